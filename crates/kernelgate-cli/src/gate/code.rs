@@ -106,9 +106,24 @@ pub struct KernelsCompared {
 }
 
 impl KernelsCompared {
-    /// Adds the kernels of a bench; those that benches share count once.
+    /// Adds the kernels of a bench; those that benches share count once. Of the same source, by the
+    /// same compiler, machine code is taken for the same: the compiler may choose other instructions
+    /// from one time to the next.
     pub fn add(&mut self, base: &ResourcesReport, head: &ResourcesReport) {
-        let outcome = resources::compare(&base.resources, &head.resources);
+        let same_source = |kernel: &String| {
+            base.sources.get(kernel).is_some_and(|source| head.sources.get(kernel) == Some(source))
+        };
+        let mut after = head.resources.clone();
+        for (name, kernel) in after.kernels.iter_mut().filter(|(name, _)| same_source(name)) {
+            let Some(before) = base.resources.kernels.get(name) else { continue };
+            kernel.facts = before.facts.clone();
+            if (kernel.block, kernel.dynamic_shared_bytes)
+                == (before.block, before.dynamic_shared_bytes)
+            {
+                kernel.occupancy_percent = before.occupancy_percent;
+            }
+        }
+        let outcome = resources::compare(&base.resources, &after);
         if let Some(why) = outcome.refused {
             self.not_compared.insert("kernels".to_owned(), why);
             return;
@@ -122,8 +137,8 @@ impl KernelsCompared {
             self.not_compared.insert("machine code".to_owned(), why);
         }
         for (kernel, hash) in head.code.iter().filter(|_| !base.code.is_empty()) {
-            if base.code.get(kernel).is_some_and(|base| base == hash) && !words.contains_key(kernel)
-            {
+            let same_code = base.code.get(kernel).is_some_and(|base| base == hash);
+            if (same_code || same_source(kernel)) && !words.contains_key(kernel) {
                 self.same += 1;
             } else {
                 words.entry(kernel.clone()).or_default();
@@ -169,6 +184,7 @@ fn shape(shape: &LaunchShape) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use kernelgate::record::resources::Resources;
     use kernelgate_cuda::compiler::code::KernelCode;
 
     /// A kernel of 96 registers, launched once, and what a change makes of it.
@@ -202,6 +218,46 @@ pub(super) mod tests {
             &kernels("k", |kernel| "c".clone_into(&mut kernel.code.as_mut().unwrap().hash)),
         );
         assert_eq!(only_code.code, ["k: other instructions"]);
+    }
+
+    #[test]
+    fn kernels_of_the_same_source_are_the_same_but_for_their_launches() {
+        let report = |hash: &str, source: &str, registers, block| {
+            let facts = KernelFacts { registers, instructions: 400, ..KernelFacts::default() };
+            let kernel = KernelResources {
+                facts,
+                block,
+                dynamic_shared_bytes: 0,
+                occupancy_percent: Some(registers),
+            };
+            let one = |text: &str| BTreeMap::from([("k".to_owned(), text.to_owned())]);
+            ResourcesReport {
+                resources: Resources {
+                    arch: "sm_90a".to_owned(),
+                    compiler: "13.0".to_owned(),
+                    kernels: BTreeMap::from([("k".to_owned(), kernel)]),
+                    left_out: BTreeMap::new(),
+                },
+                left_out: Vec::new(),
+                code: one(hash),
+                sources: one(source),
+            }
+        };
+        let compared = |head: &ResourcesReport| {
+            let mut compared = KernelsCompared::default();
+            compared.add(&report("a", "s", 89, 256), head);
+            (compared.same, compared.changed.into_values().collect::<Vec<_>>())
+        };
+        assert_eq!(compared(&report("b", "s", 91, 256)), (1, vec![]));
+        let (same, changed) = compared(&report("b", "s", 91, 512));
+        assert!(
+            same == 0 && changed[0].contains("256 -> 512") && !changed[0].contains("registers")
+        );
+        let (same, changed) = compared(&report("b", "other", 91, 256));
+        assert!(same == 0 && changed[0].contains("registers 89 -> 91"), "{changed:?}");
+        // An executable that tells no source.
+        let untold = ResourcesReport { sources: BTreeMap::new(), ..report("b", "s", 89, 256) };
+        assert_eq!(compared(&untold), (0, vec!["other instructions".to_owned()]));
     }
 
     #[test]

@@ -40,8 +40,17 @@ pub fn compile_anew(build: &Build, arch: &str) -> Result<Vec<u8>, CompileError> 
 
 /// Where the machine code of a build is kept; none where there is no cache.
 fn path(build: &Build, arch: &str) -> Result<Option<PathBuf>, CompileError> {
-    let name = format!("{:016x}.cubin", key(build, arch, nvrtc::identity()?));
+    let name = format!("{}.cubin", content_hash(build, arch)?);
     Ok(folder().filter(|folder| !folder.exists() || is_private(folder)).map(|it| it.join(name)))
+}
+
+/// A hash of everything that decides a build's machine code, in hexadecimal. The compiler itself
+/// decides some of it anew each time: the same source may differ by an instruction.
+///
+/// # Errors
+/// When there is no compiler.
+pub fn content_hash(build: &Build, arch: &str) -> Result<String, CompileError> {
+    Ok(format!("{:016x}", key(build, arch, nvrtc::identity()?)))
 }
 
 fn key(build: &Build, arch: &str, compiler: &str) -> u64 {

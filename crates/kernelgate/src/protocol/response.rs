@@ -63,6 +63,10 @@ pub struct ResourcesReport {
     /// Hash of the machine code of each kernel; empty from executables that do not tell it.
     #[serde(default)]
     pub code: BTreeMap<String, String>,
+    /// Hash of what each kernel is compiled from, and by which compiler; empty from executables
+    /// that do not tell it.
+    #[serde(default)]
+    pub sources: BTreeMap<String, String>,
 }
 
 /// Workloads, implementations and selected cases of a bench binary.

@@ -7,11 +7,11 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::file::Record;
-use kernelgate_cuda::compiler::code;
 use kernelgate_cuda::compiler::cubin::{self, CubinError, KernelFacts};
 use kernelgate_cuda::compiler::nvrtc::{self, CompileError};
 use kernelgate_cuda::compiler::occupancy;
 use kernelgate_cuda::compiler::source::Build;
+use kernelgate_cuda::compiler::{cache, code};
 use kernelgate_cuda::spec::ListedKernel;
 
 /// Static facts of every kernel.
@@ -49,6 +49,8 @@ pub struct CompiledKernels {
     pub resources: Resources,
     /// Hash of the machine code of each, by build and symbol.
     pub code: BTreeMap<String, String>,
+    /// Hash of what each is compiled from, and by which compiler, by build and symbol.
+    pub sources: BTreeMap<String, String>,
 }
 
 impl Record for Resources {
@@ -124,14 +126,16 @@ pub fn compile(kernels: &[ListedKernel], arch: &str) -> Result<CompiledKernels, 
         kernels: BTreeMap::new(),
         left_out,
     };
-    let mut all = BTreeMap::new();
+    let (mut all, mut sources) = (BTreeMap::new(), BTreeMap::new());
     for (build, kernels, compiled) in compiled {
         let name = build.name();
         let broken = |error| ResourcesError::Cubin { kernel: name.clone(), error };
         let mut facts = cubin::facts(&compiled.cubin, &compiled.log).map_err(broken)?;
         let mut hashes = code::hashes(&compiled.cubin).map_err(broken)?;
+        let source = cache::content_hash(build, arch)?;
         for kernel in kernels {
             let symbol = kernel.symbol;
+            sources.insert(kernel.name(), source.clone());
             let facts = facts
                 .remove(symbol)
                 .ok_or_else(|| ResourcesError::NoCode { symbol, build: name.clone() })?;
@@ -142,7 +146,7 @@ pub fn compile(kernels: &[ListedKernel], arch: &str) -> Result<CompiledKernels, 
             return Err(ResourcesError::NoRow { symbol, build: name });
         }
     }
-    Ok(CompiledKernels { resources, code: all })
+    Ok(CompiledKernels { resources, code: all, sources })
 }
 
 fn kernel_resources(kernel: &ListedKernel, facts: KernelFacts, arch: &str) -> KernelResources {

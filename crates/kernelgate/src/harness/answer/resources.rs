@@ -17,10 +17,10 @@ pub fn resources(kernels: &[ListedKernel], arch: &str, filter: &Filter) -> Respo
         };
     }
     match compile(&of_matching_builds(kernels, filter), arch) {
-        Ok(CompiledKernels { resources, code }) => {
+        Ok(CompiledKernels { resources, code, sources }) => {
             let told = |(build, lack): (&String, &String)| format!("{build} {lack}");
             let left_out = resources.left_out.iter().map(told).collect();
-            ResponseBody::Resources(ResourcesReport { resources, left_out, code })
+            ResponseBody::Resources(ResourcesReport { resources, left_out, code, sources })
         }
         Err(error) => ResponseBody::Refused(error.to_string()),
     }
