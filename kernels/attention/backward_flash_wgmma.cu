@@ -23,11 +23,10 @@
 // Overlap: the exponentials are computed while dp runs, ds while dv does, and dq is added while dk
 // does; what is left, the other warpgroup fills. To start the next step's q k^T before this one's
 // dq takes more registers than there are, and with dk's operand in shared memory instead is slower.
-// Order of addition: as in backward_flash_mma, dq's is not fixed, nor that of dk and dv of blocks that
-// add to the same sums. With -DDETERMINISTIC=1 it is:
-// each step of queries has a turn in memory, the block of keys that may add to it next. A thread
-// beside the one that copies waits for the turn and passes it on, so that those that compute wait
-// only if it is not theirs yet. Turns go from a block to one that starts later, so that no block
+// Order of addition: as in backward_flash_mma, dq's is not fixed, nor that of dk and dv of blocks
+// that add to the same sums. With -DDETERMINISTIC=1 it is: each step of queries has a turn in
+// memory, the block of keys that may add to it next. A thread beside the one that copies waits for
+// the turn and passes it on, so that those that compute wait only if it is not theirs yet. Turns go from a block to one that starts later, so that no block
 // waits for one that cannot start: upwards, where a block is a step behind the one before. Where
 // causal they go downwards from the diagonal, where every block starts and no block waits.
 //

@@ -3,6 +3,7 @@
 //! crate.
 //!
 //! - [`architecture`]: what is known of one by its name alone.
+//! - [`regular_file`]: files, and nothing that is read without end.
 //! - [`library`]: where NVIDIA's libraries are found, and how to get what is missing.
 //! - [`layout`]: the same program at other addresses, on purpose.
 //! - [`driver`]: devices, memory, streams, events, graphs, kernels and their launches.
@@ -33,6 +34,7 @@ pub mod layout;
 pub mod libraries;
 pub mod library;
 pub mod observe;
+pub mod regular_file;
 pub mod spec;
 pub mod testing;
 

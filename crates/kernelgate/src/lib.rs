@@ -16,7 +16,6 @@
 //!   Without it, CPU cases of workloads with such GEMMs are bounded by the host's bandwidth alone.
 
 pub mod exit;
-pub mod regular_file;
 pub mod simd;
 pub mod stats;
 pub mod workload;

@@ -161,11 +161,8 @@ __device__ __forceinline__ void reduce_add_f32x4(float* global, float a, float b
                "f"(b), "f"(c), "f"(d)
                : "memory");
 #else
-  const float x[4] = {a, b, c, d};
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-    asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(global + i), "f"(x[i])
-                 : "memory");
+  reduce_add_f32x2(global, a, b);
+  reduce_add_f32x2(global + 2, c, d);
 #endif
 }
 

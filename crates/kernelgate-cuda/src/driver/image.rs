@@ -16,6 +16,7 @@ use super::device::Device;
 use super::kernel::Kernel;
 use super::status::{describe, failed};
 use crate::BackendError;
+use crate::regular_file;
 
 /// Why bytes are no image.
 #[derive(Debug, thiserror::Error)]
@@ -84,14 +85,7 @@ impl Image {
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, ImageError> {
         let path = path.as_ref();
         let io = |cause| ImageError::Io { path: path.to_owned(), cause };
-        // A device or a pipe would be read, or waited for, without end.
-        let kind = std::fs::metadata(path).map_err(io)?.file_type();
-        if !kind.is_file() && !kind.is_dir() {
-            return Err(io(std::io::Error::other(
-                "it is no file but a device, a pipe or a socket",
-            )));
-        }
-        let bytes = std::fs::read(path).map_err(io)?;
+        let bytes = regular_file::read(path).map_err(io)?;
         Self::from_bytes(path.display().to_string(), bytes)
     }
 

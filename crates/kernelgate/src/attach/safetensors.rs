@@ -11,8 +11,8 @@ use half::{bf16, f16};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::regular_file;
 use crate::workload::{Data, Tensor};
+use kernelgate_cuda::regular_file;
 
 /// A tensor's place in a file.
 #[derive(Deserialize)]

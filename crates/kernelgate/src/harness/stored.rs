@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::cases::Selection;
 use super::error::HarnessError;
 use crate::record::Store;
-use crate::regular_file;
+use kernelgate_cuda::regular_file;
 
 /// Checks the stored results of that name, if one is given, of every selected case. `must` tells
 /// whether each has to have one.

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use scan::Scanned;
 
-use crate::regular_file::open;
+use kernelgate_cuda::regular_file::open;
 
 mod scan;
 

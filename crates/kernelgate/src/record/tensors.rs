@@ -6,8 +6,8 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 
 use super::file;
-use crate::regular_file;
 use crate::workload::{Dtype, Tensor, Tensors};
+use kernelgate_cuda::regular_file;
 
 /// Begins the first line.
 const MARK: &str = "kernelgate inputs 1";

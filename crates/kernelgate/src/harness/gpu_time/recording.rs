@@ -10,7 +10,7 @@ use crate::exit::Exit;
 use crate::harness::session::Session;
 use crate::harness::{args, bench_run, saving};
 use crate::record::criterion_store::{self, Stored, StoredCase};
-use crate::record::text::{check_plain, one_line, printable};
+use crate::record::text::{check_plain, one_line, printable, printable_path};
 use crate::record::{CaseRecord, Environment, Lock, Provenance, Run, Samples, Store, file};
 use crate::stats;
 use kernelgate_cuda::driver::device::DeviceFacts;
@@ -179,6 +179,6 @@ fn save_baseline(store: &Store, run: &Run) -> Result<(), String> {
         .map_err(|error| format!("baseline `{name}` is Criterion's alone: {error}"))?;
     let _lock = Lock::of(&path).map_err(|error| unsaved(&error))?;
     saving::save(&path, &name, run).map_err(|error| unsaved(&error))?;
-    eprintln!("baseline `{name}` saved in {}", printable(&path.display().to_string()));
+    eprintln!("baseline `{name}` saved in {}", printable_path(&path));
     Ok(())
 }
