@@ -13,9 +13,9 @@
 // where they were computed; ds^T goes to shared memory too, because dq sums over the keys of both
 // warpgroups: each computes half of its columns, or where d = 64, all of every other step's.
 // Heads of queries that share keys are one after the other in a block's steps, so that dk and dv
-// are summed over them in registers. With -DGROUPED=1 a block may have some of them only: then
-// blocks add to sums in memory, which a second kernel rounds. Few heads of keys make enough blocks
-// that way, and those that run at the same time are at fewer heads of queries, whose tiles L2 holds.
+// are summed over them in registers. With -DGROUPED=1 a block has some of them only: blocks add to
+// sums in memory, which a second kernel rounds. Few heads of keys make enough blocks that way, and
+// those that run at the same time are at fewer heads of queries, whose tiles L2 holds.
 // Shared memory: keys, values; two stages of queries with their statistics, and of dout; two of
 // ds^T, so that a step's is written while the last one's may still be read. All but the statistics
 // are columns of 64 elements, whose rows of 128 bytes are swizzled as wgmma wants it.
@@ -26,9 +26,10 @@
 // Order of addition: as in backward_flash_mma, dq's is not fixed, nor that of dk and dv of blocks
 // that add to the same sums. With -DDETERMINISTIC=1 it is: each step of queries has a turn in
 // memory, the block of keys that may add to it next. A thread beside the one that copies waits for
-// the turn and passes it on, so that those that compute wait only if it is not theirs yet. Turns go from a block to one that starts later, so that no block
-// waits for one that cannot start: upwards, where a block is a step behind the one before. Where
-// causal they go downwards from the diagonal, where every block starts and no block waits.
+// the turn and passes it on, so that those that compute wait only if it is not theirs yet. Turns go
+// from a block to one that starts later, so that no block waits for one that cannot start: upwards,
+// where a block is a step behind the one before. Where causal they go downwards from the diagonal,
+// where every block starts and no block waits.
 //
 // Bound: tensor cores, 10 b h s^2 d FLOPs (half if causal), with shared memory close behind: a GEMM
 // of 64 columns reads 128 bytes of it a cycle, or half where one operand is in registers, as keys
@@ -43,7 +44,7 @@
 
 constexpr int kGroups = 2, kGroupThreads = 128, kThreads = THREADS;
 constexpr bool kDeterministic = DETERMINISTIC != 0;
-constexpr bool kGrouped = GROUPED != 0;  // a block may have some of the heads that share keys
+constexpr bool kGrouped = GROUPED != 0;  // a block has some of the heads that share keys
 constexpr int kKeys = TILE_KEYS, kQueries = 64;  // of a block, of a step
 // Rows of the tiles of row statistics and of dq_sum: two steps where d = 64.
 constexpr int kTileRows = TILE_QUERIES;
@@ -295,7 +296,7 @@ __device__ __forceinline__ void add_gradient(const float (&d)[kHeadDim / 2], flo
   }
 }
 
-// What a warpgroup does that computes. Without sums, the block has all heads of its keys.
+// What a warpgroup does that computes.
 __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& dk_map,
                                         const TensorMap& dv_map, float* dq_sum, float* dk_sum,
                                         float* dv_sum, const Work& work, int group) {
@@ -369,7 +370,7 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& dk_
     rings.queries.release_by_warp(n);
   }
   settle(dv);
-  if (kGrouped && dk_sum != nullptr) {
+  if (kGrouped) {
     add_gradient(dv, 1.f, dv_sum, work, key);
     add_gradient(dk, kScale, dk_sum, work, key);
     return;
@@ -382,7 +383,7 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& dk_
 }
 
 // `share` heads of queries read a head of keys. A block has a block of its keys, and `heads` of its
-// heads of queries: all of them, where dk_sum and dv_sum are null.
+// heads of queries: all of them but with GROUPED, the only build that reads dk_sum and dv_sum.
 extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_flash_wgmma(
     const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
     const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap dout,

@@ -39,7 +39,7 @@ const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
     )
 };
 
-/// The same where a block may have some of the heads that share keys.
+/// The same where a block has some of the heads that share keys.
 const GROUPED: KernelSpec<Extents> = KernelSpec {
     defines: |extents| with(extents, "GROUPED=1"),
     constants: |extents| constants(extents, &["DETERMINISTIC"]),
@@ -152,8 +152,9 @@ pub const ROW: Implementation<AttentionBackward> = Implementation {
         prepare: |problem, inputs, device| {
             let multiprocessors = device.facts().multiprocessors as usize;
             let extents = Extents::from(&problem.attention);
-            let kernel = if extents.share > 1 { &GROUPED } else { &FLASH_WGMMA };
-            launched(kernel, heads_a_block(&extents, multiprocessors), problem, inputs, device)
+            let heads = heads_a_block(&extents, multiprocessors);
+            let kernel = if heads < extents.share { &GROUPED } else { &FLASH_WGMMA };
+            launched(kernel, heads, problem, inputs, device)
         },
     },
 };
@@ -297,8 +298,8 @@ mod tests {
             let problem = AttentionBackward { attention };
             let inputs = problem.inputs(25);
             let expected = problem.reference(&inputs);
-            for heads in [1, 2, 4] {
-                let mut task = launched(&GROUPED, heads, &problem, &inputs, &device).unwrap();
+            for (kernel, heads) in [(&GROUPED, 1), (&GROUPED, 2), (&FLASH_WGMMA, 4)] {
+                let mut task = launched(kernel, heads, &problem, &inputs, &device).unwrap();
                 for launch in 1..=2 {
                     let result = verify(&mut task, &expected, problem.tolerance());
                     let of = format!("{attention:?}, {heads} heads, launch {launch}");
