@@ -54,15 +54,13 @@ impl Timer {
 
     /// The same launches, delayed on purpose.
     fn delay<'a>(
-        &self,
+        &mut self,
         executable: &'a mut dyn Executable,
         delay: &Delay,
     ) -> Result<Delayed<'a>, BackendError> {
         match self {
             Self::Wall(_) => Ok(Delayed::on_host(executable, delay)),
-            Self::Events(events) => {
-                Delayed::on_device(executable, delay, events.overhead().launch_ns, events.device())
-            }
+            Self::Events(events) => Delayed::on_device(executable, delay, events),
         }
     }
 

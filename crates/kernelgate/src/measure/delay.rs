@@ -9,10 +9,10 @@ use std::hint::black_box;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
+use super::events::EventTimer;
+use super::queue::MAX_QUEUED;
 use crate::backend::{BackendError, Executable};
 use crate::workload::{Tensor, Tensors};
-use kernelgate_cuda::Device;
-use kernelgate_cuda::driver::event::EventPool;
 use kernelgate_cuda::instruments::bandwidth::Passes;
 use kernelgate_cuda::instruments::spin::Spin;
 
@@ -105,21 +105,21 @@ impl<'a> Delayed<'a> {
     }
 
     /// Delays launches on a GPU by one more kernel, which spins for what is left of the delay when
-    /// `launch_ns` is taken off: what a further kernel on the stream costs by itself. By work, the
-    /// kernels read so much memory as takes that long.
+    /// what a further kernel on the stream costs by itself is taken off. By work, the kernels read
+    /// so much memory as takes that long.
     ///
     /// # Errors
     /// When the delay is shorter than that, or the kernel cannot be made.
     pub fn on_device(
         inner: &'a mut dyn Executable,
         delay: &Delay,
-        launch_ns: f64,
-        device: &Device,
+        events: &mut EventTimer,
     ) -> Result<Self, BackendError> {
         let delay_ns = delay.delay_ns;
         if delay.by_work {
-            return Ok(Self { inner, wait: device_work(delay_ns, device)? });
+            return Ok(Self { inner, wait: device_work(delay_ns, events)? });
         }
+        let launch_ns = events.overhead().launch_ns;
         let spin_ns = delay_ns as f64 - launch_ns;
         if spin_ns < 0.0 {
             let why = format!(
@@ -128,7 +128,8 @@ impl<'a> Delayed<'a> {
             );
             return Err(BackendError::Unsupported(why));
         }
-        Ok(Self { inner, wait: Wait::Device { spin: Spin::new(device)?, spin_ns: spin_ns as u64 } })
+        let spin = Spin::new(events.device())?;
+        Ok(Self { inner, wait: Wait::Device { spin, spin_ns: spin_ns as u64 } })
     }
 }
 
@@ -203,19 +204,16 @@ fn pass_over(words: &mut [u64], mut count: usize) {
     }
 }
 
-/// Passes over memory that take that long a launch.
-fn device_work(delay_ns: u64, device: &Device) -> Result<Wait, BackendError> {
+/// Passes over memory that take that long a launch. They are timed as samples are, behind the
+/// blocker: the least of them is shorter than the host takes to launch it.
+fn device_work(delay_ns: u64, events: &mut EventTimer) -> Result<Wait, BackendError> {
     let pattern: Vec<u8> = (0..1 << 12).map(|index: u32| (index * 167 % 251) as u8).collect();
-    let passes = Passes::new(device, PASS_BYTES as usize, &pattern)?;
-    let events = EventPool::new(device, 2)?;
-    let time_ns = |count: u64, bytes: u64| {
-        let launch = || (0..count).try_for_each(|_| passes.read(bytes));
+    let passes = Passes::new(events.device(), PASS_BYTES as usize, &pattern)?;
+    let mut time_ns = |count: u64, bytes: u64| {
+        let commands = count as usize;
+        let mut launch = || (0..count).try_for_each(|_| passes.read(bytes));
         launch()?;
-        events.record(0)?;
-        (0..TRIALS.0).try_for_each(|_| launch())?;
-        events.record(1)?;
-        device.synchronize()?;
-        Ok::<_, BackendError>(events.elapsed_ns(0, 1)? / TRIALS.0 as f64)
+        events.row_ns((MAX_QUEUED / commands).clamp(1, TRIALS.0), commands, &mut launch)
     };
     let count = (delay_ns as f64 / time_ns(1, PASS_BYTES)?).ceil().max(1.0) as u64;
     let mut bytes = PASS_BYTES;
@@ -233,6 +231,8 @@ fn device_work(delay_ns: u64, device: &Device) -> Result<Wait, BackendError> {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+
+    use kernelgate_cuda::testing::gpu;
 
     use super::*;
     use crate::backend::cpu::CpuTask;
@@ -274,5 +274,24 @@ mod tests {
         let before = sum(&delayed);
         delayed.launch().unwrap();
         assert_ne!(sum(&delayed), before);
+    }
+
+    #[test]
+    fn work_on_a_gpu_takes_what_was_asked_for_however_slow_the_host_is() {
+        let Some((device, _alone)) = gpu() else { return };
+        let mut events = EventTimer::new(&device).unwrap();
+        let Wait::DeviceWork { passes, count, bytes } = device_work(6_000, &mut events).unwrap()
+        else {
+            panic!("not by work")
+        };
+        let mut launch = || {
+            let started = Instant::now();
+            while started.elapsed() < Duration::from_micros(50) {
+                std::hint::spin_loop();
+            }
+            (0..count).try_for_each(|_| passes.read(bytes))
+        };
+        let took_ns = events.row_ns(TRIALS.0, count as usize, &mut launch).unwrap();
+        assert!((4_000.0..9_000.0).contains(&took_ns), "{took_ns} ns of {bytes} bytes");
     }
 }
