@@ -1,5 +1,14 @@
 //! How far a trace can be believed.
 
+/// Longest span that is believed: 26 days.
+const LONGEST_SPAN_NS: i64 = 1 << 51;
+
+/// Whether a time, in nanoseconds, is within 146 years of zero, so that the difference of any two is
+/// a number too.
+pub(crate) fn is_time(ns: &i64) -> bool {
+    ns.unsigned_abs() < 1 << 62
+}
+
 /// What is missing or odd in a trace. Counts are of records.
 #[derive(Debug, Clone, Default)]
 pub struct Quality {
@@ -19,7 +28,8 @@ pub struct Quality {
     pub without_times: u64,
     /// Texts that were not valid UTF-8.
     pub invalid_texts: u64,
-    /// Values that do not fit the format, such as a correlation id beyond 32 bits.
+    /// Values that do not fit the format, such as a correlation id beyond 32 bits; the end of a span
+    /// of more than 26 days, which is taken as its start.
     pub odd_values: u64,
     /// Spans in which the profiler says that it worked itself, in nanoseconds of the trace.
     pub overhead: Vec<(i64, i64)>,
@@ -40,12 +50,18 @@ impl Quality {
         self.overhead.extend(other.overhead);
     }
 
-    /// The end of a span: never before its start.
+    /// The end of a span: never before its start, and not so long after it that no profile can have
+    /// recorded it.
     pub(crate) fn span_end(&mut self, start: i64, end: i64) -> i64 {
         if end < start {
             self.backwards += 1;
+            return start;
         }
-        end.max(start)
+        if end.checked_sub(start).is_none_or(|length| length > LONGEST_SPAN_NS) {
+            self.odd_values += 1;
+            return start;
+        }
+        end
     }
 
     /// A correlation id; what does not fit is counted and joins with nothing.
@@ -61,5 +77,23 @@ impl Quality {
     /// A text that may not be UTF-8.
     pub(crate) fn text(&mut self, bytes: &[u8]) {
         self.invalid_texts += u64::from(std::str::from_utf8(bytes).is_err());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_span_is_believed_within_what_a_profile_can_last() {
+        let mut quality = Quality::default();
+        let month = LONGEST_SPAN_NS;
+        assert_eq!(quality.span_end(5, 9), 9);
+        assert_eq!(quality.span_end(-month, 0), 0);
+        assert_eq!((quality.backwards, quality.odd_values), (0, 0));
+        assert_eq!(quality.span_end(9, 5), 9);
+        assert_eq!(quality.span_end(0, month + 1), 0);
+        assert_eq!(quality.span_end(i64::MIN, i64::MAX), i64::MIN);
+        assert_eq!((quality.backwards, quality.odd_values), (1, 2));
     }
 }

@@ -32,7 +32,7 @@ impl Summary {
         let (mut count, mut total, mut last) = (0usize, 0i64, None);
         for (value, times) in values() {
             count += times as usize;
-            total += value * i64::from(times);
+            total = total.saturating_add(value.saturating_mul(i64::from(times)));
             last = Some(value);
         }
         let (Some(max), Some((min, _))) = (last, values().next()) else { return Self::default() };

@@ -5,6 +5,8 @@ use std::borrow::Cow;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use crate::model::quality::is_time;
+
 /// The fields that are used. Times are microseconds, with decimals, as text: a 64-bit float holds
 /// microseconds since 1970 only to a quarter of one.
 #[derive(Debug, Deserialize)]
@@ -99,7 +101,8 @@ pub(super) fn dimensions(value: Option<&RawValue>) -> [u32; 3] {
     std::array::from_fn(|i| numbers.get(i).copied().unwrap_or(0))
 }
 
-/// Microseconds with decimals in nanoseconds, exactly.
+/// Microseconds with decimals in nanoseconds, exactly; none where they are so large that a
+/// difference may not be a number.
 pub(super) fn nanoseconds(value: Option<&RawValue>) -> Option<i64> {
     let text = text(value?);
     let text = text.trim();
@@ -117,10 +120,11 @@ pub(super) fn nanoseconds(value: Option<&RawValue>) -> Option<i64> {
         whole.checked_mul(1000)?.checked_add(if negative { -part } else { part })
     };
     #[allow(clippy::cast_possible_truncation)]
-    exact().or_else(|| {
+    let rounded = || {
         let value: f64 = text.parse().ok()?;
         (value.is_finite() && value.abs() < 9e15).then_some((value * 1000.0).round() as i64)
-    })
+    };
+    exact().or_else(rounded).filter(is_time)
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ fn columns<const N: usize>(others: [&'static str; N]) -> Vec<&'static str> {
 
 /// The first seven columns of a row as an operation; `false`: it has no times.
 fn push(builder: &mut Builder, operations: &mut Operations, row: &Row<'_, '_>) -> bool {
-    let (Some(start), Some(end)) = (row.integer(0), row.integer(1)) else {
+    let (Some(start), Some(end)) = (row.time(0), row.time(1)) else {
         builder.trace.quality.without_times += 1;
         return false;
     };
@@ -203,7 +203,7 @@ impl Reader {
                     let kind = memory_of(builder.trace.names.text(name));
                     matches!(kind, MemoryKind::Pageable | MemoryKind::Pinned)
                 });
-            let Some(time) = row.integer(0).filter(|_| !of_host) else { return };
+            let Some(time) = row.time(0).filter(|_| !of_host) else { return };
             let number = |column| row.integer(column).unwrap_or(0).max(0).cast_unsigned();
             let address = row.integer(8).unwrap_or(0).cast_unsigned();
             // 0 allocates, 1 frees.

@@ -66,8 +66,7 @@ impl Reader {
         let mut counters = std::mem::take(&mut self.builder.trace.counters);
         let columns = ["timestamp", "typeId", "metricId", "value"];
         self.scan("GPU_METRICS", &columns, |builder, _, row| {
-            let (Some(time), Some(kind), Some(id)) =
-                (row.integer(0), row.integer(1), row.integer(2))
+            let (Some(time), Some(kind), Some(id)) = (row.time(0), row.integer(1), row.integer(2))
             else {
                 return;
             };
@@ -99,8 +98,9 @@ impl Reader {
         })?;
         for table in ["PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD"] {
             self.scan(table, &["start", "end"], |builder, _, row| {
-                if let (Some(start), Some(end)) = (row.integer(0), row.integer(1)) {
-                    builder.trace.quality.overhead.push((start, end.max(start)));
+                if let (Some(start), Some(end)) = (row.time(0), row.time(1)) {
+                    let end = builder.trace.quality.span_end(start, end);
+                    builder.trace.quality.overhead.push((start, end));
                 }
             })?;
         }

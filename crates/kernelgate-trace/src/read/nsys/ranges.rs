@@ -138,11 +138,11 @@ fn scan(
             labels.domains.insert((domain, process), text);
             return;
         }
-        let Some(start) = row.integer(0) else { return };
+        let Some(start) = row.time(0) else { return };
         let event = if kind == Some(MARK) {
             Event::Mark(start)
         } else {
-            let end = row.integer(1).map(|end| labels.quality.span_end(start, end));
+            let end = row.time(1).map(|end| labels.quality.span_end(start, end));
             labels.quality.unclosed_ranges += u64::from(end.is_none());
             Event::Range(start, end, style)
         };

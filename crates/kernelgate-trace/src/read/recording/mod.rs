@@ -17,6 +17,7 @@ use crate::model::gpu::{
 };
 use crate::model::host::RangeStyle;
 use crate::model::names::Name;
+use crate::model::quality::is_time;
 use crate::model::{Device, Recorder, Trace};
 
 const SCHEMA: &str = "kernelgate.recording";
@@ -237,8 +238,9 @@ impl Reader {
     }
 }
 
+/// 0 where it is no time.
 fn time(ns: u64) -> i64 {
-    i64::try_from(ns).unwrap_or(i64::MAX)
+    i64::try_from(ns).ok().filter(is_time).unwrap_or(0)
 }
 
 /// A memory, as CUPTI numbers them.

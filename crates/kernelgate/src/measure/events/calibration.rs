@@ -1,0 +1,94 @@
+//! What launching and timing cost on this device, which is taken off every sample.
+
+use std::time::Instant;
+
+use super::EventTimer;
+use crate::backend::BackendError;
+use crate::measure::Cache;
+use crate::measure::limits::Overhead;
+use crate::measure::queue::MAX_QUEUED;
+use crate::stats;
+use kernelgate_cuda::driver::graph::Graph;
+use kernelgate_cuda::instruments::spin::{Empty, Spin};
+
+/// Intervals whose median is a figure of the calibration.
+const CALIBRATIONS: usize = 31;
+/// Bursts of so many spins, whose last readings of the device's timer are averaged.
+const CALIBRATION_BURSTS: usize = 16;
+/// Empty kernels in a row, twice: the difference is what one more costs.
+const FEW: usize = 20;
+const MANY: usize = 60;
+/// Length of the spin that the calibration stands on: longer than what hides an event's own work.
+const CALIBRATION_NS: u64 = 20_000;
+
+impl EventTimer {
+    /// Measures what launching and timing cost.
+    ///
+    /// What the events around a launch add is what they read beyond the time that a spinning kernel
+    /// spent by the device's own timer, less what a kernel takes to begin and end: as much as
+    /// one more empty kernel adds to a graph of them.
+    pub(super) fn calibrate(&mut self) -> Result<Overhead, BackendError> {
+        let empty = Empty::new(&self.device)?;
+        let spin = Spin::new(&self.device)?;
+        let nothing = self.median_ns(0, &mut || Ok(()))?;
+        let mut row = |count: usize| {
+            self.median_ns(count, &mut || (0..count).try_for_each(|_| empty.launch()))
+        };
+        let launch_ns = (row(MANY)? - row(FEW)?) / (MANY - FEW) as f64;
+        let mut graph = |count: usize| {
+            let graph =
+                Graph::capture(&self.device, || (0..count).try_for_each(|_| empty.launch()))?;
+            self.median_ns(1, &mut || graph.launch())
+        };
+        let graph_node_ns = (graph(MANY)? - graph(FEW)?) / (MANY - FEW) as f64;
+        let spinning = Graph::capture(&self.device, || spin.launch(CALIBRATION_NS))?;
+        let around_launch_ns =
+            self.beyond_spin_ns(&spin, &mut || spin.launch(CALIBRATION_NS))? - graph_node_ns;
+        let around_graph_ns =
+            self.beyond_spin_ns(&spin, &mut || spinning.launch())? - graph_node_ns;
+        let start = Instant::now();
+        (0..MANY).try_for_each(|_| empty.launch())?;
+        let host_launch_ns = start.elapsed().as_nanos() as f64 / MANY as f64;
+        self.device.synchronize()?;
+        Ok(Overhead {
+            event_pair_ns: nothing,
+            launch_ns,
+            graph_node_ns,
+            host_launch_ns,
+            around_launch_ns: around_launch_ns.max(0.0),
+            around_graph_ns: around_graph_ns.max(0.0),
+        })
+    }
+
+    /// What events read around a spin beyond what it spent by the device's own timer, nanoseconds:
+    /// the median interval in bursts, which are how samples are taken, less the mean of what the
+    /// last spins of the bursts report. On some cards that timer steps by a microsecond; a mean of
+    /// readings that begin anywhere in a step is exact to a small part of one.
+    fn beyond_spin_ns(
+        &mut self,
+        spin: &Spin,
+        launch: &mut dyn FnMut() -> Result<(), BackendError>,
+    ) -> Result<f64, BackendError> {
+        let (mut intervals_ns, mut spent_ns) = (Vec::new(), 0.0);
+        for _ in 0..CALIBRATION_BURSTS {
+            intervals_ns.extend(self.burst(CALIBRATIONS, Cache::Hot, 1, launch)?.intervals_ns);
+            spent_ns += spin.spent_ns()? as f64;
+        }
+        Ok(stats::median(&intervals_ns) - spent_ns / CALIBRATION_BURSTS as f64)
+    }
+
+    /// The interval around so many commands: median over enough repetitions, nanoseconds.
+    fn median_ns(
+        &mut self,
+        commands: usize,
+        launch: &mut dyn FnMut() -> Result<(), BackendError>,
+    ) -> Result<f64, BackendError> {
+        let mut intervals_ns = Vec::new();
+        // The queue behind the blocker is short: long rows a few at a time.
+        let at_once = (MAX_QUEUED / commands.max(1)).min(CALIBRATIONS);
+        while intervals_ns.len() < CALIBRATIONS {
+            intervals_ns.extend(self.burst(at_once, Cache::Hot, commands, launch)?.intervals_ns);
+        }
+        Ok(stats::median(&intervals_ns))
+    }
+}
