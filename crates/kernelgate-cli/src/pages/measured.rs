@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kernelgate::display::{self, natural};
 use kernelgate::measure::limits::{Limits, TimeLimit};
+use kernelgate::record::WorkRecord;
 use kernelgate::record::numerics::SeedErrors;
-use kernelgate::record::run::WorkRecord;
 use kernelgate::record::{Baseline, CaseRecord, Environment, Provenance, Run};
 use kernelgate::stats::{self, Spread};
 

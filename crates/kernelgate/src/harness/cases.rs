@@ -9,7 +9,7 @@ use super::guard;
 use super::place::Place;
 use crate::backend::BackendKind;
 use crate::measure::Cache;
-use crate::record::Shard;
+use crate::record::{Shard, WorkRecord};
 use crate::suite::{BoundProblem, ImplementationInfo, Suite};
 use crate::workload::{AxisError, Effort, Override, Point, Scale};
 
@@ -132,8 +132,12 @@ pub fn select_part<'a>(
                 }
             };
             taken = true;
-            let bytes = guard::catch(|| bound.problem().work().total_bytes()).map_err(|panic| {
-                HarnessError::Usage(format!("{}/{point}: declared work: {panic}", suite.name()))
+            let declared = guard::catch(|| bound.problem().work()).and_then(|work| {
+                WorkRecord::from(&work).validate()?;
+                Ok(work.total_bytes())
+            });
+            let bytes = declared.map_err(|wrong| {
+                HarnessError::Usage(format!("{}/{point}: declared work: {wrong}", suite.name()))
             })?;
             let mut group = Group { suite, point, bound, cases: Vec::new() };
             if shard.is_some_and(|shard| !shard.has(&group.id())) {
@@ -319,7 +323,7 @@ pub fn suggestions(filter: &Filter, ids: &[String]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::sample::{all, own};
+    use super::super::sample::{all, huge, own};
     use super::*;
 
     #[test]
@@ -363,6 +367,17 @@ mod tests {
         // Nobody else takes it.
         let refused = of(&own()[1..], &["level=16"], None);
         assert_eq!(refused, Err(format!("{}: {reason}", backward.0)));
+    }
+
+    #[test]
+    fn work_that_cannot_be_counted_is_refused_by_its_problem() {
+        let place = Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0 };
+        let suites = huge();
+        let suites = suites.iter().map(AsRef::as_ref);
+        let refused = select(suites, Effort::Default, &place, &[], &Filter::All).err().unwrap();
+        let wanted = "spike/huge/n8: declared work: more work than any machine does: read \
+                      18446744073709551615 B, write 1 B";
+        assert_eq!(refused.to_string(), wanted);
     }
 
     #[test]

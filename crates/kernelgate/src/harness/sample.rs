@@ -9,7 +9,9 @@ use crate::workload::{
     Axis, AxisError, Dtype, Expected, Problem, Tensors, Tolerance, Work, Workload,
 };
 
-struct Nothing;
+struct Nothing {
+    read_bytes: u64,
+}
 
 impl Problem for Nothing {
     fn inputs(&self, _: u64) -> Tensors {
@@ -21,7 +23,7 @@ impl Problem for Nothing {
     }
 
     fn work(&self) -> Work {
-        Work::default()
+        Work::bytes(self.read_bytes, 1)
     }
 
     fn tolerance(&self) -> Tolerance {
@@ -52,7 +54,7 @@ const fn workload(
         default,
         accelerator,
         thorough,
-        bind: |_| Ok(Nothing),
+        bind: |_| Ok(Nothing { read_bytes: 8 }),
     }
 }
 
@@ -61,11 +63,16 @@ static FORWARD: Workload<Nothing> =
 static BACKWARD: Workload<Nothing> = Workload {
     bind: |point| match point.word("level")? {
         "16" => Err(AxisError::Combination("no gradients at level 16".to_owned())),
-        _ => Ok(Nothing),
+        _ => Ok(Nothing { read_bytes: 8 }),
     },
     ..workload("spike/backward", &[N, T, LEVEL], &["n=8 t=4 level=8"])
 };
 static SOFTMAX: Workload<Nothing> = workload("attention/softmax", &[D], &["d=64"]);
+
+static HUGE: Workload<Nothing> = Workload {
+    bind: |_| Ok(Nothing { read_bytes: u64::MAX }),
+    ..workload("spike/huge", &[N], &["n=8"])
+};
 
 static ROWS: [Implementation<Nothing>; 1] = [Implementation {
     name: "cpu",
@@ -84,4 +91,9 @@ pub fn own() -> Vec<Box<dyn Suite>> {
 /// Those of every binary of the package.
 pub fn all() -> Vec<Box<dyn Suite>> {
     vec![suite(&FORWARD, &ROWS), suite(&BACKWARD, &ROWS), suite(&SOFTMAX, &ROWS)]
+}
+
+/// Declares more bytes than can be counted.
+pub fn huge() -> Vec<Box<dyn Suite>> {
+    vec![suite(&HUGE, &ROWS)]
 }

@@ -340,6 +340,7 @@ impl Record for Baseline {
             {
                 return Err(format!("case {id}: earlier runs that cannot be"));
             }
+            case.work.validate().map_err(|problem| format!("case {id}: {problem}"))?;
             if let Some(numerics) = &case.numerics {
                 numerics.validate().map_err(|problem| format!("case {id}: {problem}"))?;
             }

@@ -22,6 +22,7 @@ pub mod tensors;
 pub mod text;
 pub mod trial_request;
 pub mod trials;
+pub mod work;
 
 pub use baseline::{Baseline, BaselineCase, BaselineRun, EarlierRuns};
 pub use case_run::CaseRun;
@@ -34,6 +35,7 @@ pub use shard::Shard;
 pub use store::Store;
 pub use trial_request::{TrialRequest, TrialSampling};
 pub use trials::{Timing, TrialRecord, Trials};
+pub use work::WorkRecord;
 
 /// Now, as records say when: RFC 3339, UTC, whole seconds.
 pub fn timestamp() -> String {

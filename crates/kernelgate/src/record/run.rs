@@ -7,9 +7,10 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::environment::{Environment, Provenance};
 use super::file::Record;
 use super::shard::Shard;
+use super::work::WorkRecord;
 use crate::measure::limits::{Limits, TimeLimit};
 use crate::verify::{Bounds, OutputComparison};
-use crate::workload::{Tolerance, Work};
+use crate::workload::Tolerance;
 use kernelgate_cuda::driver::used::UsedKernels;
 use kernelgate_cuda::observe::telemetry::Reading;
 
@@ -128,47 +129,6 @@ impl LaunchCosts {
     #[allow(clippy::trivially_copy_pass_by_ref)]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
-    }
-}
-
-/// Declared work, as stored.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WorkRecord {
-    /// Operations, by unit and dtype ("matmul f32").
-    pub flops: BTreeMap<String, u64>,
-    /// Fewest bytes read.
-    pub read_bytes: u64,
-    /// Fewest bytes written.
-    pub write_bytes: u64,
-}
-
-impl From<&Work> for WorkRecord {
-    fn from(work: &Work) -> Self {
-        let mut flops = BTreeMap::new();
-        for part in &work.flops {
-            *flops.entry(format!("{} {}", part.unit.name(), part.dtype.name())).or_insert(0) +=
-                part.count;
-        }
-        Self { flops, read_bytes: work.read_bytes, write_bytes: work.write_bytes }
-    }
-}
-
-/// "matmul f32 100, read 8 B, write 8 B".
-impl std::fmt::Display for WorkRecord {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.flops.iter().try_for_each(|(unit, count)| write!(f, "{unit} {count}, "))?;
-        write!(f, "read {} B, write {} B", self.read_bytes, self.write_bytes)
-    }
-}
-
-impl WorkRecord {
-    /// Operations of GEMMs, all dtypes.
-    pub fn matmul_flops(&self) -> u64 {
-        self.flops
-            .iter()
-            .filter(|(unit, _)| unit.starts_with("matmul "))
-            .map(|(_, count)| count)
-            .sum()
     }
 }
 
@@ -463,7 +423,8 @@ impl Record for Run {
     fn validate(&self) -> Result<(), String> {
         self.shard.map_or(Ok(()), Shard::validate)?;
         self.cases.iter().try_for_each(|(id, case)| {
-            case.samples.validate().map_err(|problem| format!("case {id}: {problem}"))
+            let valid = case.samples.validate().and_then(|()| case.work.validate());
+            valid.map_err(|problem| format!("case {id}: {problem}"))
         })
     }
 }

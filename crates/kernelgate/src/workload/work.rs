@@ -58,11 +58,12 @@ impl Work {
 
     /// Operations of GEMMs, all dtypes.
     pub fn matmul_flops(&self) -> u64 {
-        self.flops.iter().filter(|flops| flops.unit == Unit::Matmul).map(|flops| flops.count).sum()
+        let matmul = self.flops.iter().filter(|flops| flops.unit == Unit::Matmul);
+        matmul.fold(0, |sum, flops| sum.saturating_add(flops.count))
     }
 
     /// Bytes read and written.
     pub fn total_bytes(&self) -> u64 {
-        self.read_bytes + self.write_bytes
+        self.read_bytes.saturating_add(self.write_bytes)
     }
 }

@@ -8,7 +8,7 @@ use crate::measure::limits::Limits;
 use crate::record::case_run::CaseRun;
 use crate::record::environment::{Environment, Provenance};
 use crate::record::numerics::CaseNumerics;
-use crate::record::run::WorkRecord;
+use crate::record::work::WorkRecord;
 use crate::stats::half_range;
 
 /// Where and of what a process run was.

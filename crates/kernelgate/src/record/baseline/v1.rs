@@ -6,7 +6,8 @@ use serde::Deserialize;
 
 use super::entries::{BaselineCase, BaselineRun, EarlierRuns};
 use crate::record::case_run::CaseRun;
-use crate::record::run::{Samples, WorkRecord};
+use crate::record::run::Samples;
+use crate::record::work::WorkRecord;
 
 #[derive(Deserialize)]
 pub struct Baseline {
