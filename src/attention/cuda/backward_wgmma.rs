@@ -153,8 +153,7 @@ pub const ROW: Implementation<AttentionBackward> = Implementation {
             let multiprocessors = device.facts().multiprocessors as usize;
             let extents = Extents::from(&problem.attention);
             let heads = heads_a_block(&extents, multiprocessors);
-            let kernel = if heads < extents.share { &GROUPED } else { &FLASH_WGMMA };
-            launched(kernel, heads, problem, inputs, device)
+            launched(&FLASH_WGMMA, heads, problem, inputs, device)
         },
     },
 };
@@ -173,20 +172,24 @@ pub const FIXED_ORDER_ROW: Implementation<AttentionBackward> = Implementation {
     ..ROW
 };
 
+/// `whole` where a block has all heads of queries that read the same keys, else [`GROUPED`], whose
+/// blocks add to sums of them.
 fn launched(
-    kernel: &KernelSpec<Extents>,
+    whole: &KernelSpec<Extents>,
     heads_a_block: usize,
     problem: &AttentionBackward,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let extents = Extents::from(&problem.attention);
+    let grouped = heads_a_block < extents.share;
+    let kernel = if grouped { &GROUPED } else { whole };
     // The one that may be declined first.
     let [main, first, last] =
         [kernel, &FLASH_MMA_PREPARE, &FLASH_MMA_FINISH].map(|row| row.load(device, &extents));
     let (main, first, last) = (main?, first?, last?);
-    // Of all heads of queries that read the same keys; every launch leaves zeros.
-    let sums = if heads_a_block < extents.share {
+    // Every launch leaves zeros.
+    let sums = if grouped {
         let sum = || zeros(device, key_sum_bytes(&extents));
         Some((ROUND.load(device, &extents)?, sum()?, sum()?))
     } else {
@@ -298,8 +301,8 @@ mod tests {
             let problem = AttentionBackward { attention };
             let inputs = problem.inputs(25);
             let expected = problem.reference(&inputs);
-            for (kernel, heads) in [(&GROUPED, 1), (&GROUPED, 2), (&FLASH_WGMMA, 4)] {
-                let mut task = launched(kernel, heads, &problem, &inputs, &device).unwrap();
+            for heads in [1, 2, 4] {
+                let mut task = launched(&FLASH_WGMMA, heads, &problem, &inputs, &device).unwrap();
                 for launch in 1..=2 {
                     let result = verify(&mut task, &expected, problem.tolerance());
                     let of = format!("{attention:?}, {heads} heads, launch {launch}");

@@ -113,7 +113,7 @@ impl Case {
 
     /// The amount that its rate counts, and its unit: operations of GEMMs, else bytes.
     pub fn amount(&self) -> Option<(f64, &'static str)> {
-        match (self.work.matmul_flops(), self.work.read_bytes + self.work.write_bytes) {
+        match (self.work.matmul_flops(), self.work.total_bytes()) {
             (0, 0) => None,
             (0, bytes) => Some((bytes as f64, "B")),
             (flops, _) => Some((flops as f64, "FLOP")),

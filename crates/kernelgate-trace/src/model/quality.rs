@@ -3,10 +3,13 @@
 /// Longest span that is believed: 26 days.
 const LONGEST_SPAN_NS: i64 = 1 << 51;
 
-/// Whether a time, in nanoseconds, is within 146 years of zero, so that the difference of any two is
-/// a number too.
+/// Times in nanoseconds are nearer to zero (146 years), so that the difference of any two is a
+/// number too.
+pub(crate) const NO_TIME_NS: i64 = 1 << 62;
+
+/// Whether it is a time, in nanoseconds.
 pub(crate) fn is_time(ns: &i64) -> bool {
-    ns.unsigned_abs() < 1 << 62
+    ns.unsigned_abs() < NO_TIME_NS.unsigned_abs()
 }
 
 /// What is missing or odd in a trace. Counts are of records.
@@ -28,8 +31,8 @@ pub struct Quality {
     pub without_times: u64,
     /// Texts that were not valid UTF-8.
     pub invalid_texts: u64,
-    /// Values that do not fit the format, such as a correlation id beyond 32 bits; the end of a span
-    /// of more than 26 days, which is taken as its start.
+    /// Values that do not fit the format, such as a correlation id beyond 32 bits or a time beyond 146
+    /// years; the end of a span of more than 26 days, which is taken as its start.
     pub odd_values: u64,
     /// Spans in which the profiler says that it worked itself, in nanoseconds of the trace.
     pub overhead: Vec<(i64, i64)>,
@@ -48,6 +51,13 @@ impl Quality {
         self.invalid_texts += other.invalid_texts;
         self.odd_values += other.odd_values;
         self.overhead.extend(other.overhead);
+    }
+
+    /// A time in nanoseconds; what cannot be one is counted and is none.
+    pub(crate) fn time(&mut self, ns: Option<i64>) -> Option<i64> {
+        let time = ns.filter(is_time);
+        self.odd_values += u64::from(time != ns);
+        time
     }
 
     /// The end of a span: never before its start, and not so long after it that no profile can have
@@ -83,6 +93,19 @@ impl Quality {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_have_differences_and_what_has_none_is_counted() {
+        let mut quality = Quality::default();
+        for time in [0, -5, NO_TIME_NS - 1, 1 - NO_TIME_NS] {
+            assert_eq!(quality.time(Some(time)), Some(time));
+        }
+        assert_eq!((quality.time(None), quality.odd_values), (None, 0));
+        for odd in [NO_TIME_NS, -NO_TIME_NS, i64::MIN, i64::MAX] {
+            assert_eq!(quality.time(Some(odd)), None);
+        }
+        assert_eq!(quality.odd_values, 4);
+    }
 
     #[test]
     fn the_end_of_a_span_is_believed_within_what_a_profile_can_last() {

@@ -38,7 +38,7 @@ pub(super) fn summary_table<T>(
     rows: Vec<(T, Summary)>,
     cells: impl Fn(T) -> Vec<Cell>,
 ) -> Table {
-    let total = rows.iter().map(|(_, summary)| summary.total).sum();
+    let total = rows.iter().map(|(_, summary)| summary.total).fold(0, i64::saturating_add);
     let columns = [
         "Time (%)",
         "Total Time (ns)",

@@ -5,7 +5,7 @@
 pub struct Summary {
     /// How many values.
     pub count: usize,
-    /// Their sum.
+    /// Their sum, or the largest number where it is beyond.
     pub total: i64,
     /// Their mean.
     pub mean: f64,
@@ -159,6 +159,13 @@ mod tests {
         // Squared distances 0.25 + 6.25 + 20.25 + 2.25 = 29, by 3.
         assert!((of[1].deviation - (29.0f64 / 3.0).sqrt()).abs() < 1e-12);
         assert_eq!(of[2], Summary::default());
+    }
+
+    #[test]
+    fn a_sum_beyond_numbers_is_the_largest_one() {
+        let mut samples = Samples::default();
+        (0..5).for_each(|_| samples.push(0, i64::MAX / 4));
+        assert_eq!(samples.summaries(1)[0].total, i64::MAX);
     }
 
     #[test]

@@ -181,7 +181,7 @@ fn bar(fraction: f64) -> String {
 }
 
 fn case_rate(case: &CaseRecord, elapsed_ns: f64) -> String {
-    match (case.work.matmul_flops(), case.work.read_bytes + case.work.write_bytes) {
+    match (case.work.matmul_flops(), case.work.total_bytes()) {
         (0, 0) => "-".to_owned(),
         (0, bytes) => rate(bytes, "B", elapsed_ns),
         (flops, _) => rate(flops, "FLOP", elapsed_ns),

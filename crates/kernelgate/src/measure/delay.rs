@@ -154,10 +154,7 @@ impl Executable for Delayed<'_> {
         self.inner.launch()?;
         match &mut self.wait {
             Wait::Host(delay) => {
-                let start = Instant::now();
-                while start.elapsed() < *delay {
-                    std::hint::spin_loop();
-                }
+                wait(*delay);
                 Ok(())
             }
             Wait::HostWork { words, count } => {
@@ -189,6 +186,14 @@ impl Executable for Delayed<'_> {
 
     fn still_poisoned(&mut self) -> Result<Option<bool>, BackendError> {
         self.inner.still_poisoned()
+    }
+}
+
+/// Keeps the host busy for so long.
+fn wait(delay: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < delay {
+        std::hint::spin_loop();
     }
 }
 
@@ -285,10 +290,7 @@ mod tests {
             panic!("not by work")
         };
         let mut launch = || {
-            let started = Instant::now();
-            while started.elapsed() < Duration::from_micros(50) {
-                std::hint::spin_loop();
-            }
+            wait(Duration::from_micros(50));
             (0..count).try_for_each(|_| passes.read(bytes))
         };
         let took_ns = events.row_ns(TRIALS.0, count as usize, &mut launch).unwrap();

@@ -51,6 +51,11 @@ impl WorkRecord {
             .sum()
     }
 
+    /// Bytes read and written.
+    pub fn total_bytes(&self) -> u64 {
+        self.read_bytes + self.write_bytes
+    }
+
     /// What deserialising does not enforce: that sums of what is counted are numbers.
     ///
     /// # Errors

@@ -58,12 +58,11 @@ impl Work {
 
     /// Operations of GEMMs, all dtypes.
     pub fn matmul_flops(&self) -> u64 {
-        let matmul = self.flops.iter().filter(|flops| flops.unit == Unit::Matmul);
-        matmul.fold(0, |sum, flops| sum.saturating_add(flops.count))
+        self.flops.iter().filter(|flops| flops.unit == Unit::Matmul).map(|flops| flops.count).sum()
     }
 
     /// Bytes read and written.
     pub fn total_bytes(&self) -> u64 {
-        self.read_bytes.saturating_add(self.write_bytes)
+        self.read_bytes + self.write_bytes
     }
 }

@@ -55,7 +55,7 @@ fn point(case: &Case) -> Option<(f64, f64)> {
         0 => case.flops(),
         matmul => matmul as f64,
     };
-    let bytes = (case.work.read_bytes + case.work.write_bytes) as f64;
+    let bytes = case.work.total_bytes() as f64;
     (flops > 0.0 && bytes > 0.0).then(|| (flops / bytes, flops / case.time_ns() * 1e9))
 }
 

@@ -22,7 +22,8 @@ fn columns<const N: usize>(others: [&'static str; N]) -> Vec<&'static str> {
 
 /// The first seven columns of a row as an operation; `false`: it has no times.
 fn push(builder: &mut Builder, operations: &mut Operations, row: &Row<'_, '_>) -> bool {
-    let (Some(start), Some(end)) = (row.time(0), row.time(1)) else {
+    let [start, end] = [0, 1].map(|column| builder.trace.quality.time(row.integer(column)));
+    let (Some(start), Some(end)) = (start, end) else {
         builder.trace.quality.without_times += 1;
         return false;
     };
@@ -203,7 +204,8 @@ impl Reader {
                     let kind = memory_of(builder.trace.names.text(name));
                     matches!(kind, MemoryKind::Pageable | MemoryKind::Pinned)
                 });
-            let Some(time) = row.time(0).filter(|_| !of_host) else { return };
+            let time = row.integer(0).filter(|_| !of_host);
+            let Some(time) = builder.trace.quality.time(time) else { return };
             let number = |column| row.integer(column).unwrap_or(0).max(0).cast_unsigned();
             let address = row.integer(8).unwrap_or(0).cast_unsigned();
             // 0 allocates, 1 frees.

@@ -8,7 +8,7 @@ use rusqlite::types::ValueRef;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use crate::error::TraceError;
-use crate::model::quality::is_time;
+use crate::model::quality::NO_TIME_NS;
 
 /// How long to wait for a program that writes the file.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -43,11 +43,6 @@ impl Row<'_, '_> {
             ValueRef::Text(text) => std::str::from_utf8(text).ok()?.trim().parse().ok(),
             ValueRef::Null | ValueRef::Blob(_) => None,
         }
-    }
-
-    /// A time in nanoseconds; none where it is so large that a difference may not be a number.
-    pub fn time(&self, column: usize) -> Option<i64> {
-        self.integer(column).filter(is_time)
     }
 
     /// A number with a fraction.
@@ -123,7 +118,7 @@ impl Database {
     /// The last end of any row of some tables.
     pub fn last_end(&self, tables: &[&str]) -> Option<i64> {
         let last = |table: &&str| -> Option<i64> {
-            let sql = format!("SELECT max(\"end\") FROM \"{table}\" WHERE \"end\" < 1 << 62");
+            let sql = format!("SELECT max(\"end\") FROM \"{table}\" WHERE \"end\" < {NO_TIME_NS}");
             self.connection.query_row(&sql, [], |row| row.get(0)).ok().flatten()
         };
         tables.iter().filter(|table| self.has_column(table, "end")).filter_map(last).max()

@@ -17,8 +17,10 @@ impl Reader {
         let unknown = self.builder.trace.names.intern(UNKNOWN_CALL);
         let names = ["start", "end", "globalTid", "nameId", "correlationId"];
         self.scan(RUNTIME, &names, |builder, strings, row| {
-            let Some(start) = row.time(0) else { return };
-            let end = builder.trace.quality.span_end(start, row.time(1).unwrap_or(start));
+            let quality = &mut builder.trace.quality;
+            let Some(start) = quality.time(row.integer(0)) else { return };
+            let end = quality.time(row.integer(1)).unwrap_or(start);
+            let end = quality.span_end(start, end);
             let (key, pid, tid) = split_global_id(row.integer(2).unwrap_or(0));
             let process = builder.process(key, pid);
             let thread = builder.thread(process, tid);
@@ -35,12 +37,13 @@ impl Reader {
         let unknown = self.builder.trace.names.intern(UNKNOWN_CALL);
         let names = ["start", "end", "globalTid", "nameId"];
         self.scan("OSRT_API", &names, |builder, strings, row| {
-            let Some(start) = row.time(0) else { return };
+            let quality = &mut builder.trace.quality;
+            let Some(start) = quality.time(row.integer(0)) else { return };
+            let end = quality.time(row.integer(1)).unwrap_or(start);
+            calls.end.push(quality.span_end(start, end));
             let (key, pid, tid) = split_global_id(row.integer(2).unwrap_or(0));
             let process = builder.process(key, pid);
             calls.start.push(start);
-            let end = row.time(1).unwrap_or(start);
-            calls.end.push(builder.trace.quality.span_end(start, end));
             calls.thread.push(builder.thread(process, tid));
             let name = row.integer(3).and_then(|id| strings.get(&id)).copied();
             calls.name.push(name.unwrap_or(unknown));
@@ -54,8 +57,8 @@ impl Reader {
         let mut events = std::mem::take(&mut self.builder.trace.node_events);
         let names = ["start", "globalTid", "graphNodeId", "originalGraphNodeId"];
         self.scan("CUDA_GRAPH_NODE_EVENTS", &names, |builder, _, row| {
-            let (Some(time), Some(id), Some(node)) = (row.time(0), row.integer(1), row.integer(2))
-            else {
+            let time = builder.trace.quality.time(row.integer(0));
+            let (Some(time), Some(id), Some(node)) = (time, row.integer(1), row.integer(2)) else {
                 return;
             };
             let (key, pid, tid) = split_global_id(id);
@@ -72,7 +75,8 @@ impl Reader {
     pub(super) fn switches(&mut self) -> Result<(), TraceError> {
         let mut switches = std::mem::take(&mut self.builder.trace.switches);
         self.scan("SCHED_EVENTS", &["start", "globalTid", "isSchedIn"], |builder, _, row| {
-            let (Some(time), Some(id)) = (row.time(0), row.integer(1)) else { return };
+            let time = builder.trace.quality.time(row.integer(0));
+            let (Some(time), Some(id)) = (time, row.integer(1)) else { return };
             let (key, pid, tid) = split_global_id(id);
             let process = builder.process(key, pid);
             switches.time.push(time);

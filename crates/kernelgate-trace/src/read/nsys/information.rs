@@ -66,8 +66,8 @@ impl Reader {
         let mut counters = std::mem::take(&mut self.builder.trace.counters);
         let columns = ["timestamp", "typeId", "metricId", "value"];
         self.scan("GPU_METRICS", &columns, |builder, _, row| {
-            let (Some(time), Some(kind), Some(id)) = (row.time(0), row.integer(1), row.integer(2))
-            else {
+            let time = builder.trace.quality.time(row.integer(0));
+            let (Some(time), Some(kind), Some(id)) = (time, row.integer(1), row.integer(2)) else {
                 return;
             };
             // Samples from before the recording have negative times.
@@ -98,9 +98,11 @@ impl Reader {
         })?;
         for table in ["PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD"] {
             self.scan(table, &["start", "end"], |builder, _, row| {
-                if let (Some(start), Some(end)) = (row.time(0), row.time(1)) {
-                    let end = builder.trace.quality.span_end(start, end);
-                    builder.trace.quality.overhead.push((start, end));
+                let quality = &mut builder.trace.quality;
+                let [start, end] = [0, 1].map(|column| quality.time(row.integer(column)));
+                if let (Some(start), Some(end)) = (start, end) {
+                    let end = quality.span_end(start, end);
+                    quality.overhead.push((start, end));
                 }
             })?;
         }

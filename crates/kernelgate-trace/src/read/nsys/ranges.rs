@@ -138,11 +138,12 @@ fn scan(
             labels.domains.insert((domain, process), text);
             return;
         }
-        let Some(start) = row.time(0) else { return };
+        let Some(start) = labels.quality.time(row.integer(0)) else { return };
         let event = if kind == Some(MARK) {
             Event::Mark(start)
         } else {
-            let end = row.time(1).map(|end| labels.quality.span_end(start, end));
+            let end = labels.quality.time(row.integer(1));
+            let end = end.map(|end| labels.quality.span_end(start, end));
             labels.quality.unclosed_ranges += u64::from(end.is_none());
             Event::Range(start, end, style)
         };

@@ -135,8 +135,9 @@ impl CallReader<'_> {
         }
         let columns = ["start", "end", "globalTid", "correlationId", "nameId"];
         let ended = database.scan_in(self.order, RUNTIME, &columns, |row| {
-            let Some(start) = row.time(0) else { return };
-            let end = quality.span_end(start, row.time(1).unwrap_or(start));
+            let Some(start) = quality.time(row.integer(0)) else { return };
+            let end = quality.time(row.integer(1)).unwrap_or(start);
+            let end = quality.span_end(start, end);
             let correlation = quality.correlation(row.integer(3));
             if self.all || correlation != 0 {
                 let name = row.integer(4).and_then(|id| self.strings.get(&id)).copied();

@@ -17,7 +17,7 @@ use crate::model::gpu::{
 };
 use crate::model::host::RangeStyle;
 use crate::model::names::Name;
-use crate::model::quality::is_time;
+use crate::model::quality::Quality;
 use crate::model::{Device, Recorder, Trace};
 
 const SCHEMA: &str = "kernelgate.recording";
@@ -82,8 +82,10 @@ impl Reader {
         self.graph_nodes(&activity.graph_nodes);
         let quality = &mut self.builder.trace.quality;
         quality.dropped = activity.dropped;
-        let overhead = activity.overhead.iter().map(|&[start, end]| (time(start), time(end)));
-        quality.overhead = overhead.collect();
+        for &[start, end] in &activity.overhead {
+            let span = span(quality, start, end);
+            quality.overhead.push(span);
+        }
         self.builder.finish()
     }
 
@@ -133,8 +135,8 @@ impl Reader {
             self.builder.trace.quality.without_times += 1;
             return false;
         }
-        let end = self.builder.trace.quality.span_end(time(start), time(end));
-        operations.push(time(start), end, self.place(on), correlation);
+        let (start, end) = span(&mut self.builder.trace.quality, start, end);
+        operations.push(start, end, self.place(on), correlation);
         true
     }
 
@@ -185,7 +187,8 @@ impl Reader {
         let mut allocations = std::mem::take(&mut self.builder.trace.allocations);
         for row in &activity.allocations {
             let (place, bytes) = (self.place(row.on), row.bytes.unsigned_abs());
-            allocations.push(time(row.time), place, row.address, bytes, row.bytes < 0);
+            let time = time(&mut self.builder.trace.quality, row.time);
+            allocations.push(time, place, row.address, bytes, row.bytes < 0);
         }
         self.builder.trace.allocations = allocations;
     }
@@ -196,15 +199,15 @@ impl Reader {
             let name = self.name(row.name);
             let thread = self.builder.thread(self.process, i64::from(row.thread));
             let trace = &mut self.builder.trace;
-            let end = trace.quality.span_end(time(row.start), time(row.end));
-            trace.calls.push(time(row.start), end, thread, name, row.correlation);
+            let (start, end) = span(&mut trace.quality, row.start, row.end);
+            trace.calls.push(start, end, thread, name, row.correlation);
         }
         for row in &activity.ranges {
             let name = self.name(row.name);
             let thread = self.builder.thread(self.process, i64::from(row.thread));
             let trace = &mut self.builder.trace;
-            let end = trace.quality.span_end(time(row.start), time(row.end));
-            trace.ranges.push(time(row.start), end, thread, name, RangeStyle::PushPop);
+            let (start, end) = span(&mut trace.quality, row.start, row.end);
+            trace.ranges.push(start, end, thread, name, RangeStyle::PushPop);
         }
         // Waits name a context, not its device.
         let devices: HashMap<u32, u32> =
@@ -239,8 +242,13 @@ impl Reader {
 }
 
 /// 0 where it is no time.
-fn time(ns: u64) -> i64 {
-    i64::try_from(ns).ok().filter(is_time).unwrap_or(0)
+fn time(quality: &mut Quality, ns: u64) -> i64 {
+    quality.time(Some(i64::try_from(ns).unwrap_or(i64::MAX))).unwrap_or(0)
+}
+
+fn span(quality: &mut Quality, start: u64, end: u64) -> (i64, i64) {
+    let [start, end] = [start, end].map(|ns| time(quality, ns));
+    (start, quality.span_end(start, end))
 }
 
 /// A memory, as CUPTI numbers them.
