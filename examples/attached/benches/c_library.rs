@@ -1,15 +1,9 @@
 //! A kernel that a library in C launches, by the driver API.
 
-use std::ffi::c_void;
-
-use attached::{A, PTX, axpy};
+use attached::{A, Axpy, Load, PTX, axpy};
 use kernelgate::attach::*;
 use kernelgate::harness::Harness;
 use libloading::Library;
-
-type Load = unsafe extern "C" fn(*const u8) -> *mut c_void;
-type Axpy =
-    unsafe extern "C" fn(*mut c_void, *mut c_void, f32, u64, u64, u64, u32) -> std::ffi::c_int;
 
 fn main() -> std::process::ExitCode {
     let suite = Attached::new("attached/axpy", &["n=16777216"]).define(axpy);

@@ -15,15 +15,14 @@ fn main() -> std::process::ExitCode {
         let (mut a, mut x, mut y) = (A, at.input("x")?, at.input("y")?);
         let (mut out, mut n) = (at.output("out")?, at.number("n")? as u32);
         Ok(Launches::new(move || unsafe {
-            let blocks = (n.div_ceil(256), 1, 1);
-            let mut arguments = [
+            let mut all = [
                 (&raw mut a).cast(),
                 (&raw mut x).cast(),
                 (&raw mut y).cast(),
                 (&raw mut out).cast(),
                 (&raw mut n).cast(),
             ];
-            result::launch_kernel(axpy, blocks, (256, 1, 1), 0, stream, &mut arguments)
+            result::launch_kernel(axpy, (n.div_ceil(256), 1, 1), (256, 1, 1), 0, stream, &mut all)
         }))
     });
     Harness::new("other_cudarc", vec![suite.suite()]).main()

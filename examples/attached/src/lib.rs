@@ -1,11 +1,20 @@
 //! What the benches beside this have in common: `out = 2.5 x + y`, what is right, and the PTX.
 
+use std::ffi::{c_int, c_void};
+
 use kernelgate::attach::{AxisError, Definition, Dtype, Expected, Point};
 
 pub const A: f32 = 2.5;
 
 /// NUL at its end, as the driver wants it.
 pub const PTX: &str = concat!(include_str!("../kernels/axpy.ptx"), "\0");
+
+/// `axpy_load` of the library in C: of the text of a module, its kernel.
+pub type Load = unsafe extern "C" fn(*const u8) -> *mut c_void;
+
+/// `axpy` of that library: kernel, stream, a, the addresses of x, y and out, their length; an error
+/// of the driver, or 0.
+pub type Axpy = unsafe extern "C" fn(*mut c_void, *mut c_void, f32, u64, u64, u64, u32) -> c_int;
 
 pub fn axpy(point: &Point) -> Result<Definition, AxisError> {
     let n = point.number("n")?;

@@ -1,10 +1,7 @@
 //! A kernel in CubeCL, compiled to CUDA C++ by CubeCL and launched on the stream that is timed.
-//! CubeCL's runtime launches on streams that it shows to nobody, so that they cannot be joined:
-//! what it launches itself is refused as work on another stream.
 
 use cubecl_row::{A, HEADERS, NO_INFO, UNITS, source};
 use kernelgate::attach::*;
-use kernelgate::backend::cuda::Source;
 use kernelgate::harness::Harness;
 
 fn main() -> std::process::ExitCode {

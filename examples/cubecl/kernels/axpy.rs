@@ -1,4 +1,6 @@
-//! `out = 2.5 x + y` in CubeCL, and its CUDA C++.
+//! `out = 2.5 x + y` in CubeCL, and its CUDA C++. CubeCL's runtime launches on streams that it shows
+//! to nobody, so that they cannot be joined: what it launches itself is refused as work on another
+//! stream.
 
 use cubecl_core as cubecl;
 use cubecl_core::codegen::Compiler;

@@ -25,7 +25,9 @@
 //! addresses, stream and context. A row loads what it launches while it is prepared ([`Image`] for
 //! cubin, fatbin and PTX), and its closure enqueues on the stream, or on one that it joined
 //! ([`At::join`]). It may not wait, allocate, change the current context or leave a capture open:
-//! each is an error and no time. The reference is code in fp64, golden tensors, another row, or
+//! each is an error and no time. Inputs that it packs or copies while it is prepared are told by
+//! [`Launches::reading`], state that launches carry on by [`Launches::with_reset`]. The reference is
+//! code in fp64, golden tensors, another row, or
 //! nothing: what nothing verifies is timed and marked "unverified".
 //!
 //! A definition that is more than this is a [`Workload`](crate::workload::Workload) with rows of
@@ -46,5 +48,6 @@ pub use suite::Attached;
 pub use crate::backend::BackendError;
 pub use crate::backend::cuda::{
     Buffer, Image, JoinedStream, LaunchDims, Parameters, PreparedLaunch, RawContext, RawStream,
+    Source,
 };
 pub use crate::workload::{AxisError, Dtype, Expected, Point, Tensors, Work};
