@@ -69,6 +69,11 @@ fn int4_rows_agree_with_the_loop_of_the_quantised_weights() {
     rows_agree(WeightFormat::Int4);
 }
 
+/// How often the rows that stand on cuBLASLt are prepared anew until both have the same bits. Each
+/// takes the algorithms that were clearly faster just then, and another one sums in another order.
+/// Weights that were decoded wrongly never give the same bits.
+const CHOICES: usize = 8;
+
 /// The rows of quantised weights have the bits of their bf16 on the dequantised weights.
 #[test]
 fn rows_decode_to_the_bit() {
@@ -80,15 +85,14 @@ fn rows_decode_to_the_bit() {
         let inputs = problem.inputs(27);
         let quantized = problem.expert.effective(&inputs);
         for row in [&LOOP[0], &LOOP[5]] {
-            let outputs: Vec<_> = [(problem, &inputs), (plain, &quantized)]
-                .into_iter()
-                .filter_map(|(problem, inputs)| {
-                    let mut task = prepare(row, &problem, inputs, &device)?;
-                    task.launch().unwrap();
-                    Some(task.outputs().unwrap().tensor("actions").as_bytes().to_vec())
-                })
-                .collect();
-            let same = outputs.windows(2).all(|pair| pair[0] == pair[1]);
+            let actions = |(problem, inputs): (DenoiseLoop, &Tensors)| {
+                let mut task = prepare(row, &problem, inputs, &device)?;
+                task.launch().unwrap();
+                Some(task.outputs().unwrap().tensor("actions").as_bytes().to_vec())
+            };
+            let choices = if row.name == "cuda/persistent" { 1 } else { CHOICES };
+            let same =
+                (0..choices).any(|_| actions((problem, &inputs)) == actions((plain, &quantized)));
             assert!(same, "{} {weights:?} s={s} p={p} steps={steps}", row.name);
         }
     }
