@@ -70,13 +70,14 @@ impl Definition {
     }
 
     /// Adds an input, drawn from N(0, 1) by the seed; in i8, from -128 to 127 with a standard
-    /// deviation of 32.
+    /// deviation of 32; in fp8 (e4m3), of either sign and magnitudes from 2⁻³ to 2.
     pub fn input(mut self, name: &'static str, shape: impl Into<Vec<usize>>, dtype: Dtype) -> Self {
         self.inputs.push(Declared { name, shape: shape.into(), dtype });
         self
     }
 
-    /// Adds an output.
+    /// Adds an output. One in fp8 is refused when a case is made ready: as i8 its bytes are compared
+    /// exactly.
     pub fn output(
         mut self,
         name: &'static str,

@@ -43,8 +43,16 @@ fn draw(declared: &Declared, seed: u64) -> Data {
         Dtype::F32 => Data::F32(random::normal(seed, name, len)),
         Dtype::F16 => Data::F16(random::map_normal(seed, name, len, f16::from_f32)),
         Dtype::Bf16 => Data::Bf16(random::map_normal(seed, name, len, bf16::from_f32)),
-        Dtype::Fp8 | Dtype::I8 => Data::I8(random::map_normal(seed, name, len, spread)),
+        Dtype::Fp8 => Data::I8(random::map_normal(seed, name, len, |x| code(x) as i8)),
+        Dtype::I8 => Data::I8(random::map_normal(seed, name, len, spread)),
     }
+}
+
+/// A code of e4m3 by the bits of a number: its sign, and magnitudes from 2^-3 to 2^1 without a NaN
+/// among them.
+const fn code(x: f32) -> u8 {
+    let bits = x.to_bits();
+    (bits >> 31 << 7) as u8 | (0x20 + (bits >> 8 & 0x1f)) as u8
 }
 
 impl Problem for Bound {
@@ -89,7 +97,18 @@ impl Problem for Bound {
     }
 
     fn check(&self) -> Result<(), String> {
+        let fp8 = self.definition.outputs.iter().find(|output| output.dtype == Dtype::Fp8);
+        if let Some(Declared { name, .. }) = fp8 {
+            return Err(format!(
+                "output `{name}` is in fp8, which nothing here compares: declare it as i8, whose \
+                 bytes are compared exactly, or a wider float that the row converts it to"
+            ));
+        }
         self.golden.as_ref().map(drop).map_err(Clone::clone)
+    }
+
+    fn reads_files(&self) -> bool {
+        matches!(self.definition.reference, Reference::Golden(_))
     }
 
     fn reference_from(&self) -> ReferenceFrom {
@@ -115,5 +134,31 @@ impl Problem for Bound {
         let Definition { inputs, outputs, .. } = &self.definition;
         let elements: usize = inputs.iter().chain(outputs).map(Declared::len).sum();
         2 * self.device_bytes() + 8 * elements as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inputs_in_fp8_are_numbers_and_outputs_in_it_are_refused() {
+        let fp8 = Definition::new().input("x", [1 << 16], Dtype::Fp8);
+        let bound = Bound::new(fp8.clone());
+        assert_eq!(bound.check(), Ok(()));
+        let inputs = bound.inputs(7);
+        let codes: Vec<u8> = inputs.tensor("x").as_bytes().to_vec();
+        assert!(codes.iter().all(|code| (0x20..0x40).contains(&(code & 0x7f))));
+        let negative = codes.iter().filter(|&&code| code & 0x80 != 0).count();
+        assert!((1 << 14..3 << 14).contains(&negative), "{negative} of {}", codes.len());
+        let refused = Bound::new(fp8.output("y", [4], Dtype::Fp8)).check().unwrap_err();
+        assert!(refused.contains("output `y` is in fp8"), "{refused}");
+    }
+
+    #[test]
+    fn golden_tensors_are_read_anew() {
+        let golden = Definition::new().golden("nowhere.safetensors");
+        assert!(Bound::new(golden).reads_files());
+        assert!(!Bound::new(Definition::new().code(|_| Vec::new())).reads_files());
     }
 }

@@ -18,7 +18,7 @@ pub struct At<'a> {
     pub(super) outputs: &'a [(&'static str, Output)],
 }
 
-fn missing(what: &str, name: &str) -> BackendError {
+pub(super) fn missing(what: &str, name: &str) -> BackendError {
     BackendError::Launch(format!("the definition has no {what} `{name}`"))
 }
 
@@ -91,6 +91,8 @@ impl At<'_> {
 pub struct Launches {
     pub(super) launch: Enqueue,
     pub(super) reset: Option<Enqueue>,
+    /// Inputs that every launch reads, where not all are.
+    pub(super) reads: Option<Vec<String>>,
 }
 
 pub(super) type Enqueue = Box<dyn FnMut() -> Result<(), BackendError>>;
@@ -103,11 +105,20 @@ fn told<E: fmt::Display>(mut enqueue: impl FnMut() -> Result<(), E> + 'static) -
 impl Launches {
     /// `launch` enqueues everything that overwrites the outputs, and returns without waiting.
     pub fn new<E: fmt::Display>(launch: impl FnMut() -> Result<(), E> + 'static) -> Self {
-        Self { launch: told(launch), reset: None }
+        Self { launch: told(launch), reset: None, reads: None }
+    }
+
+    /// The same where launches read only these inputs from the memory that the harness gave, and
+    /// what they need of others was packed, quantised or copied while the row was prepared. After
+    /// timing these inputs are replaced, the others are not; a row that names none is marked. Unless
+    /// this is said, every launch reads all inputs.
+    pub fn reading(self, inputs: &[&str]) -> Self {
+        Self { reads: Some(inputs.iter().map(|&name| name.to_owned()).collect()), ..self }
     }
 
     /// The same where launches carry state on from one to the next: `reset` enqueues what brings
-    /// it back. It is called before each launch whose outputs are compared.
+    /// it back. It is called before each launch that is timed or whose outputs are compared, outside
+    /// of the time; some ten launches that are looked at otherwise may follow each other without it.
     pub fn with_reset<E: fmt::Display>(
         self,
         reset: impl FnMut() -> Result<(), E> + 'static,

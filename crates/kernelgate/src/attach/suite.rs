@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::definition::{Declared, Definition};
 use super::problem::Bound;
-use super::row::{At, Launches};
+use super::row::{self, At, Launches};
 use crate::backend::cuda::{CudaTask, Device, Input, Output};
 use crate::backend::{BackendError, BackendKind, Executable, Target};
 use crate::suite::{BoundProblem, ImplementationInfo, Suite};
@@ -159,12 +159,20 @@ impl AttachedProblem<'_> {
         let outputs = outputs.iter().map(allocate).collect::<Result<Vec<_>, BackendError>>()?;
         let (point, inputs) = (&self.point, &buffers);
         let launches = (row.prepare)(&At { point, device, inputs, outputs: &outputs })?;
-        let Launches { mut launch, reset } = launches;
-        let inputs: Vec<Input> =
-            buffers.iter().map(|(name, buffer)| Input::new(*name, buffer)).collect();
+        let Launches { mut launch, reset, reads } = launches;
+        let reads = reads.unwrap_or_else(|| buffers.keys().map(|&name| name.to_owned()).collect());
+        let input = |name: &String| {
+            let buffer = buffers.get(name.as_str()).ok_or_else(|| row::missing("input", name))?;
+            Ok(Input::new(name, buffer))
+        };
+        let inputs = reads.iter().map(input).collect::<Result<Vec<_>, BackendError>>()?;
         let outputs = outputs.into_iter().map(|(_, output)| output).collect();
-        // The inputs' memory lives as long as the task, which has them too.
-        let task = CudaTask::new(device, inputs, outputs, move |_| launch()).attached();
+        // The memory of all inputs lives as long as the launches, which may have its addresses.
+        let launch = move |_: &[Output]| {
+            let _kept = &buffers;
+            launch()
+        };
+        let task = CudaTask::new(device, inputs, outputs, launch).attached();
         Ok(match reset {
             Some(reset) => task.with_reset(reset),
             None => task,

@@ -174,8 +174,8 @@ impl CudaTask {
 
     /// The same where launches carry state on from one to the next: `reset` enqueues what brings
     /// it back, so that the launch after it computes what the reference does. It is called before
-    /// each launch whose outputs are compared, and not while launches are timed; these are not
-    /// batched.
+    /// each launch that is timed or whose outputs are compared, outside of the time; these launches
+    /// are not batched. Some ten that are looked at otherwise may follow each other without it.
     pub fn with_reset(self, reset: impl FnMut() -> Result<(), BackendError> + 'static) -> Self {
         Self { reset: Some(Box::new(reset)), ..self }
     }
@@ -211,13 +211,18 @@ impl Executable for CudaTask {
     }
 
     fn launch(&mut self) -> Result<(), BackendError> {
-        match &mut self.watched {
+        let launched = match &mut self.watched {
             Some(left @ 1..) => {
                 *left -= 1;
                 conduct::watched(&self.device, || (self.launch)(&self.outputs))
             }
             _ => (self.launch)(&self.outputs),
-        }
+        };
+        // Other code tells its errors in its own words, of which none says that the device is lost.
+        launched.map_err(|error| match self.device.synchronize() {
+            Err(lost @ BackendError::Lost(_)) => lost,
+            _ => error,
+        })
     }
 
     fn synchronize(&mut self) -> Result<(), BackendError> {

@@ -90,6 +90,7 @@ impl Ready {
         }
         let _activity = spent::on("inputs");
         let made = guard::catch(|| {
+            let kept = kept.filter(|_| !problem.reads_files());
             let path = kept.map(|folder| inputs::path(folder, group));
             let inputs = path.as_deref().and_then(tensors::read).unwrap_or_else(|| {
                 let started = Instant::now();
@@ -142,7 +143,8 @@ impl Ready {
     /// the seed. Nothing where the workload has no reference.
     ///
     /// # Errors
-    /// When the workload panics, or the row that is the reference fails.
+    /// When the workload panics, or the row that is the reference fails; a skip where that row
+    /// cannot run here, for want of memory too.
     pub fn reference(
         &self,
         group: &Group<'_>,
@@ -172,11 +174,11 @@ impl Ready {
         let index = rows.iter().position(|it| it.name == row).ok_or_else(|| {
             CaseError::Fail(format!("the reference is the row `{row}`, and there is none"))
         })?;
+        let told = |why| format!("the row `{row}`, which is the reference: {why}");
         let of_reference = |error| match case_error(error) {
             CaseError::Lost(why) => CaseError::Lost(why),
-            CaseError::Skip(why) | CaseError::Fail(why) => {
-                CaseError::Fail(format!("the row `{row}`, which is the reference: {why}"))
-            }
+            CaseError::Skip(why) => CaseError::Skip(told(why)),
+            CaseError::Fail(why) => CaseError::Fail(told(why)),
         };
         let computed = group
             .bound
@@ -249,6 +251,10 @@ impl Ready {
         });
         let (mut executable, (digest, launch)) =
             launched.map_err(CaseError::Fail)?.map_err(case_error)?;
+        if group.bound.problem().reference_from().is_nothing() {
+            // Those that a row before computed are none of this one.
+            self.expected.clear();
+        }
         if let Some(known) = known.filter(|known| known.digest.as_ref() == Some(&digest)) {
             return Ok((executable, known, launch));
         }

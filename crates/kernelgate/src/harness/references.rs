@@ -5,9 +5,11 @@
 //! and the text of the sources that define the workload ([`Problem::definition`]); where a workload
 //! does not name its sources, the bench executable's content in their place. Each file holds a hash
 //! of its content. A file that is missing, cut or altered costs a computation, nothing else. The
-//! folder lies in the target folder and is safe to delete.
+//! folder lies in the target folder and is safe to delete. What is read from a file that may change
+//! ([`Problem::reads_files`]) is not kept.
 //!
 //! [`Problem::definition`]: crate::workload::Problem::definition
+//! [`Problem::reads_files`]: crate::workload::Problem::reads_files
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -107,7 +109,11 @@ impl References {
         Self { folder, executable }
     }
 
+    /// None where what would be kept may change under the same name.
     fn path(&self, group: &Group<'_>, seed: u64, changed: &[&str]) -> Option<PathBuf> {
+        if group.bound.problem().reads_files() {
+            return None;
+        }
         let problem = format!("{} {} {seed}", group.id(), group.suite.revision());
         let sources = match group.bound.problem().definition() {
             [] => vec![self.executable.as_deref()?],
@@ -191,6 +197,13 @@ fn prune(folder: &Path, most_bytes: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attach::{Attached, Definition, Launches};
+    use crate::backend::BackendKind;
+    use crate::harness::cases::select;
+    use crate::harness::filter::Filter;
+    use crate::harness::place::Place;
+    use crate::suite::Suite;
+    use crate::workload::Effort;
 
     fn expected() -> Vec<Expected> {
         vec![
@@ -216,6 +229,25 @@ mod tests {
         }
         std::fs::write(&path, &whole[..whole.len() - 1]).unwrap();
         assert_eq!(read(&path), None);
+    }
+
+    #[test]
+    fn what_is_read_from_a_file_is_kept_under_no_name() {
+        let define = |reference: fn(Definition) -> Definition| {
+            Attached::new("kept/golden", &["n=1"])
+                .define(move |_| Ok(reference(Definition::new())))
+                .row("cuda/row", |_| Ok(Launches::new(|| Ok::<_, String>(()))))
+                .suite()
+        };
+        let kept = References::at(PathBuf::from("kept"), Some("executable".to_owned()));
+        let path = |suite: Box<dyn Suite>| {
+            let place = Place { kind: BackendKind::Cuda, otherwise: String::new(), l2_bytes: 0 };
+            let selection =
+                select([suite.as_ref()], Effort::Default, &place, &[], &Filter::All).unwrap();
+            kept.path(&selection.groups[0], 1, &[])
+        };
+        assert_eq!(path(define(|it| it.golden("changes.safetensors"))), None);
+        assert!(path(define(|it| it.code(|_| Vec::new()))).is_some());
     }
 
     #[test]

@@ -347,7 +347,12 @@ impl CaseTimer<'_> {
         let overhead = self.timer.overhead;
         let around_ns =
             if self.batch.is_some() { overhead.around_graph_ns } else { overhead.around_launch_ns };
-        let longest = (MAX_QUEUED / commands.max(1)).clamp(1, MAX_BURST - 1) as u64;
+        let carries_state = executable.carries_state();
+        let longest = match carries_state {
+            // Each after a reset of its own.
+            true => 1,
+            false => (MAX_QUEUED / commands.max(1)).clamp(1, MAX_BURST - 1) as u64,
+        };
         let mut left = launches.div_ceil(batch);
         let mut sample = Sample {
             launches: left * batch,
@@ -360,6 +365,9 @@ impl CaseTimer<'_> {
         while left > 0 {
             let count = left.min(longest);
             left -= count;
+            if carries_state {
+                executable.reset()?;
+            }
             let burst = match &self.batch {
                 Some(batch) => {
                     self.timer

@@ -45,6 +45,12 @@ pub trait Problem: Send + Sync + 'static {
         &[]
     }
 
+    /// Whether inputs or reference are read from a file that may change between two runs: they are
+    /// then kept nowhere else, and read again each time.
+    fn reads_files(&self) -> bool {
+        false
+    }
+
     /// Changes of inputs whose effect on the outputs is known, the best first. After timing, the
     /// first one that changes only inputs that every launch reads shows that what was timed still
     /// computes its outputs from its inputs. Without any, inputs are drawn anew for that and the
