@@ -56,11 +56,11 @@ impl Timer {
     fn delay<'a>(
         &mut self,
         executable: &'a mut dyn Executable,
-        delay: &Delay,
+        (delay, cache): (&Delay, Cache),
     ) -> Result<Delayed<'a>, BackendError> {
         match self {
             Self::Wall(_) => Ok(Delayed::on_host(executable, delay)),
-            Self::Events(events) => Delayed::on_device(executable, delay, events),
+            Self::Events(events) => Delayed::on_device(executable, delay, (events, cache)),
         }
     }
 
@@ -282,7 +282,9 @@ impl Execution<'_> {
         let on = self.target.kind();
         let sampling = self.trial.as_ref().map_or(TrialSampling::MEASURED, |trial| trial.sampling);
         let mut delayed = match Delay::of(&flags.delay, &case.id) {
-            Some(delay) => Some(timer.delay(executable, delay).map_err(backend_error)?),
+            Some(delay) => {
+                Some(timer.delay(executable, (delay, case.cache)).map_err(backend_error)?)
+            }
             None => None,
         };
         let executable = match &mut delayed {

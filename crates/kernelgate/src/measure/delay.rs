@@ -1,17 +1,18 @@
 //! Delays of known length added to launches on purpose: what a gate should find, and from which
 //! length on it does.
 //!
-//! A wait leaves caches and memory alone, and takes its time to the nanosecond. Work, passes over
-//! memory, does to the next launch what more work of a kernel's own would do; its time is as exact
-//! as a trial of it tells.
+//! A wait leaves caches and memory alone. Work, passes over memory, does to the next launch what more
+//! work of a kernel's own would do. On a GPU either is fitted to the case before it is timed: by what
+//! it makes a launch longer, which is more than it takes by itself.
 
 use std::hint::black_box;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use super::events::EventTimer;
-use super::queue::MAX_QUEUED;
+use super::{Cache, Stopwatch};
 use crate::backend::{BackendError, Executable};
+use crate::stats;
 use crate::workload::{Tensor, Tensors};
 use kernelgate_cuda::instruments::bandwidth::Passes;
 use kernelgate_cuda::instruments::spin::Spin;
@@ -22,8 +23,19 @@ const MAX_DELAY_NS: u64 = 1_000_000_000;
 const PASS_BYTES: u64 = 256 << 20;
 /// What a pass on the host goes over, words: more than a core's own caches.
 const PASS_WORDS: usize = 1 << 19;
-/// Passes in a row that are timed together, and how often their size is corrected.
-const TRIALS: (usize, usize) = (32, 6);
+/// The least work: what one load of a thread takes, bytes.
+const LEAST_BYTES: u64 = 16;
+/// About how much a GPU reads in a nanosecond: the first try.
+const BYTES_PER_NS: f64 = 2000.0;
+/// How often the size of work on the host is corrected, and of what a GPU does.
+const HOST_CORRECTIONS: usize = 6;
+const CORRECTIONS: usize = 3;
+/// Turns of launches without the delay and with it; of each so many samples, together of about that
+/// time where launches are short, and most launches of a sample.
+const TURNS: usize = 2;
+const SAMPLES: usize = 5;
+const TURN_NS: f64 = 3e6;
+const MAX_LAUNCHES: f64 = 50.0;
 
 /// A delay for the cases whose id contains a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,7 +107,7 @@ impl<'a> Delayed<'a> {
         }
         let mut words = vec![1; PASS_WORDS];
         let mut count = PASS_WORDS;
-        for _ in 0..TRIALS.1 {
+        for _ in 0..HOST_CORRECTIONS {
             let started = Instant::now();
             pass_over(&mut words, count);
             let took_ns = started.elapsed().as_nanos().max(1) as f64;
@@ -104,32 +116,92 @@ impl<'a> Delayed<'a> {
         Self { inner, wait: Wait::HostWork { words, count } }
     }
 
-    /// Delays launches on a GPU by one more kernel, which spins for what is left of the delay when
-    /// what a further kernel on the stream costs by itself is taken off. By work, the kernels read
-    /// so much memory as takes that long.
+    /// Delays launches on a GPU by one more kernel, which spins, or by work: kernels that read memory.
+    /// They are made so long that a launch which is timed as samples are is longer by the delay: what
+    /// a further kernel costs by itself, and the launch after it, is in it.
     ///
     /// # Errors
-    /// When the delay is shorter than that, or the kernel cannot be made.
+    /// When the delay is shorter than the least of such kernels makes it, or one cannot be made.
     pub fn on_device(
         inner: &'a mut dyn Executable,
         delay: &Delay,
-        events: &mut EventTimer,
+        (events, cache): (&mut EventTimer, Cache),
     ) -> Result<Self, BackendError> {
-        let delay_ns = delay.delay_ns;
-        if delay.by_work {
-            return Ok(Self { inner, wait: device_work(delay_ns, events)? });
-        }
-        let launch_ns = events.overhead().launch_ns;
-        let spin_ns = delay_ns as f64 - launch_ns;
-        if spin_ns < 0.0 {
+        let device = events.device();
+        let (wait, per_ns) = if delay.by_work {
+            let pattern: Vec<u8> =
+                (0..1 << 12).map(|index: u32| (index * 167 % 251) as u8).collect();
+            let passes = Box::new(Passes::new(device, PASS_BYTES as usize, &pattern)?);
+            (Wait::DeviceWork { passes, count: 1, bytes: LEAST_BYTES }, BYTES_PER_NS)
+        } else {
+            (Wait::Device { spin: Spin::new(device)?, spin_ns: 0 }, 1.0)
+        };
+        let mut delayed = Self { inner, wait };
+        let delay_ns = delay.delay_ns as f64;
+        let least_ns = delayed.added_ns(events, cache)?;
+        if least_ns > delay_ns {
+            let by_work = if delay.by_work { " by work" } else { "" };
             let why = format!(
-                "a delay of {delay_ns} ns cannot be made: a further kernel alone takes \
-                 {launch_ns:.0} ns"
+                "a delay of {} ns cannot be made{by_work}: a further kernel alone makes a launch \
+                 {least_ns:.0} ns longer",
+                delay.delay_ns
             );
             return Err(BackendError::Unsupported(why));
         }
-        let spin = Spin::new(events.device())?;
-        Ok(Self { inner, wait: Wait::Device { spin, spin_ns: spin_ns as u64 } })
+        let mut size = (delay_ns - least_ns) * per_ns;
+        for _ in 0..CORRECTIONS {
+            delayed.wait.resize(size);
+            let added_ns = delayed.added_ns(events, cache)?;
+            // Where noise hides the size, it stays.
+            if added_ns > least_ns {
+                size *= ((delay_ns - least_ns) / (added_ns - least_ns)).clamp(0.1, 10.0);
+            }
+        }
+        delayed.wait.resize(size);
+        Ok(delayed)
+    }
+
+    /// By how much a launch is longer than without the delay, nanoseconds: the difference of medians
+    /// of samples in turns.
+    fn added_ns(&mut self, events: &mut EventTimer, cache: Cache) -> Result<f64, BackendError> {
+        let (mut with_ns, mut without_ns) = (Vec::new(), Vec::new());
+        for _ in 0..TURNS {
+            without_ns.extend(launches_ns(self.inner, events, cache)?);
+            with_ns.extend(launches_ns(self, events, cache)?);
+        }
+        Ok(stats::median(&with_ns) - stats::median(&without_ns))
+    }
+}
+
+/// Some samples of a launch, timed as those of a case, nanoseconds.
+fn launches_ns(
+    executable: &mut dyn Executable,
+    events: &mut EventTimer,
+    cache: Cache,
+) -> Result<Vec<f64>, BackendError> {
+    let mut stopwatch = events.case(executable, cache)?;
+    let mut sample_ns = |launches: u64| {
+        let sample = stopwatch.time(executable, launches)?;
+        Ok::<_, BackendError>(sample.elapsed_ns / sample.launches as f64)
+    };
+    let first_ns = sample_ns(1)?;
+    let launches = (TURN_NS / SAMPLES as f64 / first_ns).clamp(1.0, MAX_LAUNCHES) as u64;
+    let samples = (TURN_NS / first_ns).clamp(1.0, SAMPLES as f64) as usize;
+    (0..samples).map(|_| sample_ns(launches)).collect()
+}
+
+impl Wait {
+    /// Makes what the device does that long: a spin in nanoseconds, passes in bytes.
+    fn resize(&mut self, size: f64) {
+        match self {
+            Self::Device { spin_ns, .. } => *spin_ns = size as u64,
+            Self::DeviceWork { count, bytes, .. } => {
+                let all = (size as u64).max(LEAST_BYTES);
+                *count = all.div_ceil(PASS_BYTES);
+                *bytes = (all / *count).clamp(LEAST_BYTES, PASS_BYTES) / LEAST_BYTES * LEAST_BYTES;
+            }
+            Self::Host(_) | Self::HostWork { .. } => {}
+        }
     }
 }
 
@@ -209,38 +281,16 @@ fn pass_over(words: &mut [u64], mut count: usize) {
     }
 }
 
-/// Passes over memory that take that long a launch. They are timed as samples are, behind the
-/// blocker: the least of them is shorter than the host takes to launch it.
-fn device_work(delay_ns: u64, events: &mut EventTimer) -> Result<Wait, BackendError> {
-    let pattern: Vec<u8> = (0..1 << 12).map(|index: u32| (index * 167 % 251) as u8).collect();
-    let passes = Passes::new(events.device(), PASS_BYTES as usize, &pattern)?;
-    let mut time_ns = |count: u64, bytes: u64| {
-        let commands = count as usize;
-        let mut launch = || (0..count).try_for_each(|_| passes.read(bytes));
-        launch()?;
-        events.row_ns((MAX_QUEUED / commands).clamp(1, TRIALS.0), commands, &mut launch)
-    };
-    let count = (delay_ns as f64 / time_ns(1, PASS_BYTES)?).ceil().max(1.0) as u64;
-    let mut bytes = PASS_BYTES;
-    for _ in 0..TRIALS.1 {
-        let wanted = bytes as f64 * delay_ns as f64 / time_ns(count, bytes)?;
-        bytes = (wanted as u64).clamp(16, PASS_BYTES) / 16 * 16;
-    }
-    if time_ns(count, 16)? > delay_ns as f64 {
-        let why = format!("a delay of {delay_ns} ns cannot be made by work: a kernel takes longer");
-        return Err(BackendError::Unsupported(why));
-    }
-    Ok(Wait::DeviceWork { passes: Box::new(passes), count, bytes })
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
+    use kernelgate_cuda::Device;
     use kernelgate_cuda::testing::gpu;
 
     use super::*;
     use crate::backend::cpu::CpuTask;
+    use crate::backend::cuda::CudaTask;
 
     #[test]
     fn delays_are_parsed_and_the_whole_id_wins() {
@@ -281,19 +331,33 @@ mod tests {
         assert_ne!(sum(&delayed), before);
     }
 
+    /// A launch of 60 µs of a host that is slow to make it.
+    fn slow(device: &Arc<Device>) -> CudaTask {
+        let spin = Spin::new(device).unwrap();
+        CudaTask::new(device, [], Vec::new(), move |_| {
+            wait(Duration::from_micros(50));
+            spin.launch(60_000)
+        })
+    }
+
     #[test]
-    fn work_on_a_gpu_takes_what_was_asked_for_however_slow_the_host_is() {
+    fn launches_on_a_gpu_are_longer_by_what_was_asked_for_however_slow_the_host_is() {
         let Some((device, _alone)) = gpu() else { return };
         let mut events = EventTimer::new(&device).unwrap();
-        let Wait::DeviceWork { passes, count, bytes } = device_work(6_000, &mut events).unwrap()
-        else {
-            panic!("not by work")
-        };
-        let mut launch = || {
-            wait(Duration::from_micros(50));
-            (0..count).try_for_each(|_| passes.read(bytes))
-        };
-        let took_ns = events.row_ns(TRIALS.0, count as usize, &mut launch).unwrap();
-        assert!((4_000.0..9_000.0).contains(&took_ns), "{took_ns} ns of {bytes} bytes");
+        for cache in [Cache::Hot, Cache::Cold] {
+            for (delay, wanted_ns) in [("a=8000", 8e3), ("a=8000:work", 8e3), ("a=300000", 3e5)] {
+                let mut slow = slow(&device);
+                let delay = delay.parse().unwrap();
+                let delayed = Delayed::on_device(&mut slow, &delay, (&mut events, cache));
+                let added_ns = delayed.unwrap().added_ns(&mut events, cache).unwrap();
+                eprintln!("{delay:?}, {cache:?}: {added_ns:.0} ns");
+                assert!((added_ns - wanted_ns).abs() < 0.2 * wanted_ns, "{delay:?}: {added_ns}");
+            }
+        }
+        let mut slow = slow(&device);
+        let short =
+            Delayed::on_device(&mut slow, &"a=1".parse().unwrap(), (&mut events, Cache::Hot));
+        let why = short.err().unwrap().to_string();
+        assert!(why.contains("a delay of 1 ns cannot be made: a further kernel alone"), "{why}");
     }
 }

@@ -113,22 +113,6 @@ impl EventTimer {
         Ok(intervals_ns.into_iter().map(|interval| interval - around_ns).collect())
     }
 
-    /// What each of some launches of so many commands takes when they are in a row on the stream,
-    /// nanoseconds: their mean, without the host's time where all fit the queue.
-    ///
-    /// # Errors
-    /// When a launch fails.
-    pub fn row_ns(
-        &mut self,
-        launches: usize,
-        commands: usize,
-        launch: &mut dyn FnMut() -> Result<(), BackendError>,
-    ) -> Result<f64, BackendError> {
-        let in_a_row = &mut || (0..launches).try_for_each(|_| launch());
-        let burst = self.burst(1, Cache::Hot, launches.saturating_mul(commands), in_a_row)?;
-        Ok((burst.intervals_ns[0] - self.overhead.around_launch_ns) / launches as f64)
-    }
-
     /// What a hot launch of few commands takes, nanoseconds: the median, short ones captured
     /// together as in a case.
     ///
