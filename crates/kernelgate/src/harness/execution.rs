@@ -208,7 +208,9 @@ impl Execution<'_> {
                     _ => UsedKernels::new(),
                 };
                 let timed = timed.and_then(|(samples, after)| {
-                    check_limit(&samples, limit.as_ref(), self.target.kind())?;
+                    let limits = self.limits.as_ref();
+                    let floor = limits.and_then(|limits| limits.floor(&work, case.cache));
+                    check_floor(&samples, floor.as_ref(), self.target.kind())?;
                     Ok((samples, after))
                 });
                 match timed {
@@ -393,18 +395,18 @@ impl Execution<'_> {
     }
 }
 
-/// Whether samples are slower than what no machine can be faster than, where that was measured. On
+/// Whether samples are slower than what no launch can be faster than, where that was measured. On
 /// the host ceilings are measured beside whatever else it computes, and refuse nothing.
 ///
 /// # Errors
 /// A failure that says what the launch would take at least.
-pub(super) fn check_limit(
+pub(super) fn check_floor(
     samples: &Samples,
-    limit: Option<&TimeLimit>,
+    floor: Option<&TimeLimit>,
     on: BackendKind,
 ) -> Result<(), CaseError> {
-    let limit = limit.filter(|_| on == BackendKind::Cuda);
-    let fault = limit.and_then(|limit| limit.broken_by(&samples.per_launch_ns()));
+    let floor = floor.filter(|_| on == BackendKind::Cuda);
+    let fault = floor.and_then(|floor| floor.broken_by(&samples.per_launch_ns()));
     fault.map_or(Ok(()), |why| Err(CaseError::Fail(why)))
 }
 

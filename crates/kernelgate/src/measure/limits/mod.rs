@@ -9,6 +9,7 @@ mod cpu;
 mod cpu_matmul;
 mod cuda;
 mod fastest;
+mod floor;
 
 use std::collections::BTreeMap;
 
@@ -64,6 +65,18 @@ pub struct Bandwidth {
     pub write: f64,
 }
 
+impl Bandwidth {
+    /// Reads cost what the read pass measured; writes concurrent with reads cost what a copy takes
+    /// beyond its reads. Nanoseconds.
+    fn time_ns(&self, read_bytes: u64, write_bytes: u64) -> f64 {
+        // What a copy takes beyond its reads; inside a cache the two overlap, and then half the
+        // time of writes alone is the least.
+        let beside_reads = (2.0 / self.copy - 1.0 / self.read).max(0.5 / self.write);
+        let write_s = if read_bytes == 0 { 1.0 / self.write } else { beside_reads };
+        (read_bytes as f64 / self.read + write_bytes as f64 * write_s) * 1e9
+    }
+}
+
 /// The time that the ceilings allow, and which ceiling sets it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TimeLimit {
@@ -79,9 +92,9 @@ impl TimeLimit {
         self.time_ns / elapsed_ns
     }
 
-    /// Why these times of a launch cannot be true, if they cannot: ceilings are measured to a few
-    /// per cent, and no kernel is twice as fast as they allow unless it does less than the declared
-    /// work.
+    /// Why these times of a launch cannot be true, if they cannot, of the least time that the work
+    /// may take ([`Limits::floor`]): ceilings are measured to a few per cent, and no kernel is twice
+    /// as fast as they allow unless it does less than the declared work.
     pub fn broken_by(&self, per_launch_ns: &[f64]) -> Option<String> {
         const MAX_FRACTION: f64 = 2.0;
         if per_launch_ns.is_empty() {
@@ -116,28 +129,29 @@ impl Limits {
         if let Some(time_ns) = self.memory_ns(work.read_bytes, work.write_bytes, cache) {
             bounds.push(TimeLimit { time_ns, by: "memory".to_owned() });
         }
+        bounds.extend(self.unit_bounds(work));
+        bounds.retain(|bound| bound.time_ns > 0.0);
+        bounds
+    }
+
+    /// What each unit allows, where its ceiling was measured.
+    fn unit_bounds(&self, work: &Work) -> Vec<TimeLimit> {
+        let mut bounds = Vec::new();
         for flops in &work.flops {
             let key = format!("{} {}", flops.unit.name(), flops.dtype.name());
             if let Some(rate) = self.flops_per_s.get(&key) {
                 bounds.push(TimeLimit { time_ns: flops.count as f64 / rate * 1e9, by: key });
             }
         }
-        bounds.retain(|bound| bound.time_ns > 0.0);
         bounds
     }
 
-    /// Reads cost what the read pass measured; writes concurrent with reads cost what a copy takes
-    /// beyond its reads.
     fn memory_ns(&self, read_bytes: u64, write_bytes: u64, cache: Cache) -> Option<f64> {
         let at = match cache {
             Cache::Hot => self.bandwidth_at(read_bytes + write_bytes)?,
             Cache::Cold => *self.bandwidth.last()?,
         };
-        // What a copy takes beyond its reads; inside a cache the two overlap, and then half the
-        // time of writes alone is the least.
-        let beside_reads = (2.0 / at.copy - 1.0 / at.read).max(0.5 / at.write);
-        let write_s = if read_bytes == 0 { 1.0 / at.write } else { beside_reads };
-        Some((read_bytes as f64 / at.read + write_bytes as f64 * write_s) * 1e9)
+        Some(at.time_ns(read_bytes, write_bytes))
     }
 
     /// Bandwidths for a working set, by linear interpolation of seconds a byte over the logarithm
