@@ -215,6 +215,19 @@ impl Device {
         self.stream.synchronize().map_err(|error| failed("wait for the GPU", &error))
     }
 
+    /// Whether something on the stream has not finished.
+    ///
+    /// # Errors
+    /// When something that was launched failed.
+    pub fn is_busy(&self) -> Result<bool, BackendError> {
+        // SAFETY: the stream lives.
+        match unsafe { sys::cuStreamQuery(self.stream.cu_stream()) }.result() {
+            Ok(()) => Ok(false),
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(true),
+            Err(error) => Err(failed("ask whether the GPU works", &error)),
+        }
+    }
+
     /// Waits for everything in the context, on whatever stream it runs.
     ///
     /// # Errors

@@ -202,15 +202,20 @@ impl EventTimer {
         if counted == Some(0) {
             return Err(off_stream::nothing());
         }
+        let mut fills_queue = false;
         if executable.is_attached() {
             attached::check_memory(&device, executable)?;
             match &captured {
                 Some(graph) => attached::check_graph(graph)?,
-                None => attached::check_waits(&mut self.instruments, executable)?,
+                None => {
+                    let instruments = &mut self.instruments;
+                    fills_queue = attached::check_waits(&device, instruments, executable)?;
+                }
             }
         }
         let commands = match counted {
             Some(commands) => commands,
+            None if fills_queue => usize::MAX,
             None => self.commands_by_trial(executable)?,
         };
         if commands <= MAX_QUEUED {
