@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use cudarc::driver::sys;
 
 use super::device::Device;
-use super::kernel::Kernel;
+use super::kernel::{Kernel, cluster_attribute};
 use super::status::failed;
 use crate::BackendError;
 
@@ -34,6 +34,17 @@ const MAX_THREADS: u64 = 1024;
 const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
 /// Most blocks in x, y, z.
 const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
+/// Most blocks of a cluster that every GPU with clusters runs; more have to be allowed.
+const MAX_PORTABLE_CLUSTER: u64 = 8;
+
+/// What a GPU has for a block.
+#[derive(Debug, Clone, Copy)]
+struct Offered {
+    /// Shared memory, bytes.
+    shared_bytes: u32,
+    /// Whether there are clusters.
+    clusters: bool,
+}
 
 impl LaunchDims {
     /// So many blocks of so many threads, and nothing special.
@@ -69,6 +80,21 @@ impl LaunchDims {
             return Err(format!("clusters of {cluster:?} do not divide a grid of {grid:?}"));
         }
         Ok(())
+    }
+}
+
+impl LaunchDims {
+    /// What keeps a GPU from running a kernel with so much shared memory of its own and such
+    /// clusters: a fragment.
+    fn unmet(&self, static_shared: u32, cluster: Option<[u32; 3]>, has: Offered) -> Option<String> {
+        if cluster.is_some() && !has.clusters {
+            return Some("needs clusters, which this GPU has not".to_owned());
+        }
+        let needed = u64::from(static_shared) + u64::from(self.shared_bytes);
+        (needed > u64::from(has.shared_bytes)).then(|| {
+            let has = has.shared_bytes;
+            format!("needs {needed} bytes of shared memory a block, this GPU has {has}")
+        })
     }
 }
 
@@ -142,9 +168,9 @@ impl PreparedLaunch {
     /// Settles a launch of a kernel on its stream.
     ///
     /// # Errors
-    /// When the dimensions are none that a launch can have, the parameters are not the kernel's, or
-    /// the device has less shared memory; [`BackendError::Unsupported`] where blocks that wait for
-    /// each other are more than the device holds.
+    /// When the dimensions are none that a launch can have, or the parameters are not the kernel's;
+    /// [`BackendError::Unsupported`] where the GPU has less shared memory a block, no clusters or
+    /// none as large, or holds fewer blocks at once than wait for each other.
     pub fn new(
         device: &Device,
         kernel: Kernel,
@@ -155,21 +181,78 @@ impl PreparedLaunch {
             |problem: String| BackendError::Launch(format!("{}: {problem}", kernel.name()));
         dims.check().map_err(of_kernel)?;
         parameters.check(kernel.parameter_bytes()).map_err(of_kernel)?;
+        let has =
+            Offered { shared_bytes: device.shared_bytes_a_block()?, clusters: device.clusters()? };
+        // What the launch says, else what the kernel was compiled for.
+        let cluster = match dims.cluster {
+            None if has.clusters => kernel.compiled_cluster()?,
+            said => said,
+        };
+        if let Some(unmet) = dims.unmet(kernel.static_shared_bytes()?, cluster, has) {
+            return Err(BackendError::Unsupported(unmet));
+        }
         if dims.shared_bytes > 0 {
             kernel.allow_shared(dims.shared_bytes)?;
         }
-        if dims.cooperative {
-            let threads = LaunchDims::count(dims.block) as u32;
-            let a_multiprocessor = kernel.blocks_held(threads, dims.shared_bytes)?;
-            let held = a_multiprocessor as u64 * u64::from(device.facts().multiprocessors);
-            let needed = LaunchDims::count(dims.grid);
-            if needed > held {
-                return Err(BackendError::Unsupported(format!(
-                    "its {needed} blocks have to run at once, this GPU runs {held}"
-                )));
+        let launch = Self { kernel, dims, parameters };
+        launch.check_residency(device, cluster)?;
+        Ok(launch)
+    }
+
+    /// Whether the GPU runs a cluster of it at all, and all of its blocks at once where they wait
+    /// for each other.
+    fn check_residency(
+        &self,
+        device: &Device,
+        cluster: Option<[u32; 3]>,
+    ) -> Result<(), BackendError> {
+        let Self { kernel, dims, .. } = self;
+        let blocks = LaunchDims::count(dims.grid);
+        let (needed, held, what) = match cluster {
+            Some(cluster) => {
+                let size = LaunchDims::count(cluster);
+                if size > MAX_PORTABLE_CLUSTER {
+                    kernel.allow_large_clusters()?;
+                }
+                let mut attribute = cluster_attribute(cluster);
+                let config = self.config(std::slice::from_mut(&mut attribute));
+                let held = kernel.clusters_of(&config)? as u64;
+                let needed = if dims.cooperative { blocks.div_ceil(size) } else { 1 };
+                (needed, held, format!("clusters of {size} blocks"))
             }
+            None if dims.cooperative => {
+                let threads = LaunchDims::count(dims.block) as u32;
+                let a_multiprocessor = kernel.blocks_held(threads, dims.shared_bytes)? as u64;
+                let held = a_multiprocessor * u64::from(device.facts().multiprocessors);
+                (blocks, held, "blocks".to_owned())
+            }
+            None => return Ok(()),
+        };
+        if needed <= held {
+            return Ok(());
         }
-        Ok(Self { kernel, dims, parameters })
+        Err(BackendError::Unsupported(if dims.cooperative {
+            format!("its {needed} {what} have to run at once, this GPU runs {held}")
+        } else {
+            format!("this GPU runs no {what} of it")
+        }))
+    }
+
+    /// The launch, with these attributes.
+    fn config(&self, attributes: &mut [sys::CUlaunchAttribute]) -> sys::CUlaunchConfig {
+        let LaunchDims { grid, block, shared_bytes, .. } = self.dims;
+        sys::CUlaunchConfig {
+            gridDimX: grid[0],
+            gridDimY: grid[1],
+            gridDimZ: grid[2],
+            blockDimX: block[0],
+            blockDimY: block[1],
+            blockDimZ: block[2],
+            sharedMemBytes: shared_bytes,
+            hStream: self.kernel.stream().cu_stream(),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as u32,
+        }
     }
 
     /// Enqueues it; returns before it has run.
@@ -177,15 +260,10 @@ impl PreparedLaunch {
     /// # Errors
     /// When the driver refuses; the error names the kernel.
     pub fn launch(&self) -> Result<(), BackendError> {
-        let LaunchDims { grid, block, shared_bytes, cluster, cooperative, programmatic } =
-            self.dims;
+        let LaunchDims { cluster, cooperative, programmatic, .. } = self.dims;
         self.kernel.note_launch();
         let attribute = |id, value| sys::CUlaunchAttribute { id, pad: [0; 4], value };
-        let cluster = cluster.map(|[x, y, z]| {
-            let dims = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x, y, z };
-            let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-            attribute(id, sys::CUlaunchAttributeValue { clusterDim: dims })
-        });
+        let cluster = cluster.map(cluster_attribute);
         let cooperative = cooperative.then(|| {
             let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
             attribute(id, sys::CUlaunchAttributeValue { cooperative: 1 })
@@ -198,18 +276,7 @@ impl PreparedLaunch {
         });
         let mut attributes: Vec<_> =
             cluster.into_iter().chain(cooperative).chain(programmatic).collect();
-        let config = sys::CUlaunchConfig {
-            gridDimX: grid[0],
-            gridDimY: grid[1],
-            gridDimZ: grid[2],
-            blockDimX: block[0],
-            blockDimY: block[1],
-            blockDimZ: block[2],
-            sharedMemBytes: shared_bytes,
-            hStream: self.kernel.stream().cu_stream(),
-            attrs: attributes.as_mut_ptr(),
-            numAttrs: attributes.len() as u32,
-        };
+        let config = self.config(&mut attributes);
         let mut pointers: Vec<*mut c_void> = self
             .parameters
             .each
@@ -256,6 +323,20 @@ mod tests {
         assert_eq!(clusters([4, 2, 1]), Ok(()));
         assert!(clusters([3, 1, 1]).unwrap_err().contains("do not divide"));
         assert!(clusters([0, 1, 1]).is_err());
+    }
+
+    #[test]
+    fn what_a_gpu_lacks_for_a_launch_is_told() {
+        let dims = LaunchDims { shared_bytes: 90_000, ..LaunchDims::new([16, 1, 1], [32, 1, 1]) };
+        let ampere = Offered { shared_bytes: 101_376, clusters: false };
+        assert_eq!(dims.unmet(11_376, None, ampere), None);
+        assert_eq!(
+            dims.unmet(11_377, None, ampere).unwrap(),
+            "needs 101377 bytes of shared memory a block, this GPU has 101376"
+        );
+        let cluster = Some([2, 1, 1]);
+        assert!(dims.unmet(0, cluster, ampere).unwrap().contains("needs clusters"));
+        assert_eq!(dims.unmet(0, cluster, Offered { clusters: true, ..ampere }), None);
     }
 
     #[test]
@@ -345,7 +426,7 @@ extern "C" __global__ void clustered(unsigned* out) {
         let refused = prepare("meeting", crowd, meeting).err();
         assert!(matches!(refused, Some(BackendError::Unsupported(_))), "{refused:?}");
 
-        if device.facts().arch.starts_with("sm_9") || device.facts().arch.starts_with("sm_1") {
+        if device.clusters().unwrap() {
             let out = device.allocate(16).unwrap();
             let dims = LaunchDims {
                 cluster: Some([2, 1, 1]),
@@ -360,5 +441,70 @@ extern "C" __global__ void clustered(unsigned* out) {
                 .collect();
             assert_eq!(ranks, [200, 201, 200, 201]);
         }
+    }
+
+    #[test]
+    fn what_a_gpu_does_not_hold_is_unsupported() {
+        let Some((device, _alone)) = gpu() else { return };
+        let build = Source::new("prepared", KERNELS).build(&["MANY=int a", "SUM=a"]);
+        let prepare = |symbol, dims, parameters| {
+            PreparedLaunch::new(&device, device.kernel(&build, symbol).unwrap(), dims, parameters)
+        };
+        let unsupported = |launch: Result<PreparedLaunch, BackendError>, words: &str| {
+            let told = launch.err();
+            assert!(
+                matches!(&told, Some(BackendError::Unsupported(why)) if why.contains(words)),
+                "{told:?}"
+            );
+        };
+        let mapped = || Parameters::new().bytes(&[0; 128]).address(0);
+        let one = LaunchDims::new([1, 1, 1], [32, 1, 1]);
+        let greedy = LaunchDims { shared_bytes: 1 << 20, ..one };
+        unsupported(prepare("mapped", greedy, mapped()), "bytes of shared memory a block");
+        let in_clusters = |blocks: u32, grid: u32| LaunchDims {
+            cluster: Some([blocks, 1, 1]),
+            ..LaunchDims::new([grid, 1, 1], [256, 1, 1])
+        };
+        if !device.clusters().unwrap() {
+            unsupported(prepare("mapped", in_clusters(2, 2), mapped()), "needs clusters");
+            return;
+        }
+        let out = device.allocate(4 * 1024).unwrap();
+        let clustered = || Parameters::new().address(out.address());
+        // No GPU has clusters of 64.
+        unsupported(
+            prepare("clustered", in_clusters(64, 64), clustered()),
+            "runs no clusters of 64",
+        );
+        if device.facts().arch != "sm_90a" {
+            return;
+        }
+        let dims = in_clusters(16, 32);
+        prepare("clustered", dims, clustered()).unwrap().launch().unwrap();
+        let mut ranks = vec![0; out.bytes()];
+        out.download(&mut ranks).unwrap();
+        let rank = |block: usize| u32::from_ne_bytes(ranks[4 * block..][..4].try_into().unwrap());
+        assert_eq!([rank(0), rank(15), rank(16), rank(31)], [1600, 1615, 1600, 1615]);
+        // Clusters that wait for each other: as many as the driver says, and one more.
+        let meeting = |address| Parameters::new().address(address).address(address);
+        let launch = prepare("meeting", dims, meeting(0)).unwrap();
+        let mut attribute = cluster_attribute([16, 1, 1]);
+        let config = launch.config(std::slice::from_mut(&mut attribute));
+        let held = launch.kernel.clusters_of(&config).unwrap() as u32;
+        eprintln!("{held} clusters of 16 blocks of 256 threads at once");
+        assert!(held > 0);
+        let together = |grid| LaunchDims { cooperative: true, ..in_clusters(16, grid) };
+        unsupported(
+            prepare("meeting", together(16 * (held + 1)), meeting(0)),
+            "clusters of 16 blocks have to run at once",
+        );
+        let (count, met) =
+            (device.upload(&[0; 4]).unwrap(), device.allocate(4 * 16 * held as usize).unwrap());
+        let meeting = Parameters::new().address(count.address()).address(met.address());
+        prepare("meeting", together(16 * held), meeting).unwrap().launch().unwrap();
+        device.synchronize().unwrap();
+        let mut words = vec![0; met.bytes()];
+        met.download(&mut words).unwrap();
+        assert!(words.chunks(4).all(|word| word == [1, 0, 0, 0]));
     }
 }
