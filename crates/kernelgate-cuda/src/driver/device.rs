@@ -22,6 +22,7 @@ use super::raw_stream::{RawContext, RawStream};
 use super::stages::{StageCounters, StagedKernel, Stages};
 use super::staging::Staging;
 use super::status::{describe, failed};
+use super::stream_settings::StreamSettings;
 use super::used::AskedKernels;
 use super::wait;
 use crate::BackendError;
@@ -75,6 +76,7 @@ pub struct Device {
     asked: Mutex<AskedKernels>,
     stages: Stages,
     settings: ContextSettings,
+    stream_settings: StreamSettings,
     staging: Arc<Staging>,
     /// What moves everything that is allocated later, where another layout is asked for.
     _padding: Option<CudaSlice<u8>>,
@@ -96,6 +98,7 @@ impl Device {
         unsafe { context.disable_event_tracking() };
         let settings = ContextSettings::of(&context);
         let stream = context.new_stream().map_err(failed("make a stream"))?;
+        let stream_settings = StreamSettings::of(&stream);
         let device = context.cu_device();
         let own = own_arch(device).map_err(failed("tell its architecture"))?;
         let facts = facts_of(device, Code::of(&own)?).map_err(failed("describe the GPU"))?;
@@ -117,6 +120,7 @@ impl Device {
             asked,
             stages: Stages::default(),
             settings,
+            stream_settings,
             staging,
             _padding,
         }))
@@ -140,6 +144,15 @@ impl Device {
     /// What is set for the whole context now.
     pub fn settings_now(&self) -> ContextSettings {
         ContextSettings::of(&self.context)
+    }
+
+    /// Brings back what was set for the whole context and for the stream when the device was opened.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub(super) fn restore_settings(&self) -> Result<(), BackendError> {
+        self.settings.restore(&self.context)?;
+        self.stream_settings.restore(&self.stream)
     }
 
     /// The stream that everything runs on.

@@ -19,6 +19,7 @@ pub mod raw_stream;
 pub mod stages;
 mod staging;
 mod status;
+mod stream_settings;
 pub mod stream_timer;
 pub mod tensor_map;
 pub mod used;

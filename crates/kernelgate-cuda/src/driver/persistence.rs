@@ -1,5 +1,5 @@
-//! What one case leaves to the next one in the context, and a range of memory kept in L2 between
-//! kernels: the set-aside.
+//! What one case leaves to the next one in the context and on the stream, and a range of memory kept
+//! in L2 between kernels: the set-aside.
 //!
 //! The set-aside belongs to the whole context, so it is taken by a value that gives it back when
 //! dropped. Deliberately absent: windows on the stream, which would last beyond the launches they
@@ -77,13 +77,13 @@ pub fn set_aside(device: &Device) -> Result<usize, BackendError> {
     device.context().get_limit(LIMIT).map_err(|error| failed("tell the set-aside of L2", &error))
 }
 
-/// Brings back what an earlier case set for the whole context, the set-aside of L2 among it, so that
-/// the next one finds what every other does.
+/// Brings back what an earlier case set for the whole context and for the stream, the set-aside of
+/// L2 and a window that fills it among them, so that the next one finds what every other does.
 ///
 /// # Errors
 /// When the driver refuses.
 pub fn restore(device: &Device) -> Result<(), BackendError> {
-    device.settings().restore(device.context())?;
+    device.restore_settings()?;
     reset(device)
 }
 

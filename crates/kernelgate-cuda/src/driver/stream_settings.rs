@@ -1,0 +1,127 @@
+//! What a launch of other code can set for the stream that it is handed, and later launches there
+//! would find: a window of memory that L2 keeps, how the host waits, the priority, the domain of
+//! memory synchronisation. Each case begins with the settings that the stream was made with.
+//!
+//! Deliberately absent: streams that other code made, which are its own.
+
+use std::ffi::c_char;
+
+use cudarc::driver::sys::{self, CUstreamAttrID, CUstreamAttrValue};
+use cudarc::driver::{CudaStream, DriverError};
+
+use super::status::failed;
+use crate::BackendError;
+
+const WINDOW: CUstreamAttrID = CUstreamAttrID::CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW;
+/// Settings beside the window, with their names.
+const OTHERS: [(CUstreamAttrID, &str); 4] = [
+    (CUstreamAttrID::CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY, "way of the host to wait"),
+    (CUstreamAttrID::CU_LAUNCH_ATTRIBUTE_PRIORITY, "priority"),
+    (CUstreamAttrID::CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP, "map of synchronisation domains"),
+    (CUstreamAttrID::CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN, "synchronisation domain"),
+];
+
+/// The bytes of a setting.
+type Bytes = [c_char; 64];
+
+/// The settings of a stream beside its window, which nothing sets when a stream is made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StreamSettings {
+    /// In the order of [`OTHERS`]; absent where the driver does not tell.
+    others: [Option<Bytes>; OTHERS.len()],
+}
+
+impl StreamSettings {
+    /// As they are now.
+    pub(super) fn of(stream: &CudaStream) -> Self {
+        let told = |(id, _)| get(stream, id).ok().map(bytes);
+        Self { others: OTHERS.map(told) }
+    }
+
+    /// Sets those that are otherwise now, and takes a window away.
+    ///
+    /// # Errors
+    /// When the driver refuses: what follows would be measured otherwise than what came before.
+    pub(super) fn restore(&self, stream: &CudaStream) -> Result<(), BackendError> {
+        self.set(stream).map_err(|(name, error)| {
+            let what = format!("bring back the {name} of the stream, which an earlier case set");
+            failed(&what, &error)
+        })
+    }
+
+    fn set(&self, stream: &CudaStream) -> Result<(), (&'static str, DriverError)> {
+        // Where L2 keeps nothing the driver may not tell.
+        if let Ok(mut value) = get(stream, WINDOW)
+            && window_bytes(value) != 0
+        {
+            value.accessPolicyWindow.num_bytes = 0;
+            set(stream, WINDOW, value).map_err(|error| ("window of L2", error))?;
+        }
+        let now = Self::of(stream);
+        for (((id, name), before), now) in OTHERS.into_iter().zip(self.others).zip(now.others) {
+            if let (Some(before), true) = (before, before != now) {
+                let value = CUstreamAttrValue { pad: before };
+                set(stream, id, value).map_err(|error| (name, error))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn get(stream: &CudaStream, id: CUstreamAttrID) -> Result<CUstreamAttrValue, DriverError> {
+    let mut value = CUstreamAttrValue { pad: [0; 64] };
+    // SAFETY: the stream lives, and the pointer is valid.
+    unsafe { sys::cuStreamGetAttribute(stream.cu_stream(), id, &raw mut value) }.result()?;
+    Ok(value)
+}
+
+fn set(
+    stream: &CudaStream,
+    id: CUstreamAttrID,
+    value: CUstreamAttrValue,
+) -> Result<(), DriverError> {
+    // SAFETY: the stream lives, and the pointer is valid.
+    unsafe { sys::cuStreamSetAttribute(stream.cu_stream(), id, &raw const value) }.result()
+}
+
+const fn bytes(value: CUstreamAttrValue) -> Bytes {
+    // SAFETY: every byte was written when the value was made, and any is a byte.
+    unsafe { value.pad }
+}
+
+/// Bytes of a window; 0 is none.
+const fn window_bytes(value: CUstreamAttrValue) -> usize {
+    // SAFETY: every byte was written when the value was made, and any are a number.
+    unsafe { value.accessPolicyWindow.num_bytes }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::persistence;
+    use crate::driver::window::{Lines, Window};
+    use crate::testing::gpu;
+
+    #[test]
+    fn what_was_set_for_the_stream_is_brought_back() {
+        let Some((device, _alone)) = gpu() else { return };
+        let stream = device.stream();
+        let made = StreamSettings::of(stream);
+        eprintln!("{made:?}");
+        let kept = device.allocate(1 << 20).unwrap();
+        let window = Window { address: kept.address(), bytes: 1 << 20, lines: Lines::Keep(1.0) };
+        match set(stream, WINDOW, window.attribute().value) {
+            Ok(()) => assert_eq!(window_bytes(get(stream, WINDOW).unwrap()), 1 << 20),
+            Err(error) => eprintln!("the window is not set: {error:?}"),
+        }
+        let policy = CUstreamAttrValue {
+            syncPolicy: sys::CUsynchronizationPolicy::CU_SYNC_POLICY_BLOCKING_SYNC,
+        };
+        let (id, _) = OTHERS[0];
+        set(stream, id, policy).unwrap();
+        assert_ne!(StreamSettings::of(stream), made);
+        persistence::restore(&device).unwrap();
+        assert_eq!(StreamSettings::of(stream), made);
+        assert_eq!(get(stream, WINDOW).map_or(0, window_bytes), 0);
+    }
+}
