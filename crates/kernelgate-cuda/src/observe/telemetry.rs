@@ -72,6 +72,13 @@ impl Telemetry {
         }
     }
 
+    /// Whether heat or a slow-down of the hardware holds the clock down now; a limit of power or
+    /// clocks that were set are none of these. None where the card does not tell.
+    pub fn slowed(&self) -> Option<bool> {
+        let reasons = self.device().and_then(|device| device.current_throttle_reasons());
+        reasons.ok().map(slow)
+    }
+
     fn device(&self) -> Result<Device<'_>, NvmlError> {
         self.nvml.device_by_uuid(&*self.uuid)
     }
@@ -81,6 +88,16 @@ impl Telemetry {
 fn names(reasons: ThrottleReasons) -> Vec<String> {
     let slowing = reasons - ThrottleReasons::GPU_IDLE;
     slowing.iter_names().map(|(name, _)| name.to_lowercase()).collect()
+}
+
+/// Whether one of them is heat or a slow-down of the hardware.
+fn slow(reasons: ThrottleReasons) -> bool {
+    reasons.intersects(
+        ThrottleReasons::HW_SLOWDOWN
+            | ThrottleReasons::SW_THERMAL_SLOWDOWN
+            | ThrottleReasons::HW_THERMAL_SLOWDOWN
+            | ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN,
+    )
 }
 
 #[cfg(test)]
@@ -94,5 +111,19 @@ mod tests {
             ["sw_power_cap"]
         );
         assert_eq!(names(ThrottleReasons::GPU_IDLE), [""; 0]);
+    }
+    #[test]
+    fn heat_slows_a_card_and_its_power_limit_does_not() {
+        for reason in [
+            ThrottleReasons::GPU_IDLE,
+            ThrottleReasons::SW_POWER_CAP,
+            ThrottleReasons::APPLICATIONS_CLOCKS_SETTING,
+            ThrottleReasons::NONE,
+        ] {
+            assert!(!slow(reason), "{reason:?}");
+            assert!(slow(reason | ThrottleReasons::SW_THERMAL_SLOWDOWN), "{reason:?}");
+        }
+        assert!(slow(ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN));
+        assert!(slow(ThrottleReasons::HW_SLOWDOWN | ThrottleReasons::SW_POWER_CAP));
     }
 }

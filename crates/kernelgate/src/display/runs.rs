@@ -32,7 +32,7 @@ const REMARKS: [Remark; 7] = [
         !clocks.is_empty()
             && ceiling.is_some_and(|&ceiling| ceiling < SAME_CLOCK * stats::median(clocks))
     }),
-    ("timed again, the GPU was throttled at first", |_, case| {
+    ("timed again, the SM clock was low at first", |_, case| {
         case.samples.discarded > 0 && case.samples.throttled == 0
     }),
     (

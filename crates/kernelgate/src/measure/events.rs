@@ -9,6 +9,7 @@ mod calibration;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::clock::ClockWatch;
 use super::limits::Overhead;
 use super::queue::{self, MAX_BURST, MAX_QUEUED};
 use super::{Cache, Sample, Stopwatch, Technique, attached, off_stream, recorded};
@@ -30,9 +31,6 @@ const SHORT_NS: f64 = 20_000.0;
 const GRAPH_NS: f64 = 100_000.0;
 /// Most short launches in a graph.
 const MAX_GRAPH: f64 = 64.0;
-/// A sample at less than this share of the device's highest clock is thrown away: the device was
-/// throttled.
-const THROTTLED: f64 = 0.75;
 /// Attempts a sample before a throttled one is kept.
 const ATTEMPTS: u64 = 4;
 /// The cold state reads so many times the size of L2.
@@ -50,6 +48,7 @@ pub struct EventTimer {
     instruments: Instruments,
     overhead: Overhead,
     typical_clock_mhz: Option<f64>,
+    clock: ClockWatch,
 }
 
 /// What a burst of launches took.
@@ -82,6 +81,7 @@ impl EventTimer {
             instruments: Instruments::new(device, FLUSH * device.facts().l2_bytes)?,
             overhead: nothing,
             typical_clock_mhz: None,
+            clock: ClockWatch::of(device.facts()),
         };
         timer.overhead = timer.calibrate()?;
         Ok(timer)
@@ -129,9 +129,10 @@ impl EventTimer {
             Some(batch) => timer.burst(REPEATS, Cache::Hot, 1, &mut || batch.graph.launch()),
             None => timer.burst(REPEATS, Cache::Hot, 1, launch),
         };
+        self.clock.begin();
         let mut burst = attempt(self)?;
         for _ in 1..ATTEMPTS {
-            if !self.throttled(burst.clock_mhz) {
+            if !self.clock.throttled(burst.clock_mhz) {
                 break;
             }
             burst = attempt(self)?;
@@ -143,12 +144,6 @@ impl EventTimer {
         };
         let elapsed_ns = (stats::median(&burst.intervals_ns) - around_ns).max(RESOLUTION_NS);
         Ok(elapsed_ns / launches as f64)
-    }
-
-    /// Whether the SM clock says that the device was throttled.
-    fn throttled(&self, clock_mhz: Option<f64>) -> bool {
-        let slowest_mhz = THROTTLED * f64::from(self.device.facts().max_clock_mhz);
-        clock_mhz.is_some_and(|clock_mhz| clock_mhz < slowest_mhz)
     }
 
     /// SM clock of the last time that [`Self::typical_ns`] gave, MHz, where the probes compare.
@@ -231,6 +226,7 @@ impl EventTimer {
         };
         let host_bound = commands > MAX_QUEUED;
         let counted = counted.map(|nodes| nodes as u64);
+        self.clock.begin();
         Ok(CaseTimer { timer: self, cache, commands, counted, batch, host_bound })
     }
 
@@ -395,7 +391,7 @@ impl Stopwatch for CaseTimer<'_> {
     ) -> Result<Sample, BackendError> {
         for discarded in 0.. {
             let sample = self.attempt(executable, launches)?;
-            let throttled = self.timer.throttled(sample.clock_mhz);
+            let throttled = self.timer.clock.throttled(sample.clock_mhz);
             if discarded + 1 == ATTEMPTS || !throttled {
                 return Ok(Sample { discarded, throttled, ..sample });
             }

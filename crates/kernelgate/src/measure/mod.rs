@@ -5,6 +5,7 @@
 
 pub mod accuracy;
 mod attached;
+mod clock;
 pub mod contention;
 pub mod criterion;
 pub mod delay;
@@ -46,7 +47,8 @@ pub struct Sample {
     pub elapsed_ns: f64,
     /// SM clock while they ran, where the device tells: MHz.
     pub clock_mhz: Option<f64>,
-    /// Attempts thrown away before this one, because the device was throttled.
+    /// Attempts thrown away before this one, because the device was throttled or its clock not
+    /// steady.
     pub discarded: u64,
     /// Whether the device was throttled in this one too, the last attempt.
     pub throttled: bool,

@@ -254,10 +254,11 @@ pub struct Samples {
     /// SM clock during each sample, MHz; empty where the device does not tell.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "fitted")]
     pub clock_mhz: Vec<f64>,
-    /// Attempts thrown away because the device was throttled.
+    /// Attempts thrown away because the device was throttled, or its clock not steady.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub discarded: u64,
-    /// Samples that were kept though the device was throttled in each attempt.
+    /// Samples that were kept though the device was throttled, or its clock not steady, in each
+    /// attempt.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub throttled: u64,
     /// Share of the host's CPU time that other processes and guests took meanwhile, 0 to 1; absent
