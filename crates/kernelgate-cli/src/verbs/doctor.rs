@@ -127,14 +127,16 @@ fn library(library: Library) -> Vec<Check> {
         let version = loaded.version.as_ref().map(|version| format!(" {version}"));
         format!("{}{}", library.name(), version.unwrap_or_default())
     };
-    let Some(loaded) = library::load(library) else {
-        return vec![check(format!("{} is missing", library.name()), Some(library.advice()))];
+    let used = match library::load(library) {
+        Some(loaded) => {
+            check(format!("{}: {}", shown(loaded), loaded.file.display()), unfit(library))
+        }
+        None => check(format!("{} is missing", library.name()), Some(library.advice())),
     };
-    let finding = format!("{}: {}", shown(loaded), loaded.file.display());
     let others = library::passed_over(library).into_iter().map(|other| {
         check(format!("{} is not used: {}", shown(&other), other.file.display()), None)
     });
-    std::iter::once(check(finding, unfit(library))).chain(others).collect()
+    std::iter::once(used).chain(others).collect()
 }
 
 /// What keeps a library that was found from being of use.

@@ -5,6 +5,7 @@
 //! Nothing relative is loaded. Deliberately absent: the CUDA runtime, `nvcc`.
 
 mod choice;
+mod cudnn;
 mod kind;
 mod opened;
 mod process;

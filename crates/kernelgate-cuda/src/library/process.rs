@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use super::choice;
+use super::cudnn;
 use super::kind::Library;
 use super::opened::{self, Opened};
 use super::search::{self, Candidate, Origin};
@@ -16,7 +17,7 @@ use crate::architecture;
 pub struct LoadedLibrary {
     /// Its file, or its name where the system does not tell the file.
     pub file: PathBuf,
-    /// Its version, as it tells: "13.0", "9.14.0".
+    /// Its version, as it tells: "13.0", "9.14.0"; of a cuDNN that is not used which CUDA it is for.
     pub version: Option<String>,
 }
 
@@ -37,8 +38,13 @@ fn opened(library: Library) -> Option<&'static (Opened, LoadedLibrary)> {
             }
             _ => {
                 let nvrtc = load(Library::Nvrtc).and_then(|nvrtc| nvrtc.file.parent());
-                search::candidates(&library.files(cuda_major()), nvrtc)
-                    .find_map(|candidate| Opened::of(library, &candidate.file))
+                let major = cuda_major();
+                let fits = |opened: &Opened| {
+                    library != Library::Cudnn || cudnn::fits(opened.file(), major)
+                };
+                search::candidates(&library.files(major), nvrtc)
+                    .filter_map(|candidate| Opened::of(library, &candidate.file))
+                    .find(fits)
             }
         }?;
         let loaded =
@@ -95,7 +101,12 @@ pub fn passed_over(library: Library) -> Vec<LoadedLibrary> {
         let Some(opened) = Opened::of(library, &candidate.file) else { continue };
         let file = opened.file().to_owned();
         if !seen.iter().any(|seen| search::same_file(seen, &file)) {
-            others.push(LoadedLibrary { file: file.clone(), version: version(library, &opened) });
+            // What is loaded would answer for another cuDNN.
+            let version = match library {
+                Library::Cudnn => cudnn::cuda_major_of(&file).map(|of| format!("for CUDA {of}")),
+                _ => version(library, &opened),
+            };
+            others.push(LoadedLibrary { file: file.clone(), version });
             seen.push(file);
         }
         // Not all of them can be closed again.

@@ -1,0 +1,89 @@
+//! Which CUDA a cuDNN was built for: its name does not tell.
+//!
+//! `cudnnGetCudartVersion` does, but must not be called of a library that may not be used: each
+//! function opens a part of the library (`libcudnn_graph.so.9`) by its name alone, and the part of
+//! the first one that is asked stays in the process and answers for every later one. So the text
+//! that NVIDIA's compiler leaves in the part with kernels is looked for. Where there is none, nothing
+//! is known.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+/// What the compiler writes before its version.
+const MARK: &[u8] = b"Cuda compilation tools, release ";
+/// The part with kernels whose text is found early, beside the library.
+const PART: &str = "libcudnn_ops.so.9";
+/// Bytes that are searched at once.
+const CHUNK: usize = 1 << 20;
+/// Bytes that are searched in all: the part has 107 MB for CUDA 12.
+const MOST: u64 = 1 << 30;
+
+/// Whether a cuDNN may be used with a CUDA of that major version, as far as is known.
+pub fn fits(file: &Path, major: u32) -> bool {
+    cuda_major_of(file).is_none_or(|of| of == major)
+}
+
+/// The major version of the CUDA that a cuDNN was built for.
+pub fn cuda_major_of(file: &Path) -> Option<u32> {
+    let part = file.parent()?.join(PART);
+    major_in(File::open(part).ok()?.take(MOST))
+}
+
+fn major_in(mut text: impl Read) -> Option<u32> {
+    // The mark and two digits may begin in one chunk and end in the next.
+    let overlap = MARK.len() + 2;
+    let mut searched = Vec::with_capacity(CHUNK + overlap);
+    loop {
+        let kept = searched.len().min(overlap);
+        searched.drain(..searched.len() - kept);
+        let read = text.by_ref().take(CHUNK as u64).read_to_end(&mut searched).ok()?;
+        if let Some(major) = first_major(&searched) {
+            return Some(major);
+        }
+        if read == 0 {
+            return None;
+        }
+    }
+}
+
+fn first_major(searched: &[u8]) -> Option<u32> {
+    searched.windows(MARK.len() + 3).find_map(|window| {
+        let version = window.strip_prefix(MARK)?;
+        let digits = version.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        let number = std::str::from_utf8(&version[..digits]).ok()?;
+        (version.get(digits) == Some(&b'.')).then(|| number.parse().ok())?
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &[u8] = b"Cuda compilation tools, release 13.0, V13.0.48";
+
+    #[test]
+    fn a_cudnn_for_another_cuda_is_told_by_the_part_beside_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let library = folder.path().join("libcudnn.so.9");
+        assert!(fits(&library, 12), "nothing is known");
+        std::fs::write(folder.path().join(PART), TEXT).unwrap();
+        assert!(fits(&library, 13) && !fits(&library, 12));
+        std::fs::write(folder.path().join(PART), "without a text of the compiler").unwrap();
+        assert_eq!(cuda_major_of(&library), None);
+        assert!(fits(Path::new("libcudnn.so.9"), 12), "where the system does not tell the file");
+    }
+
+    #[test]
+    fn the_text_is_found_wherever_it_lies() {
+        for before in [0, 7, CHUNK - MARK.len() - 2, CHUNK - 5, CHUNK, 3 * CHUNK - 20] {
+            let text =
+                [&vec![0; before][..], b"ilation tools, release 9.9", TEXT, &[0; 99]].concat();
+            assert_eq!(major_in(&text[..]), Some(13), "{before}");
+        }
+        let other = b"Cuda compilation tools, release x, Cuda compilation tools, release 12.9,";
+        assert_eq!(major_in(&other[..]), Some(12));
+        assert_eq!(major_in(&TEXT[..MARK.len() + 1]), None);
+        assert_eq!(major_in(&b""[..]), None);
+    }
+}
