@@ -61,11 +61,26 @@ struct Burst {
     host_bound: bool,
 }
 
+impl Burst {
+    /// The same, where the host's time is in none of the intervals.
+    fn without_host(self) -> Result<Self, BackendError> {
+        if self.host_bound {
+            return Err(BackendError::NotTimed(
+                "the host was held up for longer than the GPU can wait for it, in each attempt: \
+                 its time would be in what is measured"
+                    .to_owned(),
+            ));
+        }
+        Ok(self)
+    }
+}
+
 impl EventTimer {
     /// Compiles what it needs, allocates, and measures what timing costs.
     ///
     /// # Errors
-    /// When the device fails or memory is short.
+    /// When the device fails or memory is short; [`BackendError::NotTimed`] where the host is held up
+    /// all the time.
     pub fn new(device: &Arc<Device>) -> Result<Self, BackendError> {
         let nothing = Overhead {
             event_pair_ns: 0.0,
@@ -101,7 +116,7 @@ impl EventTimer {
     /// subtracted.
     ///
     /// # Errors
-    /// When a launch fails.
+    /// When a launch fails; [`BackendError::NotTimed`] where the host's time is in them.
     pub fn launches_ns(
         &mut self,
         count: usize,
@@ -109,7 +124,7 @@ impl EventTimer {
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<Vec<f64>, BackendError> {
         let around_ns = self.overhead.around_launch_ns;
-        let intervals_ns = self.burst(count, cache, 1, launch)?.intervals_ns;
+        let intervals_ns = self.burst(count, cache, 1, launch)?.without_host()?.intervals_ns;
         Ok(intervals_ns.into_iter().map(|interval| interval - around_ns).collect())
     }
 
@@ -117,7 +132,7 @@ impl EventTimer {
     /// together as in a case.
     ///
     /// # Errors
-    /// When a launch fails.
+    /// As [`Self::launches_ns`].
     pub fn typical_ns(
         &mut self,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
@@ -137,6 +152,7 @@ impl EventTimer {
             }
             burst = attempt(self)?;
         }
+        let burst = burst.without_host()?;
         self.typical_clock_mhz = burst.clock_mhz;
         let (around_ns, launches) = match &batch {
             Some(batch) => (self.overhead.around_graph_ns, batch.launches),
@@ -417,5 +433,19 @@ impl Stopwatch for CaseTimer<'_> {
     fn technique(&self) -> Technique {
         let batch = self.batch.as_ref().map(|batch| batch.launches);
         Technique { batch, host_bound: self.host_bound, commands: self.counted }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_with_the_hosts_time_is_no_figure() {
+        let burst =
+            |host_bound| Burst { intervals_ns: vec![1.0, 2.0], clock_mhz: None, host_bound };
+        assert_eq!(burst(false).without_host().unwrap().intervals_ns, [1.0, 2.0]);
+        let error = burst(true).without_host().err().unwrap();
+        assert!(error.to_string().contains("the host was held up"), "{error}");
     }
 }

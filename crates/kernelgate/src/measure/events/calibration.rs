@@ -27,6 +27,9 @@ impl EventTimer {
     /// What the events around a launch add is what they read beyond the time that a spinning kernel
     /// spent by the device's own timer, less what a kernel takes to begin and end: as much as
     /// one more empty kernel adds to a graph of them.
+    ///
+    /// # Errors
+    /// As [`EventTimer::new`].
     pub(super) fn calibrate(&mut self) -> Result<Overhead, BackendError> {
         let empty = Empty::new(&self.device)?;
         let spin = Spin::new(&self.device)?;
@@ -71,7 +74,8 @@ impl EventTimer {
     ) -> Result<f64, BackendError> {
         let (mut intervals_ns, mut spent_ns) = (Vec::new(), 0.0);
         for _ in 0..CALIBRATION_BURSTS {
-            intervals_ns.extend(self.burst(CALIBRATIONS, Cache::Hot, 1, launch)?.intervals_ns);
+            let burst = self.burst(CALIBRATIONS, Cache::Hot, 1, launch)?.without_host()?;
+            intervals_ns.extend(burst.intervals_ns);
             spent_ns += spin.spent_ns()? as f64;
         }
         Ok(stats::median(&intervals_ns) - spent_ns / CALIBRATION_BURSTS as f64)
@@ -87,7 +91,8 @@ impl EventTimer {
         // The queue behind the blocker is short: long rows a few at a time.
         let at_once = (MAX_QUEUED / commands.max(1)).min(CALIBRATIONS);
         while intervals_ns.len() < CALIBRATIONS {
-            intervals_ns.extend(self.burst(at_once, Cache::Hot, commands, launch)?.intervals_ns);
+            let burst = self.burst(at_once, Cache::Hot, commands, launch)?.without_host()?;
+            intervals_ns.extend(burst.intervals_ns);
         }
         Ok(stats::median(&intervals_ns))
     }
