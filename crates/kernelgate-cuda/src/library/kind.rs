@@ -86,7 +86,10 @@ impl Library {
                 "without it ceilings of GEMMs are not measured, and rows that call it are skipped \
                  (denoise: cuda/per_op, cuda/graph; attention: cuda/cudnn)"
             }
-            Self::Cupti => "only `kernelgate timing` and `kernelgate profile` need it",
+            Self::Cupti => {
+                "without it no record of a launch shows work on other streams, `kernelgate profile` \
+                 records nothing, and `kernelgate timing` has nothing to compare with"
+            }
             Self::Nvml => "without it clocks, power and other processes are not recorded",
             Self::Cudnn => "only the cuda/cudnn rows need it",
         }

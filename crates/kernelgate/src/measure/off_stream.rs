@@ -1,9 +1,10 @@
 //! Work that the events on the stream do not enclose: launched on another stream, or not at all.
 //!
 //! Two checks. While a blocking kernel holds the stream, nothing of a launch may have been written;
-//! and when the stream is done, the context has to be. The first sees every write to an output, the
-//! second whatever lasts long enough. Deliberately absent: guarding against code that attacks the
-//! process.
+//! and when the stream is done, the context has to be. The first reads samples of each output, from
+//! its beginning to its end, and is left out where a launch is more commands than can be queued; the
+//! second sees whatever lasts long enough. What both miss a record of a launch may show
+//! ([`super::recorded`]). Deliberately absent: guarding against code that attacks the process.
 
 use std::time::{Duration, Instant};
 
@@ -34,7 +35,7 @@ pub fn impossible(launch_ns: f64, empty_ns: f64) -> BackendError {
     ))
 }
 
-/// Holds the stream and launches: no output may change before the stream is let go.
+/// Holds the stream and launches: no sample of an output may change before the stream is let go.
 ///
 /// # Errors
 /// [`BackendError::NotTimed`] where one does; when the device fails.
