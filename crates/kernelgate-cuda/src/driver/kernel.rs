@@ -69,6 +69,9 @@ pub struct LaunchAttributes {
     pub window: Option<Window>,
 }
 
+/// Most blocks of a cluster that every GPU with clusters runs; more have to be allowed.
+pub(crate) const MAX_PORTABLE_CLUSTER: u64 = 8;
+
 /// The attribute of a launch in clusters of so many blocks in x, y, z.
 pub(super) fn cluster_attribute([x, y, z]: [u32; 3]) -> sys::CUlaunchAttribute {
     let dims = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x, y, z };
@@ -267,7 +270,7 @@ impl Kernel {
     ///
     /// # Errors
     /// When the driver refuses.
-    pub(super) fn allow_large_clusters(&self) -> Result<(), BackendError> {
+    pub(crate) fn allow_large_clusters(&self) -> Result<(), BackendError> {
         use sys::CUfunction_attribute_enum as attribute;
         const LARGE: attribute = attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
         // SAFETY: the function belongs to a module that `self` keeps loaded.

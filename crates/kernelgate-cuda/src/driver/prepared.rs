@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use cudarc::driver::sys;
 
 use super::device::Device;
-use super::kernel::{Kernel, cluster_attribute};
+use super::kernel::{Kernel, MAX_PORTABLE_CLUSTER, cluster_attribute};
 use super::status::failed;
 use crate::BackendError;
 
@@ -34,8 +34,6 @@ const MAX_THREADS: u64 = 1024;
 const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
 /// Most blocks in x, y, z.
 const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
-/// Most blocks of a cluster that every GPU with clusters runs; more have to be allowed.
-const MAX_PORTABLE_CLUSTER: u64 = 8;
 
 /// What a GPU has for a block.
 #[derive(Debug, Clone, Copy)]

@@ -4,7 +4,7 @@ use super::row::KernelSpec;
 use crate::BackendError;
 use crate::driver::argument::Argument;
 use crate::driver::device::Device;
-use crate::driver::kernel::{Kernel, LaunchAttributes, LaunchShape};
+use crate::driver::kernel::{Kernel, LaunchAttributes, LaunchShape, MAX_PORTABLE_CLUSTER};
 use crate::driver::prepared::{LaunchDims, Parameters, PreparedLaunch};
 use crate::driver::stages::StagedKernel;
 
@@ -49,6 +49,9 @@ impl<P> KernelSpec<P> {
         device.note_shape(&build.kernel_name(self.symbol), shape);
         if shape.shared_bytes > 0 {
             kernel.allow_shared(shape.shared_bytes)?;
+        }
+        if self.cluster.is_some_and(|blocks| blocks as u64 > MAX_PORTABLE_CLUSTER) {
+            kernel.allow_large_clusters()?;
         }
         if self.whole_shared {
             kernel.prefer_shared()?;
@@ -146,8 +149,8 @@ impl LoadedKernel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Source;
     use crate::testing::gpu;
+    use crate::{Requires, Source};
 
     #[test]
     fn blocks_that_wait_for_each_other_are_launched_together_or_not_at_all() {
@@ -164,6 +167,39 @@ mod tests {
         let refused = launch(1 << 20, true).unwrap_err().to_string();
         assert!(refused.contains("launch nothing"), "{refused}");
         device.synchronize().unwrap();
+    }
+
+    const LARGE_CLUSTER: KernelSpec<()> = KernelSpec {
+        requires: Requires::Exactly("sm_90a"),
+        cluster: Some(16),
+        ..KernelSpec::new(
+            Source::new(
+                "large_cluster",
+                r#"
+extern "C" __global__ void __cluster_dims__(16, 1, 1) large_cluster(unsigned* out) {
+    unsigned blocks;
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+    if (threadIdx.x == 0) out[blockIdx.x] = blocks;
+}"#,
+            ),
+            "large_cluster",
+            32,
+            |()| [32, 1, 1],
+        )
+    };
+
+    #[test]
+    fn a_row_with_clusters_of_sixteen_blocks_is_launched_on_hopper() {
+        let Some((device, _alone)) = gpu() else { return };
+        let kernel = match LARGE_CLUSTER.load(&device, &()) {
+            Err(BackendError::Unsupported(reason)) => return eprintln!("skipped: {reason}"),
+            kernel => kernel.unwrap(),
+        };
+        let out = device.allocate(4 * 32).unwrap();
+        kernel.launch(&[Argument::from(&out)]).unwrap();
+        let mut blocks = vec![0; out.bytes()];
+        out.download(&mut blocks).unwrap();
+        assert!(blocks.chunks(4).all(|word| word == [16, 0, 0, 0]), "{blocks:?}");
     }
 
     const SPIN: KernelSpec<()> = KernelSpec {
