@@ -69,19 +69,6 @@ pub struct LaunchAttributes {
     pub window: Option<Window>,
 }
 
-/// Most blocks of a cluster that every GPU with clusters runs; more have to be allowed.
-pub(crate) const MAX_PORTABLE_CLUSTER: u64 = 8;
-
-/// The attribute of a launch in clusters of so many blocks in x, y, z.
-pub(super) fn cluster_attribute([x, y, z]: [u32; 3]) -> sys::CUlaunchAttribute {
-    let dims = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x, y, z };
-    sys::CUlaunchAttribute {
-        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
-        pad: [0; 4],
-        value: sys::CUlaunchAttributeValue { clusterDim: dims },
-    }
-}
-
 /// A loaded kernel.
 pub struct Kernel {
     function: CudaFunction,
@@ -201,61 +188,14 @@ impl Kernel {
         .map_err(|error| failed(&format!("set the carve-out of {}", self.name), &error))
     }
 
-    /// How many of its clusters of so many blocks run at once where nothing else does.
-    ///
-    /// # Errors
-    /// When the driver refuses.
-    pub fn clusters_at_once(
-        &self,
-        shape: LaunchShape,
-        cluster: u32,
-    ) -> Result<usize, BackendError> {
-        let mut dimension = cluster_attribute([cluster, 1, 1]);
-        let config = self.config(shape, std::slice::from_mut(&mut dimension));
-        self.clusters_of(&config)
-    }
-
-    /// How many clusters of a launch run at once where nothing else does; none where the GPU has no
-    /// clusters as large.
-    pub(super) fn clusters_of(&self, config: &sys::CUlaunchConfig) -> Result<usize, BackendError> {
-        let mut clusters = 0;
-        // SAFETY: the configuration points to attributes that outlive the call; the function
-        // belongs to a module that `self` keeps loaded.
-        let counted = unsafe {
-            sys::cuOccupancyMaxActiveClusters(
-                &raw mut clusters,
-                self.function.cu_function(),
-                std::ptr::from_ref(config),
-            )
-        };
-        use sys::CUresult::{CUDA_ERROR_INVALID_CLUSTER_SIZE, CUDA_ERROR_INVALID_VALUE};
-        match counted.result() {
-            // What drivers say of clusters that are too large.
-            Err(DriverError(CUDA_ERROR_INVALID_CLUSTER_SIZE | CUDA_ERROR_INVALID_VALUE)) => Ok(0),
-            counted => counted
-                .map(|()| clusters.max(0) as usize)
-                .map_err(|error| failed(&format!("count the clusters of {}", self.name), &error)),
-        }
-    }
-
-    /// Blocks of a cluster in x, y, z where it was compiled for clusters (`__cluster_dims__`).
-    pub(super) fn compiled_cluster(&self) -> Result<Option<[u32; 3]>, BackendError> {
-        use sys::CUfunction_attribute_enum as Attribute;
-        let cluster = [
-            self.attribute(Attribute::CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH, "cluster")?,
-            self.attribute(Attribute::CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT, "cluster")?,
-            self.attribute(Attribute::CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH, "cluster")?,
-        ];
-        Ok((!cluster.contains(&0)).then_some(cluster))
-    }
-
     /// Shared memory that it declares itself, bytes a block.
     pub(super) fn static_shared_bytes(&self) -> Result<u32, BackendError> {
         use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES as SHARED;
         self.attribute(SHARED, "shared memory")
     }
 
-    fn attribute(
+    /// An attribute of the function.
+    pub(super) fn attribute(
         &self,
         attribute: sys::CUfunction_attribute,
         what: &str,
@@ -264,18 +204,6 @@ impl Kernel {
         unsafe { result::function::get_function_attribute(self.function.cu_function(), attribute) }
             .map(|value| value.max(0) as u32)
             .map_err(|error| failed(&format!("tell the {what} of {}", self.name), &error))
-    }
-
-    /// Allows clusters of more blocks than every GPU with clusters runs: more than eight.
-    ///
-    /// # Errors
-    /// When the driver refuses.
-    pub(crate) fn allow_large_clusters(&self) -> Result<(), BackendError> {
-        use sys::CUfunction_attribute_enum as attribute;
-        const LARGE: attribute = attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
-        // SAFETY: the function belongs to a module that `self` keeps loaded.
-        unsafe { result::function::set_function_attribute(self.function.cu_function(), LARGE, 1) }
-            .map_err(|error| failed(&format!("allow large clusters of {}", self.name), &error))
     }
 
     /// How many of its blocks, without clusters, a multiprocessor runs at once where nothing else
@@ -309,7 +237,7 @@ impl Kernel {
     }
 
     /// A launch of that shape on the device's stream.
-    fn config(
+    pub(super) fn config(
         &self,
         shape: LaunchShape,
         attributes: &mut [sys::CUlaunchAttribute],

@@ -3,6 +3,7 @@
 pub mod argument;
 pub mod buffer;
 mod check;
+pub(crate) mod clusters;
 pub mod conduct;
 pub mod context_settings;
 pub mod device;

@@ -3,8 +3,9 @@
 use super::row::KernelSpec;
 use crate::BackendError;
 use crate::driver::argument::Argument;
+use crate::driver::clusters::MAX_PORTABLE_CLUSTER;
 use crate::driver::device::Device;
-use crate::driver::kernel::{Kernel, LaunchAttributes, LaunchShape, MAX_PORTABLE_CLUSTER};
+use crate::driver::kernel::{Kernel, LaunchAttributes, LaunchShape};
 use crate::driver::prepared::{LaunchDims, Parameters, PreparedLaunch};
 use crate::driver::stages::StagedKernel;
 

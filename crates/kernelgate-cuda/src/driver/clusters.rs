@@ -1,0 +1,83 @@
+//! Clusters of blocks: how many a GPU runs at once, and what large ones need. Deliberately absent:
+//! the launches themselves (`kernel`, `prepared`).
+
+use cudarc::driver::{DriverError, result, sys};
+
+use super::kernel::{Kernel, LaunchShape};
+use super::status::failed;
+use crate::BackendError;
+
+/// Most blocks of a cluster that every GPU with clusters runs; more have to be allowed.
+pub(crate) const MAX_PORTABLE_CLUSTER: u64 = 8;
+
+/// The attribute of a launch in clusters of so many blocks in x, y, z.
+pub(super) fn cluster_attribute([x, y, z]: [u32; 3]) -> sys::CUlaunchAttribute {
+    let dims = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x, y, z };
+    sys::CUlaunchAttribute {
+        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+        pad: [0; 4],
+        value: sys::CUlaunchAttributeValue { clusterDim: dims },
+    }
+}
+
+impl Kernel {
+    /// How many of its clusters of so many blocks run at once where nothing else does.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn clusters_at_once(
+        &self,
+        shape: LaunchShape,
+        cluster: u32,
+    ) -> Result<usize, BackendError> {
+        let mut dimension = cluster_attribute([cluster, 1, 1]);
+        let config = self.config(shape, std::slice::from_mut(&mut dimension));
+        self.clusters_of(&config)
+    }
+
+    /// How many clusters of a launch run at once where nothing else does; none where the GPU has no
+    /// clusters as large.
+    pub(super) fn clusters_of(&self, config: &sys::CUlaunchConfig) -> Result<usize, BackendError> {
+        let mut clusters = 0;
+        // SAFETY: the configuration points to attributes that outlive the call; the function
+        // belongs to a module that `self` keeps loaded.
+        let counted = unsafe {
+            sys::cuOccupancyMaxActiveClusters(
+                &raw mut clusters,
+                self.function(),
+                std::ptr::from_ref(config),
+            )
+        };
+        use sys::CUresult::{CUDA_ERROR_INVALID_CLUSTER_SIZE, CUDA_ERROR_INVALID_VALUE};
+        match counted.result() {
+            // What drivers say of clusters that are too large.
+            Err(DriverError(CUDA_ERROR_INVALID_CLUSTER_SIZE | CUDA_ERROR_INVALID_VALUE)) => Ok(0),
+            counted => counted
+                .map(|()| clusters.max(0) as usize)
+                .map_err(|error| failed(&format!("count the clusters of {}", self.name()), &error)),
+        }
+    }
+
+    /// Blocks of a cluster in x, y, z where it was compiled for clusters (`__cluster_dims__`).
+    pub(super) fn compiled_cluster(&self) -> Result<Option<[u32; 3]>, BackendError> {
+        use sys::CUfunction_attribute_enum as Attribute;
+        let cluster = [
+            self.attribute(Attribute::CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH, "cluster")?,
+            self.attribute(Attribute::CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT, "cluster")?,
+            self.attribute(Attribute::CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH, "cluster")?,
+        ];
+        Ok((!cluster.contains(&0)).then_some(cluster))
+    }
+
+    /// Allows clusters of more blocks than every GPU with clusters runs: more than eight.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub(crate) fn allow_large_clusters(&self) -> Result<(), BackendError> {
+        use sys::CUfunction_attribute_enum as attribute;
+        const LARGE: attribute = attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
+        // SAFETY: the function belongs to a module that `self` keeps loaded.
+        unsafe { result::function::set_function_attribute(self.function(), LARGE, 1) }
+            .map_err(|error| failed(&format!("allow large clusters of {}", self.name()), &error))
+    }
+}
