@@ -34,7 +34,7 @@ pub struct StreamSettings {
 impl StreamSettings {
     /// As they are now.
     pub(super) fn of(stream: &CudaStream) -> Self {
-        let told = |(id, _)| get(stream, id).ok().map(bytes);
+        let told = |(id, _)| get(stream, id).ok().map(|value| settable(id, bytes(value)));
         Self { others: OTHERS.map(told) }
     }
 
@@ -66,6 +66,17 @@ impl StreamSettings {
         }
         Ok(())
     }
+}
+
+/// A setting as the driver takes it: the way to wait of a stream for which none was set is told as
+/// -1, which is no way to set.
+fn settable(id: CUstreamAttrID, told: Bytes) -> Bytes {
+    if id != OTHERS[0].0 || told[..4] != [-1; 4] {
+        return told;
+    }
+    let mut value = CUstreamAttrValue { pad: [0; 64] };
+    value.syncPolicy = sys::CUsynchronizationPolicy::CU_SYNC_POLICY_AUTO;
+    bytes(value)
 }
 
 fn get(stream: &CudaStream, id: CUstreamAttrID) -> Result<CUstreamAttrValue, DriverError> {
