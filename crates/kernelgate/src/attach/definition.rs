@@ -5,6 +5,11 @@ use std::sync::Arc;
 
 use crate::workload::{Dtype, Expected, Tensors, Tolerance, Work};
 
+/// Errors that outputs may have whose definition declares no tolerance, at least.
+const LEAST_TOLERANCE: f64 = 1e-5;
+/// The same in unit roundoffs of the outputs' dtype.
+const ROUNDOFFS: f64 = 4.0;
+
 /// A tensor by its name, shape and dtype.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Declared {
@@ -48,7 +53,8 @@ pub struct Definition {
     pub(super) outputs: Vec<Declared>,
     pub(super) reference: Reference,
     pub(super) work: Option<Work>,
-    pub(super) tolerance: Tolerance,
+    /// None where none was declared.
+    tolerance: Option<Tolerance>,
 }
 
 impl Default for Definition {
@@ -58,14 +64,14 @@ impl Default for Definition {
 }
 
 impl Definition {
-    /// Nothing yet; the tolerance is 1e-5 of the largest value and of the norm.
+    /// Nothing yet; the tolerance is that of [`Self::tolerance`] where none is declared.
     pub fn new() -> Self {
         Self {
             inputs: Vec::new(),
             outputs: Vec::new(),
             reference: Reference::None,
             work: None,
-            tolerance: Tolerance { max_error: 1e-5, relative_l2: 1e-5 },
+            tolerance: None,
         }
     }
 
@@ -106,9 +112,23 @@ impl Definition {
         Self { reference: Reference::Row(row), ..self }
     }
 
-    /// How far an output may be from the reference.
+    /// How far an output may be from the reference, or in `kernelgate compare` from the base's
+    /// outputs where there is none: the largest difference relative to the largest value, and the
+    /// L2 norm of all relative to theirs. Undeclared, both are the larger of 1e-5 and four unit
+    /// roundoffs of the least precise output: 1e-5 in f32 and f64, 2.0e-3 in f16, 1.6e-2 in bf16.
+    /// That is two units in the last place, which another order of sums may cost; declare it where
+    /// outputs have several dtypes. Bytes (i8, fp8) are compared exactly.
     pub fn tolerance(self, max_error: f64, relative_l2: f64) -> Self {
-        Self { tolerance: Tolerance { max_error, relative_l2 }, ..self }
+        Self { tolerance: Some(Tolerance { max_error, relative_l2 }), ..self }
+    }
+
+    /// What was declared of it, or what holds where nothing was.
+    pub(super) fn allowed(&self) -> Tolerance {
+        // No tensor has fp8: its bytes are compared as integers.
+        let floats = self.outputs.iter().filter(|output| output.dtype != Dtype::Fp8);
+        let roundoff = floats.map(|output| output.dtype.unit_roundoff()).fold(0.0, f64::max);
+        let error = (ROUNDOFFS * roundoff).max(LEAST_TOLERANCE);
+        self.tolerance.unwrap_or(Tolerance { max_error: error, relative_l2: error })
     }
 
     /// Operations and fewest bytes of a launch; where this is not said, each input read once and

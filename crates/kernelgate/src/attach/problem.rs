@@ -126,7 +126,7 @@ impl Problem for Bound {
     }
 
     fn tolerance(&self) -> Tolerance {
-        self.definition.tolerance
+        self.definition.allowed()
     }
 
     /// Inputs twice, because others replace them, outputs, and both in fp64.
@@ -140,6 +140,7 @@ impl Problem for Bound {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verify;
 
     #[test]
     fn inputs_in_fp8_are_numbers_and_outputs_in_it_are_refused() {
@@ -160,5 +161,44 @@ mod tests {
         let golden = Definition::new().golden("nowhere.safetensors");
         assert!(Bound::new(golden).reads_files());
         assert!(!Bound::new(Definition::new().code(|_| Vec::new())).reads_files());
+    }
+
+    fn outputs(dtypes: &[Dtype]) -> Definition {
+        let names = ["y", "z"].into_iter().zip(dtypes);
+        names.fold(Definition::new(), |all, (name, dtype)| all.output(name, [4], *dtype))
+    }
+
+    #[test]
+    fn an_undeclared_tolerance_is_of_the_outputs_dtype_and_a_declared_one_stays() {
+        let allowed = |definition: Definition| {
+            let Tolerance { max_error, relative_l2 } = Bound::new(definition).tolerance();
+            (max_error, relative_l2)
+        };
+        for (dtypes, error) in [
+            (&[][..], 1e-5),
+            (&[Dtype::F64], 1e-5),
+            (&[Dtype::F32], 1e-5),
+            (&[Dtype::F16], 4.0 * 0.5f64.powi(11)),
+            (&[Dtype::Bf16], 4.0 * 0.5f64.powi(8)),
+            (&[Dtype::F32, Dtype::Bf16], 4.0 * 0.5f64.powi(8)),
+            (&[Dtype::F32, Dtype::Fp8], 1e-5),
+        ] {
+            assert_eq!(allowed(outputs(dtypes)), (error, error), "{dtypes:?}");
+        }
+        assert_eq!(allowed(outputs(&[Dtype::Bf16]).tolerance(1e-3, 1e-4)), (1e-3, 1e-4));
+    }
+
+    /// What `compare` does with a row without a reference.
+    #[test]
+    fn outputs_one_unit_in_the_last_place_apart_are_alike() {
+        let ys = |bits: u16| {
+            let y = vec![bf16::from_bits(bits), bf16::from_f32(0.5)];
+            Tensors::new().with("y", [2], Data::Bf16(y))
+        };
+        // 1 and its neighbours: 2^-7 above, where units are widest.
+        let base = verify::as_expected(&ys(0x3f80));
+        let tolerance = Bound::new(outputs(&[Dtype::Bf16])).tolerance();
+        assert!(verify::compare(&ys(0x3f81), &base, tolerance).is_ok());
+        assert!(verify::compare(&ys(0x3f84), &base, tolerance).is_err());
     }
 }
