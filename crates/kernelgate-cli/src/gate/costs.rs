@@ -1,5 +1,9 @@
 //! What a launch takes besides the device's time, before and after: judged where the package asks
 //! for it (`rules`).
+//!
+//! Device memory is judged as it was measured, where it was in both: growth of more than
+//! [`GRANULARITY`], which the driver's pages, graphs and code of kernels may cost by themselves.
+//! Where it was not, and where the growth is less, what the rows declare is judged.
 
 use serde::Serialize;
 
@@ -12,13 +16,16 @@ use kernelgate::stats::median;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cost {
-    /// Device memory that the implementation declares, bytes.
+    /// Device memory, measured or as the implementation declares it, bytes.
     DeviceMemory,
     /// Commands of a launch.
     Launches,
     /// Time of the host to start a launch, nanoseconds.
     HostTime,
 }
+
+/// Growth of measured device memory that says nothing, bytes.
+const GRANULARITY: f64 = (16 << 20) as f64;
 
 /// A cost that grew by more than the package allows.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -55,29 +62,38 @@ pub fn grown(
     [base, head]: [&[LaunchCosts]; 2],
     limits: &CaseLimits,
 ) -> Vec<CostGrowth> {
-    let of = |cost: Cost, allowed: Option<f64>| {
-        let allowed = allowed?;
+    let both = |value: fn(&LaunchCosts) -> Option<f64>| {
         let middle = |side: &[LaunchCosts]| {
-            let told: Vec<f64> = side.iter().filter_map(|it| value(it, cost)).collect();
+            let told: Vec<f64> = side.iter().filter_map(value).collect();
             (!told.is_empty()).then(|| median(&told))
         };
-        let (base, head) = (middle(base)?, middle(head)?);
+        middle(base).zip(middle(head))
+    };
+    let of = |cost: Cost, sides: Option<(f64, f64)>, allowed: Option<f64>| {
+        let ((base, head), allowed) = (sides?, allowed?);
         let growth = CostGrowth { case: case.to_owned(), cost, base, head, allowed };
         (head > base * (1.0 + allowed)).then_some(growth)
     };
+    let measured = both(|costs| costs.measured_device_bytes.map(|bytes| bytes as f64));
+    let declared = both(|costs| costs.device_bytes.map(|bytes| bytes as f64));
+    let commands = both(|costs| costs.commands.map(|count| count as f64));
+    let host = both(|costs| costs.host_launch_ns);
     let costs = [
-        of(Cost::DeviceMemory, limits.device_memory),
-        of(Cost::Launches, limits.launches),
-        of(Cost::HostTime, limits.host_time),
+        of(Cost::DeviceMemory, memory(measured, declared), limits.device_memory),
+        of(Cost::Launches, commands, limits.launches),
+        of(Cost::HostTime, host, limits.host_time),
     ];
     costs.into_iter().flatten().collect()
 }
 
-fn value(costs: &LaunchCosts, cost: Cost) -> Option<f64> {
-    match cost {
-        Cost::DeviceMemory => costs.device_bytes.map(|bytes| bytes as f64),
-        Cost::Launches => costs.commands.map(|count| count as f64),
-        Cost::HostTime => costs.host_launch_ns,
+/// Device memory of both sides to judge.
+fn memory(measured: Option<(f64, f64)>, declared: Option<(f64, f64)>) -> Option<(f64, f64)> {
+    let coarse = |(base, head): &(f64, f64)| (head - base).abs() <= GRANULARITY;
+    match measured {
+        None => declared,
+        // What is declared and more than this was not taken.
+        Some(both) if coarse(&both) => declared.filter(coarse),
+        fine => fine,
     }
 }
 
@@ -89,6 +105,7 @@ mod tests {
     fn costs_are_judged_where_they_are_known_and_asked_for() {
         let costs = |bytes, commands, host| LaunchCosts {
             device_bytes: Some(bytes),
+            measured_device_bytes: None,
             commands: Some(commands),
             host_launch_ns: Some(host),
         };
@@ -112,5 +129,34 @@ mod tests {
         assert!(words(&base, &head, &CaseLimits::default()).is_empty());
         assert!(words(&[LaunchCosts::default()], &head, &limits).is_empty());
         assert!(words(&base, &base, &limits).is_empty());
+    }
+
+    #[test]
+    fn measured_memory_goes_before_declared_and_its_granularity_is_no_growth() {
+        const MIB: u64 = 1 << 20;
+        let limits = CaseLimits { device_memory: Some(0.1), ..CaseLimits::default() };
+        let of = |measured: Option<u64>, declared: Option<u64>| LaunchCosts {
+            device_bytes: declared.map(|it| it * MIB),
+            measured_device_bytes: measured.map(|it| it * MIB),
+            ..LaunchCosts::default()
+        };
+        let grew = |base: LaunchCosts, head: LaunchCosts| {
+            let found = grown("x", [&[base], &[head]], &limits);
+            found.first().map(|it| (it.base as u64 / MIB, it.head as u64 / MIB))
+        };
+        // Two more gigabytes of scratch that the row does not declare.
+        let same = Some(64);
+        assert_eq!(grew(of(Some(70), same), of(Some(2118), same)), Some((70, 2118)));
+        assert_eq!(grew(of(Some(70), None), of(Some(2118), None)), Some((70, 2118)));
+        // A few pages more.
+        assert_eq!(grew(of(Some(70), same), of(Some(84), same)), None);
+        assert_eq!(grew(of(Some(70), None), of(Some(84), None)), None);
+        // Too little to be measured, and declared.
+        assert_eq!(grew(of(Some(4), Some(2)), of(Some(6), Some(4))), Some((2, 4)));
+        // Declared, and not taken.
+        assert_eq!(grew(of(Some(70), same), of(Some(70), Some(640))), None);
+        // Measured on one side only, as against an older baseline: what both declare.
+        assert_eq!(grew(of(None, same), of(Some(2118), same)), None);
+        assert_eq!(grew(of(None, same), of(Some(2118), Some(128))), Some((64, 128)));
     }
 }

@@ -5,15 +5,18 @@ use kernelgate::display::{bytes, time};
 use kernelgate::record::{LaunchCosts, Run};
 
 /// A row a case, within a terminal's width where there is one; "-" where something is unknown.
+/// Device memory is what was measured, else what the row declares, which is marked.
 pub fn text(runs: &[Run], columns: Option<usize>) -> String {
     let mut table =
         Table::new(&["case", "device memory", "commands", "host time", "max error", "relative L2"]);
     let shown = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     for (id, case) in runs.iter().flat_map(|run| &run.cases) {
-        let LaunchCosts { device_bytes, commands, host_launch_ns } = case.into();
+        let costs = LaunchCosts::from(case);
+        let LaunchCosts { measured_device_bytes, commands, host_launch_ns, .. } = costs;
+        let declared = costs.device_bytes.map(|it| format!("{} (declared)", bytes(it)));
         table.row(vec![
             id.clone(),
-            shown(device_bytes.map(bytes)),
+            shown(measured_device_bytes.map(bytes).or(declared)),
             shown(commands.map(|commands| commands.to_string())),
             shown(host_launch_ns.map(time)),
             format!("{:.1e}", case.verification.max_error),

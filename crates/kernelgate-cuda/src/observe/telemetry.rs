@@ -57,10 +57,6 @@ impl Telemetry {
     /// Asks the card. Takes a few milliseconds: never while a sample is taken.
     pub fn read(&self) -> Reading {
         let Ok(device) = self.device() else { return Reading::default() };
-        let own = std::process::id();
-        let others = |processes: Vec<nvml_wrapper::struct_wrappers::device::ProcessInfo>| {
-            processes.iter().filter(|process| process.pid != own).count() as u32
-        };
         Reading {
             sm_clock_mhz: device.clock_info(Clock::SM).ok(),
             memory_clock_mhz: device.clock_info(Clock::Memory).ok(),
@@ -68,7 +64,7 @@ impl Telemetry {
             power_limit_mw: device.enforced_power_limit().ok(),
             temperature_c: device.temperature(TemperatureSensor::Gpu).ok(),
             throttle: device.current_throttle_reasons().map(names).unwrap_or_default(),
-            other_processes: device.running_compute_processes().ok().map(others),
+            other_processes: others(&device),
         }
     }
 
@@ -79,9 +75,19 @@ impl Telemetry {
         reasons.ok().map(slow)
     }
 
+    /// Other processes that compute on the card, where it tells.
+    pub fn other_processes(&self) -> Option<u32> {
+        others(&self.device().ok()?)
+    }
+
     fn device(&self) -> Result<Device<'_>, NvmlError> {
         self.nvml.device_by_uuid(&*self.uuid)
     }
+}
+
+fn others(device: &Device<'_>) -> Option<u32> {
+    let (own, processes) = (std::process::id(), device.running_compute_processes().ok()?);
+    Some(processes.iter().filter(|process| process.pid != own).count() as u32)
 }
 
 /// The reasons that slow a working card; an idle one is no reason.

@@ -9,6 +9,7 @@ use super::after_timing::{self, Checked};
 use super::args::Flags;
 use super::cases::{Case, Group, Selection};
 use super::deadline::Deadline;
+use super::device_memory::MemoryWatch;
 use super::error::HarnessError;
 use super::guard;
 use super::problem::{CaseError, Ready};
@@ -145,7 +146,8 @@ impl Execution<'_> {
         };
         let ready = ready.and_then(|mut ready| {
             ready.references.clone_from(&self.references);
-            if self.trial.is_none() {
+            // Where each case needs it: not beside a case, in whose memory it would count.
+            if self.trial.as_ref().is_none_or(|trial| trial.verified.is_none()) {
                 ready.compute_reference(group)?;
             }
             Ok(ready)
@@ -229,6 +231,9 @@ impl Execution<'_> {
                 std::mem::forget(executable);
             } else {
                 drop(executable);
+                if let (Some(bytes), Some(recorder)) = (ready.memory.finish(), &self.recorder) {
+                    recorder.add_device_memory(cases.iter().map(|case| case.id.as_str()), bytes)?;
+                }
             }
         }
         let _activity = spent::on("free");
@@ -252,6 +257,22 @@ impl Execution<'_> {
     }
 
     fn verify(
+        &self,
+        ready: &mut Ready,
+        group: &Group<'_>,
+        case: &Case,
+    ) -> Result<(Box<dyn Executable>, VerificationRecord, Duration), CaseError> {
+        // A process that measures times is to be short.
+        ready.memory = match &self.trial {
+            Some(trial) if trial.measures() => MemoryWatch::default(),
+            _ => MemoryWatch::start(&self.target),
+        };
+        let verified = self.verify_watched(ready, group, case)?;
+        ready.memory.see();
+        Ok(verified)
+    }
+
+    fn verify_watched(
         &self,
         ready: &mut Ready,
         group: &Group<'_>,
@@ -322,6 +343,7 @@ impl Execution<'_> {
             samples.host_launch_ns = Some(host.map_err(CaseError::Fail)?.map_err(backend_error)?);
         }
         drop(timing);
+        ready.memory.see();
         // The bits of a case that an earlier process of this executable checked.
         let digest = verification.by.as_ref().and(verification.digest.as_deref());
         let clock = Instant::now();
@@ -341,6 +363,7 @@ impl Execution<'_> {
                 }
             };
         }
+        ready.memory.skip();
         self.progress.checked(&after, clock.elapsed());
         Ok((samples, after))
     }
@@ -369,6 +392,7 @@ impl Execution<'_> {
             limit,
             verification,
             device_bytes: group.bound.device_bytes(case.index),
+            measured_device_bytes: None,
             kernels,
             samples,
         };

@@ -12,6 +12,7 @@ mod binary;
 pub mod cases;
 mod changed_inputs;
 mod deadline;
+mod device_memory;
 mod error;
 mod estimate;
 mod execution;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::cases::{Case, Group};
 use super::changed_inputs::ChangedInputs;
+use super::device_memory::MemoryWatch;
 use super::references::{self, References};
 use super::trial::BuildOutputs;
 use super::{guard, inputs, names, spent};
@@ -40,6 +41,8 @@ pub struct Ready {
     pub kernels: AskedKernels,
     /// Other inputs, for the check after timing.
     pub changed: Option<ChangedInputs>,
+    /// What device memory the implementation takes, where that is measured.
+    pub memory: MemoryWatch,
 }
 
 /// Why a problem or case has no result.
@@ -109,6 +112,7 @@ impl Ready {
                 references: None,
                 kernels: AskedKernels::default(),
                 changed: None,
+                memory: MemoryWatch::default(),
             }
         });
         let ready =
@@ -289,6 +293,9 @@ impl Ready {
         self.kernels = AskedKernels::default();
         let executable = group.bound.prepare(case.index, Arc::clone(&self.inputs), target);
         self.kernels = asked();
+        if executable.is_ok() {
+            self.memory.see();
+        }
         executable
     }
 

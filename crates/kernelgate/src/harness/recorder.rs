@@ -48,6 +48,24 @@ impl Recorder {
         self.update(|run| drop(run.cases.insert(id.to_owned(), case)))
     }
 
+    /// Adds what device memory those of these cases took that were timed.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn add_device_memory<'a>(
+        &self,
+        ids: impl IntoIterator<Item = &'a str>,
+        bytes: u64,
+    ) -> Result<(), FileError> {
+        self.update(|run| {
+            for id in ids {
+                if let Some(case) = run.cases.get_mut(id) {
+                    case.measured_device_bytes = Some(bytes);
+                }
+            }
+        })
+    }
+
     /// Adds a case that cannot run here.
     ///
     /// # Errors

@@ -52,6 +52,7 @@ impl StoredCase {
             limit: None,
             verification: OutputComparison::default().into(),
             device_bytes: None,
+            measured_device_bytes: None,
             kernels: BTreeMap::new(),
             samples,
         }

@@ -95,6 +95,12 @@ pub struct CaseRecord {
     /// where it declares none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_bytes: Option<u64>,
+    /// Device memory that preparing and launching it took, as measured, bytes; one number for an
+    /// implementation, whatever the cache. Absent on the host, where another process used the card
+    /// or none can be told, in trials that measure times, and in records from before it was
+    /// measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured_device_bytes: Option<u64>,
     /// Kernels that the implementation asked for, by build and symbol; only in trials, and without
     /// those of libraries.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -109,6 +115,9 @@ pub struct LaunchCosts {
     /// Device memory that the implementation declares: inputs, outputs and scratch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_bytes: Option<u64>,
+    /// As [`CaseRecord::measured_device_bytes`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured_device_bytes: Option<u64>,
     /// As [`Samples::commands`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commands: Option<u64>,
@@ -120,7 +129,8 @@ pub struct LaunchCosts {
 impl From<&CaseRecord> for LaunchCosts {
     fn from(case: &CaseRecord) -> Self {
         let Samples { commands, host_launch_ns, .. } = case.samples;
-        Self { device_bytes: case.device_bytes, commands, host_launch_ns }
+        let CaseRecord { device_bytes, measured_device_bytes, .. } = *case;
+        Self { device_bytes, measured_device_bytes, commands, host_launch_ns }
     }
 }
 
@@ -405,6 +415,7 @@ impl CaseRecord {
                 ..VerificationRecord::default()
             },
             device_bytes: None,
+            measured_device_bytes: None,
             kernels: UsedKernels::new(),
             samples: Samples {
                 launches: vec![1; elapsed_ns.len()],
