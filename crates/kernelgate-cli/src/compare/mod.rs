@@ -17,6 +17,7 @@ mod engine;
 mod explanation;
 mod folder;
 pub(crate) mod git;
+mod host_time;
 mod install;
 mod kernels;
 mod load;

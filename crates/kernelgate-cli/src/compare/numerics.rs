@@ -3,7 +3,8 @@
 //! The processes that verified both sides tell the errors of one seed and a hash of the outputs.
 //! What has the same bits on both sides is as accurate as it was, and what did not grow for one
 //! seed is settled; only the rest is verified again, on both sides with the same further seeds,
-//! without being timed.
+//! without being timed. Nor do they decide of the host's time of a launch: what they make suspect is
+//! measured again (`host_time`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -111,6 +112,7 @@ impl Engine<'_> {
         }
         report.compared += same;
         findings.numerics = report;
+        findings.costs = self.again(prepared, findings.costs, started);
         Ok(findings)
     }
 

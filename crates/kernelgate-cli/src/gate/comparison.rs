@@ -224,11 +224,12 @@ impl Comparison {
             || !self.failed.is_empty()
             || abandoned("head")
             || self.numerics.shown().next().is_some()
-            || !self.costs.is_empty()
+            || self.costs.iter().any(CostGrowth::is_shown)
         {
             Exit::Regression
         } else if self.count(Verdict::Inconclusive) > 0
             || self.numerics.suspected().next().is_some()
+            || !self.costs.is_empty()
             || !self.skipped.is_empty()
             || abandoned("base")
             || (self.judged.is_empty() && self.untimed.is_empty() && self.unaffected.is_empty())
@@ -253,6 +254,7 @@ impl Comparison {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gate::costs::{Cost, FurtherPairs};
     use crate::gate::interval::Ratio;
 
     fn decision(case: &str, verdict: Verdict) -> Decision {
@@ -375,6 +377,20 @@ mod tests {
         assert_eq!(comparison(vec![]).exit(), Exit::Inconclusive);
         assert_eq!(Comparison { failed: one(), ..fine() }.exit(), Exit::Regression);
         assert_eq!(Comparison { skipped: one(), ..fine() }.exit(), Exit::Inconclusive);
+        let cost = |further| CostGrowth {
+            case: "x".to_owned(),
+            cost: Cost::HostTime,
+            base: 4e3,
+            head: 6e3,
+            allowed: 0.1,
+            further,
+        };
+        let grown = |further| Comparison { costs: vec![cost(further)], ..fine() }.exit();
+        assert_eq!(grown(None), Exit::Regression);
+        let further = FurtherPairs { pairs: 8, grown: 8, found: true };
+        assert_eq!(grown(Some(further)), Exit::Regression);
+        let unclear = FurtherPairs { grown: 6, found: false, ..further };
+        assert_eq!(grown(Some(unclear)), Exit::Inconclusive);
         let untimed = Comparison { untimed: vec!["x".to_owned()], ..comparison(vec![]) };
         assert_eq!(untimed.exit(), Exit::Fine, "the same code takes the same time");
         let unaffected = Comparison { unaffected: vec!["x".to_owned()], ..comparison(vec![]) };

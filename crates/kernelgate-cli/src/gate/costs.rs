@@ -40,9 +40,28 @@ pub struct CostGrowth {
     pub head: f64,
     /// Relative growth that is allowed.
     pub allowed: f64,
+    /// What further pairs of processes say of it, where it takes them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub further: Option<FurtherPairs>,
+}
+
+/// Further processes of base and head, in pairs, whose medians a [`CostGrowth`] then holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct FurtherPairs {
+    /// Pairs.
+    pub pairs: usize,
+    /// Those with more growth than is allowed.
+    pub grown: usize,
+    /// Whether they are enough for a finding; else nothing can be told.
+    pub found: bool,
 }
 
 impl CostGrowth {
+    /// Whether it is a finding, or only suspected.
+    pub fn is_shown(&self) -> bool {
+        self.further.is_none_or(|further| further.found)
+    }
+
     /// "device memory 3.0 GB, was 2.0 GB (+50.0%, 10% are allowed)".
     pub fn words(&self) -> String {
         let (what, show): (_, fn(f64) -> String) = match self.cost {
@@ -52,7 +71,14 @@ impl CostGrowth {
         };
         let grown = 100.0 * (self.head / self.base - 1.0);
         let (head, base, allowed) = (show(self.head), show(self.base), 100.0 * self.allowed);
-        format!("{what} {head}, was {base} ({grown:+.1}%, {allowed}% are allowed)")
+        let further = match self.further {
+            None => String::new(),
+            Some(FurtherPairs { pairs: 0, .. }) => ", not measured again".to_owned(),
+            Some(FurtherPairs { pairs, grown, .. }) => {
+                format!(" in {grown} of {pairs} further pairs of processes")
+            }
+        };
+        format!("{what} {head}, was {base} ({grown:+.1}%, {allowed}% are allowed){further}")
     }
 }
 
@@ -71,7 +97,7 @@ pub fn grown(
     };
     let of = |cost: Cost, sides: Option<(f64, f64)>, allowed: Option<f64>| {
         let ((base, head), allowed) = (sides?, allowed?);
-        let growth = CostGrowth { case: case.to_owned(), cost, base, head, allowed };
+        let growth = CostGrowth { case: case.to_owned(), cost, base, head, allowed, further: None };
         (head > base * (1.0 + allowed)).then_some(growth)
     };
     let measured = both(|costs| costs.measured_device_bytes.map(|bytes| bytes as f64));

@@ -10,6 +10,7 @@ pub mod code;
 pub mod comparison;
 pub mod costs;
 pub mod explanation;
+pub mod host_time;
 pub mod interval;
 pub mod numerics;
 pub mod paired;
@@ -258,11 +259,12 @@ impl GateReport {
         } else if any(Verdict::Regressed)
             || !self.failed.is_empty()
             || self.numerics.shown().next().is_some()
-            || !self.costs.is_empty()
+            || self.costs.iter().any(CostGrowth::is_shown)
         {
             Exit::Regression
         } else if any(Verdict::Inconclusive)
             || self.numerics.suspected().next().is_some()
+            || !self.costs.is_empty()
             || !self.interrupted.is_empty()
             || !self.missing_shards.is_empty()
             || !self.skipped.is_empty()

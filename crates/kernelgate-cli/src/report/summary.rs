@@ -166,7 +166,13 @@ pub fn findings(
         let why = format!("may be less accurate: {}; {}", it.words(), remedy(it.needed));
         Unjudged::new(&it.case, UnjudgedKind::Skipped, why)
     }));
-    let cost = |it: &CostGrowth| Unjudged::new(&it.case, UnjudgedKind::Failed, it.words());
+    let cost = |it: &CostGrowth| match it.is_shown() {
+        true => Unjudged::new(&it.case, UnjudgedKind::Failed, it.words()),
+        false => {
+            let why = format!("may cost more: {}", it.words());
+            Unjudged::new(&it.case, UnjudgedKind::Skipped, why)
+        }
+    };
     others.extend(costs.iter().map(cost));
     let line = |it: &Unjudged| match it.kind {
         UnjudgedKind::Skipped => format!("inconclusive: {}: {}", it.name, it.why),
@@ -178,10 +184,12 @@ pub fn findings(
 
 /// The same in a headline: ", 2 less accurate, 1 of higher cost".
 pub fn found(numerics: &NumericsReport, costs: &[CostGrowth]) -> String {
+    let shown = costs.iter().filter(|it| it.is_shown()).count();
     let counted = [
         (numerics.shown().count(), "less accurate"),
         (numerics.suspected().count(), "maybe less accurate"),
-        (costs.len(), "of higher cost"),
+        (shown, "of higher cost"),
+        (costs.len() - shown, "maybe of higher cost"),
     ];
     let some = counted.into_iter().filter(|(count, _)| *count > 0);
     some.map(|(count, words)| format!(", {count} {words}")).collect()
