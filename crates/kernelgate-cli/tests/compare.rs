@@ -120,6 +120,17 @@ fn lost_accuracy_is_found_and_what_the_package_accepts_lasts_until_the_base_has_
     scratch.bench("*y = x * x", "*y = x * x * 1.000_000_4");
     let less = scratch.compare("--base main --max-blocks 1");
     less.expect(1, &["1 less accurate", "for each of 8 seeds"]);
+    // Inputs that do not follow the seed are one data set, and so are those that say so.
+    for (from, to) in [
+        ("random::normal(seed,", "random::normal(1,"),
+        ("fn work(&self)", "fn one_data_set(&self) -> bool { true }\n    fn work(&self)"),
+    ] {
+        let less = BENCH.replace("*y = x * x", "*y = x * x * 1.000_000_4");
+        scratch.write("benches/spin.rs", &less.replace(from, to));
+        let one = scratch.compare("--base main --max-blocks 1");
+        let remedy = "for the only data set; other seeds have no data of their own: accept it";
+        one.expect(3, &["1 maybe less accurate", remedy]);
+    }
     scratch.write("kernelgate.toml", "[[accept]]\ncases = 'sum'\nslower = 'x'\nreason = 'why'");
     scratch.compare("--base main").expect(2, &["kernelgate.toml of the head, line 3 (`slower"]);
     scratch.write("kernelgate.toml", "[[accept]]\ncases = 'sum'\nslower = 49\nreason = 'why'");

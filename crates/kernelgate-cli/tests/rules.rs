@@ -124,6 +124,22 @@ fn lost_accuracy_is_a_finding_once_there_are_enough_seeds() {
 }
 
 #[test]
+fn one_data_set_is_verified_and_compared_once() {
+    let package = Package::new();
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_kernelgate"));
+    let mut verify = package.command(program, &format!("verify --seeds 9 {}", package.dir()));
+    verify.env("FIXTURE_ONE_DATA_SET", "1");
+    // With any other seed it fails.
+    let verified: crate::package::Outcome = verify.output().unwrap().into();
+    verified.expect(0, &["2 ok, 0 failed", "of these, 2 cases have 1 data set, whatever the seed"]);
+    let recorded = package.path("target/kernelgate/numerics/fixture.json");
+    let text = std::fs::read_to_string(&recorded).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(json["cases"][CASE]["seeds"], serde_json::json!([1]), "{json}");
+    assert_eq!(json["cases"][CASE]["one_data_set"], true);
+}
+
+#[test]
 fn costs_are_judged_where_the_package_asks_for_it() {
     let package = Package::new();
     let set = |session: &str, bytes: u64| {

@@ -18,7 +18,7 @@ use crate::gate::costs::{self, CostGrowth};
 use crate::gate::numerics::{self, NumericsPolicy, NumericsReport};
 use crate::gate::paired::Arm;
 use crate::gate::rules::Rules;
-use kernelgate::record::numerics::SeedErrors;
+use kernelgate::record::numerics::DataSets;
 use kernelgate::record::run::VerificationRecord;
 use kernelgate::record::{CaseNumerics, LaunchCosts, Run, TrialRequest, TrialSampling, file};
 
@@ -51,6 +51,7 @@ impl Engine<'_> {
         let started = Instant::now();
         let mut findings = Findings::default();
         let (mut errors, mut same) = (Errors::new(), 0);
+        let mut sets = DataSets::default();
         let mut seeds = BTreeMap::new();
         let ours = |bench: &&Bench| matches!(bench.driver, Driver::Protocol(_));
         for bench in prepared.benches.iter().filter(ours) {
@@ -79,9 +80,10 @@ impl Engine<'_> {
                 }
                 let of = |found: &VerificationRecord| {
                     let mut numerics = CaseNumerics::default();
-                    numerics.insert(base.seed, SeedErrors::from(found));
+                    numerics.insert_verified(base.seed, found);
                     numerics
                 };
+                is_new(&mut sets, id, [&before.verification, &now.verification]);
                 errors.insert(id.clone(), [of(&before.verification), of(&now.verification)]);
             }
         }
@@ -92,7 +94,8 @@ impl Engine<'_> {
         let mut report = judge(&errors);
         let needed = policy.seeds(report.changed);
         for more in 1..needed as u64 {
-            let open: BTreeSet<String> = report.grown.iter().map(|it| it.case.clone()).collect();
+            let more_to_know = report.grown.iter().filter(|it| !it.one_data_set);
+            let open: BTreeSet<String> = more_to_know.map(|it| it.case.clone()).collect();
             if open.is_empty() || started.elapsed() > self.request.budget {
                 break;
             }
@@ -105,7 +108,8 @@ impl Engine<'_> {
                 let cases: BTreeSet<String> = bench.cases.intersection(&open).cloned().collect();
                 if !cases.is_empty() {
                     let seed = seeds[&bench.name].wrapping_add(more);
-                    self.verify_again(bench, &cases, seed, (&mut errors, &mut findings));
+                    let known = (&mut errors, &mut sets, &mut findings);
+                    self.verify_again(bench, &cases, seed, known);
                 }
             }
             report = judge(&errors);
@@ -116,26 +120,31 @@ impl Engine<'_> {
         Ok(findings)
     }
 
-    /// Adds the errors of both sides for another seed. A case that one side does not verify gets
-    /// none, and is settled where the head is wrong.
+    /// Adds the errors of both sides for another seed, unless its inputs are those of a seed before.
+    /// A case that one side does not verify gets none, and is settled where the head is wrong.
     fn verify_again(
         &self,
         bench: &Bench,
         cases: &BTreeSet<String>,
         seed: u64,
-        (errors, findings): (&mut Errors, &mut Findings),
+        (errors, sets, findings): (&mut Errors, &mut DataSets, &mut Findings),
     ) {
         let runs = [Arm::Base, Arm::Head].map(|arm| self.verify_seed(arm, bench, cases, seed));
         for id in cases {
             let found = |arm: Arm| {
                 let run = runs[index(arm)].as_ref()?;
-                Some(SeedErrors::from(&run.cases.get(id)?.verification))
+                Some(&run.cases.get(id)?.verification)
             };
             if let (Some(base), Some(head), Some(known)) =
                 (found(Arm::Base), found(Arm::Head), errors.get_mut(id))
             {
-                known[0].insert(seed, base);
-                known[1].insert(seed, head);
+                if is_new(sets, id, [base, head]) {
+                    known[0].insert_verified(seed, base);
+                    known[1].insert_verified(seed, head);
+                } else {
+                    let one = ["base", "head"].iter().any(|arm| sets.has_one(&of_arm(arm, id)));
+                    known.iter_mut().for_each(|it| it.one_data_set |= one);
+                }
             }
             let wrong = runs[1].as_ref().and_then(|run| run.failed.get(id));
             let wrong_before = runs[0].as_ref().is_none_or(|run| run.failed.contains_key(id));
@@ -177,6 +186,18 @@ impl Engine<'_> {
             None
         })
     }
+}
+
+fn of_arm(arm: &str, id: &str) -> String {
+    format!("{arm} {id}")
+}
+
+/// Notes the inputs of both sides; whether both are others than for the seeds before.
+fn is_new(sets: &mut DataSets, id: &str, verified: [&VerificationRecord; 2]) -> bool {
+    let note = |(arm, found): (&str, &VerificationRecord)| {
+        sets.is_new(&of_arm(arm, id), found.data_set.as_deref())
+    };
+    ["base", "head"].into_iter().zip(verified).map(note).fold(true, |all, new| all & new)
 }
 
 /// Whether both sides wrote the same outputs for the same inputs.

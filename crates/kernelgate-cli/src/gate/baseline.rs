@@ -9,7 +9,6 @@ use super::rules::{Rules, RulesReport};
 use super::shards;
 use super::single_run::CalibratedSpreads;
 use super::{Doubt, GateReport, Judged, Policy, Refusal, Verdict};
-use kernelgate::record::numerics::SeedErrors;
 use kernelgate::record::{
     Baseline, BaselineCase, BaselineRun, CaseNumerics, CaseRecord, CaseRun, EarlierRuns,
     LaunchCosts, Numerics, Provenance, Run,
@@ -108,7 +107,7 @@ pub fn judge_numerics(
     let mut head: BTreeMap<&str, CaseNumerics> = BTreeMap::new();
     for run in runs {
         for (id, case) in &run.cases {
-            head.entry(id).or_default().insert(run.seed, SeedErrors::from(&case.verification));
+            head.entry(id).or_default().insert_verified(run.seed, &case.verification);
         }
         let same = |record: &&Numerics| {
             run.executable.as_ref() == Some(&record.executable)
@@ -119,6 +118,7 @@ pub fn judge_numerics(
                 let Some(found) = record.of_case(id) else { continue };
                 let known = head.entry(id).or_default();
                 found.iter().for_each(|(seed, errors)| known.insert(seed, errors));
+                known.one_data_set |= found.one_data_set;
             }
         }
     }

@@ -163,7 +163,13 @@ pub fn findings(
         })
         .collect();
     others.extend(numerics.suspected().map(|it| {
-        let why = format!("may be less accurate: {}; {}", it.words(), remedy(it.needed));
+        let remedy = match it.one_data_set {
+            true => "other seeds have no data of their own: accept it with `growth` in \
+                     kernelgate.toml, or compare with code, for other inputs too"
+                .to_owned(),
+            false => remedy(it.needed),
+        };
+        let why = format!("may be less accurate: {}; {remedy}", it.words());
         Unjudged::new(&it.case, UnjudgedKind::Skipped, why)
     }));
     let cost = |it: &CostGrowth| match it.is_shown() {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::choice::{Answers, Choice, unexpected};
 use crate::benches::find::FoundBenches;
 use kernelgate::protocol::{Action, CaseStatus, ResponseBody, VerifiedCase};
-use kernelgate::record::numerics::SeedErrors;
+use kernelgate::record::numerics::{DataSets, SeedErrors};
 use kernelgate::record::{CaseNumerics, Numerics, Provenance, Store, file};
 
 /// Verifies with so many seeds and records the errors; each case with the worst of its seeds.
@@ -19,6 +19,7 @@ pub fn record(choice: &Choice, store: &Store, seeds: u64) -> anyhow::Result<Vec<
         let started = kernelgate::record::timestamp();
         let mut rows: BTreeMap<String, VerifiedCase> = BTreeMap::new();
         let mut records: BTreeMap<String, Numerics> = BTreeMap::new();
+        let mut data_sets = DataSets::default();
         for (seed, pair) in seeds.iter().zip(answers.chunks(2)) {
             let [environments, verified] = pair else { continue };
             for (bench, answer) in verified {
@@ -31,8 +32,13 @@ pub fn record(choice: &Choice, store: &Store, seeds: u64) -> anyhow::Result<Vec<
                 };
                 let record = records.entry(bench.clone()).or_insert(record);
                 for case in verified {
-                    add(record, *seed, case);
-                    keep_worst(&mut rows, *seed, case);
+                    let of = format!("{bench} {}", case.case);
+                    if data_sets.is_new(&of, case.data_set.as_deref()) {
+                        add(record, *seed, case);
+                        keep_worst(&mut rows, *seed, case);
+                    } else if let Some(known) = record.cases.get_mut(&case.case) {
+                        known.one_data_set = data_sets.has_one(&of);
+                    }
                 }
             }
         }
@@ -41,6 +47,10 @@ pub fn record(choice: &Choice, store: &Store, seeds: u64) -> anyhow::Result<Vec<
             file::write(&path, record).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
             let (cases, path) = (record.cases.len(), path.display());
             eprintln!("errors of {} seeds and {cases} cases are in {path}", seeds.len());
+            let one = record.cases.values().filter(|case| case.one_data_set).count();
+            if one > 0 {
+                eprintln!("of these, {one} cases have 1 data set, whatever the seed");
+            }
         }
         Ok(rows.into_values().collect())
     })

@@ -37,7 +37,9 @@ pub enum Reference {
     /// Code, in fp64.
     Code(Code),
     /// Tensors of a safetensors file: outputs by their names, and where it has them, inputs by
-    /// theirs.
+    /// theirs. That is one data set: without all inputs in the file, its outputs must be of those
+    /// that the default seed draws, and whether the head lost accuracy stays inconclusive where
+    /// their errors grew, because further seeds tell nothing.
     Golden(PathBuf),
     /// The outputs of that row, for the same inputs. The row itself is unverified.
     Row(&'static str),

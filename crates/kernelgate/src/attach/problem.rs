@@ -111,6 +111,12 @@ impl Problem for Bound {
         matches!(self.definition.reference, Reference::Golden(_))
     }
 
+    /// Golden outputs are of one seed, that of the golden inputs or of those that were drawn for
+    /// them.
+    fn one_data_set(&self) -> bool {
+        matches!(self.definition.reference, Reference::Golden(_))
+    }
+
     fn reference_from(&self) -> ReferenceFrom {
         match self.definition.reference {
             Reference::None => ReferenceFrom::Nothing,
@@ -186,6 +192,14 @@ mod tests {
             assert_eq!(allowed(outputs(dtypes)), (error, error), "{dtypes:?}");
         }
         assert_eq!(allowed(outputs(&[Dtype::Bf16]).tolerance(1e-3, 1e-4)), (1e-3, 1e-4));
+    }
+
+    #[test]
+    fn golden_tensors_are_one_data_set_whatever_the_seed() {
+        let one = |definition: Definition| Bound::new(definition).one_data_set();
+        assert!(one(outputs(&[Dtype::F32]).golden("none.safetensors")));
+        assert!(!one(outputs(&[Dtype::F32])) && !one(outputs(&[Dtype::F32]).like_row("x")));
+        assert!(!one(outputs(&[Dtype::F32]).code(|_| Vec::new())));
     }
 
     /// What `compare` does with a row without a reference.

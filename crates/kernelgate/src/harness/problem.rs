@@ -14,6 +14,7 @@ use super::{guard, inputs, names, spent};
 use crate::backend::{BackendError, Executable, Target};
 use crate::display;
 use crate::record::environment::available_memory;
+use crate::record::numerics::ONE_DATA_SET;
 use crate::record::run::VerificationRecord;
 use crate::record::tensors;
 use crate::verify::{self, Bounds, OutputComparison, VerifyError};
@@ -27,6 +28,7 @@ pub struct Ready {
     /// What they must produce; empty until the reference is computed.
     pub expected: Vec<Expected>,
     has_reference: bool,
+    one_data_set: bool,
     /// Outputs of builds that are compared, where there is no reference.
     pub outputs: BuildOutputs,
     /// Where a row that is the reference of others runs.
@@ -105,6 +107,7 @@ impl Ready {
                 inputs: Arc::new(inputs),
                 expected: Vec::new(),
                 has_reference: false,
+                one_data_set: problem.one_data_set(),
                 outputs: BuildOutputs::default(),
                 target: target.clone(),
                 bounds: problem.tolerance().into(),
@@ -274,7 +277,18 @@ impl Ready {
         comparison: OutputComparison,
         digest: Option<String>,
     ) -> VerificationRecord {
-        VerificationRecord { digest, allowed: Some(self.bounds.into()), ..comparison.into() }
+        let told = digest.is_some() || self.one_data_set;
+        let data_set = told.then(|| self.data_set());
+        let allowed = Some(self.bounds.into());
+        VerificationRecord { digest, allowed, data_set, ..comparison.into() }
+    }
+
+    /// What tells the inputs from those of another seed.
+    pub fn data_set(&self) -> String {
+        match self.one_data_set {
+            true => ONE_DATA_SET.to_owned(),
+            false => verify::digest(&self.inputs),
+        }
     }
 
     fn prepare(

@@ -167,6 +167,12 @@ pub struct VerifiedCase {
     /// What rounding the outputs to their dtypes may cost by itself, relative.
     #[serde(default)]
     pub rounding: f64,
+    /// What tells the inputs from those of another seed, as in [`VerificationRecord`], also where
+    /// the case failed; absent from executables that do not tell it.
+    ///
+    /// [`VerificationRecord`]: crate::record::run::VerificationRecord::data_set
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data_set: Option<String>,
     /// Whether a second launch gave the same bits: a fact, not a verdict. Absent where the case
     /// did not pass.
     pub repeatable: Option<bool>,

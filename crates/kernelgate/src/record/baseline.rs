@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::case_run::CaseRun;
 use super::environment::Mismatch;
 use super::file::{self, FileError, Record};
-use super::numerics::{Numerics, SeedErrors};
+use super::numerics::Numerics;
 use super::run::{CaseRecord, POSSIBLE_NS, Run};
 
 mod entries;
@@ -206,8 +206,8 @@ impl Baseline {
                 entry.numerics = before.numerics.clone().filter(|_| !entry.runs.is_empty());
             }
             entry.runs.insert(run_key.clone(), CaseRun::of_case(case));
-            let errors = SeedErrors::from(&case.verification);
-            entry.numerics.get_or_insert_default().insert(run.seed, errors);
+            let numerics = entry.numerics.get_or_insert_default();
+            numerics.insert_verified(run.seed, &case.verification);
             self.cases.insert(id.clone(), entry);
         }
         let source = BaselineRun {

@@ -1,13 +1,34 @@
 //! How far outputs are from the reference, seed by seed: what tells whether a change of the code
 //! lost accuracy. Deliberately absent: what counts as lost (`gate`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
 use super::environment::{Environment, Provenance};
 use super::file::Record;
 use super::run::VerificationRecord;
+
+/// Name of the data set of a case whose inputs, or what they are compared with, do not follow the
+/// seed.
+pub const ONE_DATA_SET: &str = "only";
+
+/// The data sets that cases were verified with: seeds with the same inputs are one.
+#[derive(Debug, Default)]
+pub struct DataSets(BTreeMap<String, BTreeSet<String>>);
+
+impl DataSets {
+    /// Notes one; whether it is another than those before. One that is not told is.
+    pub fn is_new(&mut self, case: &str, data_set: Option<&str>) -> bool {
+        let Some(data_set) = data_set else { return true };
+        self.0.entry(case.to_owned()).or_default().insert(data_set.to_owned())
+    }
+
+    /// Whether a case had one data set in all.
+    pub fn has_one(&self, case: &str) -> bool {
+        self.0.get(case).is_some_and(|sets| sets.len() == 1)
+    }
+}
 
 /// Errors of a bench executable's cases for several seeds, recorded without timing.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -52,6 +73,10 @@ pub struct CaseNumerics {
     /// nothing of the computation.
     #[serde(default)]
     pub rounding: f64,
+    /// Whether other seeds have the same inputs, or none that what they are compared with is of:
+    /// one entry is all there can be.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub one_data_set: bool,
 }
 
 /// Errors of one seed.
@@ -88,6 +113,12 @@ impl CaseNumerics {
             self.relative_l2.insert(at, relative_l2);
         }
         self.rounding = rounding;
+    }
+
+    /// The same of a case that was verified, and whether there is more to know.
+    pub fn insert_verified(&mut self, seed: u64, verification: &VerificationRecord) {
+        self.one_data_set |= verification.data_set.as_deref() == Some(ONE_DATA_SET);
+        self.insert(seed, verification.into());
     }
 
     /// The errors of each seed.
@@ -132,5 +163,29 @@ impl Record for Numerics {
         self.cases
             .iter()
             .try_for_each(|(id, case)| case.validate().map_err(|why| format!("case {id}: {why}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seeds_with_the_same_inputs_are_one_data_set() {
+        let mut sets = DataSets::default();
+        let mut is_new = |case: &str, set| sets.is_new(case, set);
+        assert!(is_new("a", Some("1")) && is_new("b", Some("1")) && is_new("c", None));
+        assert!(!is_new("a", Some("1")) && is_new("b", Some("2")) && is_new("c", None));
+        assert!(!is_new("b", Some("1")));
+        assert_eq!(["a", "b", "c"].map(|case| sets.has_one(case)), [true, false, false]);
+        let mut numerics = CaseNumerics::default();
+        numerics.insert_verified(1, &VerificationRecord::default());
+        assert!(!numerics.one_data_set);
+        let data_set = Some(ONE_DATA_SET.to_owned());
+        numerics.insert_verified(1, &VerificationRecord { data_set, ..Default::default() });
+        assert!(numerics.one_data_set && numerics.seeds == [1]);
+        // Files from before.
+        let older = r#"{"seeds":[1],"max_error":[0.0],"relative_l2":[0.0]}"#;
+        assert!(!serde_json::from_str::<CaseNumerics>(older).unwrap().one_data_set);
     }
 }

@@ -163,6 +163,12 @@ pub struct VerificationRecord {
     /// Hash of the outputs' bits; only in trials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
+    /// What tells the inputs from those of another seed: a hash, or [`ONE_DATA_SET`]; the hash only
+    /// in trials. Absent in records from before it was told.
+    ///
+    /// [`ONE_DATA_SET`]: super::numerics::ONE_DATA_SET
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data_set: Option<String>,
     /// The comparison after timing; absent in records of versions that made none, and where nothing
     /// was timed.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -33,6 +33,12 @@ pub trait Problem: Send + Sync + 'static {
         Ok(())
     }
 
+    /// Whether inputs, or what they are compared with, are of one data set: other seeds would draw
+    /// the same, or have no reference. What they tell does not count.
+    fn one_data_set(&self) -> bool {
+        false
+    }
+
     /// What outputs are compared with: [`Self::reference`], unless this says otherwise.
     fn reference_from(&self) -> ReferenceFrom {
         ReferenceFrom::Definition

@@ -19,11 +19,12 @@ pub fn verify(
     target: Target,
     dump: Option<&Path>,
 ) -> Vec<VerifiedCase> {
-    let mut launched = BTreeMap::new();
+    let (mut launched, mut data_sets) = (BTreeMap::new(), BTreeMap::new());
     let one = |group: &Group<'_>, case: &Case, ready: &mut Ready| {
         let outcome = verify_case(group, case, ready, &target, dump);
         // Also of a case that is wrong.
         launched.insert(case.id.clone(), ready.kernels.launched());
+        data_sets.insert(case.id.clone(), ready.data_set());
         outcome
     };
     let (outcomes, lost) = each_implementation(selection, (seed, &target), "verifying", one);
@@ -39,6 +40,7 @@ pub fn verify(
             found.unwrap_or_default().0;
         VerifiedCase {
             kernels: launched.remove(&case).unwrap_or_default(),
+            data_set: data_sets.remove(&case),
             case,
             status,
             checked,
