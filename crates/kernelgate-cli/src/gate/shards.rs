@@ -1,22 +1,23 @@
-//! Runs of shards: whether they belong together, and which are missing.
+//! Several runs of a bench: whether they belong together, as process runs of the same code or as
+//! shards of one measurement, and which shards are missing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use kernelgate::record::{Run, Shard};
 
-/// Why runs of shards are not the parts of one measurement, with the first of them and the one that
-/// differs; none where they are, or no run is of a shard.
+/// Why runs of a bench are neither process runs of the same code nor the parts of one measurement,
+/// with the first of them and the one that differs; none where they belong together.
 pub fn differing(runs: &[Run]) -> Option<String> {
     let mut first: BTreeMap<&str, &Run> = BTreeMap::new();
     for run in runs {
         let other = *first.entry(&run.bench).or_insert(run);
-        let sharded = run.shard.is_some() || other.shard.is_some();
-        if let Some((field, one, two)) = sharded.then(|| difference(other, run)).flatten() {
+        if let Some((field, one, two)) = difference(other, run) {
+            let sharded = run.shard.is_some() || other.shard.is_some();
             return Some(format!(
-                "{field} is `{one}` in the run {} and `{two}` in the run {}: these are no shards \
-                 of one measurement",
+                "{field} is `{one}` in the run {} and `{two}` in the run {}: these are no {}",
                 other.key(),
-                run.key()
+                run.key(),
+                if sharded { "shards of one measurement" } else { "process runs of the same code" }
             ));
         }
     }
@@ -25,7 +26,6 @@ pub fn differing(runs: &[Run]) -> Option<String> {
 
 fn difference(one: &Run, two: &Run) -> Option<(&'static str, String, String)> {
     let count = |run: &Run| run.shard.map_or(1, |shard| shard.count).to_string();
-    let executable = |run: &Run| run.executable.clone().unwrap_or_default();
     let code = |run: &Run| run.provenance.short();
     let fields = [
         ("number of shards", count(one), count(two)),
@@ -33,13 +33,31 @@ fn difference(one: &Run, two: &Run) -> Option<(&'static str, String, String)> {
         ("effort", one.effort.clone(), two.effort.clone()),
         ("seed", one.seed.to_string(), two.seed.to_string()),
     ];
-    let settled = one.provenance.commit.is_some() && !one.provenance.dirty;
-    let built = (!settled).then(|| ("executable", executable(one), executable(two)));
-    let differs = fields.into_iter().chain(built).find(|(_, one, two)| one != two);
-    differs.or_else(|| {
+    let built = other_build(one, two).map(|[one, two]| ("executable", one, two));
+    let differs = fields.into_iter().find(|(_, one, two)| one != two);
+    differs.or(built).or_else(|| {
         let mismatch = two.environment.mismatches(&one.environment).into_iter().next()?;
         Some((mismatch.field, mismatch.base, mismatch.head))
     })
+}
+
+/// The executables of two runs, where they differ and should not. Machines that share the cases,
+/// or are of one model, build their own of a clean commit; where they are not known to be two, it
+/// is other code.
+fn other_build(one: &Run, two: &Run) -> Option<[String; 2]> {
+    let settled = one.provenance.commit.is_some() && !one.provenance.dirty;
+    let sharded = one.shard.is_some() || two.shard.is_some();
+    let named = |run: &Run| run.environment.gpu.is_some() || run.environment.machine.is_some();
+    let two_machines = named(one) && named(two) && !two.environment.same_device(&one.environment);
+    if settled && (sharded || two_machines) {
+        return None;
+    }
+    let known = [&one.executable, &two.executable];
+    if settled && known.iter().any(|executable| executable.is_none()) {
+        return None;
+    }
+    let words = known.map(|executable| executable.as_deref().unwrap_or("unknown").to_owned());
+    (words[0] != words[1]).then_some(words)
 }
 
 /// Shards that several others lack: "attention, shard 3/4". A single shard is judged by itself,
@@ -94,9 +112,37 @@ mod tests {
         let changed = |index| Run { provenance: dirty.clone(), ..shard(index, 2) };
         let why = differing(&[changed(1), changed(2)]).unwrap();
         assert!(why.starts_with("executable is `built for 1` in the run s/b-1-of-2"), "{why}");
-        // Whole runs are process runs, as ever.
-        let whole = |seed| Run { shard: None, seed, ..shard(1, 1) };
-        assert_eq!(differing(&[whole(1), whole(2)]), None);
+    }
+
+    #[test]
+    fn whole_runs_are_process_runs_of_the_same_code() {
+        let mut here = Environment::cpu();
+        here.machine = Some("this host".to_owned());
+        let whole = || Run { shard: None, environment: here.clone(), ..shard(1, 1) };
+        let why = |other: Run| differing(&[whole(), Run { session: "t".to_owned(), ..other }]);
+        assert_eq!(why(whole()), None);
+        assert_eq!(why(Run { executable: None, ..whole() }), None);
+        // Another bench is no process run of this one.
+        let foreign = Provenance { commit: Some("bbbb".to_owned()), dirty: false };
+        let other = || Run { provenance: foreign.clone(), ..whole() };
+        assert_eq!(why(Run { bench: "c".to_owned(), ..other() }), None);
+        let rebuilt = Run { executable: Some("other flags".to_owned()), ..whole() };
+        for (run, wanted) in [
+            (other(), "commit is `aaaa` in the run s/b and `bbbb` in the run t/b: these are no"),
+            (rebuilt.clone(), "executable is `built for 1` in the run s/b and `other flags`"),
+            (Run { effort: "quick".to_owned(), ..whole() }, "effort is `default`"),
+            (Run { seed: 2, ..whole() }, "seed is `1`"),
+        ] {
+            let why = why(run).unwrap();
+            assert!(why.starts_with(wanted), "{why}");
+            assert!(why.ends_with("no process runs of the same code"), "{why}");
+        }
+        // Two machines of one model build their own.
+        let mut there = here.clone();
+        there.machine = Some("another host".to_owned());
+        assert_eq!(why(Run { environment: there, ..rebuilt.clone() }), None);
+        let nameless = Environment { machine: None, ..here.clone() };
+        assert!(why(Run { environment: nameless, ..rebuilt }).is_some());
     }
 
     #[test]
