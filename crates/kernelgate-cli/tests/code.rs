@@ -3,6 +3,7 @@
 
 #![cfg(unix)]
 
+use crate::package::Package;
 use crate::package::scratch::{BENCH, Scratch};
 use kernelgate_cuda::compiler::nvrtc;
 use serde_json::json;
@@ -61,4 +62,23 @@ fn a_spill_between_two_builds_is_found_without_a_gpu() {
     let words = changed["scratch"].as_str().unwrap();
     assert!(words.contains("spill stores 0 -> ") && words.contains("-> 32"), "{words}");
     assert_eq!(kernels["not_compared"], json!({}));
+}
+
+#[test]
+fn a_record_that_is_missing_is_told_with_how_to_make_it() {
+    let package = Package::new();
+    let advice = "`kernelgate resources --arch sm_80 --save` makes a record";
+    package.kernelgate("resources --check --arch sm_80").expect(2, &["sm_80.json", advice]);
+}
+
+#[test]
+fn what_is_no_architecture_is_refused_before_anything_is_built() {
+    let package = Package::new();
+    for arch in ["sm_90A", "90a", "compute_90", "sm_xx", "../x", "sm_90af", "sm_+90"] {
+        let wanted = format!("--kernels takes a real architecture such as sm_90a, not `{arch}`");
+        package.kernelgate(&format!("compare --base main --kernels {arch}")).expect(2, &[&wanted]);
+    }
+    package
+        .kernelgate("compare --base main --kernels=")
+        .expect(2, &["--kernels takes a real architecture such as sm_90a, not ``"]);
 }

@@ -36,8 +36,10 @@ pub struct Multiprocessor {
 /// Compute capability, major and minor digits together: 90 of "sm_90a"; none where that is no name
 /// of an architecture of NVIDIA's.
 pub fn number(arch: &str) -> Option<u32> {
-    let digits = arch.strip_prefix("sm_")?.trim_end_matches(['a', 'f']);
-    digits.parse().ok().filter(|number| (10..1000).contains(number))
+    let digits = arch.strip_prefix("sm_")?;
+    let digits = digits.strip_suffix(['a', 'f']).unwrap_or(digits);
+    let plain = digits.bytes().all(|byte| byte.is_ascii_digit()) && !digits.starts_with('0');
+    digits.parse().ok().filter(|number| plain && (10..1000).contains(number))
 }
 
 /// What a multiprocessor of it holds; none where it is not known here.

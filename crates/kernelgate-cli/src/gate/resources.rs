@@ -32,14 +32,19 @@ pub struct ResourcesOutcome {
     pub compared: usize,
     /// Everything that changed, in kernel order.
     pub changes: Vec<ResourceChange>,
+    /// Whether there was anything to compare: not where record and build have no kernel in common,
+    /// though one of them has some.
+    #[serde(skip)]
+    pub nothing_in_common: bool,
 }
 
 impl ResourcesOutcome {
-    /// The exit code.
+    /// The exit code; inconclusive where nothing could be compared.
     pub fn exit(&self) -> Exit {
         match (&self.refused, self.changes.iter().any(|change| change.worse)) {
             (Some(_), _) => Exit::Refused,
             (None, true) => Exit::Regression,
+            (None, false) if self.nothing_in_common => Exit::Inconclusive,
             (None, false) => Exit::Fine,
         }
     }
@@ -52,6 +57,7 @@ pub fn compare(base: &Resources, head: &Resources) -> ResourcesOutcome {
         refused: None,
         compared: 0,
         changes: Vec::new(),
+        nothing_in_common: false,
     };
     for (field, base, head) in
         [("arch", &base.arch, &head.arch), ("compiler", &base.compiler, &head.compiler)]
@@ -81,6 +87,8 @@ pub fn compare(base: &Resources, head: &Resources) -> ResourcesOutcome {
             }
         }
     }
+    let empty = base.kernels.is_empty() && head.kernels.is_empty();
+    outcome.nothing_in_common = outcome.compared == 0 && !empty;
     let told = |kernel: &str, what: String, worse: bool| ResourceChange {
         kernel: kernel.to_owned(),
         what,
@@ -230,8 +238,14 @@ mod tests {
         let outcome = compare(&base, &head);
         let told: Vec<_> = outcome.changes.iter().map(|change| change.what.as_str()).collect();
         assert_eq!(told, ["new: 64 registers, 0 spill bytes", "gone"]);
-        assert_eq!(outcome.exit(), Exit::Fine);
+        assert_eq!(outcome.exit(), Exit::Inconclusive, "nothing was compared");
+        head.kernels.extend(base.kernels.clone());
+        assert_eq!(compare(&base, &head).exit(), Exit::Fine);
+        // Where no kernel applies to the architecture there is nothing to compare.
+        let none = Resources { kernels: BTreeMap::new(), ..base };
+        assert_eq!(compare(&none, &none).exit(), Exit::Fine);
     }
+
     #[test]
     fn a_build_that_the_architecture_ran_and_runs_no_more_fails() {
         let (base, mut head) = (resources(|_| {}), resources(|_| {}));

@@ -284,7 +284,12 @@ fn kernels(comparison: &Comparison) -> Vec<String> {
     let mut lines = Vec::new();
     for KernelsCompared { arch, same, changed, not_compared } in &comparison.kernels {
         let differ = changed.len();
-        lines.push(format!("kernels for {arch}: {differ} of {} differ", differ + same));
+        let how_many = match (differ + same, not_compared.is_empty()) {
+            (0, true) => "none compared, as no bench lists one".to_owned(),
+            (0, false) => "none compared".to_owned(),
+            (all, _) => format!("{differ} of {all} differ"),
+        };
+        lines.push(format!("kernels for {arch}: {how_many}"));
         let shown = changed.iter().take(SHOWN);
         lines.extend(shown.map(|(kernel, what)| format!("{arch}: {kernel}: {what}")));
         let more = differ.saturating_sub(SHOWN);

@@ -233,6 +233,25 @@ fn a_slower_case_is_explained_and_what_was_left_out_is_said() {
 }
 
 #[test]
+fn kernels_of_which_none_was_compared_are_no_kernels_without_a_difference() {
+    let with = |not_compared: &[(&str, &str)]| {
+        let not_compared = not_compared.iter().map(|(what, why)| (*what, *why));
+        let not_compared = not_compared.map(|(what, why)| (what.to_owned(), why.to_owned()));
+        let kernels = KernelsCompared {
+            arch: "sm_90a".to_owned(),
+            not_compared: not_compared.collect(),
+            ..KernelsCompared::default()
+        };
+        comparison::text(&Comparison { kernels: vec![kernels], ..compared() }, None)
+    };
+    let text = with(&[("spin", "NVRTC is missing")]);
+    let lines = "\nkernels for sm_90a: none compared\nsm_90a: spin not compared: NVRTC is missing";
+    assert!(text.contains(lines), "{text}");
+    let text = with(&[]);
+    assert!(text.contains("\nkernels for sm_90a: none compared, as no bench lists one"), "{text}");
+}
+
+#[test]
 fn a_comparison() {
     let compared = compared();
     let summary = comparison::summary(&compared, "kernelgate compare --base main --budget 600s");

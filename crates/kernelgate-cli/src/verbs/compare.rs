@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 
 use super::output::{arguments_of_process, command_line};
+use super::resources::check_architecture;
 use super::settings::{Settings, ThresholdFlags, Timeouts, nothing_planted};
 use super::verdict::VerdictOutput;
 use crate::compare::progress::parse_duration;
@@ -91,6 +92,9 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         arguments.growth >= 1.0 && arguments.growth.is_finite(),
         "--growth takes a number from 1"
     );
+    for arch in &arguments.kernels {
+        check_architecture("--kernels", arch)?;
+    }
     let source = |folder: &Option<PathBuf>, revision: &Option<String>| match (folder, revision) {
         (Some(folder), _) => SideSource::Folder(folder.clone()),
         (_, Some(revision)) => SideSource::Revision(revision.clone()),

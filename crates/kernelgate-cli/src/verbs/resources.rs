@@ -16,7 +16,7 @@ use kernelgate_cuda::architecture;
 
 use super::choice::unexpected;
 use super::interrupt;
-use super::output::{OutputFormat, print_json};
+use super::output::{OutputFormat, json};
 use crate::benches::ask::{self, Asking};
 use crate::benches::child::Running;
 use crate::benches::find::{BenchChoice, FoundBenches};
@@ -27,7 +27,7 @@ use crate::gate::resources::{ResourcesOutcome, compare};
 pub struct Arguments {
     /// Only kernels whose name matches this regular expression
     filter: Option<String>,
-    /// Architecture to compile for (repeatable)
+    /// Architecture to compile for (repeatable); JSON of several is a list
     #[arg(long, value_name = "ARCH", default_value = "sm_90a")]
     arch: Vec<String>,
     /// Record the result in baselines/resources/ARCH.json
@@ -52,19 +52,23 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let failed_to = |error| anyhow::anyhow!("failed to {error}");
     let mut bases: BTreeMap<&str, Resources> = BTreeMap::new();
     for arch in &arguments.arch {
-        // Architecture names become file names.
-        let known = architecture::number(arch).is_some();
-        anyhow::ensure!(known, "--arch takes a real architecture such as sm_90a, not `{arch}`");
+        check_architecture("--arch", arch)?;
         if arguments.check {
             // Before anything is built.
-            let mut base: Resources = file::read(&path(store, arch)).map_err(failed_to)?;
+            let mut base: Resources = file::read(&path(store, arch)).map_err(|error| {
+                let advice = match error.is_not_found() {
+                    true => format!(": `kernelgate resources --arch {arch} --save` makes a record"),
+                    false => String::new(),
+                };
+                anyhow::anyhow!("failed to {error}{advice}")
+            })?;
             keep_matching(&mut base, &filter);
             bases.insert(arch, base);
         }
     }
     let running = interrupt::watched()?;
     let found = arguments.benches.find(&store.root, &running)?;
-    let mut exit = Exit::Fine;
+    let (mut exit, mut outcomes, mut listed) = (Exit::Fine, Vec::new(), Vec::new());
     for arch in &arguments.arch {
         let mut resources = compile_all(&found, arch, arguments, &running)?;
         if arguments.save {
@@ -79,13 +83,50 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         anyhow::ensure!(!none, "no kernel's name matches `{text}`");
         if let Some(base) = bases.get(arch.as_str()) {
             let outcome = compare(base, &resources);
-            exit = exit.max(outcome.exit());
-            print_outcome(&outcome, arguments.format)?;
+            exit = worse(exit, outcome.exit());
+            if arguments.format != OutputFormat::Json {
+                print_outcome(&outcome, arguments.format);
+            }
+            outcomes.push(outcome);
         } else {
-            print_resources(&resources, arguments.format)?;
+            if arguments.format != OutputFormat::Json {
+                print_resources(&resources, arguments.format);
+            }
+            listed.push(resources);
         }
     }
+    if arguments.format == OutputFormat::Json {
+        print!("{}{}", document(&outcomes)?, document(&listed)?);
+    }
     Ok(exit)
+}
+
+/// One architecture's document as it is, those of several as a list: one document either way;
+/// nothing where there is none.
+fn document(documents: &[impl serde::Serialize]) -> anyhow::Result<String> {
+    match documents {
+        [] => Ok(String::new()),
+        [only] => json(only),
+        several => json(&several),
+    }
+}
+
+/// Refused before regressed before inconclusive.
+fn worse(one: Exit, two: Exit) -> Exit {
+    match [one.min(two), one.max(two)] {
+        [Exit::Regression, Exit::Inconclusive] => Exit::Regression,
+        [_, worse] => worse,
+    }
+}
+
+/// Refuses what is no name of an architecture: such names become names of files.
+///
+/// # Errors
+/// Names the flag.
+pub fn check_architecture(flag: &str, arch: &str) -> anyhow::Result<()> {
+    let known = architecture::number(arch).is_some();
+    anyhow::ensure!(known, "{flag} takes a real architecture such as sm_90a, not `{arch}`");
+    Ok(())
 }
 
 /// Leaves the kernels, and the builds that do not run, whose names match.
@@ -140,10 +181,7 @@ fn compile_all(
     all.context("no bench lists a kernel")
 }
 
-fn print_resources(resources: &Resources, format: OutputFormat) -> anyhow::Result<()> {
-    if format == OutputFormat::Json {
-        return print_json(resources);
-    }
+fn print_resources(resources: &Resources, format: OutputFormat) {
     let mut table = Table::new(&[
         "kernel",
         "registers",
@@ -185,17 +223,13 @@ fn print_resources(resources: &Resources, format: OutputFormat) -> anyhow::Resul
             println!("{}", format.words(&format!("{name}: {loss}")));
         }
     }
-    Ok(())
 }
 
-fn print_outcome(outcome: &ResourcesOutcome, format: OutputFormat) -> anyhow::Result<()> {
-    if format == OutputFormat::Json {
-        return print_json(outcome);
-    }
+fn print_outcome(outcome: &ResourcesOutcome, format: OutputFormat) {
     let bullet = if format == OutputFormat::Markdown { "- " } else { "" };
     if let Some(refused) = &outcome.refused {
         println!("{}: refused: {refused}", outcome.arch);
-        return Ok(());
+        return;
     }
     let worse = outcome.changes.iter().filter(|change| change.worse).count();
     println!(
@@ -204,11 +238,36 @@ fn print_outcome(outcome: &ResourcesOutcome, format: OutputFormat) -> anyhow::Re
         outcome.compared,
         outcome.changes.len() - worse
     );
+    if outcome.nothing_in_common {
+        println!(
+            "{bullet}{}: inconclusive: no kernel is both in the record and in what was compiled",
+            outcome.arch
+        );
+    }
     for change in outcome.changes.iter().filter(|change| change.worse) {
         println!("{bullet}{}", format.words(&format!("WORSE {}: {}", change.kernel, change.what)));
     }
     for change in outcome.changes.iter().filter(|change| !change.worse) {
         println!("{bullet}{}", format.words(&format!("{}: {}", change.kernel, change.what)));
     }
-    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_architectures_are_one_document_and_the_worst_of_them_decides() {
+        assert_eq!(document(&["a"; 0]).unwrap(), "");
+        assert_eq!(document(&["a"]).unwrap(), "\"a\"\n");
+        let both: Vec<String> = serde_json::from_str(&document(&["a", "b"]).unwrap()).unwrap();
+        assert_eq!(both, ["a", "b"]);
+        for (one, two, wanted) in [
+            (Exit::Fine, Exit::Inconclusive, Exit::Inconclusive),
+            (Exit::Inconclusive, Exit::Regression, Exit::Regression),
+            (Exit::Regression, Exit::Refused, Exit::Refused),
+        ] {
+            assert_eq!((worse(one, two), worse(two, one)), (wanted, wanted));
+        }
+    }
 }
