@@ -2,7 +2,7 @@
 
 #![cfg(unix)]
 
-use crate::package::{Outcome, Package};
+use crate::package::{Outcome, Package, fixture_path};
 use serde_json::Value;
 
 const FOUR: &str = "--axis n=64,96,128,160";
@@ -56,6 +56,37 @@ fn shards_share_the_cases_and_are_put_together() {
         .kernelgate(&format!("baseline add other {three}"))
         .expect(0, &["warning: fixture, shard 2/3 is missing"]);
     package.bench("bad", "--shard 3/2").expect(2, &["a shard is 1/4, 2/4", "--shard"]);
+}
+
+#[test]
+fn what_is_no_bench_run_says_that_it_takes_a_shard() {
+    let package = Package::new();
+    let dir = package.dir();
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_kernelgate"));
+    let one = "fixture: shard 1/2: ";
+    let run = |program: &std::path::Path, line: &str, shard: &str| {
+        let mut command = package.command(program, line);
+        Outcome::from(command.env("KERNELGATE_SHARD", shard).output().unwrap())
+    };
+    for line in [format!("verify {dir} {FOUR}"), format!("list {dir} {FOUR}")] {
+        let first = run(program, &line, "1/2");
+        first.expect(0, &[one, " of 4 cases", "of shard 1/2 only (KERNELGATE_SHARD)"]);
+        let second = run(program, &line, "2/2");
+        assert!(first.stdout.contains("of shard 1/2 only"), "what is read must say it");
+        assert_ne!(first.stdout, second.stdout);
+        assert!(!package.kernelgate(&line).all().contains("shard"));
+    }
+    for flag in ["--test", "--list", "--profile-time 1 --bench n64"] {
+        run(&fixture_path(), &format!("{flag} {FOUR}"), "1/2").expect(0, &[one]);
+        let whole = package.command(&fixture_path(), &format!("{flag} {FOUR}")).output().unwrap();
+        assert!(!Outcome::from(whole).all().contains("shard"));
+    }
+    // A shard without a case is a part of the whole all the same.
+    let empty =
+        (1..=64).map(|index| run(program, &format!("verify {dir} n64"), &format!("{index}/64")));
+    let outcomes: Vec<Outcome> = empty.take(3).collect();
+    let none = outcomes.iter().find(|it| it.stdout.contains("0 ok")).unwrap();
+    none.expect(0, &["0 ok, 0 failed, 0 skipped; of shard", "0 of 1 cases"]);
 }
 
 #[test]

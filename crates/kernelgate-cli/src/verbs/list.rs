@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use super::choice::{Choice, unexpected};
 use super::output::{OutputFormat, print_json};
+use super::settings::shard_words;
 
 /// Width to which descriptions are broken where there is no terminal.
 const COLUMNS: usize = 100;
@@ -65,7 +66,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         println!("{}", arguments.format.table(&table));
         println!("\n{}", LEGEND);
     }
-    println!("{} cases run here", runs.len());
+    println!("{} cases run here{}", runs.len(), shard_words());
     let (never, not_here): (Vec<_>, Vec<_>) =
         skipped.into_iter().partition(|case| case.unsupported);
     for (reason, ids) in by_reason(&not_here) {

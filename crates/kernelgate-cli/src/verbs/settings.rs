@@ -11,10 +11,21 @@ use crate::gate::paired::TestPlan;
 use kernelgate::harness::args::EffortName;
 use kernelgate::harness::place::BackendName;
 use kernelgate::record::TrialSampling;
+use kernelgate::record::text::printable;
 use kernelgate::workload::Override;
 
 /// Part of the time of a case that warms it up.
 const WARM_UP: f64 = 0.25;
+
+/// The part of the cases that benches which are asked take, as `KERNELGATE_SHARD` tells them; in
+/// words that go behind how many cases there are. Nothing where they take all.
+pub fn shard_words() -> String {
+    let shard = std::env::var("KERNELGATE_SHARD").unwrap_or_default();
+    if shard.is_empty() {
+        return String::new();
+    }
+    format!("; of shard {} only (KERNELGATE_SHARD)", printable(&shard))
+}
 
 /// Which cases, where and from what.
 #[derive(Debug, Clone, clap::Args)]

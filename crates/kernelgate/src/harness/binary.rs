@@ -325,9 +325,15 @@ impl Harness {
             }
         }
         if !selection.matched_nothing() {
-            if shard.is_some() {
+            if let Some(part) = shard {
+                let all = selection.count();
                 let wanted = (&flags.axis[..], filter);
                 selection = cases::select_part(own(), of, place, wanted, shard)?;
+                // A bench run says it in its first line, and its record holds it.
+                if flags.mode() != Mode::Bench || flags.request.is_some() {
+                    let count = selection.count();
+                    eprintln!("{}: shard {part}: {count} of {all} cases", self.name);
+                }
             }
             return Ok(Some((selection, effort)));
         }
