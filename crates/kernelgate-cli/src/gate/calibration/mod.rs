@@ -21,6 +21,9 @@ use kernelgate::record::{Environment, Provenance, TrialSampling};
 pub use recommend::{Recommended, recommend};
 pub use summary::{CalibrationSummary, summarise};
 
+/// Most blocks that a comparison may have.
+const MOST_BLOCKS: usize = 10_000;
+
 /// What is known of the answer.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -307,6 +310,38 @@ impl Calibration {
     }
 }
 
+/// A number that can have been measured or asked for, of that field.
+fn in_range(field: &str, value: f64, range: std::ops::Range<f64>) -> Result<(), String> {
+    if range.contains(&value) { Ok(()) } else { Err(format!("{field} is {value}")) }
+}
+
+fn check_plan(plan: &TestPlan) -> Result<(), String> {
+    for (field, value) in [
+        ("plan.relative", plan.relative),
+        ("plan.absolute_ns", plan.absolute_ns),
+        ("plan.tolerated", plan.tolerated),
+        ("plan.contention", plan.contention),
+        ("plan.contention_weight", plan.contention_weight),
+    ] {
+        in_range(field, value, 0.0..1e12)?;
+    }
+    for (field, value) in [
+        ("plan.false_alarms", plan.false_alarms),
+        ("plan.missed", plan.missed),
+        ("plan.power", plan.power),
+    ] {
+        in_range(field, value, f64::MIN_POSITIVE..1.0)?;
+    }
+    for (field, blocks) in
+        [("plan.settle_blocks", plan.settle_blocks), ("plan.max_blocks", plan.max_blocks)]
+    {
+        if !(1..=MOST_BLOCKS).contains(&blocks) {
+            return Err(format!("{field} is {blocks}"));
+        }
+    }
+    Ok(())
+}
+
 /// The first name whose values differ.
 pub fn differing(a: &BTreeMap<String, String>, b: &BTreeMap<String, String>) -> Option<String> {
     a.keys().chain(b.keys()).find(|name| a.get(*name) != b.get(*name)).cloned()
@@ -320,18 +355,10 @@ impl Record for Calibration {
         &["broken", "commands", "failed", "identity", "left_out"];
 
     fn validate(&self) -> Result<(), String> {
-        let plan = &self.plan;
-        let sensible = [
-            plan.relative,
-            plan.absolute_ns,
-            plan.tolerated,
-            plan.contention,
-            plan.contention_weight,
-        ];
-        if !sensible.iter().all(|value| (0.0..1e12).contains(value))
-            || !(1..=10_000).contains(&plan.max_blocks)
-        {
-            return Err("thresholds out of range".to_owned());
+        check_plan(&self.plan)?;
+        in_range("budget_s", self.budget_s, 0.0..1e12)?;
+        if let Some(recommended) = &self.recommended {
+            recommended.validate(&self.plan)?;
         }
         for known in &self.comparisons {
             if let Some(percent) = known.kind.percent()

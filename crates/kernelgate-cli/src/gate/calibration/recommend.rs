@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Calibration, ComparisonKind, Known};
+use super::{Calibration, ComparisonKind, Known, MOST_BLOCKS, in_range};
 use crate::gate::Verdict;
 use crate::gate::paired::{TestPlan, decide};
 use kernelgate::stats::median;
@@ -29,6 +29,9 @@ pub const FEWEST: usize = 20;
 const TELLING: f64 = 0.1;
 /// What a budget has beyond the time that the blocks took.
 const RESERVE: f64 = 1.25;
+
+/// What a number may lose on its way through a file, relative.
+const ROUNDING: f64 = 1e-9;
 
 /// What the gate is to use on this device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -72,6 +75,40 @@ pub struct Tried {
 impl Tried {
     fn holds(&self) -> bool {
         self.false_alarms == 0 && self.of >= FEWEST && self.found as f64 >= POWER * self.of as f64
+    }
+}
+
+impl Recommended {
+    /// Whether it can have come of comparisons with that plan: `compare` takes it over.
+    ///
+    /// # Errors
+    /// Names the field and what it is.
+    pub(super) fn validate(&self, plan: &TestPlan) -> Result<(), String> {
+        for tried in &self.tried {
+            in_range("recommended.tried.relative", tried.relative, 0.0..1e12)?;
+            in_range("recommended.tried.inconclusive", tried.inconclusive, 0.0..1.0 + ROUNDING)?;
+        }
+        if let Some(relative) = self.relative {
+            in_range("recommended.relative", relative, 0.0..1e12)?;
+            let is = |tried: &Tried| (tried.relative - relative).abs() <= ROUNDING * relative;
+            if !self.tried.iter().any(is) {
+                return Err(format!("recommended.relative is {relative}, which was not tried"));
+            }
+        }
+        if let Some(blocks) = self.settle_blocks
+            && !(1..=MOST_BLOCKS).contains(&blocks)
+        {
+            return Err(format!("recommended.settle_blocks is {blocks}"));
+        }
+        in_range("recommended.budget_s", self.budget_s, 0.0..1e12)?;
+        in_range("recommended.contention_weight", self.contention_weight, 0.0..1e12)?;
+        if self.contention_weight < plan.contention_weight * (1.0 - ROUNDING) {
+            return Err(format!(
+                "recommended.contention_weight is {}, less than the plan's {}",
+                self.contention_weight, plan.contention_weight
+            ));
+        }
+        Ok(())
     }
 }
 

@@ -123,6 +123,45 @@ fn blocks_survive_as_columns_and_on_disk() {
 }
 
 #[test]
+fn numbers_that_nothing_can_have_recommended_are_refused_by_file_and_field() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("calibration.json");
+    let mut calibration = calibration(20, &[(5.0, 20)]);
+    let recommended = recommend(&calibration);
+    assert!(recommended.relative.is_some() && recommended.settle_blocks.is_some());
+    calibration.recommended = Some(recommended);
+    kernelgate::record::write(&path, &calibration).unwrap();
+    assert_eq!(kernelgate::record::read::<Calibration>(&path).unwrap(), calibration);
+    let whole: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    for (of, field, value) in [
+        ("recommended", "relative", -1.0),
+        ("recommended", "relative", 5.0),
+        ("recommended", "contention_weight", -1e9),
+        ("recommended", "contention_weight", 0.5),
+        ("recommended", "budget_s", -1.0),
+        ("plan", "tolerated", -0.1),
+        ("plan", "power", 1.0),
+        ("plan", "false_alarms", 2.0),
+    ] {
+        let mut edited = whole.clone();
+        edited[of][field] = value.into();
+        std::fs::write(&path, edited.to_string()).unwrap();
+        let error = kernelgate::record::read::<Calibration>(&path).unwrap_err().to_string();
+        let wanted = format!("{of}.{field} is {value}");
+        assert!(error.contains("calibration.json") && error.contains(&wanted), "{error}");
+    }
+    for (of, field, blocks) in [("recommended", "settle_blocks", 0), ("plan", "max_blocks", 10_001)]
+    {
+        let mut edited = whole.clone();
+        edited[of][field] = blocks.into();
+        std::fs::write(&path, edited.to_string()).unwrap();
+        let error = kernelgate::record::read::<Calibration>(&path).unwrap_err().to_string();
+        assert!(error.contains(&format!("{of}.{field} is {blocks}")), "{error}");
+    }
+}
+
+#[test]
 fn counts_and_intervals_are_those_of_the_comparisons() {
     let summary = summarise(&calibration(20, &[(5.0, 20)]));
     let null = &summary.kinds[0];
