@@ -513,6 +513,8 @@ fn baselines_travel() {
     assert_eq!(std::fs::read_to_string(package.path("out.json")).unwrap(), original);
     package.kernelgate("baseline export a out.csv").expect(0, &[]);
     assert_eq!(std::fs::read_to_string(package.path("out.csv")).unwrap().lines().count(), 1 + 2);
+    let onto = format!("baseline export a {}", package.baseline("a").display());
+    package.kernelgate(&onto).expect(2, &["the export ", "a.json, which is read"]);
     package.kernelgate("baseline export a out.txt").expect(2, &[".json or .csv"]);
     package.kernelgate("baseline import out.json").expect(2, &["exists", "--force"]);
     package.kernelgate("baseline import out.json --name c").expect(0, &[]);

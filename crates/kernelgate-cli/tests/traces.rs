@@ -266,3 +266,26 @@ fn a_diagnosis_comes_as_a_page() {
     let complaint = refused(&["diagnose", text(&path), text(&path), "--html", "x.html"]);
     assert!(complaint.contains("--html takes one trace, not 2"), "{complaint}");
 }
+
+#[cfg(unix)]
+#[test]
+fn a_trace_is_not_replaced_by_what_is_made_of_it() {
+    let (folder, path) = trace();
+    let before = std::fs::read(&path).unwrap();
+    let (link, hard) = (folder.path().join("link.json"), folder.path().join("hard.json"));
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    std::fs::hard_link(&path, &hard).unwrap();
+    for out in [&path, &link, &hard] {
+        let why = refused(&["export", text(&path), "--out", text(out)]);
+        assert!(why.contains("--out ") && why.contains("which is read"), "{why}");
+        let why = refused(&["diagnose", text(out), "--html", text(&path)]);
+        assert!(why.contains("--html ") && why.contains("which is read"), "{why}");
+        assert_eq!(std::fs::read(&path).unwrap(), before);
+    }
+    assert!(link.is_symlink());
+    // Another file is replaced, as ever.
+    let other = folder.path().join("other.json");
+    std::fs::write(&other, "old").unwrap();
+    printed(&["export", text(&path), "--out", text(&other)]);
+    assert_ne!(std::fs::read_to_string(&other).unwrap(), "old");
+}

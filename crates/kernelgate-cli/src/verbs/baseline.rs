@@ -10,7 +10,7 @@ use super::choice::unexpected;
 use super::interrupt;
 use super::lock::locked;
 use super::numerics;
-use super::output::{OutputFormat, print_json};
+use super::output::{OutputFormat, not_over, print_json};
 use super::sessions::Sessions;
 use super::settings::Settings;
 use crate::benches::ask::{self, Asking};
@@ -110,19 +110,25 @@ pub fn run(verb: &BaselineVerb, store: &Store) -> anyhow::Result<Exit> {
         BaselineVerb::Add { name, sessions } => add(store, name, &sessions.read(store)?),
         BaselineVerb::Import { file, name, force } => import(store, file, name.as_deref(), *force),
         BaselineVerb::Export { name, file, device } => {
-            export(&read(store, device.as_deref(), name)?, file)
+            let device = device_of(store, device.as_deref(), name)?;
+            not_over("the export", file, &store.baseline_path(&device, name)?)?;
+            export(&store.baseline(&device, name)?, file)
         }
     }
 }
 
-/// Of the named device, else of the only device that has a baseline of that name, else of this
-/// machine's cores.
 fn read(store: &Store, device: Option<&str>, name: &str) -> anyhow::Result<Baseline> {
+    Ok(store.baseline(&device_of(store, device, name)?, name)?)
+}
+
+/// The named device, else the only device that has a baseline of that name, else this machine's
+/// cores.
+fn device_of(store: &Store, device: Option<&str>, name: &str) -> anyhow::Result<String> {
     if let Some(device) = device {
         check_name(device).map_err(|_| {
             anyhow::anyhow!("--device {device}: no folder of baselines has such a name")
         })?;
-        return Ok(store.baseline(device, name)?);
+        return Ok(device.to_owned());
     }
     let devices: Vec<String> = store
         .baseline_files()?
@@ -130,10 +136,10 @@ fn read(store: &Store, device: Option<&str>, name: &str) -> anyhow::Result<Basel
         .filter(|file| file.1 == name)
         .map(|file| file.0)
         .collect();
-    match &devices[..] {
-        [only] => Ok(store.baseline(only, name)?),
-        _ => Ok(store.baseline(&Environment::cpu().slug(), name)?),
-    }
+    Ok(match &devices[..] {
+        [only] => only.clone(),
+        _ => Environment::cpu().slug(),
+    })
 }
 
 fn find(

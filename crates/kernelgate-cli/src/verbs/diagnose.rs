@@ -15,7 +15,7 @@ use kernelgate_trace::read::Wanted;
 use serde_json::{Value, json};
 
 use super::choice::ChosenBenches;
-use super::output::print_json;
+use super::output::{not_over, print_json};
 use super::{profile, trace_file};
 use crate::pages;
 
@@ -71,6 +71,9 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         "--html takes one trace, not {}",
         traces.len()
     );
+    if let (Some(page), Some((_, trace))) = (&arguments.html, traces.first()) {
+        not_over("--html", page, trace)?;
+    }
     let together = arguments.traces.len() == 2 && !arguments.each && !arguments.checklist;
     match &traces[..] {
         [base, head] if together => compare(arguments, [base, head])?,

@@ -11,6 +11,7 @@ use kernelgate::record::text::printable_path;
 use kernelgate_trace::export;
 use kernelgate_trace::read::Wanted;
 
+use super::output::not_over;
 use super::trace_file;
 
 #[derive(Debug, Args)]
@@ -37,6 +38,9 @@ enum ExportFormat {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
+    if let Some(out) = &arguments.out {
+        not_over("--out", out, &arguments.trace)?;
+    }
     let wanted = Wanted { rest: false, ..Wanted::ALL };
     let trace = trace_file::open(&arguments.trace, &wanted, arguments.range.as_deref())?;
     let ExportFormat::Perfetto = arguments.format;

@@ -52,6 +52,38 @@ pub fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Refuses to write over a file that is read, also where it is named by a link.
+///
+/// # Errors
+/// Names the flag and the file.
+pub fn not_over(flag: &str, out: &Path, source: &Path) -> anyhow::Result<()> {
+    let same = match (out.canonicalize(), source.canonicalize()) {
+        (Ok(out), Ok(source)) => out == source || is_one_file(&out, &source),
+        _ => false,
+    };
+    anyhow::ensure!(
+        !same,
+        "{flag} {}: it is {}, which is read: give it another name",
+        out.display(),
+        source.display()
+    );
+    Ok(())
+}
+
+/// Whether two names are of one file.
+#[cfg(unix)]
+fn is_one_file(one: &Path, two: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt as _;
+    let id = |path: &Path| path.metadata().ok().map(|facts| (facts.dev(), facts.ino()));
+    id(one).is_some_and(|one| id(two) == Some(one))
+}
+
+/// Windows has no stable way to tell.
+#[cfg(not(unix))]
+fn is_one_file(_: &Path, _: &Path) -> bool {
+    false
+}
+
 /// Writes files into a folder: names with texts.
 pub fn write_all<'a>(
     folder: &Path,
