@@ -40,7 +40,8 @@ fn an_accepted_slow_down_is_within_its_bound_and_ends_with_the_baseline() {
     markdown.expect(0, &["**0 regressed", "up to 50% slower: exact &lt;sums>"]);
     // The whole interval is beyond the bound.
     gate(&accept("0.1", "aaaa1111"), 1, &["2 regressed", "up to 10% slower"]);
-    gate(&accept("0.5", "bbbb2222"), 1, &["2 regressed", "no longer of bbbb2222: expired"]);
+    let expired = "no longer of bbbb2222 but of aaaa1111: expired";
+    gate(&accept("0.5", "bbbb2222"), 1, &["2 regressed", expired]);
     let undated = accept("0.5", "").replace("baseline = \"\"\n", "");
     gate(&undated, 1, &["2 regressed", "`baseline = \"aaaa1111\"` makes it hold"]);
     // Of several patterns the last that sets a thing; one that names nothing is said.
@@ -58,6 +59,55 @@ fn an_accepted_slow_down_is_within_its_bound_and_ends_with_the_baseline() {
         2,
         &["kernelgate.toml, line 3 (`relativ"],
     );
+}
+
+#[test]
+fn what_is_accepted_ends_with_a_baseline_that_has_changes() {
+    let package = slower();
+    package.write_rules(&accept("0.5", "aaaa1111"));
+    package.kernelgate("gate --baseline a").expect(0, &["2 unchanged"]);
+    // The next baseline is of the same commit, and of what nobody committed.
+    let mut bench = package.bench_command("b3", "--save-baseline a");
+    bench.env("KERNELGATE_COMMIT", "aaaa1111+changes");
+    assert!(bench.output().unwrap().status.success());
+    package.set_times(&package.baseline("a"), 200_000.0);
+    package.bench("again", "").expect(0, &[]);
+    package.set_times(&package.record("again"), 290_000.0);
+    let words = ["2 regressed", "no longer of aaaa1111 but of aaaa1111+changes: expired"];
+    package.kernelgate("gate --baseline a").expect(1, &words);
+}
+
+#[test]
+fn a_bound_that_can_be_judged_for_no_case_is_no_pass() {
+    let package = Package::new();
+    let set = |session: &str, memory: bool| {
+        package.bench(session, "").expect(0, &[]);
+        package.set_times(&package.record(session), 200_000.0);
+        if memory {
+            let mut run = package.run(session);
+            run["cases"][CASE]["device_bytes"] = 1000.into();
+            std::fs::write(package.record(session), run.to_string()).unwrap();
+        }
+    };
+    set("b1", false);
+    package.kernelgate("baseline add a").expect(0, &[]);
+    set("head", false);
+    let gate = |code: i32, words: &[&str]| {
+        package.kernelgate("gate --baseline a").expect(code, words);
+    };
+    package.write_rules("[[threshold]]\ncases = \".\"\nlaunches = 0\nhost-time = 0.1\n");
+    let none = "could not be judged for 2 of 2 cases: there is no such cost on the CPU";
+    gate(0, &["2 unchanged", &format!("launches {none}"), &format!("host-time {none}")]);
+    // Now the head tells it, and the baseline is of before.
+    set("later", true);
+    package.write_rules("[[threshold]]\ncases = \"n64\"\ndevice-memory = 0.1\n");
+    let why = "device-memory could not be judged for 1 of 1 cases: the base does not tell it";
+    gate(
+        3,
+        &["2 unchanged", &format!("inconclusive: kernelgate.toml: [[threshold]] `n64`: {why}")],
+    );
+    package.kernelgate("gate --baseline a --format junit").expect(3, &["<skipped message=\"", why]);
+    package.kernelgate("gate --baseline a --format markdown").expect(3, &[why]);
 }
 
 /// Multiplies the errors of a record by a factor.
@@ -158,6 +208,9 @@ fn costs_are_judged_where_the_package_asks_for_it() {
     std::fs::write(package.path("kernelgate.toml"), rules).unwrap();
     let words =
         ["1 of higher cost", "device memory 2.00 kB, was 1.00 kB (+100.0%, 50% are allowed)"];
+    package.kernelgate("gate --baseline a").expect(1, &words);
+    // One of the two cases tells nothing of its memory.
+    let words = ["`.`: device-memory could not be judged for 1 of 2 cases: there is no such cost"];
     package.kernelgate("gate --baseline a").expect(1, &words);
     package.kernelgate("runs --costs").expect(0, &["device memory", "2.00 kB", "  7  "]);
     package

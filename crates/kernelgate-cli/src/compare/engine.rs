@@ -13,6 +13,7 @@ use super::{CompareError, ComparisonRequest, Planted, rounds};
 use super::{driver, folder};
 use crate::gate::Verdict;
 use crate::gate::comparison::{Broken, Comparison, CriterionBench};
+use crate::gate::costs;
 use crate::gate::paired::{Arm, Outcome, TestPlan, Timing, decide_each};
 use crate::gate::rules::{FILE, Rules};
 use kernelgate::record::{FileError, Run, TrialRecord, TrialRequest, TrialSampling, Trials, file};
@@ -87,6 +88,9 @@ pub fn run(request: &ComparisonRequest) -> Result<Comparison, CompareError> {
         }
         let mut of_rules = rules.report(&comparison.cases(), ids.as_deref());
         of_rules.notes.extend(expired);
+        let of_costs = costs::unjudged(&rules, &findings.bounds);
+        of_rules.notes.extend(of_costs.notes);
+        of_rules.undecided.extend(of_costs.undecided);
         Ok(Comparison {
             calibration: note,
             numerics: findings.numerics,

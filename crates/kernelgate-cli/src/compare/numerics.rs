@@ -14,7 +14,7 @@ use super::install::Driver;
 use super::session::{Bench, Prepared};
 use super::{CompareError, Planted, driver, folder};
 use crate::gate::code::CodeComparison;
-use crate::gate::costs::{self, CostGrowth};
+use crate::gate::costs::{self, CostBound, CostGrowth};
 use crate::gate::numerics::{self, NumericsPolicy, NumericsReport};
 use crate::gate::paired::Arm;
 use crate::gate::rules::Rules;
@@ -29,6 +29,8 @@ pub struct Findings {
     pub numerics: NumericsReport,
     /// Costs that grew.
     pub costs: Vec<CostGrowth>,
+    /// The package's bounds on costs, each with whether it could be judged.
+    pub bounds: Vec<CostBound>,
     /// The kernels of each case in both builds.
     pub code: BTreeMap<String, CodeComparison>,
     /// Cases that are wrong in the head with another seed, with the error.
@@ -73,7 +75,9 @@ impl Engine<'_> {
                     findings.code.insert(id.clone(), code);
                 }
                 let limits = rules.limits(id);
-                findings.costs.extend(costs::grown(id, [&of[..1], &of[1..]], &limits));
+                let (sides, on_host) = ([&of[..1], &of[1..]], head.environment.on_host());
+                findings.costs.extend(costs::grown(id, sides, &limits));
+                findings.bounds.extend(costs::bounds(id, sides, &limits, on_host));
                 if same_bits(&before.verification, &now.verification) {
                     same += 1;
                     continue;
@@ -86,6 +90,11 @@ impl Engine<'_> {
                 is_new(&mut sets, id, [&before.verification, &now.verification]);
                 errors.insert(id.clone(), [of(&before.verification), of(&now.verification)]);
             }
+        }
+        // Criterion alone records no costs.
+        for bench in prepared.benches.iter().filter(|bench| !ours(bench)) {
+            let none = |id: &String| costs::bounds(id, [&[], &[]], &rules.limits(id), false);
+            findings.bounds.extend(bench.cases.iter().flat_map(none));
         }
         let judge = |errors: &Errors| {
             let cases = errors.iter().map(|(id, [base, head])| (id.as_str(), base, head));

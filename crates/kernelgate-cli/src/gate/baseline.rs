@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::costs;
 use super::interval::{Ratio, SideTimes, SingleRun, SpreadSource};
 use super::numerics::{self, NumericsPolicy, NumericsReport};
-use super::rules::{Rules, RulesReport};
+use super::rules::Rules;
 use super::shards;
 use super::single_run::CalibratedSpreads;
 use super::{Doubt, GateReport, Judged, Policy, Refusal, Verdict};
@@ -19,7 +19,8 @@ type Measured<'a> = [(&'a Run, &'a CaseRecord)];
 
 /// Compares runs with a baseline. `runs` is not empty; several runs of one bench binary are several
 /// process runs of its cases. `spreads` are the device's, where it was calibrated; `rules` are the
-/// package's. Errors of other seeds than the runs' are added by [`judge_numerics`].
+/// package's, of which the report says what they could not do. Errors of other seeds than the runs'
+/// are added by [`judge_numerics`].
 pub fn compare(
     baseline: &Baseline,
     runs: &[Run],
@@ -33,7 +34,7 @@ pub fn compare(
             head.entry(id).or_default().push((run, case));
         }
     }
-    let (mut judged, mut grown_costs) = (Vec::new(), Vec::new());
+    let (mut judged, mut grown_costs, mut bounds) = (Vec::new(), Vec::new(), Vec::new());
     let mut refused: BTreeMap<(String, String, String), BTreeSet<String>> = BTreeMap::new();
     for (id, head) in &head {
         let Some(base) = baseline.cases.get(*id) else { continue };
@@ -44,7 +45,10 @@ pub fn compare(
             judged.push(judge(baseline, id, head, policy, spreads));
             let before: Vec<LaunchCosts> = base.runs.values().map(|run| run.costs).collect();
             let now: Vec<LaunchCosts> = head.iter().map(|(_, case)| (*case).into()).collect();
-            grown_costs.extend(costs::grown(id, [&before, &now], &rules.limits(id)));
+            let (sides, limits) = ([&before[..], &now[..]], rules.limits(id));
+            grown_costs.extend(costs::grown(id, sides, &limits));
+            let on_host = head.iter().all(|(run, _)| run.environment.on_host());
+            bounds.extend(costs::bounds(id, sides, &limits, on_host));
         }
         for difference in differences {
             let key = (difference.field.to_owned(), difference.base, difference.head);
@@ -91,7 +95,7 @@ pub fn compare(
         own: runs.iter().filter(|run| baseline.has(run)).map(Run::key).collect(),
         numerics: NumericsReport::default(),
         costs: grown_costs,
-        rules: RulesReport::default(),
+        rules: costs::unjudged(rules, &bounds),
     }
 }
 

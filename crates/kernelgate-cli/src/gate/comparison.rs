@@ -231,6 +231,7 @@ impl Comparison {
             || self.numerics.suspected().next().is_some()
             || !self.costs.is_empty()
             || !self.skipped.is_empty()
+            || !self.rules.undecided.is_empty()
             || abandoned("base")
             || (self.judged.is_empty() && self.untimed.is_empty() && self.unaffected.is_empty())
         {

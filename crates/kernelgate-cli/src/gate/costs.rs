@@ -5,9 +5,11 @@
 //! [`GRANULARITY`], which the driver's pages, graphs and code of kernels may cost by themselves.
 //! Where it was not, and where the growth is less, what the rows declare is judged.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
-use super::rules::CaseLimits;
+use super::rules::{CaseLimits, Rules, RulesReport};
 use kernelgate::display;
 use kernelgate::record::LaunchCosts;
 use kernelgate::stats::median;
@@ -69,7 +71,6 @@ impl CostGrowth {
             Cost::Launches => ("commands of a launch", |count| format!("{count}")),
             Cost::HostTime => ("host time of a launch", display::time),
         };
-        let grown = 100.0 * (self.head / self.base - 1.0);
         let (head, base, allowed) = (show(self.head), show(self.base), 100.0 * self.allowed);
         let further = match self.further {
             None => String::new(),
@@ -78,8 +79,149 @@ impl CostGrowth {
                 format!(" in {grown} of {pairs} further pairs of processes")
             }
         };
+        if self.base <= 0.0 {
+            return format!("{what} {head}, was none ({allowed}% more are allowed){further}");
+        }
+        let grown = 100.0 * (self.head / self.base - 1.0);
         format!("{what} {head}, was {base} ({grown:+.1}%, {allowed}% are allowed){further}")
     }
+}
+
+/// A bound of the package on a cost of a case: whether it could be judged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CostBound {
+    /// The case.
+    pub case: String,
+    /// What the bound is on.
+    pub cost: Cost,
+    /// Why it could not be judged; none where it was.
+    pub missing: Option<Missing>,
+}
+
+/// Why a cost cannot be judged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Missing {
+    /// The case ran on the host, where there is no such cost.
+    OnHost,
+    /// What is compared with does not tell it.
+    Base,
+    /// What is judged does not tell it.
+    Head,
+    /// Neither tells it.
+    Both,
+}
+
+impl Missing {
+    /// The words for messages.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::OnHost => "there is no such cost on the CPU",
+            Self::Base => "the base does not tell it",
+            Self::Head => "the head does not tell it",
+            Self::Both => "neither the base nor the head tells it",
+        }
+    }
+}
+
+impl Cost {
+    /// All of them.
+    const ALL: [Self; 3] = [Self::DeviceMemory, Self::Launches, Self::HostTime];
+
+    /// The word in `kernelgate.toml`.
+    pub const fn key(self) -> &'static str {
+        match self {
+            Self::DeviceMemory => "device-memory",
+            Self::Launches => "launches",
+            Self::HostTime => "host-time",
+        }
+    }
+
+    /// What the package allows of it.
+    pub const fn allowed(self, limits: &CaseLimits) -> Option<f64> {
+        match self {
+            Self::DeviceMemory => limits.device_memory,
+            Self::Launches => limits.launches,
+            Self::HostTime => limits.host_time,
+        }
+    }
+
+    /// Whether a run tells it, by each figure that there is of it: both sides have to tell one.
+    fn told(self, of: &LaunchCosts) -> Vec<bool> {
+        match self {
+            Self::DeviceMemory => {
+                vec![of.device_bytes.is_some(), of.measured_device_bytes.is_some()]
+            }
+            Self::Launches => vec![of.commands.is_some()],
+            Self::HostTime => vec![of.host_launch_ns.is_some()],
+        }
+    }
+}
+
+/// The bounds on the costs of a case, each with whether [`grown`] could judge it.
+pub fn bounds(
+    case: &str,
+    sides: [&[LaunchCosts]; 2],
+    limits: &CaseLimits,
+    on_host: bool,
+) -> Vec<CostBound> {
+    let missing = |cost: Cost| {
+        let figures = cost.told(&LaunchCosts::default()).len();
+        let [base, head] = sides.map(|side| {
+            let tells = |figure: usize| side.iter().any(|run| cost.told(run)[figure]);
+            (0..figures).map(tells).collect::<Vec<bool>>()
+        });
+        if base.iter().zip(&head).any(|(base, head)| *base && *head) {
+            return None;
+        }
+        let tells = |side: &[bool]| side.contains(&true);
+        Some(match (tells(&base), tells(&head)) {
+            (false, false) if on_host => Missing::OnHost,
+            (true, false) => Missing::Head,
+            (false, true) => Missing::Base,
+            _ => Missing::Both,
+        })
+    };
+    let set = Cost::ALL.into_iter().filter(|cost| cost.allowed(limits).is_some());
+    set.map(|cost| CostBound { case: case.to_owned(), cost, missing: missing(cost) }).collect()
+}
+
+/// Of which bounds something could not be judged, for how many cases and why. One that could be
+/// judged for none of its cases, though these ran on a device, is undecided.
+pub fn unjudged(rules: &Rules, bounds: &[CostBound]) -> RulesReport {
+    let mut report = RulesReport::default();
+    for rule in &rules.thresholds {
+        for cost in Cost::ALL.into_iter().filter(|cost| cost.allowed(&rule.limits).is_some()) {
+            let named = |it: &&CostBound| it.cost == cost && rule.cases.is_match(&it.case);
+            let named: Vec<&CostBound> = bounds.iter().filter(named).collect();
+            let mut reasons: BTreeMap<Missing, usize> = BTreeMap::new();
+            for missing in named.iter().filter_map(|it| it.missing) {
+                *reasons.entry(missing).or_default() += 1;
+            }
+            let (count, all) = (reasons.values().sum::<usize>(), named.len());
+            if count == 0 {
+                continue;
+            }
+            let why: Vec<String> = reasons
+                .iter()
+                .map(|(missing, of)| match reasons.len() {
+                    1 => missing.words().to_owned(),
+                    _ => format!("{} ({of})", missing.words()),
+                })
+                .collect();
+            let line = format!(
+                "{}: {} could not be judged for {count} of {all} cases: {}",
+                rule.name(),
+                cost.key(),
+                why.join(", ")
+            );
+            let on_device = reasons.keys().any(|missing| *missing != Missing::OnHost);
+            match count == all && on_device {
+                true => report.undecided.push(line),
+                false => report.notes.push(line),
+            }
+        }
+    }
+    report
 }
 
 /// The costs of a case that grew by more than allowed; those that a side does not tell did not.
@@ -126,6 +268,7 @@ fn memory(measured: Option<(f64, f64)>, declared: Option<(f64, f64)>) -> Option<
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gate::rules_file;
 
     #[test]
     fn costs_are_judged_where_they_are_known_and_asked_for() {
@@ -155,6 +298,56 @@ mod tests {
         assert!(words(&base, &head, &CaseLimits::default()).is_empty());
         assert!(words(&[LaunchCosts::default()], &head, &limits).is_empty());
         assert!(words(&base, &base, &limits).is_empty());
+        let memory = words(&[costs(0, 7, 4e3)], &head, &limits).remove(0);
+        assert_eq!(memory, "device memory 1.50 kB, was none (40% more are allowed)");
+    }
+
+    #[test]
+    fn a_bound_that_a_side_tells_nothing_of_is_missing_with_the_reason() {
+        use Missing::{Base, Both, Head, OnHost};
+        let limits =
+            CaseLimits { device_memory: Some(0.1), launches: Some(0.0), ..CaseLimits::default() };
+        let told = LaunchCosts { commands: Some(7), ..LaunchCosts::default() };
+        let nothing = LaunchCosts::default();
+        let missing = |base: LaunchCosts, head: LaunchCosts, on_host: bool| {
+            let bounds = bounds("x", [&[base], &[head]], &limits, on_host);
+            bounds.iter().map(|it| (it.cost, it.missing)).collect::<Vec<_>>()
+        };
+        let both =
+            |memory, launches| vec![(Cost::DeviceMemory, memory), (Cost::Launches, launches)];
+        assert_eq!(missing(told, told, false), both(Some(Both), None));
+        assert_eq!(missing(nothing, told, false), both(Some(Both), Some(Base)));
+        assert_eq!(missing(told, nothing, true), both(Some(OnHost), Some(Head)));
+        assert_eq!(missing(nothing, nothing, true), both(Some(OnHost), Some(OnHost)));
+        assert_eq!(bounds("x", [&[told], &[told]], &CaseLimits::default(), false), []);
+    }
+
+    #[test]
+    fn a_bound_that_could_not_be_judged_is_said_and_one_of_no_case_is_undecided() {
+        let text = "[[threshold]]\ncases = \".\"\ndevice-memory = 0.1\nlaunches = 0\n\
+                    [[threshold]]\ncases = \"^b\"\nhost-time = 0.1\n";
+        let rules = rules_file::parse("kernelgate.toml", text).unwrap();
+        let bound = |case: &str, cost, missing| CostBound { case: case.to_owned(), cost, missing };
+        let report = unjudged(
+            &rules,
+            &[
+                bound("a", Cost::DeviceMemory, None),
+                bound("b", Cost::DeviceMemory, Some(Missing::Head)),
+                bound("a", Cost::Launches, Some(Missing::OnHost)),
+                bound("b", Cost::Launches, Some(Missing::OnHost)),
+                bound("b", Cost::HostTime, Some(Missing::Base)),
+            ],
+        );
+        let lines = [
+            "kernelgate.toml: [[threshold]] `.`: device-memory could not be judged for 1 of 2 \
+             cases: the head does not tell it",
+            "kernelgate.toml: [[threshold]] `.`: launches could not be judged for 2 of 2 cases: \
+             there is no such cost on the CPU",
+            "inconclusive: kernelgate.toml: [[threshold]] `^b`: host-time could not be judged for \
+             1 of 1 cases: the base does not tell it",
+        ];
+        assert_eq!(report.lines(), lines);
+        assert_eq!(report.undecided.len(), 1);
     }
 
     #[test]

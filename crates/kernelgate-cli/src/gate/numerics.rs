@@ -47,7 +47,7 @@ impl NumericsPolicy {
     /// else what it sets, else this.
     pub fn allowed(&self, case: &str, rules: &Rules) -> f64 {
         let set = rules.limits(case).growth.unwrap_or(self.growth);
-        rules.accepted(case).and_then(|it| it.growth).map_or(set, |accepted| accepted.max(set))
+        rules.accepted_growth(case).map_or(set, |accepted| accepted.max(set))
     }
 
     /// Seeds that it takes where the errors of so many cases changed.

@@ -4,8 +4,9 @@
 //! Deliberately absent: reading the file (`rules_file`), and anything that would make a wrong case
 //! pass.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use kernelgate::record::Provenance;
 use regex::Regex;
 use serde::Serialize;
 
@@ -90,6 +91,9 @@ pub struct RulesReport {
     pub accepted: Vec<Accepted>,
     /// What had no effect, in sentences.
     pub notes: Vec<String>,
+    /// Bounds that could be judged for none of their cases, in sentences: these make the outcome
+    /// inconclusive.
+    pub undecided: Vec<String>,
 }
 
 impl Rules {
@@ -116,9 +120,33 @@ impl Rules {
         })
     }
 
-    /// What is accepted of a case: the last that names it.
-    pub fn accepted(&self, case: &str) -> Option<&Acceptance> {
-        self.accepted.iter().rev().find(|rule| rule.cases.is_match(case))
+    /// What is accepted of a case: of several entries that name it the last that sets a bound. In
+    /// the order of the file, one for each entry of which a bound holds.
+    pub fn accepted(&self, case: &str) -> Vec<Accepted> {
+        let (mut has_slower, mut has_growth) = (false, false);
+        let mut found = Vec::new();
+        for rule in self.accepted.iter().rev().filter(|rule| rule.cases.is_match(case)) {
+            let slower = rule.slower.filter(|_| !has_slower);
+            let growth = rule.growth.filter(|_| !has_growth);
+            (has_slower, has_growth) =
+                (has_slower || slower.is_some(), has_growth || growth.is_some());
+            if slower.is_some() || growth.is_some() {
+                let (case, reason) = (case.to_owned(), rule.reason.clone());
+                found.push(Accepted { case, slower, growth, reason });
+            }
+        }
+        found.reverse();
+        found
+    }
+
+    /// Most that the time of a case may have grown, relative, where a slow-down of it is accepted.
+    pub fn accepted_slower(&self, case: &str) -> Option<f64> {
+        self.accepted(case).iter().find_map(|it| it.slower)
+    }
+
+    /// Most that errors of a case may have grown, a ratio, where growth is accepted.
+    pub fn accepted_growth(&self, case: &str) -> Option<f64> {
+        self.accepted(case).iter().find_map(|it| it.growth)
     }
 
     /// Without what is accepted in another state of the file too: what it allowed is in there.
@@ -133,27 +161,41 @@ impl Rules {
         (self, notes)
     }
 
-    /// Without what is not accepted for a baseline of these commits (whole, or as long as they are
-    /// known).
-    pub fn at_baseline(mut self, commits: &[String]) -> (Self, Vec<String>) {
+    /// Without what is not accepted for a baseline of this code. Commits may be whole, or as long as
+    /// they are known; one with changes is another baseline than the commit, and has no name.
+    pub fn at_baseline(mut self, code: &[Provenance]) -> (Self, Vec<String>) {
         let same = |wanted: &String| {
-            !commits.is_empty()
-                && commits.iter().all(|it| {
-                    !it.is_empty() && (it.starts_with(&**wanted) || wanted.starts_with(&**it))
-                })
+            let is = |it: &Provenance| {
+                let commit = it.commit.as_deref().filter(|commit| !commit.is_empty());
+                !it.dirty
+                    && commit.is_some_and(|it| it.starts_with(&**wanted) || wanted.starts_with(it))
+            };
+            !code.is_empty() && code.iter().all(is)
         };
+        let found = code.iter().map(Provenance::short).collect::<BTreeSet<_>>();
+        let found = found.into_iter().collect::<Vec<_>>().join(" and ");
+        let unnamed = code.iter().any(|it| it.dirty || it.commit.is_none());
         let mut notes = Vec::new();
         self.accepted.retain(|rule| {
             let holds = rule.baseline.as_ref().is_some_and(same);
             if !holds {
                 let why = match &rule.baseline {
-                    Some(of) => format!("the baseline is no longer of {of}: expired, remove it"),
+                    Some(of) if found.is_empty() => {
+                        format!("the baseline is no longer of {of}: expired, remove it")
+                    }
+                    Some(of) => {
+                        format!(
+                            "the baseline is no longer of {of} but of {found}: expired, remove it"
+                        )
+                    }
+                    None if unnamed => format!(
+                        "without `baseline` it holds for `kernelgate compare` only; no `baseline` \
+                         names one of {found}, save it of a commit"
+                    ),
                     None => format!(
                         "without `baseline` it holds for `kernelgate compare` only: `baseline = \
                          \"{}\"` makes it hold until the next baseline",
-                        commits
-                            .first()
-                            .map_or("COMMIT", |commit| commit.get(..8).unwrap_or(commit))
+                        code.first().map_or_else(|| "COMMIT".to_owned(), Provenance::short)
                     ),
                 };
                 notes.push(format!("{}: {why}", rule.words()));
@@ -172,12 +214,10 @@ impl Rules {
         let patterns = patterns.chain(self.accepted.iter().map(|rule| ("accept", &rule.cases)));
         let nothing = patterns
             .filter(|(_, cases)| known.is_some_and(|known| count(cases, known) == 0))
-            .map(|(kind, cases)| format!("[[{kind}]] `{cases}` matches no case"));
-        let accepted = judged.iter().filter_map(|case| {
-            let Acceptance { slower, growth, reason, .. } = self.accepted(case)?;
-            let (case, reason) = ((*case).to_owned(), reason.clone());
-            Some(Accepted { case, slower: *slower, growth: *growth, reason })
-        });
+            .map(|(kind, cases)| {
+                format!("[[{kind}]] `{}` matches no case", one_line(cases.as_str()))
+            });
+        let accepted = judged.iter().flat_map(|case| self.accepted(case));
         RulesReport {
             file: self.exists.then(|| FILE.to_owned()),
             thresholds: self
@@ -187,8 +227,17 @@ impl Rules {
                 .collect(),
             accepted: accepted.collect(),
             notes: nothing.collect(),
+            undecided: Vec::new(),
         }
     }
+}
+
+/// What somebody wrote, on one line: lines of its own could be taken for the program's.
+pub fn one_line(text: &str) -> String {
+    text.split(|c: char| c.is_whitespace() || c.is_control())
+        .filter(|word| !word.is_empty())
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 impl PartialEq for Acceptance {
@@ -202,7 +251,7 @@ impl PartialEq for Acceptance {
 
 impl Acceptance {
     fn words(&self) -> String {
-        format!("[[accept]] `{}`", self.cases)
+        format!("[[accept]] `{}`", one_line(self.cases.as_str()))
     }
 }
 
@@ -222,7 +271,12 @@ impl Threshold {
             percent("host time ", host_time),
         ];
         let words: Vec<String> = words.into_iter().flatten().collect();
-        format!("`{}`: {}", self.cases, words.join(", "))
+        format!("`{}`: {}", one_line(self.cases.as_str()), words.join(", "))
+    }
+
+    /// "[[threshold]] `^denoise/`".
+    pub fn name(&self) -> String {
+        format!("[[threshold]] `{}`", one_line(self.cases.as_str()))
     }
 }
 
@@ -250,7 +304,8 @@ impl RulesReport {
             format!("threshold in {file}: {words} ({count} {cases})")
         });
         let notes = self.notes.iter().map(|note| format!("{file}: {note}"));
-        accepted.chain(thresholds).chain(notes).collect()
+        let undecided = self.undecided.iter().map(|why| format!("inconclusive: {file}: {why}"));
+        accepted.chain(thresholds).chain(notes).chain(undecided).collect()
     }
 }
 
@@ -261,6 +316,12 @@ mod tests {
 
     fn parse(text: &str) -> Result<Rules, String> {
         rules_file::parse("kernelgate.toml", text).map_err(|error| error.to_string())
+    }
+
+    fn code(text: &str) -> Provenance {
+        let clean = text.strip_suffix("+changes");
+        let (commit, dirty) = (clean.unwrap_or(text).to_owned(), clean.is_some());
+        Provenance { commit: Some(commit), dirty }
     }
 
     const WHOLE: &str = r#"
@@ -293,34 +354,75 @@ mod tests {
         let first = rules.limits("denoise/loop/fused/hot");
         assert_eq!((first.relative, first.growth), (Some(0.03), None));
         assert_eq!(rules.limits("attention/x"), CaseLimits::default());
-        assert_eq!(rules.accepted("denoise/loop/x").unwrap().slower, Some(0.12));
-        assert!(rules.accepted("denoise/step/x").is_none());
+        assert_eq!(rules.accepted_slower("denoise/loop/x"), Some(0.12));
+        assert!(rules.accepted("denoise/step/x").is_empty());
     }
 
     #[test]
     fn what_is_accepted_ends_with_the_next_baseline_or_when_the_base_has_it() {
         let rules = parse(WHOLE).unwrap();
         let holds = |commits: &[&str]| {
-            let commits: Vec<String> = commits.iter().map(|it| (*it).to_owned()).collect();
+            let commits: Vec<Provenance> = commits.iter().map(|it| code(it)).collect();
             let (rules, notes) = rules.clone().at_baseline(&commits);
-            (rules.accepted("denoise/loop/x").is_some(), notes.join(" "))
+            (!rules.accepted("denoise/loop/x").is_empty(), notes.join(" "))
         };
         assert_eq!(holds(&["951c29400d"]), (true, String::new()));
         assert_eq!(holds(&["951c294"]), (true, String::new()));
         for other in [&["2af5b74"][..], &["951c294", "2af5b74"], &[]] {
             let (held, note) = holds(other);
-            assert!(!held && note.contains("no longer of 951c294: expired, remove it"), "{note}");
+            assert!(!held && note.contains("no longer of 951c294"), "{note}");
+            assert!(note.ends_with(": expired, remove it"), "{note}");
+        }
+        // What was saved with changes is another baseline than the commit.
+        for other in [&["951c29400d+changes"][..], &["951c29400d", "951c29400d+changes"]] {
+            let (held, note) = holds(other);
+            assert!(!held && note.contains("but of 951c2940"), "{note}");
         }
         let nameless = parse(&WHOLE.replace("baseline = \"951c294\"", "")).unwrap();
-        let (unheld, notes) = nameless.clone().at_baseline(&["2af5b74".to_owned()]);
-        assert!(unheld.accepted("denoise/loop/x").is_none());
+        let (unheld, notes) = nameless.clone().at_baseline(&[code("2af5b74")]);
+        assert!(unheld.accepted("denoise/loop/x").is_empty());
         assert!(notes[0].contains("`baseline = \"2af5b74\"` makes it hold"), "{notes:?}");
+        let (_, notes) = nameless.clone().at_baseline(&[code("2af5b74+changes")]);
+        assert!(notes[0].contains("no `baseline` names one of 2af5b74+changes"), "{notes:?}");
         // In a comparison: as long as the base does not have it.
         let (new, notes) = nameless.clone().since(&Rules::default());
-        assert!(new.accepted("denoise/loop/x").is_some() && notes.is_empty());
+        assert!(!new.accepted("denoise/loop/x").is_empty() && notes.is_empty());
         let (old, notes) = nameless.clone().since(&nameless);
-        assert!(old.accepted("denoise/loop/x").is_none());
+        assert!(old.accepted("denoise/loop/x").is_empty());
         assert!(notes[0].contains("in the base already: expired"), "{notes:?}");
+    }
+
+    #[test]
+    fn the_last_entry_that_accepts_a_thing_rules_and_the_others_stay() {
+        let entry = |cases: &str, bounds: &str, reason: &str| {
+            format!("[[accept]]\ncases = \"{cases}\"\n{bounds}\nreason = \"{reason}\"\n")
+        };
+        let rules = parse(
+            &[
+                entry("^a/", "slower = 0.5", "first"),
+                entry("^a/b", "growth = 3", "second\\n2 regressed, 0 improved"),
+                entry("^a/c", "slower = 0.2\ngrowth = 2", "third"),
+            ]
+            .concat(),
+        )
+        .unwrap();
+        assert_eq!(
+            (rules.accepted_slower("a/b"), rules.accepted_growth("a/b")),
+            (Some(0.5), Some(3.0))
+        );
+        assert_eq!(
+            (rules.accepted_slower("a/c"), rules.accepted_growth("a/c")),
+            (Some(0.2), Some(2.0))
+        );
+        let lines = rules.report(&["a/b", "a/c"], None).lines();
+        let wanted = [
+            "accepted in kernelgate.toml: a/b: up to 50% slower: first",
+            "accepted in kernelgate.toml: a/b: errors up to 3 times as large: second 2 regressed, \
+             0 improved",
+            "accepted in kernelgate.toml: a/c: up to 20% slower, errors up to 2 times as large: \
+             third",
+        ];
+        assert_eq!(lines, wanted);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use regex::Regex;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::rules::{Acceptance, CaseLimits, FILE, Rules, Threshold};
+use super::rules::{Acceptance, CaseLimits, FILE, Rules, Threshold, one_line};
 
 /// Largest file that is read.
 const MAX_BYTES: u64 = 1 << 20;
@@ -35,6 +35,11 @@ pub fn of_folder(folder: &Path) -> Result<Rules, RulesError> {
 pub fn read(path: &Path, shown: &str) -> Result<Rules, RulesError> {
     let failed = |problem: String| RulesError(format!("{shown}: {problem}"));
     let text = match file::text_of(path, MAX_BYTES) {
+        // A link to nothing is no file that is not there: somebody meant to set something.
+        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound && path.is_symlink() => {
+            let to = path.read_link().map(|to| format!(" ({})", to.display()));
+            return Err(failed(format!("a link to nothing{}", to.unwrap_or_default())));
+        }
         Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {
             return Ok(Rules::default());
         }
@@ -72,7 +77,7 @@ pub fn parse(shown: &str, text: &str) -> Result<Rules, RulesError> {
         if rule.slower.is_none() && rule.growth.is_none() {
             return Err(of("this [[accept]] has no bound: `slower` or `growth`"));
         }
-        if rule.reason.get_ref().trim().is_empty() {
+        if one_line(rule.reason.get_ref()).is_empty() {
             return Err(source.error(Some(rule.reason.span().start), "reason: it is empty"));
         }
         let plain = |commit: &str| commit.len() >= 7 && commit.bytes().all(is_hex);
@@ -84,7 +89,7 @@ pub fn parse(shown: &str, text: &str) -> Result<Rules, RulesError> {
             cases: source.pattern(&rule.cases)?,
             slower: source.number("slower", rule.slower.as_ref(), 0.0)?,
             growth: source.number("growth", rule.growth.as_ref(), 1.0)?,
-            reason: rule.reason.get_ref().trim().to_owned(),
+            reason: one_line(rule.reason.get_ref()),
             baseline: rule.baseline.as_ref().map(|commit| commit.get_ref().clone()),
         })
     });
@@ -239,6 +244,10 @@ mod tests {
         assert!(
             said().ends_with("kernelgate.toml: it is no file but a device, a pipe or a socket")
         );
+        std::fs::remove_file(&path).unwrap();
+        assert!(!of_folder(folder.path()).unwrap().exists);
+        std::os::unix::fs::symlink("nowhere.toml", &path).unwrap();
+        assert!(said().ends_with("kernelgate.toml: a link to nothing (nowhere.toml)"));
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, vec![b' '; MAX_BYTES as usize + 1]).unwrap();
         assert!(said().ends_with("kernelgate.toml: larger than 1048576 bytes"));

@@ -120,6 +120,7 @@ mod tests {
             facts: vec![],
             rows,
             others: vec![],
+            rules: crate::gate::rules::RulesReport::default(),
             notes: vec!["a <note>".to_owned()],
             details: vec![],
             evidence: "pairs",

@@ -141,6 +141,7 @@ mod tests {
             facts: vec![],
             rows,
             others: Vec::<Unjudged>::new(),
+            rules: crate::gate::rules::RulesReport::default(),
             notes,
             details: vec![],
             evidence: "pairs",

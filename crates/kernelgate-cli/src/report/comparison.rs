@@ -1,7 +1,7 @@
 //! The outcome of `compare` as text and as a summary: headline, regressions first, each with its
 //! interval and what could have been seen.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use super::summary::{self, SummaryRow, Unjudged, UnjudgedKind, VerdictSummary};
@@ -90,6 +90,7 @@ pub fn summary(comparison: &Comparison, reproduce: &str) -> VerdictSummary {
         );
     }
     others.extend(findings(comparison).0);
+    others.extend(summary::undecided(&comparison.rules));
     others.extend(Unjudged::refused(&comparison.refused, ["base", "head"]));
     let abandoned = comparison.broken.iter().filter(|broken| broken.abandoned);
     others.extend(abandoned.map(|broken| {
@@ -119,6 +120,7 @@ pub fn summary(comparison: &Comparison, reproduce: &str) -> VerdictSummary {
         facts,
         rows: comparison.judged.iter().map(row).collect(),
         others,
+        rules: comparison.rules.clone(),
         notes: same_file(comparison).into_iter().chain(notes(comparison)).collect(),
         details: [vec![READING.to_owned()], details(comparison)].concat(),
         evidence: "pairs",
@@ -177,13 +179,28 @@ pub fn headline(comparison: &Comparison) -> String {
         if count == 0 { String::new() } else { format!(", {count} {word}") }
     };
     let refused = comparison.refused.iter().map(|refusal| refusal.cases.len()).sum();
+    let abandoned = |side: &str| {
+        let of_side = comparison.broken.iter().filter(|it| it.abandoned && it.side == side);
+        let benches: BTreeSet<&str> = of_side.map(|it| it.bench.as_str()).collect();
+        match benches.len() {
+            0 => String::new(),
+            1 => format!("; 1 bench broke in the {side}"),
+            count => format!("; {count} benches broke in the {side}"),
+        }
+    };
+    let skipped = match comparison.skipped.len() {
+        0 => String::new(),
+        count => format!("; {count} skipped in the head"),
+    };
     format!(
-        "{counts}{}{}{} of {} (threshold {}%)",
+        "{counts}{}{}{} of {} (threshold {}%){}{}{skipped}",
         more(comparison.failed.len(), "failed"),
         summary::found(&comparison.numerics, &comparison.costs),
         more(refused, "refused"),
         comparison.judged.len(),
-        100.0 * comparison.plan.relative
+        100.0 * comparison.plan.relative,
+        abandoned("head"),
+        abandoned("base"),
     )
 }
 

@@ -1,12 +1,15 @@
 //! Verdicts as JUnit XML, for the test views of CI systems: a test case a case.
 //!
 //! Regressed is a failure, wrong or refused an error, and what was not judged or cannot be told is
-//! skipped with its reason. The same result gives the same bytes: no times of day, no ids.
+//! skipped with its reason. What the package accepts of a case is its output, so that it is no bare
+//! pass; all that `kernelgate.toml` did is a property. The same result gives the same bytes: no
+//! times of day, no ids.
 
 use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
 
 use super::summary::{SummaryRow, UnjudgedKind, VerdictSummary};
 use crate::gate::Verdict;
+use crate::gate::rules::FILE;
 
 /// As XML.
 pub fn xml(summary: &VerdictSummary) -> String {
@@ -14,9 +17,19 @@ pub fn xml(summary: &VerdictSummary) -> String {
     for (name, words) in &summary.facts {
         suite.add_property((*name, words.as_str()));
     }
-    suite.add_test_cases(
-        summary.rows.iter().map(|row| case(&row.case, of_row(row, summary.evidence))),
-    );
+    for line in summary.rules.lines() {
+        suite.add_property((FILE, line.as_str()));
+    }
+    suite.add_test_cases(summary.rows.iter().map(|row| {
+        let mut case = case(&row.case, of_row(row, summary.evidence));
+        let accepted = summary.rules.accepted.iter().filter(|it| it.case == row.case);
+        let accepted: Vec<String> =
+            accepted.map(|it| format!("accepted in {FILE}: {}", it.words())).collect();
+        if !accepted.is_empty() {
+            case.set_system_out(accepted.join("\n"));
+        }
+        case
+    }));
     for other in &summary.others {
         let kind =
             if other.kind == UnjudgedKind::Skipped { None } else { Some(NonSuccessKind::Error) };

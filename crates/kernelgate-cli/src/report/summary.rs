@@ -1,9 +1,12 @@
 //! What a verdict verb concluded, in the one shape that its formats for reviewers and programs are
 //! made from ([`super::comment`], [`super::junit`]).
 
+use std::collections::BTreeSet;
+
 use crate::gate::costs::CostGrowth;
 use crate::gate::interval::Ratio;
 use crate::gate::numerics::NumericsReport;
+use crate::gate::rules::{FILE, RulesReport};
 use crate::gate::{Refusal, Verdict};
 use kernelgate::display::table::Table;
 use kernelgate::display::time;
@@ -22,6 +25,8 @@ pub struct VerdictSummary {
     pub rows: Vec<SummaryRow>,
     /// What has no row: wrong, refused, not run.
     pub others: Vec<Unjudged>,
+    /// What the package's rules did.
+    pub rules: RulesReport,
     /// What a reader must know besides the table, a line each.
     pub notes: Vec<String>,
     /// What may be folded.
@@ -149,6 +154,12 @@ impl Unjudged {
     }
 }
 
+/// Entries for what the package's rules set and nothing could be told of.
+pub fn undecided(rules: &RulesReport) -> Vec<Unjudged> {
+    let entry = |why: &String| Unjudged::new(FILE, UnjudgedKind::Skipped, why.clone());
+    rules.undecided.iter().map(entry).collect()
+}
+
 /// What was found besides times: cases that lost accuracy, or may have, and costs that grew. Entries
 /// of their own, and the lines that say the same; `remedy` says how to get more seeds.
 pub fn findings(
@@ -190,12 +201,15 @@ pub fn findings(
 
 /// The same in a headline: ", 2 less accurate, 1 of higher cost".
 pub fn found(numerics: &NumericsReport, costs: &[CostGrowth]) -> String {
-    let shown = costs.iter().filter(|it| it.is_shown()).count();
+    let cases = |shown: bool| {
+        let of = costs.iter().filter(|it| it.is_shown() == shown).map(|it| &it.case);
+        of.collect::<BTreeSet<_>>().len()
+    };
     let counted = [
         (numerics.shown().count(), "less accurate"),
         (numerics.suspected().count(), "maybe less accurate"),
-        (shown, "of higher cost"),
-        (costs.len() - shown, "maybe of higher cost"),
+        (cases(true), "of higher cost"),
+        (cases(false), "maybe of higher cost"),
     ];
     let some = counted.into_iter().filter(|(count, _)| *count > 0);
     some.map(|(count, words)| format!(", {count} {words}")).collect()

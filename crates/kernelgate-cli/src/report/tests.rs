@@ -8,11 +8,12 @@ use kernelgate::display::{bytes, rate, time};
 use super::{comment, comparison, junit, metrics, verdicts};
 use crate::gate::code::{CodeComparison, KernelsCompared};
 use crate::gate::comparison::{Broken, Compared, Comparison, Round};
+use crate::gate::costs::{Cost, CostGrowth};
 use crate::gate::explanation::{Cause, Explanation};
 use crate::gate::interval::{Ratio, SingleRun, SpreadSource};
 use crate::gate::numerics::NumericsReport;
 use crate::gate::paired::{Decision, Reason, TestPlan};
-use crate::gate::rules::RulesReport;
+use crate::gate::rules::{Accepted, RulesReport};
 use crate::gate::{Doubt, GateReport, Judged, Policy, Refusal, Staleness, Verdict};
 
 const ASSUMED: SingleRun = SingleRun { relative: 0.1, from: SpreadSource::Assumed };
@@ -230,6 +231,50 @@ fn a_slower_case_is_explained_and_what_was_left_out_is_said() {
     }
     let comment = comment::markdown(&comparison::summary(&compared, "kernelgate compare"));
     assert!(comment.contains(&format!("- {case}: changed: code")), "{comment}");
+}
+
+#[test]
+fn what_decides_the_exit_code_is_in_the_headline_and_what_is_accepted_in_junit() {
+    let case = "st_bif/forward/n1_f32/cuda/fused/hot".to_owned();
+    let grown =
+        |cost: Cost| CostGrowth { case: case.clone(), cost, base: 1.0, head: 2.0, allowed: 0.0 };
+    let broken = |side: &str, abandoned| Broken {
+        bench: "st_bif".to_owned(),
+        side: side.to_owned(),
+        reason: "hung".to_owned(),
+        abandoned,
+    };
+    let accepted = Accepted {
+        case: case.clone(),
+        slower: Some(0.5),
+        growth: None,
+        reason: "exact sums".to_owned(),
+    };
+    let rules = RulesReport {
+        file: Some("kernelgate.toml".to_owned()),
+        thresholds: vec![("`st`: 3%".to_owned(), 1)],
+        accepted: vec![accepted],
+        undecided: vec!["launches could not be judged".to_owned()],
+        ..RulesReport::default()
+    };
+    let compared = Comparison {
+        costs: vec![grown(Cost::Launches), grown(Cost::DeviceMemory)],
+        broken: vec![broken("head", true), broken("head", true), broken("base", false)],
+        rules,
+        ..compared()
+    };
+    let headline = comparison::headline(&compared);
+    assert!(headline.contains(", 1 of higher cost, "), "{headline}");
+    let end = "(threshold 1%); 1 bench broke in the head; 1 skipped in the head";
+    assert!(headline.ends_with(end), "{headline}");
+    let xml = junit::xml(&comparison::summary(&compared, ""));
+    for wanted in [
+        "<system-out>accepted in kernelgate.toml: up to 50% slower: exact sums</system-out>",
+        "name=\"kernelgate.toml\" value=\"threshold in kernelgate.toml: `st`: 3% (1 case)\"",
+        "<skipped message=\"launches could not be judged\"/>",
+    ] {
+        assert!(xml.contains(wanted), "{xml}");
+    }
 }
 
 #[test]

@@ -44,6 +44,7 @@ pub fn summary(report: &GateReport, reproduce: &str) -> VerdictSummary {
         .map(|(case, error)| Unjudged::new(case, UnjudgedKind::Failed, format!("failed: {error}")))
         .collect();
     others.extend(findings(report).0);
+    others.extend(summary::undecided(&report.rules));
     others.extend(Unjudged::refused(&report.refused, ["baseline", "run"]));
     let interrupted = |bench: &String| {
         Unjudged::new(
@@ -78,6 +79,7 @@ pub fn summary(report: &GateReport, reproduce: &str) -> VerdictSummary {
         facts,
         rows: report.judged.iter().map(row).collect(),
         others,
+        rules: report.rules.clone(),
         notes: notes(report),
         details: [vec![READING.to_owned()], details(report)].concat(),
         evidence: "runs",
@@ -151,10 +153,16 @@ pub fn headline(report: &GateReport) -> String {
         format!(", {} failed", report.failed.len())
     };
     let found = summary::found(&report.numerics, &report.costs);
+    let skipped = match report.skipped.len() {
+        0 => String::new(),
+        count => format!("; {count} skipped"),
+    };
     let interrupted = if report.interrupted.is_empty() { "" } else { "; the run was interrupted" };
     let missing = if report.missing_shards.is_empty() { "" } else { "; shards are missing" };
     let (of, threshold) = (report.judged.len(), 100.0 * relative(report));
-    format!("{counts}{failed}{found} of {of} (threshold {threshold:.0}%){interrupted}{missing}")
+    format!(
+        "{counts}{failed}{found} of {of} (threshold {threshold:.0}%){skipped}{interrupted}{missing}"
+    )
 }
 
 /// Cases that lost accuracy, and costs that grew.

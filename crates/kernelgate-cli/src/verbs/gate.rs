@@ -1,6 +1,6 @@
 //! `kernelgate gate`: the last run against a committed baseline.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use super::sessions::Sessions;
 use super::verdict::VerdictOutput;
@@ -16,7 +16,7 @@ use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
 use kernelgate::record::store::StoreError;
 use kernelgate::record::text::printable;
-use kernelgate::record::{Baseline, Run, Store, file};
+use kernelgate::record::{Baseline, Provenance, Run, Store, file};
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -139,8 +139,7 @@ fn compare_with_baseline(
     };
     let records = store.numerics(runs)?;
     let compare = |baseline: &Baseline| {
-        let commits = commits_of(baseline, runs);
-        let (rules, expired) = rules.clone().at_baseline(&commits);
+        let (rules, expired) = rules.clone().at_baseline(&code_of(baseline, runs));
         let report = compare(baseline, runs, policy, &spreads, &rules);
         let report = judge_numerics(report, baseline, runs, &records, (&numerics, &rules));
         let judged: Vec<&str> = report.judged.iter().map(|judged| &*judged.case).collect();
@@ -148,6 +147,8 @@ fn compare_with_baseline(
         let known: Vec<&str> = baseline.cases.keys().chain(recorded).map(String::as_str).collect();
         let mut of_rules = rules.report(&judged, Some(&known));
         of_rules.notes.extend(expired);
+        of_rules.notes.extend(report.rules.notes);
+        of_rules.undecided.extend(report.rules.undecided);
         GateReport { rules: of_rules, ..report }
     };
     match store.baseline(&device, name) {
@@ -166,13 +167,13 @@ fn compare_with_baseline(
     }
 }
 
-/// Commits that the baseline's cases are of that were measured now, no commit twice.
-fn commits_of(baseline: &Baseline, runs: &[Run]) -> Vec<String> {
+/// The code that the baseline's cases are of that were measured now, none twice.
+fn code_of(baseline: &Baseline, runs: &[Run]) -> Vec<Provenance> {
     let cases = runs.iter().flat_map(|run| run.cases.keys());
     let keys = cases.filter_map(|id| baseline.cases.get(id)).flat_map(|case| case.runs.keys());
-    let commits: BTreeSet<String> =
-        keys.map(|key| baseline.runs[key].provenance.commit.clone().unwrap_or_default()).collect();
-    commits.into_iter().collect()
+    let code = keys.map(|key| &baseline.runs[key].provenance);
+    let code: BTreeMap<_, _> = code.map(|it| ((&it.commit, it.dirty), it)).collect();
+    code.into_values().cloned().collect()
 }
 
 /// Of the oldest run that a judged case rests on.

@@ -99,7 +99,7 @@ impl TestPlan {
     pub fn of_case(&self, case: &str, rules: &Rules) -> Self {
         let limits = rules.limits(case);
         let relative = limits.relative.unwrap_or(self.relative);
-        let accepted = rules.accepted(case).and_then(|accepted| accepted.slower);
+        let accepted = rules.accepted_slower(case);
         Self {
             relative: accepted.map_or(relative, |bound| bound.max(relative)),
             absolute_ns: limits.absolute_ns.unwrap_or(self.absolute_ns),
