@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use super::CompareError;
 use crate::gate::paired::Arm;
+use kernelgate::record::lock;
 
 /// How often a lock that is held is tried again: a process that is being started holds its parent's
 /// files, and with them a lock that the parent has given back, until it runs its own program.
@@ -42,8 +43,7 @@ impl Folder {
         std::fs::create_dir_all(root).map_err(|cause| CompareError::io("make", root, &cause))?;
         let root = root.canonicalize().map_err(|cause| CompareError::io("open", root, &cause))?;
         let path = root.join("lock");
-        let lock = File::options().create(true).append(true).open(&path);
-        let lock = lock.map_err(|cause| CompareError::io("open", &path, &cause))?;
+        let lock = lock::open(&path).map_err(|cause| CompareError::io("open", &path, &cause))?;
         let mut tried = lock.try_lock();
         for _ in 0..LOCK_TRIES {
             if !matches!(tried, Err(TryLockError::WouldBlock)) {

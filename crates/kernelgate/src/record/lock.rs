@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::file::FileError;
+use super::text::printable_path;
 
 /// How long a writer waits for others, whose turns are milliseconds.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -47,7 +48,7 @@ impl Lock {
         }
         let started = Instant::now();
         loop {
-            let file = File::options().create(true).append(true).open(&at).map_err(io)?;
+            let file = open(&at).map_err(io)?;
             match file.try_lock() {
                 Ok(()) if is_at(&file, &at) => return Ok(Self { path: at, held: Some(file) }),
                 // Its last owner has removed it meanwhile; others would lock a new one.
@@ -67,6 +68,40 @@ impl Lock {
             std::thread::sleep(PAUSE);
         }
     }
+}
+
+/// Opens a file that is locked, made where there is none. Git and others may have put something
+/// else there, which is neither followed nor waited for.
+///
+/// # Errors
+/// When something else is there, which is named, or the file cannot be made.
+pub fn open(path: &Path) -> std::io::Result<File> {
+    let other = |what: &str| {
+        std::io::Error::other(format!(
+            "{} is no lock file but {what}: remove it",
+            printable_path(path)
+        ))
+    };
+    if let Ok(there) = std::fs::symlink_metadata(path) {
+        let kind = there.file_type();
+        match () {
+            () if kind.is_symlink() => return Err(other("a link")),
+            () if kind.is_dir() => return Err(other("a folder")),
+            () if !kind.is_file() => return Err(other("a device, a pipe or a socket")),
+            () => {}
+        }
+    }
+    let mut options = File::options();
+    options.create(true).append(true);
+    // It may have been put there just now.
+    #[cfg(unix)]
+    {
+        use rustix::fs::OFlags;
+        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, flags.bits() as i32);
+    }
+    let file = options.open(path)?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(other("something else")) }
 }
 
 impl Drop for Lock {
