@@ -27,6 +27,9 @@ pub const FEWEST_SEEDS: usize = 8;
 /// once costs 0.4 of it.
 const ROUNDING: f64 = 0.25;
 
+/// Ratios from which on they are written with an exponent.
+const MANY: f64 = 1e6;
+
 /// What counts as lost accuracy.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct NumericsPolicy {
@@ -109,7 +112,8 @@ impl Growth {
     /// "relative L2 error 3.2 times as large (1.2e-4, was 3.8e-5) for each of 8 seeds".
     pub fn words(&self) -> String {
         let times = match self.ratio {
-            Some(ratio) => format!("{ratio:.1} times as large"),
+            Some(ratio) if ratio < MANY => format!("{ratio:.1} times as large"),
+            Some(ratio) => format!("{ratio:.1e} times as large"),
             None => "no longer 0".to_owned(),
         };
         let (figure, head, base) = (self.figure.words(), self.head, self.base);
@@ -205,7 +209,7 @@ fn grown(case: &str, pairs: &[Pair], allowed: f64, needed: usize) -> Option<Grow
         let ratios: Vec<f64> = pairs
             .iter()
             .map(errors)
-            .map(|(base, head)| head / base.max(f64::MIN_POSITIVE))
+            .map(|(base, head)| (head / base.max(f64::MIN_POSITIVE)).min(f64::MAX))
             .collect();
         let all = pairs.iter().map(errors).all(|(base, head)| head > allowed * base);
         let middle = |side: fn(&Pair) -> &[f64; 2]| {
@@ -290,6 +294,17 @@ mod tests {
         let lost = report(&exact, &[1e-6; 8]);
         assert_eq!(lost.grown[0].ratio, None);
         assert!(lost.grown[0].words().contains("no longer 0 (1.0e-6, was 0.0e0)"));
+    }
+
+    #[test]
+    fn a_ratio_beyond_all_numbers_is_one() {
+        for count in [8, 9] {
+            let report = report(&vec![1e-300; count], &vec![8e307; count]);
+            let Growth { ratio, .. } = report.grown[0];
+            assert!(ratio.is_some_and(|ratio| ratio.is_finite() && ratio > 1e300), "{ratio:?}");
+            let words = report.grown[0].words();
+            assert!(words.contains("e308 times as large (8.0e307, was 1.0e-300)"), "{words}");
+        }
     }
 
     #[test]

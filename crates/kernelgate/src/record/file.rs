@@ -10,6 +10,8 @@ use serde_json::Value;
 
 use scan::Scanned;
 
+use super::text;
+
 use kernelgate_cuda::regular_file::open;
 
 mod scan;
@@ -128,6 +130,11 @@ pub enum FileError {
 }
 
 impl FileError {
+    /// Whether there is a file where a new one was to be.
+    pub fn is_there_already(&self) -> bool {
+        matches!(self, Self::Io { cause, .. } if cause.kind() == std::io::ErrorKind::AlreadyExists)
+    }
+
     /// Whether the file simply is not there.
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::Io { cause, .. } if cause.kind() == std::io::ErrorKind::NotFound)
@@ -204,6 +211,7 @@ fn read_checked<T: Record>(path: &Path, check: bool) -> Result<T, FileError> {
         }
     }
     let invalid = |problem: String| {
+        let problem = text::shortened(problem);
         let (action, path) = ("read", path.to_owned());
         FileError::Invalid { action, path, kind: T::KIND, problem }
     };
@@ -296,12 +304,55 @@ fn try_text<T: Record>(record: &T) -> Result<String, serde_json::Error> {
 /// # Errors
 /// As [`write()`].
 pub fn write_text(path: &Path, text: &str) -> Result<(), FileError> {
+    write_texts([(path.to_owned(), text)])
+}
+
+/// The same for several files: none is replaced before all have room.
+///
+/// # Errors
+/// As [`write()`], of the first that cannot be written.
+pub fn write_texts(
+    files: impl IntoIterator<Item = (PathBuf, impl AsRef<str>)>,
+) -> Result<(), FileError> {
+    let prepared = |(path, text): (PathBuf, _)| prepared(&path, text).map(|file| (path, file));
+    let prepared: Vec<_> = files.into_iter().map(prepared).collect::<Result<_, _>>()?;
+    prepared.into_iter().try_for_each(|(path, file)| {
+        let failed = |cause| FileError::Io { action: "write", path: path.clone(), cause };
+        file.persist(&path).map(drop).map_err(|error| failed(error.error))
+    })
+}
+
+/// A temporary file beside a path, with a text on the disk.
+fn prepared(path: &Path, text: impl AsRef<str>) -> Result<tempfile::NamedTempFile, FileError> {
     let io = |cause| FileError::Io { action: "write", path: path.to_owned(), cause };
     let mut file = temporary_beside(path).map_err(io)?;
-    file.write_all(text.as_bytes()).map_err(io)?;
+    file.write_all(text.as_ref().as_bytes()).map_err(io)?;
     file.as_file().sync_all().map_err(io)?;
-    file.persist(path).map_err(|error| io(error.error))?;
-    Ok(())
+    Ok(file)
+}
+
+/// Writes a record that is not there yet, at once: of two processes one does.
+///
+/// # Errors
+/// As [`write()`], and when there is a file of that name, which is left as it is.
+pub fn write_new<T: Record>(path: &Path, record: &T) -> Result<(), FileError> {
+    let io = |cause| FileError::Io { action: "write", path: path.to_owned(), cause };
+    match prepared(path, to_text(record))?.persist_noclobber(path) {
+        Ok(_) => Ok(()),
+        // A file system that can only replace.
+        Err(error) if !path.exists() => {
+            error.file.persist(path).map_err(|error| io(error.error)).map(drop)
+        }
+        Err(_) => Err(io(std::io::ErrorKind::AlreadyExists.into())),
+    }
+}
+
+/// The file that a link leads to, and any other path as it is: what is to be read, changed and
+/// written under the name of a link is what it leads to.
+pub fn followed(path: &Path) -> PathBuf {
+    let is_link = std::fs::symlink_metadata(path).is_ok_and(|facts| facts.is_symlink());
+    let led = is_link.then(|| std::fs::canonicalize(path).ok()).flatten();
+    led.unwrap_or_else(|| path.to_owned())
 }
 
 /// Hash of a record's values, however the file is spaced.

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::environment::{Environment, Provenance};
 use super::file::Record;
 use super::run::VerificationRecord;
+use super::text;
 
 /// Name of the data set of a case whose inputs, or what they are compared with, do not follow the
 /// seed.
@@ -147,7 +148,7 @@ impl CaseNumerics {
             return Err("seeds that are not in order".to_owned());
         }
         let all = self.max_error.iter().chain(&self.relative_l2).chain([&self.rounding]);
-        match all.into_iter().find(|error| error.is_nan() || **error < 0.0) {
+        match all.into_iter().find(|error| !(error.is_finite() && **error >= 0.0)) {
             Some(error) => Err(format!("an error of {error}")),
             None => Ok(()),
         }
@@ -160,6 +161,9 @@ impl Record for Numerics {
     const KIND: &'static str = "record of errors";
 
     fn validate(&self) -> Result<(), String> {
+        // It names a file.
+        text::check_name(&self.bench).map_err(|problem| format!("bench {problem}"))?;
+        text::check_time(&self.started).map_err(|problem| format!("started: {problem}"))?;
         self.cases
             .iter()
             .try_for_each(|(id, case)| case.validate().map_err(|why| format!("case {id}: {why}")))

@@ -7,6 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::environment::{Environment, Provenance};
 use super::file::Record;
 use super::shard::Shard;
+use super::text;
 use super::work::WorkRecord;
 use crate::measure::limits::{Limits, TimeLimit};
 use crate::verify::{Bounds, OutputComparison};
@@ -177,6 +178,22 @@ pub struct VerificationRecord {
     /// bits; absent where this run compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
+}
+
+impl VerificationRecord {
+    /// What deserialising does not enforce.
+    ///
+    /// # Errors
+    /// A fragment that says what is wrong.
+    pub fn validate(&self) -> Result<(), String> {
+        let after = self.after.map(|after| [after.max_error, after.relative_l2]);
+        let errors = [self.max_error, self.relative_l2, self.rounding];
+        let mut all = errors.into_iter().chain(after.into_iter().flatten());
+        match all.find(|error| !(error.is_finite() && *error >= 0.0)) {
+            Some(error) => Err(format!("an error of {error}")),
+            None => Ok(()),
+        }
+    }
 }
 
 /// The errors that were allowed: of the workload's tolerance, and of the precision that it
@@ -439,38 +456,20 @@ impl Record for Run {
     const FREE_TEXT: &'static [&'static str] = &["failed", "skipped"];
 
     fn validate(&self) -> Result<(), String> {
+        // It names files.
+        text::check_name(&self.bench).map_err(|problem| format!("bench {problem}"))?;
+        if !text::is_file_name(&self.session) {
+            return Err(format!("session `{}` is no plain name", text::quoted(&self.session)));
+        }
+        text::check_time(&self.started).map_err(|problem| format!("started: {problem}"))?;
         self.shard.map_or(Ok(()), Shard::validate)?;
         self.cases.iter().try_for_each(|(id, case)| {
             let valid = case.samples.validate().and_then(|()| case.work.validate());
+            let valid = valid.and_then(|()| case.verification.validate());
             valid.map_err(|problem| format!("case {id}: {problem}"))
         })
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn impossible_samples_are_invalid() {
-        let samples = |launches: &[u64], elapsed_ns: &[f64]| Samples {
-            launches: launches.to_vec(),
-            elapsed_ns: elapsed_ns.to_vec(),
-            ..Samples::default()
-        };
-        assert_eq!(samples(&[1, 2], &[5.0, 9.0]).validate(), Ok(()));
-        for (launches, elapsed_ns, wanted) in [
-            (&[][..], &[][..], "no samples"),
-            (&[1], &[], "1 launch counts against 0 times"),
-            (&[0], &[1.0], "a sample of no launches"),
-            (&[1], &[-1.0], "a sample of -1 ns a launch"),
-            (&[1], &[f64::NAN], "a sample of NaN ns a launch"),
-            (&[1], &[1e-300], "ns a launch"),
-            (&[u64::MAX], &[1.0], "ns a launch"),
-        ] {
-            let problem = samples(launches, elapsed_ns).validate().unwrap_err();
-            assert!(problem.ends_with(wanted), "{problem}");
-        }
-        assert!(Samples { contention: Some(1.5), ..samples(&[1], &[1.0]) }.validate().is_err());
-    }
-}
+mod tests;

@@ -7,9 +7,8 @@ use super::baseline::Baseline;
 use super::file::{self, FileError};
 use super::numerics::Numerics;
 use super::run::Run;
+use super::text::{MAX_FILE_NAME, is_file_name, quoted};
 
-/// Longest name of a file, without its ending.
-const MAX_NAME: usize = 64;
 /// Names that Windows gives to devices, whatever their ending.
 const DEVICES: [&str; 22] = [
     "con", "prn", "aux", "nul", "com1", "com2", "com3", "com4", "com5", "com6", "com7", "com8",
@@ -47,7 +46,7 @@ pub enum StoreError {
     /// Not a name for a file.
     #[error(
         "baseline name `{0}`: use letters, digits, `.`, `_` and `-`, starting with a letter or \
-         digit, at most {MAX_NAME} of them"
+         digit, at most {MAX_FILE_NAME} of them"
     )]
     Name(String),
     /// The name of a device on Windows, where a clone could not have the file.
@@ -159,13 +158,13 @@ impl Store {
         self.work.join("report").join("index.html")
     }
 
-    /// The file of a baseline.
+    /// The file of a baseline; where a link has its name, the file that it leads to.
     ///
     /// # Errors
     /// When the name is not a plain file name.
     pub fn baseline_path(&self, device: &str, name: &str) -> Result<PathBuf, StoreError> {
         check_name(name)?;
-        Ok(self.baselines.join(device).join(format!("{name}.json")))
+        Ok(file::followed(&self.baselines.join(device).join(format!("{name}.json"))))
     }
 
     /// Reads a baseline of a device.
@@ -282,14 +281,7 @@ pub fn check_name(name: &str) -> Result<(), StoreError> {
     if DEVICES.contains(&stem.as_str()) {
         return Err(StoreError::Device(name.to_owned()));
     }
-    let plain = |c: char| c.is_ascii_alphanumeric() || ['.', '_', '-'].contains(&c);
-    if name.len() <= MAX_NAME
-        && name.starts_with(|c: char| c.is_ascii_alphanumeric())
-        && name.chars().all(plain)
-    {
-        return Ok(());
-    }
-    Err(StoreError::Name(name.to_owned()))
+    if is_file_name(name) { Ok(()) } else { Err(StoreError::Name(quoted(name).into_owned())) }
 }
 
 /// The target folder: `CARGO_TARGET_DIR`, else the one this program was built into, else

@@ -8,6 +8,13 @@
 use std::borrow::Cow;
 use std::path::Path;
 
+/// Characters of a foreign text that a message quotes.
+const MAX_QUOTED: usize = 200;
+/// Characters of a longer message that are kept of its end.
+const MESSAGE_END: usize = 80;
+/// Longest name of a file, without its ending.
+pub(super) const MAX_FILE_NAME: usize = 64;
+
 /// Whether a character acts on a terminal or reorders the text around it, in place of being shown.
 fn acts(c: char) -> bool {
     let line_separator = ('\u{2028}'..='\u{2029}').contains(&c);
@@ -22,13 +29,39 @@ fn visible(text: &str) -> String {
     text.chars().map(each).collect()
 }
 
+/// The start of a text, with "…" where it is longer than what a message quotes.
+pub fn quoted(text: &str) -> Cow<'_, str> {
+    match text.char_indices().nth(MAX_QUOTED) {
+        Some((at, _)) => Cow::Owned(format!("{}…", &text[..at])),
+        None => Cow::Borrowed(text),
+    }
+}
+
+/// A message that may quote much in its middle, without that.
+pub fn shortened(message: String) -> String {
+    let count = message.chars().count();
+    if count <= MAX_QUOTED + 2 * MESSAGE_END {
+        return message;
+    }
+    let end: String = message.chars().skip(count - MESSAGE_END).collect();
+    format!("{} {end}", quoted(&message))
+}
+
+/// Whether a name is one plain component of a path, on any system.
+pub fn is_file_name(name: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || ['.', '_', '-'].contains(&c);
+    name.len() <= MAX_FILE_NAME
+        && name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && name.chars().all(plain)
+}
+
 /// Accepts text that a terminal shows as it is, on one line.
 ///
 /// # Errors
 /// A fragment with the text, made visible.
 pub fn check_plain(text: &str) -> Result<(), String> {
     if text.chars().any(acts) {
-        Err(format!("`{}` holds a control character", visible(text)))
+        Err(format!("`{}` holds a control character", quoted(&visible(text))))
     } else {
         Ok(())
     }
@@ -46,7 +79,7 @@ pub fn check_name(name: &str) -> Result<(), String> {
         _ if name.contains('/') => "holds `/`, which separates the parts of an id",
         _ => return Ok(()),
     };
-    Err(format!("`{name}` {problem}"))
+    Err(format!("`{}` {problem}", quoted(name)))
 }
 
 /// Accepts parts of an id, separated by `/`: none empty, all plain.
@@ -57,8 +90,17 @@ pub fn check_names(names: &str) -> Result<(), String> {
     if !names.contains('/') {
         return check_name(names);
     }
-    let of_part = |problem: String| format!("`{}`: its part {problem}", visible(names));
+    let of_part = |problem: String| format!("`{}`: its part {problem}", quoted(&visible(names)));
     names.split('/').try_for_each(|part| check_name(part).map_err(of_part))
+}
+
+/// Accepts a time as records have it, RFC 3339.
+///
+/// # Errors
+/// A fragment with the text.
+pub fn check_time(text: &str) -> Result<(), String> {
+    let parsed = text.parse::<jiff::Timestamp>();
+    parsed.map(drop).map_err(|_| format!("`{}` is no time", quoted(text)))
 }
 
 /// A message as a terminal may show it. Lines and tabs stay, colours are taken away, and other
@@ -138,6 +180,22 @@ mod tests {
         assert_eq!(
             check_names("a/\u{1b}").unwrap_err(),
             "`a/\\u{1b}`: its part `\\u{1b}` holds a control character"
+        );
+    }
+
+    #[test]
+    fn what_is_quoted_is_cut() {
+        assert_eq!(quoted(&"ü".repeat(200)), "ü".repeat(200));
+        assert_eq!(quoted(&"ü".repeat(201)), format!("{}…", "ü".repeat(200)));
+        let long = format!("a number is `{}`, wanted text at line 3", "9".repeat(100_000));
+        let short = shortened(long);
+        assert!(short.starts_with("a number is `999") && short.len() < 300, "{short}");
+        assert!(short.contains("9… 9") && short.ends_with("9`, wanted text at line 3"), "{short}");
+        assert_eq!(shortened("all of it".to_owned()), "all of it");
+        let name = check_name(&format!("{}/", "x".repeat(100_000))).unwrap_err();
+        assert!(
+            name.len() < 300
+                && name.ends_with("xxx…` holds `/`, which separates the parts of an id")
         );
     }
 

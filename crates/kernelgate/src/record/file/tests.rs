@@ -214,3 +214,13 @@ fn what_is_no_file_is_not_read() {
     assert_eq!(text_of(&path, 10).unwrap(), "ten bytes.");
     assert!(text_of(&path, 9).unwrap_err().to_string().contains("larger than 9 bytes"));
 }
+
+#[test]
+fn of_several_files_none_is_replaced_where_one_cannot_be_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    write_texts([(at("a"), "old"), (at("b"), "old")]).unwrap();
+    assert!(write_texts([(at("a"), "new"), (at("b/c"), "new")]).is_err());
+    assert_eq!(std::fs::read_to_string(at("a")).unwrap(), "old");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+}
