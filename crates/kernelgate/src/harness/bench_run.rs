@@ -54,7 +54,8 @@ pub fn bench(
         let known = estimate::last_times(store, &environment);
         progress.estimate(&estimate::text(selection, (effort, flags), &known));
     }
-    let path = session.run_path(store, &process_name(name, flags.shard))?;
+    let process = process_name(name, flags.shard);
+    let path = store.run_path(&session.name, &process);
     let folder = path.parent().unwrap_or(&path);
     let deadline = flags
         .budget
@@ -67,7 +68,7 @@ pub fn bench(
         skipped: selection.skipped.iter().cloned().collect(),
         unsupported: selection.unsupported.clone(),
         executable: executable_hash(),
-        invocation: Some(session.invocation),
+        invocation: Some(session.invocation.clone()),
         stated_commit,
         ..Run::start(name, &session.name, environment, provenance)
     };
@@ -80,7 +81,7 @@ pub fn bench(
         progress.no_commit();
     }
     // Before the limits: a folder that cannot be written should not cost two seconds.
-    file::write(&path, &run)?;
+    let path = session.record(store, &process, |_| run.clone())?;
     drop(opening);
     let ceilings = spent::on("ceilings");
     let works: Vec<Work> =

@@ -1,6 +1,6 @@
 //! The session of a bench process: what the processes of one invocation have in common.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use sysinfo::{Pid, ProcessRefreshKind, ProcessesToUpdate, System};
 
@@ -37,18 +37,25 @@ impl Session {
         Ok(Self { name, invocation })
     }
 
-    /// Where a bench of it records its run. Benches of several packages may share a name: the
-    /// second of one invocation gets a number.
+    /// Writes the record of a bench of it, and says where. Benches of several packages may share a
+    /// name: the second of one invocation gets a number. `run` gets the path.
     ///
     /// # Errors
-    /// When another invocation has recorded the bench under that name: one of the two runs would be
-    /// lost, or both would be taken for one.
-    pub fn run_path(&self, store: &Store, bench: &str) -> Result<PathBuf, HarnessError> {
+    /// When the file cannot be written, or another invocation has recorded the bench under that
+    /// name: one of the two runs would be lost, or both would be taken for one.
+    pub fn record(
+        &self,
+        store: &Store,
+        bench: &str,
+        run: impl Fn(&Path) -> Run,
+    ) -> Result<PathBuf, HarnessError> {
         let names = std::iter::once(bench.to_owned());
         for name in names.chain((2..).map(|number| format!("{bench}-{number}"))) {
             let path = store.run_path(&self.name, &name);
-            if !path.exists() {
-                return Ok(path);
+            match file::write_new(&path, &run(&path)) {
+                Ok(()) => return Ok(path),
+                Err(error) if error.is_there_already() => {}
+                Err(error) => return Err(error.into()),
             }
             let there = file::read::<Run>(&path).ok().and_then(|run| run.invocation);
             if there.as_deref() != Some(&self.invocation) {
@@ -96,4 +103,46 @@ fn invocation() -> String {
     };
     let time = jiff::Timestamp::from_second(started as i64).unwrap_or_default();
     session_name(time, id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::{Environment, Provenance};
+
+    #[test]
+    fn of_two_invocations_with_one_name_the_first_has_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::at(folder.path(), folder.path());
+        let session = |invocation: &str| Session {
+            name: "par".to_owned(),
+            invocation: invocation.to_owned(),
+        };
+        let record = |invocation: &str| {
+            let run = Run {
+                invocation: Some(invocation.to_owned()),
+                ..Run::start("b", "par", Environment::cpu(), Provenance::default())
+            };
+            session(invocation).record(&store, "b", |_| run.clone())
+        };
+        // At once: each looks before any has written.
+        let written = std::sync::Mutex::new(Vec::new());
+        let refused = std::sync::Mutex::new(Vec::new());
+        std::thread::scope(|scope| {
+            for invocation in ["1", "2", "3", "4"] {
+                let (record, written, refused) = (&record, &written, &refused);
+                scope.spawn(move || match record(invocation) {
+                    Ok(path) => written.lock().unwrap().push((invocation, path)),
+                    Err(error) => refused.lock().unwrap().push(error.to_string()),
+                });
+            }
+        });
+        let (written, refused) = (written.into_inner().unwrap(), refused.into_inner().unwrap());
+        let [(first, path)] = &written[..] else { panic!("{written:?}") };
+        assert_eq!(file::read::<Run>(path).unwrap().invocation.as_deref(), Some(*first));
+        let named = |error: &String| error.contains("par: an earlier run of that name is in");
+        assert!(refused.len() == 3 && refused.iter().all(named), "{refused:?}");
+        // A second bench of that name in one invocation.
+        assert_eq!(record(first).unwrap(), path.with_file_name("b-2.json"));
+    }
 }

@@ -76,28 +76,30 @@ pub fn record(
     }
     let session = Session::of_process().map_err(|error| error.to_string())?;
     let bench = bench_name();
-    let path = match std::env::var_os(RECORD).filter(|path| !path.is_empty()) {
-        Some(path) => PathBuf::from(path),
-        None => session.run_path(&store, &bench).map_err(|error| error.to_string())?,
-    };
+    let asked_for = std::env::var_os(RECORD).filter(|path| !path.is_empty()).map(PathBuf::from);
     // Where the program asked for the record, it gets one of all groups.
-    if let Some(earlier) = std::env::var_os(RECORD).and_then(|_| file::read::<Run>(&path).ok()) {
+    if let Some(earlier) = asked_for.as_ref().and_then(|path| file::read::<Run>(path).ok()) {
         run.cases.extend(earlier.cases);
         run.skipped.extend(earlier.skipped);
         run.failed.extend(earlier.failed);
     }
     let run = Run {
-        // Two groups of a bench, each with a measurement of its own, are two runs.
-        bench: path.file_stem().map_or(bench, |stem| stem.to_string_lossy().into_owned()),
-        session: session.name,
-        invocation: Some(session.invocation),
+        session: session.name.clone(),
+        invocation: Some(session.invocation.clone()),
         complete,
         provenance: Provenance::of(&store.root),
         executable: bench_run::executable_hash(),
         telemetry,
         ..run
     };
-    file::write(&path, &run).map_err(|error| failed_to(&error))?;
+    // Two groups of a bench, each with a measurement of its own, are two runs.
+    let stem = |path: &Path| path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+    let named = |path: &Path| Run { bench: stem(path).unwrap_or(bench.clone()), ..run.clone() };
+    let path = match asked_for {
+        Some(path) => file::write(&path, &named(&path)).map(|()| path).map_err(|it| failed_to(&it)),
+        None => session.record(&store, &bench, named).map_err(|error| error.to_string()),
+    }?;
+    let run = named(&path);
     tell(&run, &path, &store.page());
     save_baseline(&store, &run)?;
     Ok(if run.failed.is_empty() { Exit::Fine } else { Exit::Regression })
