@@ -24,6 +24,10 @@ fn main() {
         std::fs::write(std::env::var("HOSTILE_PID").unwrap(), sleep.id().to_string()).unwrap();
         let _ = sleep.wait();
     }
+    if in_head && how == format!("floods when {stage}") {
+        (0..40_000).for_each(|_| eprintln!("a line of some thirty characters"));
+        std::process::exit(127);
+    }
     if in_head && how == format!("breaks when {stage}") {
         eprintln!("a library is missing");
         std::process::exit(127);
@@ -61,11 +65,10 @@ fn a_bench_that_hangs_is_ended_and_named_at_every_stage() {
     assert!(!is_alive(&outside), "what it started still runs");
     run("breaks when told", "")
         .expect(1, &["broke: evil of the head: exit status: 127: a library is missing"]);
-    // No place for what it would say is no fault of the bench.
-    let mut nowhere = command("", "");
-    nowhere.env("TMPDIR", outside.path("nowhere"));
-    Outcome::from(nowhere.output().unwrap())
-        .expect(2, &["no temporary file for its answer", "nowhere"]);
+    let floods = run("floods when told", "");
+    floods.expect(1, &["broke: evil of the head: exit status: 127: a line of some thirty"]);
+    let limit = "bench `evil` says more than 1048576 bytes in a process: all but the end is left";
+    assert_eq!(floods.stderr.matches(limit).count(), 1, "{}", floods.all());
     run("", "--wait never").expect(2, &["--wait", "a time is 90s, 5m or 1h"]);
 }
 

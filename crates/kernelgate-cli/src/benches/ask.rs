@@ -10,13 +10,13 @@ use anyhow::Context;
 use kernelgate::display;
 use kernelgate::protocol::{self, Action, Request, Response, ResponseBody};
 use kernelgate::record::file;
-use kernelgate::record::text::printable;
+use kernelgate::record::text::{printable, quoted};
 
 use super::child::{Ended, Running, over_memory};
 use super::find::{BenchExecutable, FoundBenches};
 
 /// What a bench may say while it works; the rest is dropped, and that is said.
-const MAX_SAID_BYTES: u64 = 1 << 20;
+pub const MAX_SAID_BYTES: u64 = 1 << 20;
 /// Longest response, or record, that is read: ten thousand cases take a tenth of it.
 const MAX_RESPONSE_BYTES: u64 = 256_000_000;
 /// Ids that an error names as close to what was asked for.
@@ -201,7 +201,7 @@ fn pass_on(said: impl Read) -> Vec<String> {
             if last.len() == SHOWN_LINES {
                 last.remove(0);
             }
-            last.push(text.into_owned());
+            last.push(quoted(&text).into_owned());
         } else if before <= MAX_SAID_BYTES {
             eprintln!("(it says more than {MAX_SAID_BYTES} bytes: the rest is left out)");
         }
@@ -267,5 +267,7 @@ mod tests {
         let flood =
             [b"first\n".as_slice(), &vec![b'x'; 3 * MAX_SAID_BYTES as usize], b"\nlast\n"].concat();
         assert_eq!(pass_on(&flood[..]), ["first"]);
+        let line = vec![b'x'; MAX_SAID_BYTES as usize - 1];
+        assert_eq!(pass_on(&line[..]), [format!("{}…", "x".repeat(200))]);
     }
 }

@@ -21,9 +21,9 @@ pub struct Running {
 }
 
 impl Running {
-    /// Each process leads a group of its own, which ends with it when it is ended from here, so
-    /// that nothing that it started survives. A terminal's Ctrl-C does not reach such a group: only
-    /// for who watches for it and then ends what runs.
+    /// Each process leads a group of its own, which ends with it, by itself or from here, so that
+    /// nothing that it started survives but what has made a session of its own. A terminal's Ctrl-C
+    /// does not reach such a group: only for who watches for it and then ends what runs.
     pub fn in_groups() -> Self {
         Self { groups: true, ..Self::default() }
     }
@@ -73,21 +73,22 @@ impl Running {
         loop {
             let mut held = self.lock();
             let Some(child) = held.as_mut() else { return Ok(Ended::TimedOut) };
-            let ended = match child.try_wait()? {
-                Some(status) => Some(Ended::Exited(status)),
-                None if started.elapsed() > timeout => {
+            let ended = if has_exited(child)? {
+                // While its id is still taken, so that the group is no other.
+                self.end_group(child);
+                Some(Ended::Exited(child.wait()?))
+            } else if started.elapsed() > timeout {
+                self.end_child(child);
+                Some(Ended::TimedOut)
+            } else if looked.elapsed() > MEMORY_INTERVAL {
+                looked = Instant::now();
+                let over = resident_bytes(child.id()) > memory;
+                over.then(|| {
                     self.end_child(child);
-                    Some(Ended::TimedOut)
-                }
-                None if looked.elapsed() > MEMORY_INTERVAL => {
-                    looked = Instant::now();
-                    let over = resident_bytes(child.id()) > memory;
-                    over.then(|| {
-                        self.end_child(child);
-                        Ended::OverMemory(memory)
-                    })
-                }
-                None => None,
+                    Ended::OverMemory(memory)
+                })
+            } else {
+                None
             };
             if let Some(ended) = ended {
                 *held = None;
@@ -101,13 +102,19 @@ impl Running {
     /// Ends the process and waits for it; whether it still ran.
     pub fn end(&self) -> bool {
         let Some(mut child) = self.lock().take() else { return false };
-        let ran = matches!(child.try_wait(), Ok(None));
+        let ran = matches!(has_exited(&mut child), Ok(false));
         self.end_child(&mut child);
         ran
     }
 
     /// Ends a process that was not waited for yet, and its group with it.
     fn end_child(&self, child: &mut Child) {
+        self.end_group(child);
+        let _ = child.kill().and_then(|()| child.wait());
+    }
+
+    /// Ends what is in the group of a process that was not waited for yet.
+    fn end_group(&self, child: &Child) {
         #[cfg(unix)]
         if self.groups
             && let Some(group) =
@@ -115,12 +122,29 @@ impl Running {
         {
             let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
         }
-        let _ = child.kill().and_then(|()| child.wait());
+        #[cfg(not(unix))]
+        let _ = child;
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Child>> {
         self.child.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether a process has come to its end; its id stays taken until it is waited for.
+#[cfg(unix)]
+fn has_exited(child: &mut Child) -> std::io::Result<bool> {
+    use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+    let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) else {
+        return Ok(child.try_wait()?.is_some());
+    };
+    let looks = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    Ok(waitid(WaitId::Pid(pid), looks)?.is_some())
+}
+
+#[cfg(not(unix))]
+fn has_exited(child: &mut Child) -> std::io::Result<bool> {
+    Ok(child.try_wait()?.is_some())
 }
 
 /// How a process ended.
@@ -202,31 +226,37 @@ mod tests {
 
     #[test]
     fn what_a_process_started_ends_with_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let pid = folder.path().join("pid");
-        let mut command = Command::new("sh");
-        command.args(["-c", "sleep 600 & echo $! > \"$0\"; wait"]).arg(&pid);
-        let running = Running::in_groups();
-        running.start(&mut command).unwrap();
-        let grandchild = loop {
-            match std::fs::read_to_string(&pid).ok().filter(|text| text.ends_with('\n')) {
-                Some(text) => break text.trim().to_owned(),
-                None => std::thread::sleep(POLL_INTERVAL),
-            }
-        };
-        let alive = || {
+        let alive = |process: &str| {
             // A zombie that nobody has waited for yet is dead.
-            let status = std::fs::read_to_string(format!("/proc/{grandchild}/stat"));
+            let status = std::fs::read_to_string(format!("/proc/{process}/stat"));
             status.is_ok_and(|text| !text.contains(") Z ") && !text.contains(") X "))
         };
-        assert!(!cfg!(target_os = "linux") || alive());
-        assert!(matches!(running.finish(Duration::ZERO), Ok(Ended::TimedOut)));
-        for _ in 0..400 {
-            if !alive() {
-                return;
+        // From here, and by itself.
+        let cases = [("wait", Duration::ZERO, None), ("exit 7", Duration::from_secs(60), Some(7))];
+        for (then, timeout, code) in cases {
+            let folder = tempfile::tempdir().unwrap();
+            let pid = folder.path().join("pid");
+            let mut command = Command::new("sh");
+            command.args(["-c", &format!("sleep 600 & echo $! > \"$0\"; {then}")]).arg(&pid);
+            let running = Running::in_groups();
+            running.start(&mut command).unwrap();
+            let grandchild = loop {
+                match std::fs::read_to_string(&pid).ok().filter(|text| text.ends_with('\n')) {
+                    Some(text) => break text.trim().to_owned(),
+                    None => std::thread::sleep(POLL_INTERVAL),
+                }
+            };
+            assert!(!cfg!(target_os = "linux") || alive(&grandchild));
+            match running.finish(timeout).unwrap() {
+                Ended::Exited(status) => assert_eq!(status.code(), code),
+                Ended::TimedOut => assert_eq!(code, None),
+                Ended::OverMemory(_) => panic!("it takes no memory"),
             }
-            std::thread::sleep(POLL_INTERVAL);
+            let mut looks = 0..400;
+            while alive(&grandchild) {
+                assert!(looks.next().is_some(), "{then}: the process that it started still runs");
+                std::thread::sleep(POLL_INTERVAL);
+            }
         }
-        panic!("the process that it started still runs");
     }
 }

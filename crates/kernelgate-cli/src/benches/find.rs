@@ -2,6 +2,7 @@
 //! those of a folder.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context;
 use kernelgate::protocol;
@@ -56,6 +57,19 @@ impl BenchChoice {
     /// # Errors
     /// When cargo fails, the folder cannot be read, or nothing is there that can be asked.
     pub fn find(&self, root: &Path, running: &Running) -> anyhow::Result<FoundBenches> {
+        self.find_within(root, running, versions::TIMEOUT)
+    }
+
+    /// The same, where one that gives no answer by then hangs.
+    ///
+    /// # Errors
+    /// As [`Self::find`].
+    pub fn find_within(
+        &self,
+        root: &Path,
+        running: &Running,
+        timeout: Duration,
+    ) -> anyhow::Result<FoundBenches> {
         let mut candidates = match &self.dir {
             Some(folder) => self.in_folder(folder, root)?,
             None => self.built(running)?,
@@ -68,7 +82,7 @@ impl BenchChoice {
         candidates.sort_by(|a, b| (&a.root, &a.bench).cmp(&(&b.root, &b.bench)));
         let mut found = FoundBenches::default();
         for executable in candidates {
-            match check(&executable, running) {
+            match check(&executable, running, timeout) {
                 Ok(()) => found.executables.push(executable),
                 Err(why) => found.left_alone.push((executable.bench, why)),
             }
@@ -140,7 +154,7 @@ impl BenchChoice {
 }
 
 /// Whether it can be asked; to find out is to run it, which only a marked file is.
-fn check(executable: &BenchExecutable, running: &Running) -> Result<(), String> {
+fn check(executable: &BenchExecutable, running: &Running, timeout: Duration) -> Result<(), String> {
     match mark::of(&executable.path) {
         Ok(Kind::Ours) => {}
         Ok(Kind::Criterion) => {
@@ -151,8 +165,8 @@ fn check(executable: &BenchExecutable, running: &Running) -> Result<(), String> 
         Ok(_) => return Err("it does not use kernelgate".to_owned()),
         Err(cause) => return Err(format!("its file cannot be read ({cause})")),
     }
-    let (oldest, newest) = versions::ask(&executable.path, versions::TIMEOUT, running)
-        .map_err(|why| why.to_string())?;
+    let (oldest, newest) =
+        versions::ask(&executable.path, timeout, running).map_err(|why| why.to_string())?;
     match versions::common((oldest, newest)) {
         Some(1) => Err("it speaks version 1 of the protocol, which knows `compare` only: \
                             update kernelgate in Cargo.toml"

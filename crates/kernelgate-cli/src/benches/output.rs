@@ -28,6 +28,8 @@ pub struct Captured {
     pub kept: Vec<u8>,
     /// Whether it was more.
     pub cut: bool,
+    /// How much it was.
+    pub bytes: u64,
 }
 
 /// Reads a stream to its end on a thread of its own.
@@ -36,6 +38,7 @@ pub fn drain(mut stream: impl Read + Send + 'static, keep: Kept) -> Receiver<Cap
     std::thread::spawn(move || {
         let (mut all, mut piece) = (Captured::default(), vec![0; END_BYTES]);
         while let Ok(count @ 1..) = stream.read(&mut piece) {
+            all.bytes += count as u64;
             match keep {
                 Kept::Start => {
                     let room = START_BYTES.saturating_sub(all.kept.len());
@@ -72,8 +75,9 @@ mod tests {
         let kept = |keep| drain(std::io::Cursor::new(flood.clone()), keep).recv().unwrap();
         let (start, end) = (kept(Kept::Start), kept(Kept::End));
         assert!(start.cut && start.kept == flood[..START_BYTES]);
+        assert_eq!([start.bytes, end.bytes], [flood.len() as u64; 2]);
         assert!(end.cut && end.kept == flood[flood.len() - END_BYTES..]);
         let whole = drain(&b"all of it"[..], Kept::Start).recv().unwrap();
-        assert_eq!(whole, Captured { kept: b"all of it".to_vec(), cut: false });
+        assert_eq!(whole, Captured { kept: b"all of it".to_vec(), cut: false, bytes: 9 });
     }
 }

@@ -220,6 +220,7 @@ impl<'a> Engine<'a> {
             work: &self.session.work,
             running: &self.session.running,
             environment: &self.session.environment,
+            progress: &self.progress,
         }
     }
 

@@ -8,9 +8,11 @@ use std::time::Duration;
 
 use super::Planted;
 use super::install::Driver;
+use super::progress::ComparisonProgress;
+use crate::benches::ask::MAX_SAID_BYTES;
 use crate::benches::child::{Ended, Running, over_memory};
 use crate::benches::output::{Captured, Kept, captured, drain};
-use kernelgate::record::text::printable;
+use kernelgate::record::text::{printable, quoted};
 use kernelgate::record::{Environment, TrialRequest};
 
 /// Lines of a failed process that are shown.
@@ -28,6 +30,8 @@ pub struct TrialSetup<'a> {
     pub running: &'a Running,
     /// What benches run in that do not tell it themselves.
     pub environment: &'a Environment,
+    /// Where limits are said that are reached.
+    pub progress: &'a ComparisonProgress,
 }
 
 /// A process to run.
@@ -76,7 +80,9 @@ impl Finished {
     pub fn failure(&self) -> String {
         let text = String::from_utf8_lossy(&self.said);
         let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-        let last = lines[lines.len().saturating_sub(SHOWN_LINES)..].join("; ");
+        let last = &lines[lines.len().saturating_sub(SHOWN_LINES)..];
+        let last: Vec<_> = last.iter().map(|line| quoted(line)).collect();
+        let last = last.join("; ");
         let last = printable(&last);
         format!("{}{}{last}", self.status, if last.is_empty() { "" } else { ": " })
     }
@@ -98,7 +104,16 @@ pub fn finish(
     let (printed, said) =
         (stdout.map(|it| drain(it, Kept::Start)), stderr.map(|it| drain(it, Kept::End)));
     let ended = setup.running.finish(timeout).map_err(|cause| format!("was lost: {cause}"))?;
-    let (printed, said) = (captured(printed), captured(said).kept);
+    let (printed, said) = (captured(printed), captured(said));
+    if said.bytes > MAX_SAID_BYTES {
+        let bench = Path::new(command.get_program()).file_name().unwrap_or_default();
+        setup.progress.say_once(&format!(
+            "bench `{}` says more than {MAX_SAID_BYTES} bytes in a process: all but the end is \
+             left out, here and where it does so again",
+            bench.display(),
+        ));
+    }
+    let said = said.kept;
     match ended {
         Ended::Exited(status) => Ok(Finished { status, printed, said }),
         Ended::TimedOut => Err(format!(

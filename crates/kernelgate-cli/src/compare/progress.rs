@@ -1,7 +1,9 @@
 //! What a person sees while a comparison runs: one line that changes on a terminal, plain lines
 //! elsewhere.
 
+use std::collections::BTreeSet;
 use std::io::IsTerminal as _;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -15,6 +17,8 @@ pub struct ComparisonProgress {
     line: Option<ProgressBar>,
     /// What all of it is a part of; then only a line that changes tells details.
     within: Option<String>,
+    /// What is said once only.
+    said: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl Default for ComparisonProgress {
@@ -26,14 +30,14 @@ impl Default for ComparisonProgress {
             line.enable_steady_tick(Duration::from_millis(200));
             line
         });
-        Self { line, within: None }
+        Self { line, within: None, said: Arc::default() }
     }
 }
 
 impl ComparisonProgress {
     /// For what is a part of something: its progress is a detail, after the label.
     pub fn within(&self, label: &str) -> Self {
-        Self { line: self.line.clone(), within: Some(label.to_owned()) }
+        Self { within: Some(label.to_owned()), ..self.clone() }
     }
 
     /// What is going on: replaces the line before on a terminal.
@@ -68,6 +72,14 @@ impl ComparisonProgress {
         match &self.line {
             Some(line) => line.suspend(|| eprintln!("{text}")),
             None => eprintln!("{text}"),
+        }
+    }
+
+    /// The same, the first time.
+    pub fn say_once(&self, text: &str) {
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        if said.insert(text.to_owned()) {
+            self.say(text);
         }
     }
 
