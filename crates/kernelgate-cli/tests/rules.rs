@@ -173,6 +173,75 @@ fn lost_accuracy_is_a_finding_once_there_are_enough_seeds() {
     package.kernelgate(&format!("verify --seeds 0 {}", package.dir())).expect(2, &["--seeds"]);
 }
 
+/// Seeds by case in a record of errors.
+fn seeds(record: &std::path::Path) -> std::collections::BTreeMap<String, Vec<u64>> {
+    let value: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(record).unwrap()).unwrap();
+    let seeds = |case: &serde_json::Value| {
+        case["seeds"].as_array().unwrap().iter().map(|seed| seed.as_u64().unwrap()).collect()
+    };
+    let cases = value["cases"].as_object().unwrap().iter();
+    cases.map(|(id, case)| (id.clone(), seeds(case))).collect()
+}
+
+#[test]
+fn errors_of_several_verifications_are_kept_together() {
+    let package = Package::new();
+    let dir = package.dir();
+    let recorded = package.path("target/kernelgate/numerics/fixture.json");
+    let other = CASE.replace("n64", "n128");
+    let line = |flags: &str| format!("verify {flags} {dir}");
+    let verify = |flags: &str| package.kernelgate(&line(flags));
+    verify("--seeds 3").expect(0, &["errors of 3 seeds and 2 cases are in"]);
+    // Of one case, with other seeds.
+    let more = "errors of 2 seeds and 1 cases are in";
+    verify("n64 --seeds 2 --seed 3")
+        .expect(0, &[more, "with those of earlier: 2 cases, up to 4 seeds"]);
+    let kept = seeds(&recorded);
+    assert_eq!((&*kept[CASE], &*kept[&other]), (&[1, 2, 3, 4][..], &[1, 2, 3][..]));
+    // What failed leaves what is known.
+    verify("--axis n=64 --axis fault=wrong --seeds 2")
+        .expect(1, &["FAILED", "no case was right: nothing is recorded in"]);
+    assert_eq!(seeds(&recorded), kept);
+    // Two at once.
+    std::fs::remove_file(&recorded).unwrap();
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_kernelgate"));
+    let start = |flags: &str| package.command(program, &line(flags)).spawn().unwrap();
+    for mut one in [start("n64 --seeds 8"), start("n128 --seeds 8")] {
+        assert!(one.wait().unwrap().success());
+    }
+    let both = seeds(&recorded);
+    assert!(both.len() == 2 && both.values().all(|seeds| seeds.len() == 8), "{both:?}");
+    // Another executable's say nothing of this one.
+    let executable = package.path("executables/fixture");
+    let mut bytes = std::fs::read(&executable).unwrap();
+    bytes.push(0);
+    std::fs::write(&executable, bytes).unwrap();
+    let replaced = "are of another executable: they will be replaced";
+    verify("n64 --seeds 2").expect(0, &[replaced, more]);
+    assert_eq!(seeds(&recorded).into_values().collect::<Vec<_>>(), [[1, 2]]);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_record_that_cannot_be_written_is_found_before_and_never_hides_the_verdict() {
+    let package = Package::new();
+    let verify = format!("verify n64 --seeds 2 {}", package.dir());
+    let recorded = package.path("target/kernelgate/numerics/fixture.json");
+    std::fs::create_dir_all(&recorded).unwrap();
+    let refused = package.kernelgate(&verify);
+    refused.expect(2, &["failed to write", "numerics/fixture.json", "irectory"]);
+    assert!(!refused.stderr.contains("seed 1"), "{}", refused.stderr);
+    std::fs::remove_dir(&recorded).unwrap();
+    std::fs::write(&recorded, "{").unwrap();
+    package.kernelgate(&verify).expect(2, &["fixture.json: broken or cut short", "remove it"]);
+    std::fs::remove_file(&recorded).unwrap();
+    // Only when it is written.
+    std::fs::create_dir(recorded.with_file_name(".fixture.json.lock")).unwrap();
+    let words = ["is no lock file but a folder: remove it", "1 ok, 0 failed", CASE];
+    package.kernelgate(&verify).expect(2, &words);
+}
+
 #[test]
 fn one_data_set_is_verified_and_compared_once() {
     let package = Package::new();

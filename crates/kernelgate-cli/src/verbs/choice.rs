@@ -10,8 +10,13 @@ use kernelgate::record::Store;
 use super::interrupt;
 use super::settings::Settings;
 use crate::benches::ask::{self, Asking};
+use crate::benches::child::Running;
 use crate::benches::find::{self, FoundBenches};
+use crate::benches::versions;
 use crate::compare::progress::parse_duration;
+
+/// Time after which a bench has hung, where none was given.
+const TIMEOUT: Duration = Duration::from_secs(1800);
 
 /// What each bench executable answered.
 pub type Answers = Vec<(String, ResponseBody)>;
@@ -31,9 +36,10 @@ pub struct ChosenBenches {
     settings: Settings,
     #[command(flatten)]
     benches: find::BenchChoice,
-    /// Time after which a bench that has given no response is ended
-    #[arg(long, value_name = "TIME", default_value = "30m", value_parser = parse_duration)]
-    wait: Duration,
+    /// Time after which a bench that has given no response is ended [default: 30m, and 20s where it
+    /// is asked for its version]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    wait: Option<Duration>,
 }
 
 impl Choice {
@@ -51,50 +57,69 @@ impl Choice {
     ///
     /// # Errors
     /// When none can be built or asked, or none has a case that was asked for.
-    pub fn ask(
-        &self,
-        store: &Store,
-        action: &Action,
-    ) -> anyhow::Result<Vec<(String, ResponseBody)>> {
-        self.ask_each(store, std::slice::from_ref(action), 1, |_, _, mut answers| {
-            Ok(answers.pop().unwrap_or_default())
-        })
+    pub fn ask(&self, store: &Store, action: &Action) -> anyhow::Result<Answers> {
+        self.asker(store)?.ask(action)
     }
 
-    /// The same for several actions and seeds: `done` gets the executables, the seeds, and for each
-    /// seed after the other the answers to each action.
+    /// The executables, to be asked one thing after the other. To be called once: it watches for
+    /// Ctrl-C.
     ///
     /// # Errors
-    /// As [`Self::ask`].
-    pub fn ask_each<T>(
-        &self,
-        store: &Store,
-        actions: &[Action],
-        seeds: u64,
-        done: impl FnOnce(&FoundBenches, &[u64], Vec<Answers>) -> anyhow::Result<T>,
-    ) -> anyhow::Result<T> {
+    /// When none can be built or asked.
+    pub fn asker(&self, store: &Store) -> anyhow::Result<Asker<'_>> {
         Filter::parse(self.filter.as_deref(), false)?;
         let running = interrupt::watched()?;
-        let mut asking = Asking {
-            settings: self.variables(),
-            filter: self.filter.as_deref(),
-            timeout: self.benches.wait,
-            running: &running,
-        };
-        let found = self.benches.benches.find(&store.root, &running)?;
-        let first = self.benches.settings.seed();
-        let seeds: Vec<u64> = (0..seeds).map(|more| first.wrapping_add(more)).collect();
-        let mut answers = Vec::new();
-        for seed in &seeds {
-            if seeds.len() > 1 {
-                eprintln!("seed {seed}, {} in all", seeds.len());
-                asking.settings.insert("KERNELGATE_SEED".to_owned(), seed.to_string());
-            }
-            for action in actions {
-                answers.push(ask::all(&found, &asking, action)?);
-            }
+        let asked = self.benches.wait.unwrap_or(versions::TIMEOUT);
+        let found = self.benches.benches.find_within(&store.root, &running, asked)?;
+        Ok(Asker { choice: self, found, running })
+    }
+}
+
+/// Executables that were found, and how they are asked.
+pub struct Asker<'a> {
+    choice: &'a Choice,
+    /// The executables.
+    pub found: FoundBenches,
+    running: Running,
+}
+
+impl Asker<'_> {
+    /// So many seeds from the one that was chosen.
+    pub fn seeds(&self, count: u64) -> Vec<u64> {
+        let first = self.choice.benches.settings.seed();
+        (0..count).map(|more| first.wrapping_add(more)).collect()
+    }
+
+    /// What every executable answers.
+    ///
+    /// # Errors
+    /// When one breaks, or none has a case that was asked for.
+    pub fn ask(&self, action: &Action) -> anyhow::Result<Answers> {
+        ask::all(&self.found, &self.asking(None), action)
+    }
+
+    /// The same with a seed, each answer as it comes.
+    ///
+    /// # Errors
+    /// As [`Self::ask`], and those of `answered`.
+    pub fn each(
+        &self,
+        seed: u64,
+        action: &Action,
+        answered: impl FnMut(&str, ResponseBody) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        ask::each(&self.found, &self.asking(Some(seed)), action, answered)
+    }
+
+    fn asking(&self, seed: Option<u64>) -> Asking<'_> {
+        let mut settings = self.choice.variables();
+        settings.extend(seed.map(|seed| ("KERNELGATE_SEED".to_owned(), seed.to_string())));
+        Asking {
+            settings,
+            filter: self.choice.filter.as_deref(),
+            timeout: self.choice.benches.wait.unwrap_or(TIMEOUT),
+            running: &self.running,
         }
-        done(&found, &seeds, answers)
     }
 }
 

@@ -1,59 +1,44 @@
 //! Errors of several seeds, for `verify --seeds`: recorded by bench executable, so that a baseline
 //! can hold them and the gate can compare.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
-use super::choice::{Answers, Choice, unexpected};
-use crate::benches::find::FoundBenches;
+use super::choice::{Asker, Choice, unexpected};
+use super::lock::locked;
+use super::verify::Verified;
 use kernelgate::protocol::{Action, CaseStatus, ResponseBody, VerifiedCase};
 use kernelgate::record::numerics::{DataSets, SeedErrors};
-use kernelgate::record::{CaseNumerics, Numerics, Provenance, Store, file};
+use kernelgate::record::text::printable_path;
+use kernelgate::record::{FileError, Numerics, Provenance, Store, file};
 
-/// Verifies with so many seeds and records the errors; each case with the worst of its seeds.
+/// Verifies with so many seeds and records the errors, after each of them; each case with the worst
+/// of its seeds.
 ///
 /// # Errors
-/// When a bench cannot be asked, or the record cannot be written.
-pub fn record(choice: &Choice, store: &Store, seeds: u64) -> anyhow::Result<Vec<VerifiedCase>> {
-    let actions = [Action::Environment, Action::Verify { dump: None }];
-    choice.ask_each(store, &actions, seeds, |found, seeds, answers| {
-        let started = kernelgate::record::timestamp();
-        let mut rows: BTreeMap<String, VerifiedCase> = BTreeMap::new();
-        let mut records: BTreeMap<String, Numerics> = BTreeMap::new();
-        let mut data_sets = DataSets::default();
-        for (seed, pair) in seeds.iter().zip(answers.chunks(2)) {
-            let [environments, verified] = pair else { continue };
-            for (bench, answer) in verified {
-                let ResponseBody::Verify(verified) = answer else {
-                    return Err(unexpected(bench));
-                };
-                let record = match records.remove(bench) {
-                    Some(record) => record,
-                    None => new_record(bench, &started, found, environments, store)?,
-                };
-                let record = records.entry(bench.clone()).or_insert(record);
-                for case in verified {
-                    let of = format!("{bench} {}", case.case);
-                    if data_sets.is_new(&of, case.data_set.as_deref()) {
-                        add(record, *seed, case);
-                        keep_worst(&mut rows, *seed, case);
-                    } else if let Some(known) = record.cases.get_mut(&case.case) {
-                        known.one_data_set = data_sets.has_one(&of);
-                    }
-                }
-            }
-        }
-        for (bench, record) in &records {
-            let path = store.numerics_path(bench);
-            file::write(&path, record).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-            let (cases, path) = (record.cases.len(), path.display());
-            eprintln!("errors of {} seeds and {cases} cases are in {path}", seeds.len());
-            let one = record.cases.values().filter(|case| case.one_data_set).count();
-            if one > 0 {
-                eprintln!("of these, {one} cases have 1 data set, whatever the seed");
-            }
-        }
-        Ok(rows.into_values().collect())
-    })
+/// When no bench can be asked, or a record cannot be written, which is looked at before.
+pub fn record(choice: &Choice, store: &Store, count: u64) -> anyhow::Result<Verified> {
+    let asker = choice.asker(store)?;
+    let seeds = asker.seeds(count);
+    let mut benches: BTreeMap<String, Bench> = BTreeMap::new();
+    asker.each(seeds[0], &Action::Environment, |bench, answer| {
+        let new = Bench::new(bench, answer, &asker, store)?;
+        benches.insert(bench.to_owned(), new);
+        Ok(())
+    })?;
+    let mut rows: BTreeMap<String, VerifiedCase> = BTreeMap::new();
+    let verified = seeds.iter().try_for_each(|&seed| {
+        eprintln!("seed {seed}, {count} in all");
+        asker.each(seed, &Action::Verify { dump: None }, |bench, answer| {
+            let ResponseBody::Verify(verified) = answer else { return Err(unexpected(bench)) };
+            let recorded = benches.get_mut(bench).ok_or_else(|| unexpected(bench))?;
+            let verified = recorded.of_new_data(verified);
+            verified.iter().for_each(|case| keep_worst(&mut rows, seed, case));
+            recorded.add(store, seed, &verified)
+        })
+    });
+    benches.values().for_each(|bench| bench.say(store));
+    Verified::of(rows.into_values().collect(), verified)
 }
 
 /// Says that errors of several seeds are part of a baseline now.
@@ -64,38 +49,150 @@ pub fn say(record: &Numerics, cases: usize) {
     }
 }
 
-fn new_record(
-    bench: &str,
-    started: &str,
-    found: &FoundBenches,
-    environments: &Answers,
-    store: &Store,
-) -> anyhow::Result<Numerics> {
-    let executable = found.executables.iter().find(|executable| executable.bench == bench);
-    let environment = environments.iter().find(|(other, _)| other == bench);
-    let (Some(executable), Some((_, ResponseBody::Environment(environment)))) =
-        (executable, environment)
-    else {
-        return Err(unexpected(bench));
-    };
-    let hash = file::content_hash(&executable.path);
-    Ok(Numerics {
-        bench: bench.to_owned(),
-        started: started.to_owned(),
-        environment: (**environment).clone(),
-        provenance: Provenance::of(&store.root),
-        executable: hash.map_err(|error| anyhow::anyhow!("failed to {error}"))?,
-        cases: BTreeMap::new(),
-    })
+/// A bench whose errors are recorded.
+struct Bench {
+    /// What its record is without those of earlier.
+    empty: Numerics,
+    /// Inputs of the seeds, by case.
+    data_sets: DataSets,
+    /// Cases that have met inputs of an earlier seed, and whether they had one data set in all.
+    repeated: BTreeMap<String, bool>,
+    /// Whether it has answered with a verdict.
+    answered: bool,
+    /// Seeds and cases of which something was recorded now.
+    seeds: usize,
+    cases: BTreeSet<String>,
+    /// The most seeds of a case, and cases, that its record holds.
+    held: (usize, usize),
 }
 
-fn add(record: &mut Numerics, seed: u64, case: &VerifiedCase) {
-    if case.status == CaseStatus::Ok {
-        let VerifiedCase { max_error, relative_l2, rounding, .. } = *case;
-        let errors = SeedErrors { max_error, relative_l2, rounding };
-        let known: &mut CaseNumerics = record.cases.entry(case.case.clone()).or_default();
-        known.insert(seed, errors);
+impl Bench {
+    /// Looks whether its record can be read and written, before anything is verified.
+    fn new(
+        bench: &str,
+        answer: ResponseBody,
+        asker: &Asker<'_>,
+        store: &Store,
+    ) -> anyhow::Result<Self> {
+        let mut executables = asker.found.executables.iter();
+        let executable = executables.find(|executable| executable.bench == bench);
+        let (Some(executable), ResponseBody::Environment(environment)) = (executable, answer)
+        else {
+            return Err(unexpected(bench));
+        };
+        let empty = Numerics {
+            bench: bench.to_owned(),
+            started: kernelgate::record::timestamp(),
+            environment: *environment,
+            provenance: Provenance::of(&store.root),
+            executable: file::content_hash(&executable.path).map_err(failed_to)?,
+            cases: BTreeMap::new(),
+        };
+        let path = store.numerics_path(bench);
+        file::check_writable(&path).map_err(failed_to)?;
+        if let Some(why) = recorded(&path)?.and_then(|there| differs(&there, &empty)) {
+            let path = printable_path(&path);
+            eprintln!("the errors in {path} are of another {why}: they will be replaced");
+        }
+        Ok(Self {
+            empty,
+            data_sets: DataSets::default(),
+            repeated: BTreeMap::new(),
+            answered: false,
+            seeds: 0,
+            cases: BTreeSet::new(),
+            held: (0, 0),
+        })
     }
+
+    /// Those whose inputs no earlier seed had: others say nothing new.
+    fn of_new_data(&mut self, verified: Vec<VerifiedCase>) -> Vec<VerifiedCase> {
+        let (new, repeated): (Vec<_>, Vec<_>) = verified
+            .into_iter()
+            .partition(|it| self.data_sets.is_new(&it.case, it.data_set.as_deref()));
+        for VerifiedCase { case, .. } in repeated {
+            let one = self.data_sets.has_one(&case);
+            self.repeated.insert(case, one);
+        }
+        new
+    }
+
+    /// Writes the errors of a seed beside those of others, and of other cases, that are there.
+    fn add(&mut self, store: &Store, seed: u64, verified: &[VerifiedCase]) -> anyhow::Result<()> {
+        self.answered = true;
+        let right: Vec<_> = verified.iter().filter(|case| case.status == CaseStatus::Ok).collect();
+        if right.is_empty() && self.cases.is_empty() {
+            // What is known of earlier stays.
+            return Ok(());
+        }
+        let path = store.numerics_path(&self.empty.bench);
+        // Another process may record other cases.
+        let _lock = locked(&path)?;
+        let there = recorded(&path)?.filter(|there| differs(there, &self.empty).is_none());
+        let mut record = self.empty.clone();
+        if let Some(there) = there {
+            (record.started, record.cases) = (there.started, there.cases);
+        }
+        let any = !right.is_empty();
+        for case in right {
+            let VerifiedCase { max_error, relative_l2, rounding, .. } = *case;
+            let errors = SeedErrors { max_error, relative_l2, rounding };
+            record.cases.entry(case.case.clone()).or_default().insert(seed, errors);
+            self.cases.insert(case.case.clone());
+        }
+        for (case, one) in &self.repeated {
+            if let Some(known) = record.cases.get_mut(case).filter(|_| self.cases.contains(case)) {
+                known.one_data_set = *one;
+            }
+        }
+        file::write(&path, &record).map_err(failed_to)?;
+        self.seeds += usize::from(any);
+        let most = record.cases.values().map(|case| case.seeds.len()).max().unwrap_or_default();
+        self.held = (most, record.cases.len());
+        Ok(())
+    }
+
+    fn say(&self, store: &Store) {
+        let path = printable_path(&store.numerics_path(&self.empty.bench));
+        let (seeds, cases) = (self.seeds, self.cases.len());
+        if !self.answered {
+            return;
+        }
+        if seeds == 0 {
+            eprintln!("no case was right: nothing is recorded in {path}");
+            return;
+        }
+        let more = match self.held {
+            held if held == (seeds, cases) => String::new(),
+            (most, all) => format!("; with those of earlier: {all} cases, up to {most} seeds"),
+        };
+        eprintln!("errors of {seeds} seeds and {cases} cases are in {path}{more}");
+        let one = self.repeated.iter().filter(|(case, one)| **one && self.cases.contains(*case));
+        if let one @ 1.. = one.count() {
+            eprintln!("of these, {one} cases have 1 data set, whatever the seed");
+        }
+    }
+}
+
+/// What is recorded there.
+fn recorded(path: &Path) -> anyhow::Result<Option<Numerics>> {
+    match file::read::<Numerics>(path) {
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(failed_to(error).context("remove it, and verify again")),
+        Ok(there) => Ok(Some(there)),
+    }
+}
+
+/// What keeps errors from being one record, as they say nothing of each other.
+fn differs(one: &Numerics, other: &Numerics) -> Option<&'static str> {
+    if one.executable != other.executable {
+        return Some("executable");
+    }
+    one.environment.mismatches(&other.environment).first().map(|mismatch| mismatch.field)
+}
+
+fn failed_to(error: FileError) -> anyhow::Error {
+    anyhow::anyhow!("failed to {error}")
 }
 
 /// A case that failed with a seed has failed; the errors are the largest of all seeds.

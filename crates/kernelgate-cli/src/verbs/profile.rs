@@ -117,26 +117,26 @@ fn profile(
     folder: &Path,
 ) -> anyhow::Result<Vec<Profiled>> {
     let settings = choice.variables();
-    choice.ask_each(store, &[Action::Record(repetitions)], 1, |found, _, answers| {
-        let mut profiled = Vec::new();
-        for (bench, answer) in answers.into_iter().flatten() {
-            let ResponseBody::Profile(cases) = answer else { return Err(unexpected(&bench)) };
-            let executable = found.executables.iter().find(|found| found.bench == bench);
-            for mut case in cases {
-                let recording = case.recording.take();
-                let recorded =
-                    recording.map(|recording| recorded::read(*recording, folder)).transpose()?;
-                let kernels = case.summary.iter().flat_map(|summary| &summary.kernels);
-                let kernels: Vec<&str> = kernels.map(|kernel| kernel.name.as_str()).collect();
-                let tools =
-                    executable.filter(|_| recorded.is_some()).map_or_else(Vec::new, |executable| {
-                        tool_lines::lines(executable, &settings, &case.case, &kernels).to_vec()
-                    });
-                profiled.push(Profiled { case, recorded, tools });
-            }
+    let asker = choice.asker(store)?;
+    let mut profiled = Vec::new();
+    for (bench, answer) in asker.ask(&Action::Record(repetitions))? {
+        let ResponseBody::Profile(cases) = answer else { return Err(unexpected(&bench)) };
+        let mut executables = asker.found.executables.iter();
+        let executable = executables.find(|found| found.bench == bench);
+        for mut case in cases {
+            let recording = case.recording.take();
+            let recorded =
+                recording.map(|recording| recorded::read(*recording, folder)).transpose()?;
+            let kernels = case.summary.iter().flat_map(|summary| &summary.kernels);
+            let kernels: Vec<&str> = kernels.map(|kernel| kernel.name.as_str()).collect();
+            let tools =
+                executable.filter(|_| recorded.is_some()).map_or_else(Vec::new, |executable| {
+                    tool_lines::lines(executable, &settings, &case.case, &kernels).to_vec()
+                });
+            profiled.push(Profiled { case, recorded, tools });
         }
-        Ok(profiled)
-    })
+    }
+    Ok(profiled)
 }
 
 /// What a launch of a case takes, where it computes samples.

@@ -54,27 +54,17 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     if let Some(folder) = dump.as_ref().filter(|folder| folder.to_str().is_none()) {
         anyhow::bail!("--dump: {} is not UTF-8, which a request cannot name", folder.display());
     }
-    let rows = if arguments.seeds > 1 {
+    let verified = if arguments.seeds > 1 {
         numerics::record(&arguments.choice, store, arguments.seeds)?
     } else {
-        let mut rows: Vec<VerifiedCase> = Vec::new();
-        for (bench, answer) in arguments.choice.ask(store, &Action::Verify { dump })? {
-            let ResponseBody::Verify(verified) = answer else { return Err(unexpected(&bench)) };
-            rows.extend(verified);
-        }
-        rows
+        once(&arguments.choice, store, &Action::Verify { dump })?
     };
-    if let (Some(folder), Some(raw)) = (&arguments.dump, &raw) {
-        for row in rows.iter().filter(|row| row.status == CaseStatus::Ok) {
-            let name = row.case.replace('/', "_");
-            let path = raw.path().join(format!("{name}.tensors"));
-            let tensors = tensors::read(&path)
-                .with_context(|| format!("failed to read {}", path.display()))?;
-            dump_tensors(&folder.join(format!("{name}.safetensors")), &row.case, &tensors)?;
-            std::fs::remove_file(&path)
-                .with_context(|| format!("failed to remove {}", path.display()))?;
-        }
-    }
+    let Verified { rows, broken } = verified;
+    let dumped = match (&arguments.dump, &raw) {
+        (Some(folder), Some(raw)) => dump_all(folder, raw.path(), &rows),
+        _ => Ok(()),
+    };
+    let broken = broken.or(dumped.err());
     let failed = rows.iter().filter(|row| row.status == CaseStatus::Failed).count();
     match arguments.format {
         OutputFormat::Json => print_json(&rows)?,
@@ -115,11 +105,59 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             );
         }
     }
+    if let Some(broken) = broken {
+        return Err(broken);
+    }
     let any = rows.iter().any(|row| row.status != CaseStatus::Skipped);
     // Another shard has what this one does not.
     let in_part = !shard_words().is_empty();
     anyhow::ensure!(any || in_part, "nothing was verified: every case was skipped");
     Ok(if failed > 0 { Exit::Regression } else { Exit::Fine })
+}
+
+/// What was verified, and what went wrong besides: the one is shown whatever the other is.
+pub struct Verified {
+    /// The cases.
+    pub rows: Vec<VerifiedCase>,
+    /// A bench that broke after others had answered, or a record that cannot be written.
+    pub broken: Option<anyhow::Error>,
+}
+
+/// Verifies with the seed that was chosen.
+fn once(choice: &Choice, store: &Store, action: &Action) -> anyhow::Result<Verified> {
+    let asker = choice.asker(store)?;
+    let mut rows: Vec<VerifiedCase> = Vec::new();
+    let asked = asker.each(asker.seeds(1)[0], action, |bench, answer| {
+        let ResponseBody::Verify(verified) = answer else { return Err(unexpected(bench)) };
+        rows.extend(verified);
+        Ok(())
+    });
+    Verified::of(rows, asked)
+}
+
+impl Verified {
+    /// An error alone where nothing was verified.
+    pub fn of(rows: Vec<VerifiedCase>, asked: anyhow::Result<()>) -> anyhow::Result<Self> {
+        match asked {
+            Err(error) if rows.is_empty() => Err(error),
+            asked => Ok(Self { rows, broken: asked.err() }),
+        }
+    }
+}
+
+/// Makes a file of the tensors of each case that is right.
+fn dump_all(folder: &Path, raw: &Path, rows: &[VerifiedCase]) -> anyhow::Result<()> {
+    for row in rows.iter().filter(|row| row.status == CaseStatus::Ok) {
+        let name = row.case.replace('/', "_");
+        let path = raw.join(format!("{name}.tensors"));
+        let tensors = tensors::read(&path).with_context(|| {
+            format!("--dump: the tensors of {} were not written to {}", row.case, folder.display())
+        })?;
+        dump_tensors(&folder.join(format!("{name}.safetensors")), &row.case, &tensors)?;
+        std::fs::remove_file(&path)
+            .with_context(|| format!("failed to remove {}", path.display()))?;
+    }
+    Ok(())
 }
 
 /// Writes a temporary file in the same folder and renames it: a full disk leaves no half of one.

@@ -9,6 +9,7 @@ use crate::harness::cases::{Case, Group, Selection};
 use crate::harness::problem::{CaseError, Ready};
 use crate::protocol::VerifiedCase;
 use crate::record::tensors;
+use crate::record::text::printable_path;
 use crate::verify::{OutputComparison, repeats};
 use crate::workload::{Tensor, Tensors};
 
@@ -75,9 +76,10 @@ fn verify_case(
         let outputs = executable.outputs().map_err(|error| CaseError::Fail(error.to_string()))?;
         let path = folder.join(format!("{}.tensors", case.id.replace('/', "_")));
         let written = tensors::write(&path, &all_tensors(ready, outputs));
-        written.map_err(|cause| {
-            CaseError::Fail(format!("failed to write {}: {cause}", path.display()))
-        })?;
+        // No fault of the case: who asked for the file misses it.
+        if let Err(cause) = written {
+            eprintln!("failed to write {}: {cause}", printable_path(&path));
+        }
     }
     Ok((comparison, repeatable))
 }
