@@ -163,6 +163,62 @@ fn what_does_not_fit_is_told_with_the_way_out() {
     assert!(told.contains("finds the stub") && told.contains("stubs/libcuda.so"), "{told}");
 }
 
+/// The loader would map what is not there, and the process would end by a signal.
+#[test]
+fn a_file_that_cannot_be_loaded_is_named_with_the_reason() {
+    let stubs = Stubs::new();
+    let name = "libnvrtc.so.13";
+    let file = stubs.at("odd").join(name);
+    std::fs::create_dir(stubs.at("odd")).unwrap();
+    let named = [("KERNELGATE_CUDA_LIBS", &*stubs.list(&["odd"]))];
+    let found = format!("NVRTC (libnvrtc): found {}, which cannot be loaded", file.display());
+    let told = |on_loader_path: &[&str], variables: &[(&str, &str)], why: &str| {
+        let told = stubs.doctor(on_loader_path, variables);
+        let found = told.of("library", &found);
+        assert!(found.len() == 1 && found[0].contains(why), "{why}: {:?}", told.0);
+        told
+    };
+    let whole = std::fs::read(stubs.at("13.0").join(name)).unwrap();
+    std::fs::write(&file, &whole[..5000]).unwrap();
+    let cut = "cannot be loaded: it is cut: it ends after 5000 bytes of at least ";
+    let missing = told(&[], &named, cut).of("library", "NVRTC (libnvrtc) is missing");
+    assert_eq!(missing.len(), 1);
+    // Another is used.
+    assert!(told(&["13.0"], &named, cut).uses(&stubs, "13.0"));
+    // Where the loader finds it by itself.
+    told(&["odd"], &[], cut);
+    std::fs::write(&file, "garbage").unwrap();
+    told(&[], &named, "loaded: ");
+    std::fs::copy(stubs.at("13.0/libcublasLt.so.13"), &file).unwrap();
+    told(&[], &named, "it is another library, without nvrtcVersion");
+    std::fs::remove_file(&file).unwrap();
+    assert!(Command::new("mkfifo").arg(&file).status().unwrap().success());
+    told(&[], &named, "it is no file but a device, a pipe or a socket");
+    std::fs::remove_file(&file).unwrap();
+    std::os::unix::fs::symlink("nothing", &file).unwrap();
+    told(&[], &named, "it is a link that leads nowhere");
+    std::fs::remove_file(&file).unwrap();
+    std::fs::create_dir(&file).unwrap();
+    told(&[], &named, "it is a folder");
+    let escape = [("KERNELGATE_CUDA_LIBS", "/no\u{1b}[2Jwhere")];
+    let told = stubs.doctor(&[], &escape).of("setting", "KERNELGATE_CUDA_LIBS");
+    assert!(told[0].contains("there is no folder /nowhere"), "{told:?}");
+}
+
+#[test]
+fn what_needs_a_gpu_says_so_before_it_builds_and_a_wrong_architecture_is_named_without_one() {
+    let stubs = Stubs::new();
+    let told =
+        stubs.doctor(&["13.0"], &[("KERNELGATE_ARCH", "x")]).of("setting", "KERNELGATE_ARCH");
+    assert!(told.len() == 1 && told[0].contains("`x` is no architecture"), "{told:?}");
+    let mut timing = Command::new(env!("CARGO_BIN_EXE_kernelgate"));
+    timing.args(["timing", "--part", "cases"]).current_dir(stubs.folder.path());
+    // The stand-in has no GPU; there is no package either.
+    let output = timing.env("LD_LIBRARY_PATH", stubs.at("driver")).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && said.contains("timing needs a GPU: "), "{said}");
+}
+
 #[test]
 fn nothing_relative_is_looked_in() {
     let stubs = Stubs::new();

@@ -9,7 +9,9 @@ use super::output::{OutputFormat, print_json};
 use kernelgate::display::{self, terminal};
 use kernelgate::exit::Exit;
 use kernelgate::record::environment::available_memory;
+use kernelgate::record::text::{printable, quoted};
 use kernelgate::record::{Environment, Store};
+use kernelgate_cuda::architecture;
 use kernelgate_cuda::compiler::cache;
 use kernelgate_cuda::driver::device::{self, Device};
 use kernelgate_cuda::libraries::cudnn;
@@ -31,7 +33,11 @@ struct Check {
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
-    let checks = checks(&Environment::cpu(), store);
+    let mut checks = checks(&Environment::cpu(), store);
+    for check in &mut checks {
+        // Folders and files may have any names.
+        check.finding = printable(&check.finding).into_owned();
+    }
     match arguments.format {
         OutputFormat::Json => print_json(&checks)?,
         OutputFormat::Text => {
@@ -111,12 +117,24 @@ fn checks(environment: &Environment, store: &Store) -> Vec<Check> {
     checks.extend(library::ignored_settings().into_iter().map(|setting| {
         check("setting", setting, Some("name folders from the root on, in variables too"))
     }));
+    checks.extend(other_architecture());
     checks.extend(compiled_kernels());
     checks.extend(gpus);
     checks.push(tool("nsys", "timelines (Nsight Systems)"));
     checks.push(tool("ncu", "counters of a kernel (Nsight Compute)"));
     checks.extend(counters());
     checks
+}
+
+/// What `KERNELGATE_ARCH` names, where that is no architecture; a GPU's own check says the rest.
+fn other_architecture() -> Option<Check> {
+    let named = architecture::named()?;
+    let advice = "name one as NVIDIA does: sm_80, sm_90a; until then no case runs on a GPU";
+    architecture::number(&named).is_none().then(|| Check {
+        what: "setting",
+        finding: format!("{}: `{}` is no architecture", architecture::VARIABLE, quoted(&named)),
+        advice: Some(advice.to_owned()),
+    })
 }
 
 /// Where a library was found and whether it fits the driver, or how to get it; and which others were
@@ -133,10 +151,15 @@ fn library(library: Library) -> Vec<Check> {
         }
         None => check(format!("{} is missing", library.name()), Some(library.advice())),
     };
+    let unusable = library::unusable(library).into_iter().map(|(file, why)| {
+        let (name, file) = (library.name(), file.display());
+        let advice = "put a whole one there, or remove it".to_owned();
+        check(format!("{name}: found {file}, which cannot be loaded: {why}"), Some(advice))
+    });
     let others = library::passed_over(library).into_iter().map(|other| {
         check(format!("{} is not used: {}", shown(&other), other.file.display()), None)
     });
-    std::iter::once(used).chain(others).collect()
+    std::iter::once(used).chain(others).chain(unusable).collect()
 }
 
 /// What keeps a library that was found from being of use.

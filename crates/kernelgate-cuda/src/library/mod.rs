@@ -10,7 +10,9 @@ mod kind;
 mod opened;
 mod process;
 mod search;
+mod unusable;
 mod version;
+mod whole;
 
 pub use kind::Library;
 pub use opened::mapped_file;
@@ -19,4 +21,5 @@ pub use process::{
     passed_over, typed,
 };
 pub use search::ignored_settings;
+pub use unusable::unusable;
 pub use version::{CudaVersion, OLDEST_DRIVER};

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::kind::Library;
 use super::version::CudaVersion;
+use super::{search, whole};
 
 /// An open library, and where the system says that it lies.
 pub struct Opened {
@@ -16,13 +17,24 @@ impl Opened {
     /// Opens a file, or a name on the loader's path; `None` where that fails, or it is another
     /// library.
     pub fn of(library: Library, file: &Path) -> Option<Self> {
+        Self::try_of(library, file).ok()
+    }
+
+    /// The same.
+    ///
+    /// # Errors
+    /// Why it cannot be used, a fragment.
+    pub fn try_of(library: Library, file: &Path) -> Result<Self, String> {
         let handle = open(file)?;
         let mut opened = Self { library: handle, file: file.to_owned() };
-        let landmark = opened.function(library.landmark())?;
+        let landmark = opened.function(library.landmark());
+        let landmark = landmark.ok_or_else(|| {
+            format!("it is another library, without {}", library.landmark().to_string_lossy())
+        })?;
         if let Some(mapped) = mapped_file(landmark) {
             opened.file = mapped;
         }
-        Some(opened)
+        Ok(opened)
     }
 
     /// Its file; the name that it was opened by where the system does not tell.
@@ -63,24 +75,27 @@ pub unsafe fn cast<F: Copy>(address: *const c_void) -> F {
 /// Opens what another library opens by name alone, where it is there, for the life of the process.
 pub fn keep(file: &Path) {
     if file.is_file() {
-        std::mem::forget(open(file));
+        std::mem::forget(open(file).ok());
     }
 }
 
 /// Its symbols stay its own: two versions in a process would answer for each other otherwise.
-fn open(file: &Path) -> Option<libloading::Library> {
+fn open(file: &Path) -> Result<libloading::Library, String> {
+    // Where the loader will find it, as far as that can be told.
+    let path = if file.is_absolute() { Some(file.to_owned()) } else { search::by_loader(file) };
+    path.map_or(Ok(()), |path| whole::check(&path))?;
     #[cfg(unix)]
     {
         use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
         // SAFETY: loading NVIDIA's own libraries runs their initialisers, which have no
         // precondition.
         let opened = unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) };
-        opened.ok().map(libloading::Library::from)
+        opened.map(libloading::Library::from).map_err(|error| error.to_string())
     }
     #[cfg(not(unix))]
     {
         // SAFETY: as above.
-        unsafe { libloading::Library::new(file) }.ok()
+        unsafe { libloading::Library::new(file) }.map_err(|error| error.to_string())
     }
 }
 

@@ -7,6 +7,8 @@ use std::sync::OnceLock;
 
 /// Names folders, which come before everything else.
 pub const VARIABLE: &str = "KERNELGATE_CUDA_LIBS";
+/// Names folders where the loader looks first.
+const LOADER_VARIABLE: &str = "LD_LIBRARY_PATH";
 const TOOLKIT_VARIABLES: [&str; 2] = ["CUDA_HOME", "CUDA_PATH"];
 
 /// Who offers a library.
@@ -71,6 +73,26 @@ fn in_folders(names: &[String], folders: Vec<PathBuf>, origin: Origin) -> Vec<Ca
         .into_iter()
         .flat_map(|folder| names.iter().map(|name| folder.join(name)).collect::<Vec<_>>());
     files.filter(|file| file.is_file()).map(|file| Candidate { file, origin }).collect()
+}
+
+/// What has one of these names in the folders where libraries are looked for, whatever it is.
+pub fn places(names: &[String]) -> Vec<PathBuf> {
+    let folders = named().into_iter().chain(loader_path()).chain(toolkits()).chain(wheels());
+    let there = |path: &PathBuf| std::fs::symlink_metadata(path).is_ok();
+    folders
+        .flat_map(|folder| names.iter().map(move |name| folder.join(name)))
+        .filter(there)
+        .collect()
+}
+
+/// The file that the loader takes for a name, where a variable says in which folders it looks
+/// first.
+pub fn by_loader(name: &Path) -> Option<PathBuf> {
+    loader_path().into_iter().map(|folder| folder.join(name)).find(|file| file.is_file())
+}
+
+fn loader_path() -> Vec<PathBuf> {
+    absolute(paths(LOADER_VARIABLE))
 }
 
 /// Whether two paths lead to one file.

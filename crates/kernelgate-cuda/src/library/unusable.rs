@@ -1,0 +1,39 @@
+//! Files that have a library's name and are none that can be used.
+
+use std::path::{Path, PathBuf};
+
+use super::kind::Library;
+use super::opened::Opened;
+use super::search;
+use super::version::MAJORS;
+
+/// Files of the library's names that were found in folders and cannot be loaded, each with the
+/// reason, a fragment. Opens those that can be.
+pub fn unusable(library: Library) -> Vec<(PathBuf, String)> {
+    if library.of_driver() {
+        return Vec::new();
+    }
+    let mut names: Vec<String> = MAJORS.iter().flat_map(|&major| library.files(major)).collect();
+    names.dedup();
+    let mut found: Vec<(PathBuf, String)> = Vec::new();
+    for path in search::places(&names) {
+        if found.iter().any(|(known, _)| *known == path) {
+            continue;
+        }
+        if let Err(why) = tried(library, &path) {
+            found.push((path, why));
+        }
+    }
+    found
+}
+
+fn tried(library: Library, path: &Path) -> Result<(), String> {
+    // Of what a link leads to.
+    match std::fs::metadata(path) {
+        Err(_) => return Err("it is a link that leads nowhere".to_owned()),
+        Ok(facts) if facts.is_dir() => return Err("it is a folder".to_owned()),
+        Ok(_) => {}
+    }
+    // Not all libraries can be closed again.
+    Opened::try_of(library, path).map(std::mem::forget)
+}

@@ -1,0 +1,59 @@
+//! Whether a library's file is all there: the loader maps what a cut one has lost, and the process
+//! ends by a signal (SIGBUS) where it is touched.
+
+use std::path::Path;
+
+use object::read::elf::{FileHeader as _, ProgramHeader as _};
+use object::{Endianness, ReadCache, elf};
+
+use crate::regular_file;
+
+/// Accepts a file that holds all that the loader maps of it, and what is no ELF file, of which the
+/// loader says what it is.
+///
+/// # Errors
+/// A fragment: it cannot be read, or is cut.
+pub fn check(file: &Path) -> Result<(), String> {
+    let opened = regular_file::open(file).map_err(|cause| cause.to_string())?;
+    let length = opened.metadata().map_err(|cause| cause.to_string())?.len();
+    let data = ReadCache::new(opened);
+    let Ok(header) = elf::FileHeader64::<Endianness>::parse(&data) else { return Ok(()) };
+    let Ok(endian) = header.endian() else { return Ok(()) };
+    let Ok(segments) = header.program_headers(endian, &data) else {
+        return Err(format!("it is cut: it ends after {length} bytes"));
+    };
+    let loaded = segments.iter().filter(|segment| segment.p_type(endian) == elf::PT_LOAD);
+    let end_of = |segment: &elf::ProgramHeader64<Endianness>| {
+        segment.p_offset(endian).saturating_add(segment.p_filesz(endian))
+    };
+    match loaded.map(end_of).max() {
+        Some(end) if end > length => {
+            Err(format!("it is cut: it ends after {length} bytes of at least {end}"))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cut_library_is_told_from_a_whole_one_and_from_none() {
+        use std::io::Read as _;
+        let own = std::env::current_exe().unwrap();
+        assert_eq!(check(&own), Ok(()));
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lib.so");
+        let mut start = vec![0; 4096];
+        std::fs::File::open(&own).unwrap().read_exact(&mut start).unwrap();
+        for kept in [100, 4096] {
+            std::fs::write(&path, &start[..kept]).unwrap();
+            let why = check(&path).unwrap_err();
+            assert!(why.starts_with(&format!("it is cut: it ends after {kept} bytes")), "{why}");
+        }
+        std::fs::write(&path, "no library").unwrap();
+        assert_eq!(check(&path), Ok(()));
+        assert!(check(folder.path().join("none").as_path()).is_err());
+    }
+}
