@@ -179,6 +179,85 @@ fn what_is_no_file_is_refused_by_name() {
     }
 }
 
+/// Neither a reader that went away nor a fault of the cases.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_an_error_that_is_said() {
+    let (package, _) = package();
+    for line in ["doctor", "runs", "gate --baseline a", "baseline list"] {
+        let mut command = package.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), line);
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let outcome = Outcome::from(command.stdout(full).output().unwrap());
+        outcome.expect(2, &["error: failed to write to standard output: No space left"]);
+    }
+    let program = env!("CARGO_BIN_EXE_kernelgate");
+    let dir = package.dir();
+    let line = format!(
+        "trap '' XFSZ; ulimit -f 64; exec {program} verify --axis n=65536 --axis fault=none \
+         --dump dumped {dir}"
+    );
+    let mut shell = package.command(Path::new("sh"), "-c");
+    let words = ["1 ok, 0 failed", "File too large", "--dump: the tensors of fixture/spin/n65536"];
+    Outcome::from(shell.arg(line).output().unwrap()).expect(2, &words);
+}
+
+/// Git can commit a link; a pipe would be waited for without end.
+#[test]
+fn a_lock_file_that_is_none_is_named_at_once() {
+    let (package, _) = package();
+    let baseline = package.baseline("a");
+    let lock = baseline.with_file_name(".a.json.lock");
+    let victim = package.path("victim");
+    let seal = format!("baseline seal {}", baseline.display());
+    let refused = |what: &str| {
+        let said = format!(".a.json.lock is no lock file but {what}: remove it");
+        for line in ["baseline add a", &seal, "baseline migrate"] {
+            package.kernelgate(line).expect(2, &["failed to lock", &said]);
+        }
+        package.bench("s3", "n64 --save-baseline a").expect(2, &[&said]);
+        std::fs::remove_dir_all(package.path("target/kernelgate/runs/s3")).unwrap();
+        std::fs::remove_file(&lock).unwrap();
+    };
+    assert!(Command::new("mkfifo").arg(&lock).status().unwrap().success());
+    refused("a device, a pipe or a socket");
+    std::os::unix::fs::symlink(&victim, &lock).unwrap();
+    refused("a link");
+    assert!(!victim.exists());
+    package.kernelgate("baseline add a").expect(0, &[]);
+    let folder = package.path("target/kernelgate/compare");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::os::unix::fs::symlink(&victim, folder.join("lock")).unwrap();
+    package.dir();
+    let line = "compare --base-dir executables --head-dir executables";
+    package.kernelgate(line).expect(2, &["compare/lock is no lock file but a link"]);
+    assert!(!victim.exists());
+}
+
+/// What names a file in a record is a name.
+#[test]
+fn a_run_that_names_a_path_is_refused() {
+    let (package, _) = package();
+    let run = package.run("s2");
+    for (field, value, said) in [
+        ("bench", "../../../x".into(), "bench `../../../x` holds `/`"),
+        ("bench", "".into(), "bench `` is empty"),
+        ("session", "../../q".into(), "session `../../q` is no plain name"),
+        ("started", "yesterday".into(), "started: `yesterday` is no time"),
+        ("seed", serde_json::Value::from("9".repeat(100_000)), "invalid type: string \"999"),
+    ] {
+        let mut run = run.clone();
+        run[field] = value;
+        std::fs::write(package.record("s2"), run.to_string()).unwrap();
+        let outcome = package.kernelgate("gate --baseline a");
+        outcome.expect(2, &["fixture.json: invalid run: ", said]);
+        assert!(outcome.stderr.len() < 1000, "{}", outcome.stderr.len());
+    }
+    let mut run = run;
+    run["cases"][CASE]["verification"]["max_error"] = (-1).into();
+    std::fs::write(package.record("s2"), run.to_string()).unwrap();
+    package.kernelgate("gate --baseline a").expect(2, &[CASE, "an error of -1"]);
+}
+
 #[test]
 fn what_lies_beside_the_benches_is_not_run() {
     let package = Package::new();

@@ -89,10 +89,8 @@ pub fn write_all<'a>(
     folder: &Path,
     files: impl IntoIterator<Item = (&'a str, String)>,
 ) -> anyhow::Result<()> {
-    files.into_iter().try_for_each(|(name, text)| {
-        file::write_text(&folder.join(name), &text)
-            .map_err(|error| anyhow::anyhow!("--out: failed to {error}"))
-    })
+    let files = files.into_iter().map(|(name, text)| (folder.join(name), text));
+    file::write_texts(files).map_err(|error| anyhow::anyhow!("--out: failed to {error}"))
 }
 
 /// JSON as files have it.

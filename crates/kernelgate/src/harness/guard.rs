@@ -10,15 +10,21 @@ static LAST: Mutex<Option<String>> = Mutex::new(None);
 
 /// Keeps panic messages for [`catch`] instead of printing them, unless a backtrace was asked for.
 ///
-/// A reader that went away (`cargo bench | head`) ends the process as the signal for it does:
-/// `print!` panics there.
+/// `print!` panics where it cannot write. A reader that went away (`cargo bench | head`) then ends
+/// the process as the signal for it does, anything else is an error that is said.
 pub fn keep_panics() {
     let backtrace = std::env::var_os("RUST_BACKTRACE").is_some_and(|value| value != "0");
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         let text = info.payload_as_str().unwrap_or("no message");
-        if text.starts_with("failed printing to std") {
-            std::process::exit(Exit::BROKEN_PIPE);
+        if let Some((stream, cause)) = unprinted(text) {
+            if is_broken_pipe(cause) {
+                std::process::exit(Exit::BROKEN_PIPE);
+            }
+            if stream == "stdout" {
+                eprintln!("error: failed to write to standard output: {cause}");
+            }
+            std::process::exit(Exit::Usage as i32);
         }
         if backtrace {
             return print(info);
@@ -31,6 +37,19 @@ pub fn keep_panics() {
     }));
 }
 
+/// The stream and the cause in the message of a `print!` that could not write.
+fn unprinted(message: &str) -> Option<(&str, &str)> {
+    message.strip_prefix("failed printing to ")?.split_once(": ")
+}
+
+/// Whether the system's error is that nobody reads.
+fn is_broken_pipe(cause: &str) -> bool {
+    let number = cause.rsplit_once("(os error ").and_then(|(_, end)| end.strip_suffix(')'));
+    let error = number.and_then(|number| number.parse().ok());
+    let kind = error.map(|error| std::io::Error::from_raw_os_error(error).kind());
+    kind == Some(std::io::ErrorKind::BrokenPipe)
+}
+
 /// Runs something that may panic; the error is the panic's message.
 pub fn catch<T>(run: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(run)).map_err(|payload| {
@@ -41,4 +60,21 @@ pub fn catch<T>(run: impl FnOnce() -> T) -> Result<T, String> {
             .or_else(|| payload.downcast_ref::<String>().cloned());
         format!("panicked: {}", kept.or(text).unwrap_or_else(|| "no message".to_owned()))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn a_reader_that_went_away_is_told_from_a_full_disk() {
+        let cause_of =
+            |message| unprinted(message).map(|(stream, cause)| (stream, is_broken_pipe(cause)));
+        let broken = "failed printing to stdout: Broken pipe (os error 32)";
+        assert_eq!(cause_of(broken), Some(("stdout", true)));
+        let full = "failed printing to stdout: No space left on device (os error 28)";
+        assert_eq!(cause_of(full), Some(("stdout", false)));
+        assert_eq!(cause_of("failed to do something: x"), None);
+    }
 }
