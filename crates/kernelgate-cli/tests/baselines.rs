@@ -282,6 +282,28 @@ fn run_fixture() -> String {
     format!("exec {} --bench {brief} \"$@\"", fixture_path().display())
 }
 
+/// What has the name of a link is what the link leads to.
+#[cfg(unix)]
+#[test]
+fn a_baseline_behind_a_link_is_written_where_it_lies() {
+    let package = package(200_000.0);
+    let (link, file) = (package.baseline("a"), package.path("shared.json"));
+    std::fs::rename(&link, &file).unwrap();
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    let runs = || {
+        let value: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+        value["runs"].as_object().unwrap().len()
+    };
+    let before = runs();
+    package.bench("more", "n64 --save-baseline a").expect(0, &[]);
+    package.bench("last", "n64").expect(0, &[]);
+    package.kernelgate("baseline add a").expect(0, &["shared.json"]);
+    package.kernelgate(&format!("baseline seal {}", link.display())).expect(0, &["shared.json"]);
+    assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert!(runs() > before, "{} of {before}", runs());
+}
+
 #[cfg(unix)]
 fn save_command(package: &Package, line: &str) -> std::process::Command {
     let program = Path::new(env!("CARGO_BIN_EXE_kernelgate"));

@@ -94,6 +94,35 @@ fn an_import_says_what_it_left_out() {
 }
 
 #[test]
+fn a_store_that_is_none_is_not_made_and_one_that_cannot_be_written_is_read() {
+    let package = Package::new();
+    for verb in ["history --store typo", "history prune --keep 1 --store typo"] {
+        package.kernelgate(verb).expect(2, &["typo is no store"]);
+        assert!(!package.path("typo").exists());
+    }
+    (0..3).for_each(|number| drop(write(&package.path("kept/runs"), number, None)));
+    assert_eq!(runs_in(&package, "--store kept"), 3);
+    // Another program's tables under the same number.
+    let index = package.path("kept/history.sqlite");
+    std::fs::remove_file(&index).unwrap();
+    let other = rusqlite::Connection::open(&index).unwrap();
+    other.execute_batch("CREATE TABLE folder(x); PRAGMA user_version = 1").unwrap();
+    drop(other);
+    assert_eq!(runs_in(&package, "--store kept"), 3);
+    assert!(package.path("kept/history.sqlite.unusable").exists());
+    // As in a folder that cannot be written.
+    std::fs::remove_file(&index).unwrap();
+    std::os::unix::fs::symlink(package.path("nowhere/x.sqlite"), &index).unwrap();
+    assert_eq!(runs_in(&package, "--store kept"), 3);
+    package.kernelgate("history --store kept").expect(0, &["no index can be written in kept"]);
+    // Said once.
+    std::fs::write(package.path("kept/imported"), "").unwrap();
+    let failed = package.kernelgate("history import kept/runs --store kept");
+    let said = failed.expect(2, &["failed to write"]).stderr.matches("os error").count();
+    assert_eq!(said, 1, "{}", failed.stderr);
+}
+
+#[test]
 fn stores_are_moved_merged_and_pruned() {
     let package = Package::new();
     let [one, two] = ["one", "two"].map(|name| package.path(name));
@@ -143,6 +172,7 @@ fn a_folder_outside_of_the_target_keeps_the_runs_of_benches() {
 fn two_programs_at_once_and_one_that_is_killed_lose_nothing() {
     let package = Package::new();
     let from = package.path("from");
+    std::fs::create_dir_all(package.path("to/imported")).unwrap();
     (0..300).for_each(|number| drop(write(&from, number, None)));
     let start = |line: &str| -> Child {
         let mut command = package.command(Path::new(env!("CARGO_BIN_EXE_kernelgate")), line);

@@ -193,7 +193,12 @@ fn peers_are_drawn_beside_ours() {
             "peer_ns": 5e6, "implementation": implementation, "ours_ns": 1e6, "of_limit": null,
         })
     };
-    let rows = [row(512, "cuda/fast"), row(512, "cuda/cudnn"), row(2048, "cuda/fast")];
+    let rows = [
+        row(512, "cuda/fast"),
+        row(512, "cuda/cudnn"),
+        row(2048, "cuda/fast"),
+        row(4096, "cuda/fast"),
+    ];
     let mut peers = serde_json::json!({
         "device": run.environment.device_name, "commit": "", "peers": {}, "rows": rows,
     });
@@ -212,6 +217,13 @@ fn peers_are_drawn_beside_ours() {
     assert_eq!(named("w_f-n512_f32-hot-ladder.svg"), 1);
     assert_eq!(named("w_f-n1024_f32-hot-ladder.svg"), 0);
 
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("--peers: 1 of 4 times are of no case here: w/f/n4096_f32"), "{said}");
+    peers["rows"][0]["peer_ns"] = (-5e6).into();
+    std::fs::write(records.path("peers.json"), peers.to_string()).unwrap();
+    let text = records.refused(2, &line);
+    assert!(text.contains("w/f/n512_f32, torch/<eager>: a time is more than 0 ns"), "{text}");
+    peers["rows"] = serde_json::json!([]);
     peers["device"] = "another".into();
     std::fs::write(records.path("peers.json"), peers.to_string()).unwrap();
     let text = records.refused(4, &line);

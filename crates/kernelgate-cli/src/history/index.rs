@@ -42,6 +42,14 @@ pub type FolderName = (String, String);
 pub struct Index {
     path: PathBuf,
     connection: Connection,
+    kept: bool,
+}
+
+/// Whether a file of the index cannot be written where it is to lie.
+fn is_of_no_writing(error: &rusqlite::Error) -> bool {
+    use rusqlite::ErrorCode::{CannotOpen, PermissionDenied, ReadOnly};
+    let code = error.sqlite_error_code();
+    code.is_some_and(|code| [CannotOpen, PermissionDenied, ReadOnly].contains(&code))
 }
 
 /// A time of a case, with the process run it is of.
@@ -82,29 +90,47 @@ pub struct FolderRun {
 
 impl Index {
     /// Opens the index in a file; one that cannot be used is put aside, under a name that says so,
-    /// and made anew.
+    /// and made anew. Where no file may be written it is made in memory.
     ///
     /// # Errors
     /// When it can be neither used nor made.
     pub fn open(path: &Path) -> Result<Self, HistoryError> {
-        if let Some(index) = Self::usable(path)? {
-            return Ok(index);
+        match Self::usable(path) {
+            Ok(Some(index)) => return Ok(index),
+            Ok(None) => {}
+            Err(error) if is_of_no_writing(&error) && !path.is_dir() => {
+                return Self::in_memory(path);
+            }
+            Err(error) => return Err(Self::problem(path, &error.to_string())),
         }
         let aside = path.with_extension("sqlite.unusable");
         std::fs::rename(path, &aside).map_err(|cause| HistoryError::io("move", path, cause))?;
         let journal = path.with_extension("sqlite-journal");
         let _ = std::fs::remove_file(journal);
         let problem = || Self::problem(path, "it cannot be made");
-        Self::usable(path)?.ok_or_else(problem)
+        let anew = Self::usable(path);
+        anew.map_err(|error| Self::problem(path, &error.to_string()))?.ok_or_else(problem)
+    }
+
+    fn in_memory(path: &Path) -> Result<Self, HistoryError> {
+        let made = || {
+            let connection = Connection::open_in_memory()?;
+            let index = Self { path: path.to_owned(), connection, kept: false };
+            index.prepare()?;
+            Ok(index)
+        };
+        made().map_err(|error: rusqlite::Error| Self::problem(path, &error.to_string()))
+    }
+
+    /// Whether it lies in a file, so that no record is read twice.
+    pub const fn is_kept(&self) -> bool {
+        self.kept
     }
 
     /// None where the file is no index, or one of another version.
-    fn usable(path: &Path) -> Result<Option<Self>, HistoryError> {
-        let connection = match Connection::open(path) {
-            Ok(connection) => connection,
-            Err(cause) => return Err(Self::problem(path, &cause.to_string())),
-        };
-        let index = Self { path: path.to_owned(), connection };
+    fn usable(path: &Path) -> rusqlite::Result<Option<Self>> {
+        let connection = Connection::open(path)?;
+        let index = Self { path: path.to_owned(), connection, kept: true };
         match index.prepare() {
             Ok(usable) => Ok(usable.then_some(index)),
             Err(rusqlite::Error::SqliteFailure(error, _))
@@ -113,7 +139,7 @@ impl Index {
             {
                 Ok(None)
             }
-            Err(cause) => Err(Self::problem(path, &cause.to_string())),
+            Err(cause) => Err(cause),
         }
     }
 
@@ -130,7 +156,8 @@ impl Index {
             transaction.commit()?;
             return Ok(true);
         }
-        Ok(version == VERSION)
+        // The number may be that of another program's tables.
+        Ok(version == VERSION && Writer::new(&transaction).is_ok())
     }
 
     fn problem(path: &Path, cause: &str) -> HistoryError {

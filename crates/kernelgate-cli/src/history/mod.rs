@@ -38,7 +38,7 @@ pub enum HistoryError {
     },
     /// A record cannot be written.
     #[error("failed to {0}")]
-    File(#[from] FileError),
+    File(FileError),
     /// The index cannot be used: busy for a minute, or the disk is full.
     #[error("failed to use the index {}: {cause}", .path.display())]
     Index {
@@ -50,6 +50,13 @@ pub enum HistoryError {
     /// What was asked for cannot be done.
     #[error("{0}")]
     Usage(String),
+}
+
+impl From<FileError> for HistoryError {
+    /// No source of it: the text has it already.
+    fn from(error: FileError) -> Self {
+        Self::File(error)
+    }
 }
 
 impl HistoryError {

@@ -80,15 +80,29 @@ pub struct PeerTime {
     pub ours_ns: f64,
 }
 
+impl Case {
+    /// The problem with its workload.
+    fn whole_problem(&self) -> String {
+        format!("{}/{}", self.workload, self.problem)
+    }
+}
+
 impl Measured {
     /// Nanoseconds a launch of the peers for a case's problem; they are timed with hot caches.
     pub fn peers_of(&self, case: &Case) -> BTreeMap<&str, f64> {
         if case.cache != "hot" {
             return BTreeMap::new();
         }
-        let problem = format!("{}/{}", case.workload, case.problem);
+        let problem = case.whole_problem();
         let of_problem = self.peers.iter().filter(|time| time.problem == problem);
         of_problem.map(|time| (&*time.peer, time.peer_ns)).collect()
+    }
+
+    /// Problems of peers' times that no case here has.
+    pub fn peers_of_none(&self) -> Vec<&str> {
+        let problems: BTreeSet<String> = self.cases.iter().map(Case::whole_problem).collect();
+        let of_none = self.peers.iter().filter(|time| !problems.contains(&time.problem));
+        of_none.map(|time| &*time.problem).collect()
     }
 
     /// The number of an implementation's colour.

@@ -361,6 +361,7 @@ fn import(store: &Store, from: &Path, name: Option<&str>, force: bool) -> anyhow
 }
 
 fn seal(path: &Path) -> anyhow::Result<Exit> {
+    let path = &file::followed(path);
     // Where there is no such file, to read it says so best.
     let _lock = path.is_file().then(|| locked(path)).transpose()?;
     let baseline: Baseline =

@@ -112,6 +112,12 @@ fn parse_rename(text: &str) -> Result<(String, String), String> {
 }
 
 impl Place {
+    /// For a verb that reads: one that was named is there.
+    fn open_there(&self, store: &Store) -> anyhow::Result<HistoryStore> {
+        self.store.as_ref().map_or(Ok(()), |folder| check_store(folder))?;
+        Ok(self.open(store))
+    }
+
     fn open(&self, store: &Store) -> HistoryStore {
         let of = |folder: &PathBuf| HistoryStore::at(folder);
         self.store.as_ref().map_or_else(|| HistoryStore::around(&store.runs), of)
@@ -133,7 +139,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             Ok(told(&place, &import(&place, &parts)?))
         }
         Some(HistoryVerb::Prune { keep, dry_run, place }) => {
-            let place = place.open(store);
+            let place = place.open_there(store)?;
             let removed = prune(&place, usize::try_from(*keep)?, *dry_run)?;
             let what = if *dry_run { "would be removed" } else { "removed" };
             println!("{removed} sessions {what} in {}", printable_path(place.root()));
@@ -185,8 +191,12 @@ fn show(arguments: &Show, store: &Store) -> anyhow::Result<Exit> {
     );
     let mut renamed: BTreeMap<String, String> = rules_file::of_folder(&store.root)?.renamed;
     renamed.extend(arguments.renamed.iter().cloned());
-    let place = arguments.place.open(store);
+    let place = arguments.place.open_there(store)?;
     let index = place.index()?;
+    if !index.is_kept() {
+        let root = printable_path(place.root());
+        eprintln!("no index can be written in {root}: its records are read each time");
+    }
     let order = CommitOrder::around(&store.root, arguments.branch.as_deref())?;
     let find = |cases: &Filter| {
         let query = Query {

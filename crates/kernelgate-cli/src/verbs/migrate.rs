@@ -39,6 +39,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 /// Writes a file anew, once what the gate uses of it was found to be the same; what was done.
 fn migrate(path: &Path) -> anyhow::Result<String> {
     let failed_to = |error| anyhow::anyhow!("failed to {error}");
+    let path = &file::followed(path);
     // Where there is no such file, to read it says so best.
     let _lock = path.is_file().then(|| locked(path)).transpose()?;
     let before: Baseline = file::read(path).map_err(failed_to)?;

@@ -1,7 +1,7 @@
 //! `kernelgate peers`: the cases of the last run compared with other people's kernels for the
 //! same problems, timed now on the same GPU.
 
-use kernelgate::record::text::printable;
+use kernelgate::record::text::{printable, quoted};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -210,10 +210,18 @@ pub fn read(path: &Path) -> anyhow::Result<(String, Vec<PeerTime>)> {
     };
     let text = file::text_of(path, MAX_BYTES).with_context(failed)?;
     let report: PeersReport = serde_json::from_str(&text).with_context(failed)?;
+    let impossible = |row: &&PeerRow| {
+        let times = [row.peer_ns, Some(row.ours_ns)];
+        times.into_iter().flatten().any(|ns| !(ns.is_finite() && ns > 0.0))
+    };
+    if let Some(PeerRow { problem, peer, .. }) = report.rows.iter().find(impossible) {
+        let (problem, peer) = (quoted(problem), quoted(peer));
+        return Err(anyhow::anyhow!("{problem}, {peer}: a time is more than 0 ns"))
+            .with_context(failed);
+    }
     let time = |row: PeerRow| {
-        let peer_ns = row.peer_ns.filter(|ns| *ns > 0.0 && row.ours_ns > 0.0)?;
-        let PeerRow { problem, peer, implementation, ours_ns, .. } = row;
-        Some(PeerTime { problem, peer, peer_ns, implementation, ours_ns })
+        let PeerRow { problem, peer, peer_ns, implementation, ours_ns, .. } = row;
+        Some(PeerTime { problem, peer, peer_ns: peer_ns?, implementation, ours_ns })
     };
     Ok((report.device, report.rows.into_iter().filter_map(time).collect()))
 }
@@ -339,7 +347,7 @@ fn ask_program(
         if early.is_some() { text.rfind('\n').map_or(0, |end| end + 1) } else { text.len() };
     let lines = text[..whole].lines().map(|line| {
         serde_json::from_str(line)
-            .with_context(|| format!("peers/{main} printed what is no result: {line}"))
+            .with_context(|| format!("peers/{main} printed what is no result: {}", quoted(line)))
     });
     Ok((lines.collect::<anyhow::Result<_>>()?, early))
 }

@@ -68,6 +68,12 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             return Ok(Exit::Refused);
         }
         measured.peers = times;
+        let strangers = measured.peers_of_none();
+        if let Some(first) = strangers.first() {
+            let (count, all) = (strangers.len(), measured.peers.len());
+            let text = format!("--peers: {count} of {all} times are of no case here: {first} …");
+            eprintln!("{}", printable(&text));
+        }
     }
     let verdict = match &arguments.baseline {
         None => None,

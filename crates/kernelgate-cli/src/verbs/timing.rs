@@ -9,6 +9,7 @@ use kernelgate::exit::Exit;
 use kernelgate::harness::filter::Filter;
 use kernelgate::protocol::{self, Action, ResponseBody, TimingReport};
 use kernelgate::record::Store;
+use kernelgate_cuda::driver::device;
 
 use super::choice::unexpected;
 use super::interrupt;
@@ -65,6 +66,8 @@ impl From<PartName> for protocol::Part {
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+    // Before benches are built.
+    device::count().map_err(|error| anyhow::anyhow!("timing needs a GPU: {error}"))?;
     let running = &interrupt::watched()?;
     let found = arguments.benches.find(&store.root, running)?;
     let settings = [
