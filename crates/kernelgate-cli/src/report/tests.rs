@@ -236,8 +236,14 @@ fn a_slower_case_is_explained_and_what_was_left_out_is_said() {
 #[test]
 fn what_decides_the_exit_code_is_in_the_headline_and_what_is_accepted_in_junit() {
     let case = "st_bif/forward/n1_f32/cuda/fused/hot".to_owned();
-    let grown =
-        |cost: Cost| CostGrowth { case: case.clone(), cost, base: 1.0, head: 2.0, allowed: 0.0 };
+    let grown = |cost: Cost| CostGrowth {
+        case: case.clone(),
+        cost,
+        base: 1.0,
+        head: 2.0,
+        allowed: 0.0,
+        further: None,
+    };
     let broken = |side: &str, abandoned| Broken {
         bench: "st_bif".to_owned(),
         side: side.to_owned(),

@@ -39,6 +39,7 @@ mod timing;
 mod tool_lines;
 mod trace_file;
 mod verdict;
+mod verified;
 mod verify;
 
 use std::path::PathBuf;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::choice::{Asker, Choice, unexpected};
 use super::lock::locked;
-use super::verify::Verified;
+use super::verified::Verified;
 use kernelgate::protocol::{Action, CaseStatus, ResponseBody, VerifiedCase};
 use kernelgate::record::numerics::{DataSets, SeedErrors};
 use kernelgate::record::text::printable_path;

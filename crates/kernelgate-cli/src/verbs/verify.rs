@@ -16,6 +16,7 @@ use super::choice::{Choice, unexpected};
 use super::numerics;
 use super::output::{OutputFormat, print_json};
 use super::settings::shard_words;
+use super::verified::Verified;
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -115,14 +116,6 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     Ok(if failed > 0 { Exit::Regression } else { Exit::Fine })
 }
 
-/// What was verified, and what went wrong besides: the one is shown whatever the other is.
-pub struct Verified {
-    /// The cases.
-    pub rows: Vec<VerifiedCase>,
-    /// A bench that broke after others had answered, or a record that cannot be written.
-    pub broken: Option<anyhow::Error>,
-}
-
 /// Verifies with the seed that was chosen.
 fn once(choice: &Choice, store: &Store, action: &Action) -> anyhow::Result<Verified> {
     let asker = choice.asker(store)?;
@@ -133,16 +126,6 @@ fn once(choice: &Choice, store: &Store, action: &Action) -> anyhow::Result<Verif
         Ok(())
     });
     Verified::of(rows, asked)
-}
-
-impl Verified {
-    /// An error alone where nothing was verified.
-    pub fn of(rows: Vec<VerifiedCase>, asked: anyhow::Result<()>) -> anyhow::Result<Self> {
-        match asked {
-            Err(error) if rows.is_empty() => Err(error),
-            asked => Ok(Self { rows, broken: asked.err() }),
-        }
-    }
 }
 
 /// Makes a file of the tensors of each case that is right.
