@@ -1,4 +1,4 @@
-//! Shards and budgets of bench processes, and what becomes of their records.
+//! Shards, budgets and several runs of bench processes, and what becomes of their records.
 
 #![cfg(unix)]
 
@@ -113,4 +113,35 @@ fn a_budget_ends_before_the_next_case_and_what_is_left_is_listed() {
     let outcome = package.bench("thorough", "--effort thorough --budget 0.01s n64");
     outcome.expect(0, &["at least ", "of timing: ", "by their times in the last session"]);
     package.bench("bad", "--budget soon").expect(2, &["a time is 90s, 5m or 1h", "--budget"]);
+}
+
+#[test]
+fn runs_of_different_code_are_no_process_runs_of_a_side() {
+    let package = Package::new();
+    let measured = |session: &str, commit: &str, time_ns: f64| {
+        let mut bench = package.bench_command(session, "");
+        Outcome::from(bench.env("KERNELGATE_COMMIT", commit).output().unwrap()).expect(0, &[]);
+        package.set_times(&package.record(session), time_ns);
+    };
+    measured("b1", "aaaa1111", 200_000.0);
+    package.kernelgate("baseline add a").expect(0, &[]);
+    measured("m1", "bbbb2222", 182_000.0);
+    measured("m2", "cccc3333", 300_000.0);
+    let gate = |flags: &str| package.kernelgate(&format!("gate --baseline a {flags}"));
+    gate("").expect(1, &["2 regressed"]);
+    let both = ["m1", "m2"].map(|it| format!("--session target/kernelgate/runs/{it}")).join(" ");
+    for which in ["--last 2", &both] {
+        let why = "refused: commit is `bbbb2222` in the run m1/fixture and `cccc3333` in the run \
+                   m2/fixture: these are no process runs of the same code";
+        gate(which).expect(4, &[why]);
+        package.kernelgate(&format!("baseline add b {which}")).expect(4, &[why]);
+    }
+    // Several runs of one commit are what --last is for.
+    measured("m3", "cccc3333", 301_000.0);
+    gate("--last 2").expect(1, &["2 regressed", "1:2"]);
+    let mut run = package.run("m3");
+    run["executable"] = "0123".into();
+    std::fs::write(package.record("m3"), run.to_string()).unwrap();
+    gate("--last 2").expect(4, &["refused: executable is ", "`0123` in the run m3/fixture"]);
+    gate("").expect(1, &["2 regressed"]);
 }

@@ -44,7 +44,7 @@ pub fn settled(device: &Device) -> Result<(u64, u64), BackendError> {
 /// What is taken of the device's memory, bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Taken {
-    /// Allocated from the device's pool, as every [`Buffer`](super::Buffer) is: what was asked
+    /// Allocated from the device's pool, as every [`Buffer`](crate::Buffer) is: what was asked
     /// for, without the pieces of 32 MiB that the pool takes it from. 0 where there is no pool.
     pub pool: u64,
     /// The most of it since [`forget_peak`].

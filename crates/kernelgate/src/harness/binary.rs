@@ -325,15 +325,10 @@ impl Harness {
             }
         }
         if !selection.matched_nothing() {
-            if let Some(part) = shard {
-                let all = selection.count();
-                let wanted = (&flags.axis[..], filter);
+            if shard.is_some() {
+                let (all, wanted) = (selection.count(), (&flags.axis[..], filter));
                 selection = cases::select_part(own(), of, place, wanted, shard)?;
-                // A bench run says it in its first line, and its record holds it.
-                if flags.mode() != Mode::Bench || flags.request.is_some() {
-                    let count = selection.count();
-                    eprintln!("{}: shard {part}: {count} of {all} cases", self.name);
-                }
+                selection.say_part(self.name, flags, all);
             }
             return Ok(Some((selection, effort)));
         }

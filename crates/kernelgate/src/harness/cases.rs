@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use super::args::{Flags, Mode};
 use super::error::HarnessError;
 use super::filter::Filter;
 use super::guard;
@@ -72,6 +73,15 @@ impl Selection<'_> {
     /// Cases to run.
     pub fn count(&self) -> usize {
         self.groups.iter().map(|group| group.cases.len()).sum()
+    }
+
+    /// Says which part of so many cases a shard is. A bench run says it in its first line, and its
+    /// record holds it.
+    pub fn say_part(&self, name: &str, flags: &Flags, all: usize) {
+        let said = flags.mode() == Mode::Bench && flags.request.is_none();
+        if let Some(shard) = flags.shard.filter(|_| !said) {
+            eprintln!("{name}: shard {shard}: {} of {all} cases", self.count());
+        }
     }
 
     /// Brings these cases before the others: problems that have one, and such a problem's own. The
