@@ -2,7 +2,7 @@
 //! for it (`rules`).
 //!
 //! Device memory is judged as it was measured, where it was in both: growth of more than
-//! [`GRANULARITY`], which the driver's pages, graphs and code of kernels may cost by themselves.
+//! `GRANULARITY`, which the driver's pages, graphs and code of kernels may cost by themselves.
 //! Where it was not, and where the growth is less, what the rows declare is judged.
 
 use std::collections::BTreeMap;

@@ -3,7 +3,7 @@
 //! pairs, decide it as times are decided.
 //!
 //! With m suspected cases, growth is found where Wilcoxon's signed-rank test on ln(head / base),
-//! less what is allowed, has p of at most [`FALSE_ALARMS`] / m (Bonferroni); the pairs are new, so
+//! less what is allowed, has p of at most `FALSE_ALARMS` / m (Bonferroni); the pairs are new, so
 //! that being suspected does not count. Deliberately absent: how processes run.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -274,7 +274,7 @@ impl Threshold {
         format!("`{}`: {}", one_line(self.cases.as_str()), words.join(", "))
     }
 
-    /// "[[threshold]] `^denoise/`".
+    /// As it stands in the file: ``[[threshold]] `^denoise/` ``.
     pub fn name(&self) -> String {
         format!("[[threshold]] `{}`", one_line(self.cases.as_str()))
     }
