@@ -279,7 +279,7 @@ fn compare_rows(
                 pieces(expected, values).par_iter().map(|piece| Sums::of(output, piece)).collect();
             // In order, so that the thread count changes no bit of the result.
             let sums = parts.into_iter().fold(Sums::default(), Sums::plus);
-            let (max_error, relative_l2) = sums.errors();
+            let (max_error, relative_l2) = sums.errors(values.len());
             // Written so that a NaN in either figure fails.
             if max_error <= tolerance.max_error && relative_l2 <= tolerance.relative_l2 {
                 return Ok(OutputComparison {
@@ -421,14 +421,16 @@ impl Sums {
         Self { error_squared, reference_squared, largest_reference, ..worst }
     }
 
-    /// Relative to the reference; absolute where the reference is all zero.
-    fn errors(&self) -> (f64, f64) {
+    /// Relative to the reference, of so many elements. Absolute where that is all zero, as of what
+    /// cancels: then the root mean square in place of the norm, which grows with the elements.
+    fn errors(&self, elements: usize) -> (f64, f64) {
         let over =
             |error: f64, reference: f64| if reference > 0.0 { error / reference } else { error };
-        (
-            over(self.largest_error, self.largest_reference),
-            over(self.error_squared.sqrt(), self.reference_squared.sqrt()),
-        )
+        let relative_l2 = match self.reference_squared > 0.0 {
+            true => self.error_squared.sqrt() / self.reference_squared.sqrt(),
+            false => (self.error_squared / elements.max(1) as f64).sqrt(),
+        };
+        (over(self.largest_error, self.largest_reference), relative_l2)
     }
 }
 

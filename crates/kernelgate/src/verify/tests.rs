@@ -17,6 +17,22 @@ fn close_outputs_pass_with_their_errors() {
     assert_eq!((comparison.checked, comparison.total), (4, 4));
 }
 
+/// What cancels leaves the rounding of its terms, however many elements there are.
+#[test]
+fn against_a_reference_of_zeros_errors_are_absolute_and_their_number_does_not_count() {
+    for count in [4, 1 << 20] {
+        let found = check(vec![9e-4; count], vec![0.0; count]).unwrap();
+        assert!((found.max_error - 9e-4).abs() < 1e-9, "{found:?}");
+        assert!((found.relative_l2 - 9e-4).abs() < 1e-9, "{found:?}");
+        assert!(check(vec![1.1e-3; count], vec![0.0; count]).is_err());
+    }
+    let mut one = vec![0.0; 1 << 20];
+    for wrong in [1.1e-3, f32::NAN] {
+        one[7] = wrong;
+        assert!(check(one.clone(), vec![0.0; 1 << 20]).is_err(), "{wrong}");
+    }
+}
+
 #[test]
 fn a_digest_is_of_names_shapes_and_bits() {
     let outputs = |name: &str, shape: [usize; 2], values: [f32; 4]| {
