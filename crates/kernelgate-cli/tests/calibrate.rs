@@ -32,7 +32,7 @@ impl Package {
 }
 
 const CALIBRATE: &str =
-    "calibrate --dir bin --backend cpu --relative 0.3 --tolerated 0.6 --case-time 0.1s";
+    "calibrate --dir bin --backend cpu --relative 0.3 --tolerated 0.6 --case-time 0.05s";
 
 #[test]
 fn what_is_known_is_counted_and_kept_beside_the_baselines() {
@@ -66,7 +66,7 @@ fn what_is_known_is_counted_and_kept_beside_the_baselines() {
     package.run("baseline list").expect(0, &[]);
     package.run("baseline show calibration").expect(2, &["is the calibration of the device"]);
     let again = "compare --base-dir bin --head-dir bin --time-identical --backend cpu n64 \
-                 --max-blocks 1 --case-time 0.1s";
+                 --max-blocks 1 --case-time 0.05s";
     package.run(again).expect(3, &["recommends no threshold: 2 A/A comparisons: too few", CASE]);
     std::fs::write(&path, "{").unwrap();
     package.run(again).expect(2, &["calibration.json: broken or cut short"]);

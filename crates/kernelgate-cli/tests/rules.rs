@@ -259,6 +259,17 @@ fn one_data_set_is_verified_and_compared_once() {
 }
 
 #[test]
+fn what_fails_with_inputs_that_were_right_before_has_failed() {
+    let package = Package::new();
+    let verify = |seeds| {
+        format!("verify --seeds {seeds} --axis n=64 --axis fault=unlucky {}", package.dir())
+    };
+    let one = "of these, 1 cases have 1 data set, whatever the seed";
+    package.kernelgate(&verify(2)).expect(0, &["1 ok, 0 failed", one]);
+    package.kernelgate(&verify(4)).expect(1, &["0 ok, 1 failed", "with seed 3: "]);
+}
+
+#[test]
 fn costs_are_judged_where_the_package_asks_for_it() {
     let package = Package::new();
     let set = |session: &str, bytes: u64| {

@@ -87,6 +87,11 @@ fn what_is_no_bench_run_says_that_it_takes_a_shard() {
     let outcomes: Vec<Outcome> = empty.take(3).collect();
     let none = outcomes.iter().find(|it| it.stdout.contains("0 ok")).unwrap();
     none.expect(0, &["0 ok, 0 failed, 0 skipped; of shard", "0 of 1 cases"]);
+    // One whose cases are all skipped, as where the GPU is gone, is none.
+    let skipped = format!("verify {dir} cpu/never {FOUR}");
+    for shard in ["1/1", ""] {
+        run(program, &skipped, shard).expect(2, &["nothing was verified: every case was skipped"]);
+    }
 }
 
 #[test]

@@ -272,7 +272,7 @@ fn what_lies_beside_the_benches_is_not_run() {
     let compare = |flags: &str| {
         let line = format!(
             "compare --base-dir bin --head-dir bin --time-identical --backend cpu --max-blocks 1 \
-             --case-time 0.1s {flags}"
+             --case-time 0.03s {flags}"
         );
         package.kernelgate(&line)
     };

@@ -85,6 +85,8 @@ fn of_request(
     command.envs(setup.settings).env(variable, path).env("KERNELGATE_COMMIT", &trial.commit);
     command.env("CARGO_TARGET_DIR", setup.work.join("target"));
     command.env("CRITERION_HOME", setup.work.join("criterion")).env_remove("KERNELGATE_SESSION");
+    // Cases are named one by one, or by the filter: those of every shard.
+    command.env_remove("KERNELGATE_SHARD");
     command.env_remove("KERNELGATE_DELAY").env_remove("KERNELGATE_LAYOUT");
     command
 }

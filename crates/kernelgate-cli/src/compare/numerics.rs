@@ -53,7 +53,7 @@ impl Engine<'_> {
         let started = Instant::now();
         let mut findings = Findings::default();
         let (mut errors, mut same) = (Errors::new(), 0);
-        let mut sets = DataSets::default();
+        let (mut sets, mut repeated) = (DataSets::default(), BTreeSet::new());
         let mut seeds = BTreeMap::new();
         let ours = |bench: &&Bench| matches!(bench.driver, Driver::Protocol(_));
         for bench in prepared.benches.iter().filter(ours) {
@@ -93,7 +93,7 @@ impl Engine<'_> {
         }
         // Criterion alone records no costs.
         for bench in prepared.benches.iter().filter(|bench| !ours(bench)) {
-            let none = |id: &String| costs::bounds(id, [&[], &[]], &rules.limits(id), false);
+            let none = |id: &String| costs::untold(id, &rules.limits(id));
             findings.bounds.extend(bench.cases.iter().flat_map(none));
         }
         let judge = |errors: &Errors| {
@@ -117,12 +117,18 @@ impl Engine<'_> {
                 let cases: BTreeSet<String> = bench.cases.intersection(&open).cloned().collect();
                 if !cases.is_empty() {
                     let seed = seeds[&bench.name].wrapping_add(more);
-                    let known = (&mut errors, &mut sets, &mut findings);
-                    self.verify_again(bench, &cases, seed, known);
+                    let known = (&mut errors, &mut findings);
+                    self.verify_again(bench, &cases, seed, known, (&mut sets, &mut repeated));
                 }
             }
             report = judge(&errors);
         }
+        for id in repeated {
+            let one = ["base", "head"].iter().any(|arm| sets.has_one(&of_arm(arm, &id)));
+            let known = errors.get_mut(&id).into_iter().flatten();
+            known.for_each(|it| it.one_data_set |= one);
+        }
+        report = judge(&errors);
         report.compared += same;
         findings.numerics = report;
         findings.costs = self.again(prepared, findings.costs, started);
@@ -136,7 +142,8 @@ impl Engine<'_> {
         bench: &Bench,
         cases: &BTreeSet<String>,
         seed: u64,
-        (errors, sets, findings): (&mut Errors, &mut DataSets, &mut Findings),
+        (errors, findings): (&mut Errors, &mut Findings),
+        (sets, repeated): (&mut DataSets, &mut BTreeSet<String>),
     ) {
         let runs = [Arm::Base, Arm::Head].map(|arm| self.verify_seed(arm, bench, cases, seed));
         for id in cases {
@@ -151,8 +158,7 @@ impl Engine<'_> {
                     known[0].insert_verified(seed, base);
                     known[1].insert_verified(seed, head);
                 } else {
-                    let one = ["base", "head"].iter().any(|arm| sets.has_one(&of_arm(arm, id)));
-                    known.iter_mut().for_each(|it| it.one_data_set |= one);
+                    repeated.insert(id.clone());
                 }
             }
             let wrong = runs[1].as_ref().and_then(|run| run.failed.get(id));

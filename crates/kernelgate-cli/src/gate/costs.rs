@@ -103,12 +103,16 @@ pub struct CostBound {
 pub enum Missing {
     /// The case ran on the host, where there is no such cost.
     OnHost,
+    /// A bench that uses Criterion alone records no cost.
+    Criterion,
     /// What is compared with does not tell it.
     Base,
     /// What is judged does not tell it.
     Head,
     /// Neither tells it.
     Both,
+    /// Both tell it, by figures that do not compare.
+    Figures,
 }
 
 impl Missing {
@@ -116,9 +120,13 @@ impl Missing {
     pub const fn words(self) -> &'static str {
         match self {
             Self::OnHost => "there is no such cost on the CPU",
+            Self::Criterion => "a bench that uses Criterion alone does not tell it",
             Self::Base => "the base does not tell it",
             Self::Head => "the head does not tell it",
             Self::Both => "neither the base nor the head tells it",
+            Self::Figures => {
+                "one side measured it, the other has only what its implementation declares"
+            }
         }
     }
 }
@@ -178,15 +186,24 @@ pub fn bounds(
             (false, false) if on_host => Missing::OnHost,
             (true, false) => Missing::Head,
             (false, true) => Missing::Base,
-            _ => Missing::Both,
+            (false, false) => Missing::Both,
+            (true, true) => Missing::Figures,
         })
     };
     let set = Cost::ALL.into_iter().filter(|cost| cost.allowed(limits).is_some());
     set.map(|cost| CostBound { case: case.to_owned(), cost, missing: missing(cost) }).collect()
 }
 
+/// The bounds on the costs of a case of Criterion alone, none of which can be judged.
+pub fn untold(case: &str, limits: &CaseLimits) -> Vec<CostBound> {
+    let set = Cost::ALL.into_iter().filter(|cost| cost.allowed(limits).is_some());
+    let missing = Some(Missing::Criterion);
+    set.map(|cost| CostBound { case: case.to_owned(), cost, missing }).collect()
+}
+
 /// Of which bounds something could not be judged, for how many cases and why. One that could be
-/// judged for none of its cases, though these ran on a device, is undecided.
+/// judged for none of its cases is undecided, unless some ran on the host and none on a device: the
+/// same file serves machines without a GPU.
 pub fn unjudged(rules: &Rules, bounds: &[CostBound]) -> RulesReport {
     let mut report = RulesReport::default();
     for rule in &rules.thresholds {
@@ -214,8 +231,9 @@ pub fn unjudged(rules: &Rules, bounds: &[CostBound]) -> RulesReport {
                 cost.key(),
                 why.join(", ")
             );
-            let on_device = reasons.keys().any(|missing| *missing != Missing::OnHost);
-            match count == all && on_device {
+            let on_device = |it: &Missing| !matches!(it, Missing::OnHost | Missing::Criterion);
+            let on_host = reasons.contains_key(&Missing::OnHost) && !reasons.keys().any(on_device);
+            match count == all && !on_host {
                 true => report.undecided.push(line),
                 false => report.notes.push(line),
             }
@@ -319,6 +337,9 @@ mod tests {
         assert_eq!(missing(nothing, told, false), both(Some(Both), Some(Base)));
         assert_eq!(missing(told, nothing, true), both(Some(OnHost), Some(Head)));
         assert_eq!(missing(nothing, nothing, true), both(Some(OnHost), Some(OnHost)));
+        let declared = LaunchCosts { device_bytes: Some(1), ..told };
+        let measured = LaunchCosts { measured_device_bytes: Some(1), ..told };
+        assert_eq!(missing(declared, measured, false), both(Some(Missing::Figures), None));
         assert_eq!(bounds("x", [&[told], &[told]], &CaseLimits::default(), false), []);
     }
 
@@ -339,15 +360,26 @@ mod tests {
             ],
         );
         let lines = [
+            "inconclusive: kernelgate.toml: [[threshold]] `^b`: host-time could not be judged for \
+             1 of 1 cases: the base does not tell it",
             "kernelgate.toml: [[threshold]] `.`: device-memory could not be judged for 1 of 2 \
              cases: the head does not tell it",
             "kernelgate.toml: [[threshold]] `.`: launches could not be judged for 2 of 2 cases: \
              there is no such cost on the CPU",
-            "inconclusive: kernelgate.toml: [[threshold]] `^b`: host-time could not be judged for \
-             1 of 1 cases: the base does not tell it",
         ];
         assert_eq!(report.lines(), lines);
         assert_eq!(report.undecided.len(), 1);
+        // Benches of Criterion beside others on a machine without a GPU, beside those of one that
+        // tell nothing, and alone.
+        let beside = |missing| {
+            let launches = |case, missing| bound(case, Cost::Launches, Some(missing));
+            let rest = [Missing::Criterion, missing].map(|missing| launches("x", missing));
+            let report = unjudged(&rules, &rest);
+            (report.notes.len(), report.undecided.len())
+        };
+        assert_eq!(beside(Missing::OnHost), (1, 0));
+        assert_eq!(beside(Missing::Both), (0, 1));
+        assert_eq!(beside(Missing::Criterion), (0, 1));
     }
 
     #[test]

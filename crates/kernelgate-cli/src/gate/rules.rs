@@ -161,28 +161,32 @@ impl Rules {
         (self, notes)
     }
 
-    /// Without what is not accepted for a baseline of this code. Commits may be whole, or as long as
-    /// they are known; one with changes is another baseline than the commit, and has no name.
-    pub fn at_baseline(mut self, code: &[Provenance]) -> (Self, Vec<String>) {
-        let same = |wanted: &String| {
-            let is = |it: &Provenance| {
-                let commit = it.commit.as_deref().filter(|commit| !commit.is_empty());
-                !it.dirty
-                    && commit.is_some_and(|it| it.starts_with(&**wanted) || wanted.starts_with(it))
-            };
-            !code.is_empty() && code.iter().all(is)
-        };
-        let found = code.iter().map(Provenance::short).collect::<BTreeSet<_>>();
-        let found = found.into_iter().collect::<Vec<_>>().join(" and ");
-        let unnamed = code.iter().any(|it| it.dirty || it.commit.is_none());
+    /// Without what is not accepted for a baseline of this code, of the cases that an entry names.
+    /// Commits may be whole, or as long as they are known; one with changes is another baseline than
+    /// the commit, and has no name. An entry that names no case of the baseline stays as it is.
+    pub fn at_baseline(
+        mut self,
+        code_of: impl Fn(&Regex) -> Vec<Provenance>,
+    ) -> (Self, Vec<String>) {
         let mut notes = Vec::new();
         self.accepted.retain(|rule| {
-            let holds = rule.baseline.as_ref().is_some_and(same);
+            let code = code_of(&rule.cases);
+            let same = |wanted: &String| {
+                let is = |it: &Provenance| {
+                    let commit = it.commit.as_deref().filter(|commit| !commit.is_empty());
+                    !it.dirty
+                        && commit
+                            .is_some_and(|it| it.starts_with(&**wanted) || wanted.starts_with(it))
+                };
+                code.iter().all(is)
+            };
+            let found = code.iter().map(Provenance::short).collect::<BTreeSet<_>>();
+            let several = found.len() > 1;
+            let found = found.into_iter().collect::<Vec<_>>().join(" and ");
+            let unnamed = code.iter().any(|it| it.dirty || it.commit.is_none());
+            let holds = code.is_empty() || rule.baseline.as_ref().is_some_and(same);
             if !holds {
                 let why = match &rule.baseline {
-                    Some(of) if found.is_empty() => {
-                        format!("the baseline is no longer of {of}: expired, remove it")
-                    }
                     Some(of) => {
                         format!(
                             "the baseline is no longer of {of} but of {found}: expired, remove it"
@@ -191,6 +195,10 @@ impl Rules {
                     None if unnamed => format!(
                         "without `baseline` it holds for `kernelgate compare` only; no `baseline` \
                          names one of {found}, save it of a commit"
+                    ),
+                    None if several => format!(
+                        "without `baseline` it holds for `kernelgate compare` only; the cases that \
+                         it names are of {found}: an entry for each, with its `baseline`"
                     ),
                     None => format!(
                         "without `baseline` it holds for `kernelgate compare` only: `baseline = \
@@ -305,7 +313,8 @@ impl RulesReport {
         });
         let notes = self.notes.iter().map(|note| format!("{file}: {note}"));
         let undecided = self.undecided.iter().map(|why| format!("inconclusive: {file}: {why}"));
-        accepted.chain(thresholds).chain(notes).chain(undecided).collect()
+        // First what decides, as a long list is cut at its end.
+        undecided.chain(accepted).chain(thresholds).chain(notes).collect()
     }
 }
 
@@ -363,27 +372,37 @@ mod tests {
         let rules = parse(WHOLE).unwrap();
         let holds = |commits: &[&str]| {
             let commits: Vec<Provenance> = commits.iter().map(|it| code(it)).collect();
-            let (rules, notes) = rules.clone().at_baseline(&commits);
+            let (rules, notes) = rules.clone().at_baseline(|_| commits.clone());
             (!rules.accepted("denoise/loop/x").is_empty(), notes.join(" "))
         };
         assert_eq!(holds(&["951c29400d"]), (true, String::new()));
         assert_eq!(holds(&["951c294"]), (true, String::new()));
-        for other in [&["2af5b74"][..], &["951c294", "2af5b74"], &[]] {
+        for other in [&["2af5b74"][..], &["951c294", "2af5b74"]] {
             let (held, note) = holds(other);
             assert!(!held && note.contains("no longer of 951c294"), "{note}");
             assert!(note.ends_with(": expired, remove it"), "{note}");
         }
+        // No case of it is in the baseline: there is nothing that could expire.
+        assert_eq!(holds(&[]), (true, String::new()));
         // What was saved with changes is another baseline than the commit.
         for other in [&["951c29400d+changes"][..], &["951c29400d", "951c29400d+changes"]] {
             let (held, note) = holds(other);
             assert!(!held && note.contains("but of 951c2940"), "{note}");
         }
         let nameless = parse(&WHOLE.replace("baseline = \"951c294\"", "")).unwrap();
-        let (unheld, notes) = nameless.clone().at_baseline(&[code("2af5b74")]);
+        let at = |commits: &[&str]| {
+            let commits: Vec<Provenance> = commits.iter().map(|it| code(it)).collect();
+            nameless.clone().at_baseline(|_| commits.clone())
+        };
+        let (unheld, notes) = at(&["2af5b74"]);
         assert!(unheld.accepted("denoise/loop/x").is_empty());
         assert!(notes[0].contains("`baseline = \"2af5b74\"` makes it hold"), "{notes:?}");
-        let (_, notes) = nameless.clone().at_baseline(&[code("2af5b74+changes")]);
+        let (_, notes) = at(&["2af5b74+changes"]);
         assert!(notes[0].contains("no `baseline` names one of 2af5b74+changes"), "{notes:?}");
+        let (_, notes) = at(&["2af5b74", "951c294"]);
+        assert!(
+            notes[0].ends_with("of 2af5b74 and 951c294: an entry for each, with its `baseline`")
+        );
         // In a comparison: as long as the base does not have it.
         let (new, notes) = nameless.clone().since(&Rules::default());
         assert!(!new.accepted("denoise/loop/x").is_empty() && notes.is_empty());

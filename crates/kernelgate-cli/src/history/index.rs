@@ -156,6 +156,8 @@ impl Index {
             transaction.commit()?;
             return Ok(true);
         }
+        // It may be open and not to be written: that shows in the first change, which is undone.
+        transaction.pragma_update(None, "user_version", version)?;
         // The number may be that of another program's tables.
         Ok(version == VERSION && Writer::new(&transaction).is_ok())
     }
@@ -336,5 +338,22 @@ impl<'t> Writer<'t> {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rusqlite::OpenFlags;
+
+    use super::*;
+
+    #[test]
+    fn an_index_that_may_be_read_only_is_known_before_anything_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("history.sqlite");
+        assert!(Index::open(&path).unwrap().is_kept());
+        let connection = Connection::open_with_flags(&path, OpenFlags::SQLITE_OPEN_READ_ONLY);
+        let index = Index { path, connection: connection.unwrap(), kept: true };
+        assert!(is_of_no_writing(&index.prepare().unwrap_err()));
     }
 }

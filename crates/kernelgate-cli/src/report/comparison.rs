@@ -193,7 +193,7 @@ pub fn headline(comparison: &Comparison) -> String {
         count => format!("; {count} skipped in the head"),
     };
     format!(
-        "{counts}{}{}{} of {} (threshold {}%){}{}{skipped}",
+        "{counts}{}{}{} of {} (threshold {}%){}{}{skipped}{}",
         more(comparison.failed.len(), "failed"),
         summary::found(&comparison.numerics, &comparison.costs),
         more(refused, "refused"),
@@ -201,6 +201,7 @@ pub fn headline(comparison: &Comparison) -> String {
         100.0 * comparison.plan.relative,
         abandoned("head"),
         abandoned("base"),
+        summary::not_judged(&comparison.rules),
     )
 }
 

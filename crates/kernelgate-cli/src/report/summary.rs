@@ -154,6 +154,16 @@ impl Unjudged {
     }
 }
 
+/// "; 2 bounds of kernelgate.toml not judged", or nothing: why the exit code is 3 where all else is
+/// fine.
+pub fn not_judged(rules: &RulesReport) -> String {
+    match rules.undecided.len() {
+        0 => String::new(),
+        1 => format!("; 1 bound of {FILE} not judged"),
+        count => format!("; {count} bounds of {FILE} not judged"),
+    }
+}
+
 /// Entries for what the package's rules set and nothing could be told of.
 pub fn undecided(rules: &RulesReport) -> Vec<Unjudged> {
     let entry = |why: &String| Unjudged::new(FILE, UnjudgedKind::Skipped, why.clone());

@@ -159,9 +159,10 @@ pub fn headline(report: &GateReport) -> String {
     };
     let interrupted = if report.interrupted.is_empty() { "" } else { "; the run was interrupted" };
     let missing = if report.missing_shards.is_empty() { "" } else { "; shards are missing" };
+    let bounds = summary::not_judged(&report.rules);
     let (of, threshold) = (report.judged.len(), 100.0 * relative(report));
     format!(
-        "{counts}{failed}{found} of {of} (threshold {threshold:.0}%){skipped}{interrupted}{missing}"
+        "{counts}{failed}{found} of {of} (threshold {threshold:.0}%){skipped}{interrupted}{missing}{bounds}"
     )
 }
 

@@ -17,6 +17,7 @@ use kernelgate::exit::Exit;
 use kernelgate::record::store::StoreError;
 use kernelgate::record::text::printable;
 use kernelgate::record::{Baseline, Provenance, Run, Store, file};
+use regex::Regex;
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -139,7 +140,7 @@ fn compare_with_baseline(
     };
     let records = store.numerics(runs)?;
     let compare = |baseline: &Baseline| {
-        let (rules, expired) = rules.clone().at_baseline(&code_of(baseline, runs));
+        let (rules, expired) = rules.clone().at_baseline(|cases| code_of(baseline, runs, cases));
         let report = compare(baseline, runs, policy, &spreads, &rules);
         let report = judge_numerics(report, baseline, runs, &records, (&numerics, &rules));
         let judged: Vec<&str> = report.judged.iter().map(|judged| &*judged.case).collect();
@@ -167,9 +168,9 @@ fn compare_with_baseline(
     }
 }
 
-/// The code that the baseline's cases are of that were measured now, none twice.
-fn code_of(baseline: &Baseline, runs: &[Run]) -> Vec<Provenance> {
-    let cases = runs.iter().flat_map(|run| run.cases.keys());
+/// The code that those of the baseline's cases are of that were measured now and match, none twice.
+fn code_of(baseline: &Baseline, runs: &[Run], wanted: &Regex) -> Vec<Provenance> {
+    let cases = runs.iter().flat_map(|run| run.cases.keys()).filter(|case| wanted.is_match(case));
     let keys = cases.filter_map(|id| baseline.cases.get(id)).flat_map(|case| case.runs.keys());
     let code = keys.map(|key| &baseline.runs[key].provenance);
     let code: BTreeMap<_, _> = code.map(|it| ((&it.commit, it.dirty), it)).collect();

@@ -8,7 +8,7 @@ use super::choice::{Asker, Choice, unexpected};
 use super::lock::locked;
 use super::verified::Verified;
 use kernelgate::protocol::{Action, CaseStatus, ResponseBody, VerifiedCase};
-use kernelgate::record::numerics::{DataSets, SeedErrors};
+use kernelgate::record::numerics::{DataSets, ONE_DATA_SET, SeedErrors};
 use kernelgate::record::text::printable_path;
 use kernelgate::record::{FileError, Numerics, Provenance, Store, file};
 
@@ -20,10 +20,17 @@ use kernelgate::record::{FileError, Numerics, Provenance, Store, file};
 pub fn record(choice: &Choice, store: &Store, count: u64) -> anyhow::Result<Verified> {
     let asker = choice.asker(store)?;
     let seeds = asker.seeds(count);
+    // Of the others no record is looked at, or will be replaced.
+    let mut with_cases = BTreeSet::new();
+    asker.each(seeds[0], &Action::List, |bench, _| {
+        with_cases.insert(bench.to_owned());
+        Ok(())
+    })?;
     let mut benches: BTreeMap<String, Bench> = BTreeMap::new();
     asker.each(seeds[0], &Action::Environment, |bench, answer| {
-        let new = Bench::new(bench, answer, &asker, store)?;
-        benches.insert(bench.to_owned(), new);
+        if with_cases.contains(bench) {
+            benches.insert(bench.to_owned(), Bench::new(bench, answer, &asker, store)?);
+        }
         Ok(())
     })?;
     let mut rows: BTreeMap<String, VerifiedCase> = BTreeMap::new();
@@ -55,8 +62,8 @@ struct Bench {
     empty: Numerics,
     /// Inputs of the seeds, by case.
     data_sets: DataSets,
-    /// Cases that have met inputs of an earlier seed, and whether they had one data set in all.
-    repeated: BTreeMap<String, bool>,
+    /// Cases that have met inputs of an earlier seed.
+    repeated: BTreeSet<String>,
     /// Whether it has answered with a verdict.
     answered: bool,
     /// Seeds and cases of which something was recorded now.
@@ -97,7 +104,7 @@ impl Bench {
         Ok(Self {
             empty,
             data_sets: DataSets::default(),
-            repeated: BTreeMap::new(),
+            repeated: BTreeSet::new(),
             answered: false,
             seeds: 0,
             cases: BTreeSet::new(),
@@ -105,16 +112,21 @@ impl Bench {
         })
     }
 
-    /// Those whose inputs no earlier seed had: others say nothing new.
+    /// Those whose inputs no earlier seed had: others say nothing new, unless they fail now. What is
+    /// compared with golden tensors must fail with inputs of another seed.
     fn of_new_data(&mut self, verified: Vec<VerifiedCase>) -> Vec<VerifiedCase> {
-        let (new, repeated): (Vec<_>, Vec<_>) = verified
-            .into_iter()
-            .partition(|it| self.data_sets.is_new(&it.case, it.data_set.as_deref()));
-        for VerifiedCase { case, .. } in repeated {
-            let one = self.data_sets.has_one(&case);
-            self.repeated.insert(case, one);
-        }
+        let (new, repeated): (Vec<_>, Vec<_>) = verified.into_iter().partition(|it| {
+            let golden = it.data_set.as_deref() == Some(ONE_DATA_SET);
+            let new = self.data_sets.is_new(&it.case, it.data_set.as_deref());
+            new || (it.status == CaseStatus::Failed && !golden)
+        });
+        self.repeated.extend(repeated.into_iter().map(|it| it.case));
         new
+    }
+
+    /// Cases with errors that had one data set, whatever the seed.
+    fn with_one_data_set(&self) -> impl Iterator<Item = &String> {
+        self.repeated.intersection(&self.cases).filter(|case| self.data_sets.has_one(case))
     }
 
     /// Writes the errors of a seed beside those of others, and of other cases, that are there.
@@ -140,9 +152,9 @@ impl Bench {
             record.cases.entry(case.case.clone()).or_default().insert(seed, errors);
             self.cases.insert(case.case.clone());
         }
-        for (case, one) in &self.repeated {
-            if let Some(known) = record.cases.get_mut(case).filter(|_| self.cases.contains(case)) {
-                known.one_data_set = *one;
+        for case in self.repeated.intersection(&self.cases) {
+            if let Some(known) = record.cases.get_mut(case) {
+                known.one_data_set = self.data_sets.has_one(case);
             }
         }
         file::write(&path, &record).map_err(failed_to)?;
@@ -167,8 +179,7 @@ impl Bench {
             (most, all) => format!("; with those of earlier: {all} cases, up to {most} seeds"),
         };
         eprintln!("errors of {seeds} seeds and {cases} cases are in {path}{more}");
-        let one = self.repeated.iter().filter(|(case, one)| **one && self.cases.contains(*case));
-        if let one @ 1.. = one.count() {
+        if let one @ 1.. = self.with_one_data_set().count() {
             eprintln!("of these, {one} cases have 1 data set, whatever the seed");
         }
     }

@@ -88,7 +88,7 @@ impl Scratch {
     /// A comparison with thresholds that are far from noise, and short processes.
     pub fn compare_with(&self, flags: &str) -> Command {
         let usual = "compare --relative 1 --tolerated 2 --backend cpu --time-identical";
-        let time = if flags.contains("--case-time") { "" } else { "--case-time 0.1s" };
+        let time = if flags.contains("--case-time") { "" } else { "--case-time 0.03s" };
         let blocks = if flags.contains("--max-blocks") { "" } else { "--max-blocks 24" };
         self.kernelgate(&format!("{usual} {time} {blocks} {flags}"))
     }

@@ -162,6 +162,7 @@ impl Baseline {
             }
             let known = case.numerics.get_or_insert_default();
             found.iter().for_each(|(seed, errors)| known.insert(seed, errors));
+            known.one_data_set |= found.one_data_set;
             count += 1;
         }
         count

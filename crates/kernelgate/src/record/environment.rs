@@ -261,9 +261,14 @@ fn simd_features() -> Vec<String> {
 pub struct Provenance {
     /// Commit of the measured package; absent outside a git checkout.
     pub commit: Option<String>,
-    /// Whether tracked files differed from that commit.
+    /// Whether tracked files differed from that commit, other than committed baselines: of the benches
+    /// of a session the first writes them while the others have not begun.
     pub dirty: bool,
 }
+
+/// What git is asked for changes.
+const STATUS: [&str; 6] =
+    ["status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude)baselines"];
 
 impl Provenance {
     /// Asks git about a folder; `KERNELGATE_COMMIT` answers where a binary runs away from the
@@ -277,8 +282,7 @@ impl Provenance {
         }
         Self {
             commit: git(root, &["rev-parse", "HEAD"]),
-            dirty: git(root, &["status", "--porcelain", "--untracked-files=no"])
-                .is_some_and(|changes| !changes.is_empty()),
+            dirty: git(root, &STATUS).is_some_and(|changes| !changes.is_empty()),
         }
     }
 
@@ -385,6 +389,32 @@ mod tests {
         assert_eq!(given("1a2b3c4d5e"), ("1a2b3c4d".to_owned(), false));
         assert_eq!(given("1a2b3c4d5e+changes"), ("1a2b3c4d+changes".to_owned(), true));
         assert_eq!(given("1a2b\u{1b}[2J+changes\n"), ("1a2b+changes".to_owned(), true));
+    }
+
+    #[test]
+    fn a_baseline_that_is_being_saved_is_no_change_of_the_code() {
+        let folder = tempfile::tempdir().unwrap();
+        let package = folder.path().join("package");
+        let write = |file: &str, text: &str| {
+            let path = folder.path().join(file);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        let code = ["package/src.rs", "beside.rs", "baselines.rs"];
+        let baseline = "package/baselines/h200/main.json";
+        code.iter().chain([&baseline]).for_each(|file| write(file, "1"));
+        let at = |arguments: &[&str]| git(folder.path(), arguments).unwrap();
+        at(&["init", "--quiet"]);
+        at(&["add", "."]);
+        at(&["-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "-m", "first"]);
+        write(baseline, "2");
+        assert!(!Provenance::of(&package).dirty);
+        for file in code {
+            write(file, "2");
+            assert!(Provenance::of(&package).dirty, "{file}");
+            write(file, "1");
+        }
+        assert!(!Provenance::of(&package).dirty);
     }
 
     #[test]
