@@ -237,6 +237,10 @@ fn judge(
     }
 }
 
+/// A clock of one side below this share of the other's, as where it was set or the power limit
+/// lowered, is no doing of the code.
+const LOW_CLOCK: f64 = 0.9;
+
 /// Why a verdict does not stand on times that are longer than the code's: a slow-down on those of
 /// the head, and no slow-down on those of the baseline.
 fn too_long(verdict: Verdict, base: &[&CaseRun], head: &[&CaseRun]) -> Option<Doubt> {
@@ -248,6 +252,13 @@ fn too_long(verdict: Verdict, base: &[&CaseRun], head: &[&CaseRun]) -> Option<Do
     let host_bound = |side: &[&CaseRun]| side.iter().any(|run| run.host_bound);
     if suspect.iter().any(|run| run.throttled > 0) {
         return Some(Doubt::Throttled);
+    }
+    let clock_mhz = |side: &[&CaseRun]| {
+        let told: Vec<f64> = side.iter().filter_map(|run| run.median_clock_mhz).collect();
+        (!told.is_empty()).then(|| kernelgate::stats::median(&told))
+    };
+    if clock_mhz(suspect).zip(clock_mhz(other)).is_some_and(|(low, high)| low < LOW_CLOCK * high) {
+        return Some(Doubt::Clock);
     }
     (host_bound(suspect) && !host_bound(other)).then_some(Doubt::HostBound)
 }

@@ -124,6 +124,8 @@ pub enum Doubt {
     Undetectable,
     /// The GPU was throttled on the side that is, or may hide, the slower one.
     Throttled,
+    /// The SM clock of that side was lower than that of the other.
+    Clock,
     /// The host's launch time is in the times of that side, and not in those of the other.
     HostBound,
 }
@@ -136,6 +138,7 @@ impl Doubt {
             Self::Wide => "interval too wide",
             Self::Undetectable => "beyond the threshold, less than these runs can detect",
             Self::Throttled => "the GPU was throttled",
+            Self::Clock => "the SM clock was lower on one side",
             Self::HostBound => "the host's launches are in the times of one side",
         }
     }

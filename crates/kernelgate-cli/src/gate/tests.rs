@@ -211,6 +211,18 @@ fn times_that_are_too_long_decide_nothing_against_the_code() {
         assert_eq!(verdict(&with(1e6, change), &plain(1.5e6)), (Verdict::Regressed, None));
         assert_eq!(verdict(&plain(1e6), &with(1e6, change)), (Verdict::Unchanged, None));
     }
+    // A clock that was set, or a lower power limit: steady, so that nothing is throttled.
+    let at = |time, clock_mhz: f64| {
+        let mut run = with(time, |_| {});
+        let samples = &mut run.cases.get_mut("a").unwrap().samples;
+        samples.clock_mhz = vec![clock_mhz; samples.elapsed_ns.len()];
+        run
+    };
+    let unclear = (Verdict::Inconclusive, Some(Doubt::Clock));
+    assert_eq!(verdict(&at(1e6, 1980.0), &at(1.65e6, 1200.0)), unclear);
+    assert_eq!(verdict(&at(1e6, 1200.0), &at(1e6, 1980.0)), unclear);
+    assert_eq!(verdict(&at(1e6, 1980.0), &at(1.65e6, 1900.0)), (Verdict::Regressed, None));
+    assert_eq!(verdict(&at(1e6, 1980.0), &at(1e6, 1200.0)), (Verdict::Unchanged, None));
     let host: Change = |samples| samples.host_bound = true;
     assert_eq!(verdict(&with(1e6, host), &with(1.5e6, host)), (Verdict::Regressed, None));
 }

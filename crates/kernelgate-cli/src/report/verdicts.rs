@@ -214,7 +214,8 @@ fn notes(report: &GateReport) -> Vec<String> {
         lines.push("nothing to judge: no case is both in the baseline and in the run".to_owned());
     }
     // A baseline of one run has a line of its own.
-    for doubt in [Doubt::Wide, Doubt::Undetectable, Doubt::Throttled, Doubt::HostBound] {
+    use Doubt::{Clock, HostBound, Throttled, Undetectable, Wide};
+    for doubt in [Wide, Undetectable, Throttled, Clock, HostBound] {
         let cases: Vec<String> = report
             .judged
             .iter()

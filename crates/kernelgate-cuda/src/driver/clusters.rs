@@ -32,12 +32,20 @@ impl Kernel {
     ) -> Result<usize, BackendError> {
         let mut dimension = cluster_attribute([cluster, 1, 1]);
         let config = self.config(shape, std::slice::from_mut(&mut dimension));
-        self.clusters_of(&config)
+        self.clusters_of(&config, u64::from(cluster))
     }
 
     /// How many clusters of a launch run at once where nothing else does; none where the GPU has no
-    /// clusters as large.
-    pub(super) fn clusters_of(&self, config: &sys::CUlaunchConfig) -> Result<usize, BackendError> {
+    /// clusters as large, which every GPU with clusters has up to eight blocks.
+    ///
+    /// # Errors
+    /// When the driver refuses a launch with clusters of eight blocks or fewer, or runs none.
+    pub(super) fn clusters_of(
+        &self,
+        config: &sys::CUlaunchConfig,
+        size: u64,
+    ) -> Result<usize, BackendError> {
+        let large = size > MAX_PORTABLE_CLUSTER;
         let mut clusters = 0;
         // SAFETY: the configuration points to attributes that outlive the call; the function
         // belongs to a module that `self` keeps loaded.
@@ -51,10 +59,18 @@ impl Kernel {
         use sys::CUresult::{CUDA_ERROR_INVALID_CLUSTER_SIZE, CUDA_ERROR_INVALID_VALUE};
         match counted.result() {
             // What drivers say of clusters that are too large.
-            Err(DriverError(CUDA_ERROR_INVALID_CLUSTER_SIZE | CUDA_ERROR_INVALID_VALUE)) => Ok(0),
-            counted => counted
-                .map(|()| clusters.max(0) as usize)
-                .map_err(|error| failed(&format!("count the clusters of {}", self.name()), &error)),
+            Err(DriverError(CUDA_ERROR_INVALID_CLUSTER_SIZE | CUDA_ERROR_INVALID_VALUE))
+                if large =>
+            {
+                Ok(0)
+            }
+            Err(error) => Err(failed(&format!("count the clusters of {}", self.name()), &error)),
+            Ok(()) if clusters <= 0 && !large => Err(BackendError::Launch(format!(
+                "{}: not one cluster of {size} blocks of it runs: a block takes too many registers \
+                 or threads",
+                self.name()
+            ))),
+            Ok(()) => Ok(clusters.max(0) as usize),
         }
     }
 
@@ -67,6 +83,22 @@ impl Kernel {
             self.attribute(Attribute::CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH, "cluster")?,
         ];
         Ok((!cluster.contains(&0)).then_some(cluster))
+    }
+
+    /// Whether it is launched in clusters of so many blocks in x, y, z, where it was compiled for
+    /// some.
+    ///
+    /// # Errors
+    /// When it was compiled for others.
+    pub(crate) fn check_cluster(&self, said: [u32; 3]) -> Result<(), BackendError> {
+        match self.compiled_cluster()? {
+            Some(compiled) if compiled != said => Err(BackendError::Launch(format!(
+                "{}: it was compiled for clusters of {compiled:?} blocks (`__cluster_dims__`), and \
+                 is launched in clusters of {said:?}",
+                self.name()
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// Allows clusters of more blocks than every GPU with clusters runs: more than eight.

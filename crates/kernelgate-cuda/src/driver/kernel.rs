@@ -131,13 +131,17 @@ impl Kernel {
         &self.parameter_bytes
     }
 
-    /// Allows launches with that much dynamic shared memory.
+    /// Allows launches with that much dynamic shared memory. What was allowed before stays: other
+    /// launches of the same function may rely on it.
     ///
     /// # Errors
     /// When the device has less.
     pub fn allow_shared(&self, bytes: u32) -> Result<(), BackendError> {
         use sys::CUfunction_attribute_enum as attribute;
         const SHARED: attribute = attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        if u64::from(self.attribute(SHARED, "dynamic shared memory")?) >= u64::from(bytes) {
+            return Ok(());
+        }
         // SAFETY: the function belongs to a module that `self` keeps loaded.
         unsafe {
             result::function::set_function_attribute(

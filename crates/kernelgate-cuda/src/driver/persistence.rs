@@ -13,8 +13,10 @@ use cudarc::driver::sys::{
 };
 use cudarc::driver::{CudaContext, DriverError};
 
+use super::context_settings::ContextSettings;
 use super::device::Device;
 use super::status::failed;
+use super::stream_settings::StreamSettings;
 use super::window::{Lines, Window};
 use crate::BackendError;
 
@@ -85,6 +87,40 @@ pub fn set_aside(device: &Device) -> Result<usize, BackendError> {
 pub fn restore(device: &Device) -> Result<(), BackendError> {
     device.restore_settings()?;
     reset(device)
+}
+
+/// What is set for the whole context and for the stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    pub(super) context: ContextSettings,
+    pub(super) stream: StreamSettings,
+    /// Of L2, bytes; absent where the driver has no such limit.
+    aside: Option<usize>,
+}
+
+/// What is set now, by the case that is alive.
+pub fn settings(device: &Device) -> Settings {
+    Settings {
+        context: device.settings_now(),
+        stream: StreamSettings::of(device.stream()),
+        aside: device.context().get_limit(LIMIT).ok(),
+    }
+}
+
+/// Sets again what was set before another row was prepared beside the case that is alive.
+///
+/// # Errors
+/// When the driver refuses.
+pub fn bring_back(device: &Device, before: &Settings) -> Result<(), BackendError> {
+    before.context.restore(device.context())?;
+    match before.aside {
+        Some(aside) if device.context().get_limit(LIMIT).ok() != before.aside => device
+            .context()
+            .set_limit(LIMIT, aside)
+            .map_err(|error| failed("bring back the set-aside of L2", &error))?,
+        _ => {}
+    }
+    before.stream.restore(device.stream())
 }
 
 /// Gives back what earlier launches set aside of L2 and releases the lines that they kept, so that

@@ -184,8 +184,18 @@ impl PreparedLaunch {
             Offered { shared_bytes: device.shared_bytes_a_block()?, clusters: device.clusters()? };
         // What the launch says, else what the kernel was compiled for.
         let cluster = match dims.cluster {
-            None if has.clusters => kernel.compiled_cluster()?,
-            said => said,
+            None if has.clusters => {
+                let compiled = kernel.compiled_cluster()?;
+                let as_said = LaunchDims { cluster: compiled, ..dims };
+                as_said.check().map_err(of_kernel)?;
+                compiled
+            }
+            said => {
+                if let Some(said) = said.filter(|_| has.clusters) {
+                    kernel.check_cluster(said)?;
+                }
+                said
+            }
         };
         if let Some(unmet) = dims.unmet(kernel.static_shared_bytes()?, cluster, has) {
             return Err(BackendError::Unsupported(unmet));
@@ -215,7 +225,7 @@ impl PreparedLaunch {
                 }
                 let mut attribute = cluster_attribute(cluster);
                 let config = self.config(std::slice::from_mut(&mut attribute));
-                let held = kernel.clusters_of(&config)? as u64;
+                let held = kernel.clusters_of(&config, size)? as u64;
                 let needed = if dims.cooperative { blocks.div_ceil(size) } else { 1 };
                 (needed, held, format!("clusters of {size} blocks"))
             }

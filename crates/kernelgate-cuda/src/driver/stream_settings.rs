@@ -24,21 +24,24 @@ const OTHERS: [(CUstreamAttrID, &str); 4] = [
 /// The bytes of a setting.
 type Bytes = [c_char; 64];
 
-/// The settings of a stream beside its window, which nothing sets when a stream is made.
+/// The settings of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamSettings {
     /// In the order of [`OTHERS`]; absent where the driver does not tell.
     others: [Option<Bytes>; OTHERS.len()],
+    /// Absent where there is none, as when a stream is made.
+    window: Option<Bytes>,
 }
 
 impl StreamSettings {
     /// As they are now.
     pub(super) fn of(stream: &CudaStream) -> Self {
         let told = |(id, _)| get(stream, id).ok().map(|value| settable(id, bytes(value)));
-        Self { others: OTHERS.map(told) }
+        let window = get(stream, WINDOW).ok().filter(|value| window_bytes(*value) != 0);
+        Self { others: OTHERS.map(told), window: window.map(bytes) }
     }
 
-    /// Sets those that are otherwise now, and takes a window away.
+    /// Sets those that are otherwise now, and takes a window away that was not there.
     ///
     /// # Errors
     /// When the driver refuses: what follows would be measured otherwise than what came before.
@@ -50,14 +53,16 @@ impl StreamSettings {
     }
 
     fn set(&self, stream: &CudaStream) -> Result<(), (&'static str, DriverError)> {
-        // Where L2 keeps nothing the driver may not tell.
-        if let Ok(mut value) = get(stream, WINDOW)
-            && window_bytes(value) != 0
-        {
-            value.accessPolicyWindow.num_bytes = 0;
+        let now = Self::of(stream);
+        if now.window != self.window {
+            // Where L2 keeps nothing the driver does not tell, and both are absent.
+            let mut value =
+                CUstreamAttrValue { pad: self.window.or(now.window).unwrap_or([0; 64]) };
+            if self.window.is_none() {
+                value.accessPolicyWindow.num_bytes = 0;
+            }
             set(stream, WINDOW, value).map_err(|error| ("window of L2", error))?;
         }
-        let now = Self::of(stream);
         for (((id, name), before), now) in OTHERS.into_iter().zip(self.others).zip(now.others) {
             if let (Some(before), true) = (before, before != now) {
                 let value = CUstreamAttrValue { pad: before };
@@ -71,7 +76,9 @@ impl StreamSettings {
 /// A setting as the driver takes it: the way to wait of a stream for which none was set is told as
 /// -1, which is no way to set.
 fn settable(id: CUstreamAttrID, told: Bytes) -> Bytes {
-    if id != OTHERS[0].0 || told[..4] != [-1; 4] {
+    // Characters are unsigned on some processors.
+    let policy = i32::from_ne_bytes(std::array::from_fn(|index| told[index] as u8));
+    if id != OTHERS[0].0 || policy != -1 {
         return told;
     }
     let mut value = CUstreamAttrValue { pad: [0; 64] };
@@ -121,18 +128,30 @@ mod tests {
         eprintln!("{made:?}");
         let kept = device.allocate(1 << 20).unwrap();
         let window = Window { address: kept.address(), bytes: 1 << 20, lines: Lines::Keep(1.0) };
-        match set(stream, WINDOW, window.attribute().value) {
-            Ok(()) => assert_eq!(window_bytes(get(stream, WINDOW).unwrap()), 1 << 20),
-            Err(error) => eprintln!("the window is not set: {error:?}"),
-        }
+        let has_window = match set(stream, WINDOW, window.attribute().value) {
+            Ok(()) => {
+                assert_eq!(window_bytes(get(stream, WINDOW).unwrap()), 1 << 20);
+                true
+            }
+            Err(error) => {
+                eprintln!("the window is not set: {error:?}");
+                false
+            }
+        };
         let policy = CUstreamAttrValue {
             syncPolicy: sys::CUsynchronizationPolicy::CU_SYNC_POLICY_BLOCKING_SYNC,
         };
         let (id, _) = OTHERS[0];
         set(stream, id, policy).unwrap();
         assert_ne!(StreamSettings::of(stream), made);
+        let of_a_case = persistence::settings(&device);
+        assert_eq!(of_a_case.stream.window.is_some(), has_window);
         persistence::restore(&device).unwrap();
         assert_eq!(StreamSettings::of(stream), made);
         assert_eq!(get(stream, WINDOW).map_or(0, window_bytes), 0);
+        // Around a row that another case is compared with.
+        persistence::bring_back(&device, &of_a_case).unwrap();
+        assert_eq!(persistence::settings(&device), of_a_case);
+        persistence::restore(&device).unwrap();
     }
 }

@@ -51,8 +51,15 @@ impl<P> KernelSpec<P> {
         if shape.shared_bytes > 0 {
             kernel.allow_shared(shape.shared_bytes)?;
         }
-        if self.cluster.is_some_and(|blocks| blocks as u64 > MAX_PORTABLE_CLUSTER) {
-            kernel.allow_large_clusters()?;
+        if let Some(blocks) = self.cluster {
+            kernel.check_cluster([blocks as u32, 1, 1])?;
+            if blocks as u64 > MAX_PORTABLE_CLUSTER {
+                kernel.allow_large_clusters()?;
+                if kernel.clusters_at_once(shape, blocks as u32)? == 0 {
+                    let unmet = format!("this GPU runs no clusters of {blocks} blocks of it");
+                    return Err(BackendError::Unsupported(unmet));
+                }
+            }
         }
         if self.whole_shared {
             kernel.prefer_shared()?;

@@ -118,7 +118,7 @@ impl Launches {
 
     /// The same where launches carry state on from one to the next: `reset` enqueues what brings
     /// it back. It is called before each launch that is timed or whose outputs are compared, outside
-    /// of the time; some ten launches that are looked at otherwise may follow each other without it.
+    /// of the time; some eight launches that are looked at otherwise may follow each other without it.
     pub fn with_reset<E: fmt::Display>(
         self,
         reset: impl FnMut() -> Result<(), E> + 'static,

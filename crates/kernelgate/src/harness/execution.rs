@@ -306,10 +306,15 @@ impl Execution<'_> {
         let sampling = self.trial.as_ref().map_or(TrialSampling::MEASURED, |trial| trial.sampling);
         let mut delayed = match Delay::of(&flags.delay, &case.id) {
             Some(delay) => {
-                Some(timer.delay(executable, (delay, case.cache)).map_err(backend_error)?)
+                let made = guard::catch(|| timer.delay(executable, (delay, case.cache)));
+                Some(made.map_err(CaseError::Fail)?.map_err(backend_error)?)
             }
             None => None,
         };
+        if delayed.is_some() {
+            // Its memory is none of the case's.
+            ready.memory.skip();
+        }
         let executable = match &mut delayed {
             Some(delayed) => delayed as &mut dyn Executable,
             None => executable,
@@ -350,7 +355,12 @@ impl Execution<'_> {
         let _activity = spent::on(after_timing::ACTIVITY);
         let inputs = &mut checked.inputs;
         let after =
-            after_timing::check(ready, group, (executable, inputs), stopwatch.as_mut(), digest)?;
+            after_timing::check(ready, group, (executable, inputs), stopwatch.as_mut(), digest);
+        if after.is_err() {
+            // A row that was the reference beside it is none of the cold case's either.
+            ready.memory.skip();
+        }
+        let after = after?;
         // An earlier process of this executable has looked.
         if digest.is_none() {
             let _activity = spent::on("record of streams");

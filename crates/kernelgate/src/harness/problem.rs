@@ -18,7 +18,8 @@ use crate::record::numerics::ONE_DATA_SET;
 use crate::record::run::VerificationRecord;
 use crate::record::tensors;
 use crate::verify::{self, Bounds, OutputComparison, VerifyError};
-use crate::workload::{Expected, ReferenceFrom, Tensors};
+use crate::workload::{Expected, ReferenceFrom, Tensors, Tolerance};
+use kernelgate_cuda::driver::persistence;
 use kernelgate_cuda::driver::used::AskedKernels;
 
 /// Inputs and reference of a problem.
@@ -82,6 +83,14 @@ impl Ready {
     ) -> Result<Self, CaseError> {
         let problem = group.bound.problem();
         problem.check().map_err(CaseError::Fail)?;
+        let Tolerance { max_error, relative_l2 } =
+            guard::catch(|| problem.tolerance()).map_err(CaseError::Fail)?;
+        if ![max_error, relative_l2].iter().all(|it| it.is_finite() && *it >= 0.0) {
+            return Err(CaseError::Fail(format!(
+                "its tolerance is a maximum error of {max_error} and a relative L2 norm of \
+                 {relative_l2}: both have to be numbers from 0"
+            )));
+        }
         // With a declared precision there are two references.
         let times = if problem.precision().is_some() { 2 } else { 1 };
         let needed = guard::catch(|| times * problem.host_bytes()).map_err(CaseError::Fail)?;
@@ -187,6 +196,11 @@ impl Ready {
             CaseError::Skip(why) => CaseError::Skip(told(why)),
             CaseError::Fail(why) => CaseError::Fail(told(why)),
         };
+        // What a case that is alive has set for itself is found again when it is launched next.
+        let before = match &self.target {
+            Target::Cuda(device) => Some((device, persistence::settings(device))),
+            Target::Cpu => None,
+        };
         let computed = group
             .bound
             .prepare(index, inputs, &self.target)
@@ -199,7 +213,12 @@ impl Ready {
                 verify::unverified(executable.outputs()?)?;
                 Ok(verify::as_expected(executable.outputs()?))
             });
-        computed.map_err(of_reference)
+        let computed = computed.map_err(of_reference)?;
+        if let Some((device, before)) = before {
+            let brought_back = persistence::bring_back(device, &before);
+            brought_back.map_err(|error| of_reference(VerifyError::from(error)))?;
+        }
+        Ok(computed)
     }
 
     /// Whether nothing says what a case has to compute: there is no reference, or it is the case's

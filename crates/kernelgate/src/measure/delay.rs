@@ -32,6 +32,9 @@ const HOST_CORRECTIONS: usize = 6;
 /// How often a size is measured on a GPU at most, and how close to the delay is enough, as a share.
 const MEASUREMENTS: usize = 6;
 const CLOSE: f64 = 0.05;
+/// How far off the best of them may be: a delay that is further from what was asked for is none
+/// that anything can be held against.
+const MOST_OFF: f64 = 0.25;
 /// Samples of a launch without the delay or with it, together of about that time where launches are
 /// short, and most launches of a sample.
 const SAMPLES: usize = 5;
@@ -122,7 +125,8 @@ impl<'a> Delayed<'a> {
     /// a further kernel costs by itself, and the launch after it, is in it.
     ///
     /// # Errors
-    /// When the delay is shorter than the least of such kernels makes it, or one cannot be made.
+    /// When the delay is shorter than the least of such kernels makes it, no size of it makes a launch
+    /// longer by about so much, or it cannot be made.
     pub fn on_device(
         inner: &'a mut dyn Executable,
         delay: &Delay,
@@ -151,10 +155,17 @@ impl<'a> Delayed<'a> {
             );
             return Err(BackendError::Unsupported(why));
         }
-        let size = fitted((delay_ns, least_ns, per_ns), |size| {
+        let (size, added_ns) = fitted((delay_ns, least_ns, per_ns), |size| {
             delayed.wait.resize(size);
             delayed.added_ns(events, cache)
         })?;
+        if (added_ns - delay_ns).abs() > MOST_OFF * delay_ns {
+            let why = format!(
+                "a delay of {delay_ns:.0} ns cannot be made: the closest makes a launch \
+                 {added_ns:.0} ns longer"
+            );
+            return Err(BackendError::Unsupported(why));
+        }
         delayed.wait.resize(size);
         Ok(delayed)
     }
@@ -189,19 +200,19 @@ fn launches_ns(
 
 /// The size at which `added_ns` is the delay, which nothing of a size makes `least_ns`: between one
 /// that is too small and one that is too large, closer at each measurement. It need not be
-/// proportional; the best that was measured is returned.
+/// proportional; the best that was measured is returned, with what it adds.
 fn fitted(
     (delay_ns, least_ns, per_ns): (f64, f64, f64),
     mut added_ns: impl FnMut(f64) -> Result<f64, BackendError>,
-) -> Result<f64, BackendError> {
+) -> Result<(f64, f64), BackendError> {
     let (mut below, mut above) = ((0.0, least_ns), None);
-    let (mut best, mut best_off) = (0.0, (delay_ns - least_ns).abs());
+    let mut best = below;
     let mut size = (delay_ns - least_ns).max(1.0) * per_ns;
     for _ in 0..MEASUREMENTS {
         let added = added_ns(size)?;
         let off = (added - delay_ns).abs();
-        if off < best_off {
-            (best, best_off) = (size, off);
+        if off < (best.1 - delay_ns).abs() {
+            best = (size, added);
         }
         if off <= CLOSE * delay_ns {
             break;
@@ -383,12 +394,16 @@ mod tests {
                     measured += 1;
                     Ok(added(size))
                 });
-                let off = (added(size.unwrap()) - delay_ns).abs() / delay_ns;
+                let (size, found) = size.unwrap();
+                assert_eq!(found, added(size));
+                let off = (found - delay_ns).abs() / delay_ns;
                 assert!(off < 0.15 && measured <= MEASUREMENTS, "{delay_ns}, {per_ns}: {off}");
             }
         }
         // Where nothing makes it longer, nothing is added.
-        assert_eq!(fitted((9.0, 9.0, 1.0), |_| Ok(99.0)).unwrap(), 0.0);
+        assert_eq!(fitted((9.0, 9.0, 1.0), |_| Ok(99.0)).unwrap(), (0.0, 9.0));
+        // A size that makes a step over what was asked for is told by what it adds.
+        assert_eq!(fitted((50.0, 9.0, 1.0), |_| Ok(99.0)).unwrap().1, 9.0);
         let fails = fitted((9.0, 1.0, 1.0), |_| Err(BackendError::Lost("gone".to_owned())));
         assert!(matches!(fails, Err(BackendError::Lost(_))));
     }

@@ -252,7 +252,9 @@ impl EventTimer {
         &mut self,
         executable: &mut dyn Executable,
     ) -> Result<usize, BackendError> {
-        for count in [16, 4, 1] {
+        // What carries state on may have room for no more.
+        let counts: &[usize] = if executable.carries_state() { &[1] } else { &[16, 4, 1] };
+        for &count in counts {
             if !self.burst(count, Cache::Hot, 1, &mut || executable.launch())?.host_bound {
                 return Ok(MAX_QUEUED / count);
             }

@@ -267,8 +267,9 @@ pub struct Provenance {
 }
 
 /// What git is asked for changes.
-const STATUS: [&str; 6] =
-    ["status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude)baselines"];
+const STATUS: [&str; 6] = ["status", "--porcelain", "--untracked-files=no", "--", ":/", BASELINES];
+/// What is no change of the code: committed baselines, of whichever package of a workspace.
+const BASELINES: &str = ":(top,exclude,glob)**/baselines/*/*.json";
 
 impl Provenance {
     /// Asks git about a folder; `KERNELGATE_COMMIT` answers where a binary runs away from the
@@ -400,14 +401,15 @@ mod tests {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
         };
-        let code = ["package/src.rs", "beside.rs", "baselines.rs"];
-        let baseline = "package/baselines/h200/main.json";
-        code.iter().chain([&baseline]).for_each(|file| write(file, "1"));
+        let code = ["package/src.rs", "beside.rs", "baselines.rs", "package/baselines/kernel.cu"];
+        let saved = ["package/baselines/h200/main.json", "member/baselines/h200/main.json"];
+        let of_the_top = "baselines/h200/main.json";
+        code.iter().chain(&saved).chain([&of_the_top]).for_each(|file| write(file, "1"));
         let at = |arguments: &[&str]| git(folder.path(), arguments).unwrap();
         at(&["init", "--quiet"]);
         at(&["add", "."]);
         at(&["-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "-m", "first"]);
-        write(baseline, "2");
+        saved.iter().chain([&of_the_top]).for_each(|file| write(file, "2"));
         assert!(!Provenance::of(&package).dirty);
         for file in code {
             write(file, "2");
