@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::environment::{Environment, Provenance};
+use super::environment::Environment;
 use super::file::Record;
+use super::provenance::Provenance;
 use super::run::VerificationRecord;
 use super::text;
 

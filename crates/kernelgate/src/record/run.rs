@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::environment::{Environment, Provenance};
+use super::environment::Environment;
 use super::file::Record;
+use super::provenance::Provenance;
 use super::shard::Shard;
 use super::text;
 use super::work::WorkRecord;

@@ -290,7 +290,7 @@ fn target_folder(root: &Path) -> PathBuf {
     if let Some(folder) = std::env::var_os("CARGO_TARGET_DIR") {
         return root.join(folder);
     }
-    super::environment::target_of_program().unwrap_or_else(|| root.join("target"))
+    super::provenance::target_of_program().unwrap_or_else(|| root.join("target"))
 }
 
 pub(super) fn entries(folder: &Path) -> Vec<PathBuf> {

@@ -6,8 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::measure::limits::Limits;
 use crate::record::case_run::CaseRun;
-use crate::record::environment::{Environment, Provenance};
+use crate::record::environment::Environment;
 use crate::record::numerics::CaseNumerics;
+use crate::record::provenance::Provenance;
 use crate::record::work::WorkRecord;
 use crate::stats::half_range;
 
