@@ -124,7 +124,7 @@ fn a_commit_that_costs_a_tenth_is_found_among_64() {
             }
         }
         let started = Instant::now();
-        let line = format!("bisect {CASE} --good good --case-time 0.03s --backend cpu");
+        let line = format!("bisect {CASE} --good good --case-time 0.1s --backend cpu");
         let outcome: Outcome = scratch.kernelgate(&line).output().unwrap().into();
         println!(
             "number {planted}, {:.0} s:\n{}\n{}",

@@ -190,15 +190,22 @@ pub fn bounds(
             (true, true) => Missing::Figures,
         })
     };
-    let set = Cost::ALL.into_iter().filter(|cost| cost.allowed(limits).is_some());
-    set.map(|cost| CostBound { case: case.to_owned(), cost, missing: missing(cost) }).collect()
+    of_limits(case, limits, missing)
 }
 
 /// The bounds on the costs of a case of Criterion alone, none of which can be judged.
 pub fn untold(case: &str, limits: &CaseLimits) -> Vec<CostBound> {
+    of_limits(case, limits, |_| Some(Missing::Criterion))
+}
+
+/// The bounds that are set, each with what `missing` says of its cost.
+fn of_limits(
+    case: &str,
+    limits: &CaseLimits,
+    missing: impl Fn(Cost) -> Option<Missing>,
+) -> Vec<CostBound> {
     let set = Cost::ALL.into_iter().filter(|cost| cost.allowed(limits).is_some());
-    let missing = Some(Missing::Criterion);
-    set.map(|cost| CostBound { case: case.to_owned(), cost, missing }).collect()
+    set.map(|cost| CostBound { case: case.to_owned(), cost, missing: missing(cost) }).collect()
 }
 
 /// Of which bounds something could not be judged, for how many cases and why. One that could be

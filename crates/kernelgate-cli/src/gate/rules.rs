@@ -171,15 +171,7 @@ impl Rules {
         let mut notes = Vec::new();
         self.accepted.retain(|rule| {
             let code = code_of(&rule.cases);
-            let same = |wanted: &String| {
-                let is = |it: &Provenance| {
-                    let commit = it.commit.as_deref().filter(|commit| !commit.is_empty());
-                    !it.dirty
-                        && commit
-                            .is_some_and(|it| it.starts_with(&**wanted) || wanted.starts_with(it))
-                };
-                code.iter().all(is)
-            };
+            let same = |wanted: &String| code.iter().all(|it| is_commit(it, wanted));
             let found = code.iter().map(Provenance::short).collect::<BTreeSet<_>>();
             let several = found.len() > 1;
             let found = found.into_iter().collect::<Vec<_>>().join(" and ");
@@ -202,8 +194,7 @@ impl Rules {
                     ),
                     None => format!(
                         "without `baseline` it holds for `kernelgate compare` only: `baseline = \
-                         \"{}\"` makes it hold until the next baseline",
-                        code.first().map_or_else(|| "COMMIT".to_owned(), Provenance::short)
+                         \"{found}\"` makes it hold until the next baseline"
                     ),
                 };
                 notes.push(format!("{}: {why}", rule.words()));
@@ -238,6 +229,12 @@ impl Rules {
             undecided: Vec::new(),
         }
     }
+}
+
+/// Whether code is that of a commit; either may be shortened. With changes it is that of none.
+fn is_commit(code: &Provenance, wanted: &str) -> bool {
+    let commit = code.commit.as_deref().filter(|commit| !commit.is_empty() && !code.dirty);
+    commit.is_some_and(|it| it.starts_with(wanted) || wanted.starts_with(it))
 }
 
 /// What somebody wrote, on one line: lines of its own could be taken for the program's.

@@ -75,7 +75,7 @@ impl Kernel {
     }
 
     /// Blocks of a cluster in x, y, z where it was compiled for clusters (`__cluster_dims__`).
-    pub(super) fn compiled_cluster(&self) -> Result<Option<[u32; 3]>, BackendError> {
+    fn compiled_cluster(&self) -> Result<Option<[u32; 3]>, BackendError> {
         use sys::CUfunction_attribute_enum as Attribute;
         let cluster = [
             self.attribute(Attribute::CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH, "cluster")?,
@@ -85,19 +85,19 @@ impl Kernel {
         Ok((!cluster.contains(&0)).then_some(cluster))
     }
 
-    /// Whether it is launched in clusters of so many blocks in x, y, z, where it was compiled for
-    /// some.
+    /// Blocks of a cluster in x, y, z: what a launch says, else what it was compiled for. On a GPU
+    /// with clusters.
     ///
     /// # Errors
-    /// When it was compiled for others.
-    pub(crate) fn check_cluster(&self, said: [u32; 3]) -> Result<(), BackendError> {
-        match self.compiled_cluster()? {
-            Some(compiled) if compiled != said => Err(BackendError::Launch(format!(
-                "{}: it was compiled for clusters of {compiled:?} blocks (`__cluster_dims__`), and \
-                 is launched in clusters of {said:?}",
+    /// When it was compiled for others than the launch says.
+    pub(crate) fn cluster(&self, said: Option<[u32; 3]>) -> Result<Option<[u32; 3]>, BackendError> {
+        match (said, self.compiled_cluster()?) {
+            (Some(said), Some(compiled)) if said != compiled => Err(BackendError::Launch(format!(
+                "{}: it was compiled for clusters of {compiled:?} blocks (`__cluster_dims__`), \
+                     and is launched in clusters of {said:?}",
                 self.name()
             ))),
-            _ => Ok(()),
+            (said, compiled) => Ok(said.or(compiled)),
         }
     }
 

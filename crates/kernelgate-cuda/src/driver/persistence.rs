@@ -103,7 +103,7 @@ pub fn settings(device: &Device) -> Settings {
     Settings {
         context: device.settings_now(),
         stream: StreamSettings::of(device.stream()),
-        aside: device.context().get_limit(LIMIT).ok(),
+        aside: set_aside(device).ok(),
     }
 }
 
@@ -113,12 +113,9 @@ pub fn settings(device: &Device) -> Settings {
 /// When the driver refuses.
 pub fn bring_back(device: &Device, before: &Settings) -> Result<(), BackendError> {
     before.context.restore(device.context())?;
-    match before.aside {
-        Some(aside) if device.context().get_limit(LIMIT).ok() != before.aside => device
-            .context()
-            .set_limit(LIMIT, aside)
-            .map_err(|error| failed("bring back the set-aside of L2", &error))?,
-        _ => {}
+    if let (Some(aside), true) = (before.aside, set_aside(device).ok() != before.aside) {
+        let set = device.context().set_limit(LIMIT, aside);
+        set.map_err(|error| failed("bring back the set-aside of L2", &error))?;
     }
     before.stream.restore(device.stream())
 }

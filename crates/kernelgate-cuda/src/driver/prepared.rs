@@ -178,25 +178,11 @@ impl PreparedLaunch {
     ) -> Result<Self, BackendError> {
         let of_kernel =
             |problem: String| BackendError::Launch(format!("{}: {problem}", kernel.name()));
-        dims.check().map_err(of_kernel)?;
         parameters.check(kernel.parameter_bytes()).map_err(of_kernel)?;
         let has =
             Offered { shared_bytes: device.shared_bytes_a_block()?, clusters: device.clusters()? };
-        // What the launch says, else what the kernel was compiled for.
-        let cluster = match dims.cluster {
-            None if has.clusters => {
-                let compiled = kernel.compiled_cluster()?;
-                let as_said = LaunchDims { cluster: compiled, ..dims };
-                as_said.check().map_err(of_kernel)?;
-                compiled
-            }
-            said => {
-                if let Some(said) = said.filter(|_| has.clusters) {
-                    kernel.check_cluster(said)?;
-                }
-                said
-            }
-        };
+        let cluster = if has.clusters { kernel.cluster(dims.cluster)? } else { dims.cluster };
+        LaunchDims { cluster, ..dims }.check().map_err(of_kernel)?;
         if let Some(unmet) = dims.unmet(kernel.static_shared_bytes()?, cluster, has) {
             return Err(BackendError::Unsupported(unmet));
         }

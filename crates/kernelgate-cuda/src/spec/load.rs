@@ -52,7 +52,7 @@ impl<P> KernelSpec<P> {
             kernel.allow_shared(shape.shared_bytes)?;
         }
         if let Some(blocks) = self.cluster {
-            kernel.check_cluster([blocks as u32, 1, 1])?;
+            kernel.cluster(Some([blocks as u32, 1, 1]))?;
             if blocks as u64 > MAX_PORTABLE_CLUSTER {
                 kernel.allow_large_clusters()?;
                 if kernel.clusters_at_once(shape, blocks as u32)? == 0 {

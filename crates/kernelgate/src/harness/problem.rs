@@ -83,8 +83,8 @@ impl Ready {
     ) -> Result<Self, CaseError> {
         let problem = group.bound.problem();
         problem.check().map_err(CaseError::Fail)?;
-        let Tolerance { max_error, relative_l2 } =
-            guard::catch(|| problem.tolerance()).map_err(CaseError::Fail)?;
+        let tolerance = guard::catch(|| problem.tolerance()).map_err(CaseError::Fail)?;
+        let Tolerance { max_error, relative_l2 } = tolerance;
         if ![max_error, relative_l2].iter().all(|it| it.is_finite() && *it >= 0.0) {
             return Err(CaseError::Fail(format!(
                 "its tolerance is a maximum error of {max_error} and a relative L2 norm of \
@@ -119,7 +119,7 @@ impl Ready {
                 one_data_set: problem.one_data_set(),
                 outputs: BuildOutputs::default(),
                 target: target.clone(),
-                bounds: problem.tolerance().into(),
+                bounds: tolerance.into(),
                 seed,
                 references: None,
                 kernels: AskedKernels::default(),
@@ -213,12 +213,11 @@ impl Ready {
                 verify::unverified(executable.outputs()?)?;
                 Ok(verify::as_expected(executable.outputs()?))
             });
-        let computed = computed.map_err(of_reference)?;
-        if let Some((device, before)) = before {
-            let brought_back = persistence::bring_back(device, &before);
-            brought_back.map_err(|error| of_reference(VerifyError::from(error)))?;
-        }
-        Ok(computed)
+        // Also where it failed: what is alive may be timed further.
+        let brought_back = before.map_or(Ok(()), |(device, before)| {
+            persistence::bring_back(device, &before).map_err(VerifyError::from)
+        });
+        computed.and_then(|it| brought_back.map(|()| it)).map_err(of_reference)
     }
 
     /// Whether nothing says what a case has to compute: there is no reference, or it is the case's

@@ -181,7 +181,7 @@ fn what_a_gpu_does_not_hold_is_unsupported() {
     let launch = prepare("meeting", dims, meeting(0)).unwrap();
     let mut attribute = cluster_attribute([16, 1, 1]);
     let config = launch.config(std::slice::from_mut(&mut attribute));
-    let held = launch.kernel.clusters_of(&config, 2).unwrap() as u32;
+    let held = launch.kernel.clusters_of(&config, 16).unwrap() as u32;
     eprintln!("{held} clusters of 16 blocks of 256 threads at once");
     assert!(held > 0);
     let together = |grid| LaunchDims { cooperative: true, ..in_clusters(16, grid) };
