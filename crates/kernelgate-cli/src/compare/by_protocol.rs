@@ -62,11 +62,8 @@ pub fn command(
     let _ = std::fs::remove_file(&trial.request.record);
     let mut command = of_request(setup, trial, (variable, &path));
     let planted = &trial.planted;
-    let how = if planted.by_work { ":work" } else { "" };
-    let delays: Vec<String> =
-        planted.delays_ns.iter().map(|(id, delay_ns)| format!("{id}={delay_ns:.0}{how}")).collect();
     command
-        .envs((!delays.is_empty()).then(|| ("KERNELGATE_DELAY", delays.join(","))))
+        .envs(planted.delays().map(|delays| ("KERNELGATE_DELAY", delays)))
         .envs(planted.layout.map(|layout| ("KERNELGATE_LAYOUT", layout.to_string())));
     Ok(command)
 }

@@ -292,9 +292,15 @@ fn one(
         delays_ns: delays_ns.clone(),
         by_work: matches!(kind, ComparisonKind::Work(_)),
         layout: matches!(kind, ComparisonKind::Layout).then_some(1 + number % LAYOUTS),
+        ..Planted::default()
     };
-    let request_of_head = ComparisonRequest { planted, ..request.clone() };
+    let mut request_of_head = ComparisonRequest { planted, ..request.clone() };
     let on_host = prepared.environment.as_ref().is_none_or(Environment::on_host);
+    if !delays_ns.is_empty() && !on_host {
+        // Found once and with care, not by each process anew.
+        let engine = Engine::new(&request_of_head, session, Trials::default());
+        request_of_head.planted.delay_sizes = engine.delay_sizes(prepared)?;
+    }
     let co_running = match kind {
         ComparisonKind::Sham if on_host => {
             CoRunning::Threads(std::thread::available_parallelism().map_or(1, Into::into))

@@ -64,8 +64,23 @@ pub struct Planted {
     pub delays_ns: BTreeMap<String, f64>,
     /// Whether launches are delayed by work in place of a wait.
     pub by_work: bool,
+    /// Sizes that were found to add those delays, by case: a process without one finds its own.
+    pub delay_sizes: BTreeMap<String, u64>,
     /// The number of a layout of code and memory; none for the usual one.
     pub layout: Option<usize>,
+}
+
+impl Planted {
+    /// The delays as a bench reads them; none where there are none.
+    fn delays(&self) -> Option<String> {
+        let how = if self.by_work { ":work" } else { "" };
+        let delay = |(id, delay_ns): (&String, &f64)| {
+            let size = self.delay_sizes.get(id).map(|size| format!("@{size}")).unwrap_or_default();
+            format!("{id}={delay_ns:.0}{how}{size}")
+        };
+        let delays: Vec<String> = self.delays_ns.iter().map(delay).collect();
+        (!delays.is_empty()).then(|| delays.join(","))
+    }
 }
 
 /// A comparison that was asked for.
@@ -146,5 +161,32 @@ pub enum CompareError {
 impl CompareError {
     fn io(action: &str, path: &Path, cause: &std::io::Error) -> Self {
         Self::Usage(format!("failed to {action} {}: {cause}", path.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kernelgate::measure::delay::Delay;
+
+    use super::*;
+
+    #[test]
+    fn delays_are_written_as_a_bench_reads_them() {
+        assert_eq!(Planted::default().delays(), None);
+        let planted = Planted {
+            delays_ns: [("a/b=c".to_owned(), 4_400.0), ("d".to_owned(), 7.0)].into(),
+            by_work: true,
+            delay_sizes: [("a/b=c".to_owned(), 131_072)].into(),
+            layout: None,
+        };
+        let text = planted.delays().unwrap();
+        let read: Vec<Delay> = text.split(',').map(|delay| delay.parse().unwrap()).collect();
+        let delay = |case: &str, delay_ns, size| Delay {
+            case: case.to_owned(),
+            delay_ns,
+            by_work: true,
+            size,
+        };
+        assert_eq!(read, [delay("a/b=c", 4_400, Some(131_072)), delay("d", 7, None)]);
     }
 }

@@ -315,6 +315,7 @@ impl Execution<'_> {
             // Its memory is none of the case's.
             ready.memory.skip();
         }
+        let delay_size = delayed.as_ref().and_then(Delayed::size);
         let executable = match &mut delayed {
             Some(delayed) => delayed as &mut dyn Executable,
             None => executable,
@@ -341,6 +342,7 @@ impl Execution<'_> {
             )
         });
         let mut samples = timed.map_err(CaseError::Fail)?.map_err(backend_error)?;
+        samples.delay_size = delay_size;
         // A process of a comparison that measures is to be short.
         let measures = self.trial.as_ref().is_some_and(TrialState::measures);
         if self.target.kind() == BackendKind::Cuda && !measures {

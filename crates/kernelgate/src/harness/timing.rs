@@ -221,6 +221,7 @@ fn collect(
         commands: technique.commands,
         host_launch_ns: None,
         unrecorded: None,
+        delay_size: None,
         contention: start.zip(end).and_then(|(start, end)| end.taken_by_others_since(&start)),
     }
 }

@@ -3,14 +3,15 @@
 //!
 //! A wait leaves caches and memory alone. Work, passes over memory, does to the next launch what more
 //! work of a kernel's own would do. On a GPU either is fitted to the case before it is timed: by what
-//! it makes a launch longer, which is more than it takes by itself.
+//! it makes a launch longer, which is more than it takes by itself. A comparison fits once and hands
+//! its processes the size.
 
 use std::hint::black_box;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use super::events::EventTimer;
-use super::{Cache, Stopwatch};
+use super::Cache;
+use super::events::{CasePlan, EventTimer};
 use crate::backend::{BackendError, Executable};
 use crate::stats;
 use crate::workload::{Tensor, Tensors};
@@ -35,11 +36,15 @@ const CLOSE: f64 = 0.05;
 /// How far off the best of them may be: a delay that is further from what was asked for is none
 /// that anything can be held against.
 const MOST_OFF: f64 = 0.25;
-/// Samples of a launch without the delay or with it, together of about that time where launches are
-/// short, and most launches of a sample.
-const SAMPLES: usize = 5;
-const TURN_NS: f64 = 3e6;
+/// About how long the launches of a turn take, without the delay or with it, nanoseconds, and how
+/// many they are at most.
+const TURN_NS: f64 = 2e6;
 const MAX_LAUNCHES: f64 = 50.0;
+/// Turns come in fours, without, with, with, without: about as long for all of them, nanoseconds, and
+/// how many fours at most. One is too few: a launch on its way from idle is a few µs from the next,
+/// and the clock wanders by 1 % in some ten milliseconds.
+const ALL_TURNS_NS: f64 = 1e8;
+const MAX_FOURS: f64 = 8.0;
 
 /// A delay for the cases whose id contains a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,9 +55,12 @@ pub struct Delay {
     pub delay_ns: u64,
     /// Whether by work in place of a wait.
     pub by_work: bool,
+    /// The size that adds it on a GPU, where it was fitted before: nanoseconds of a spin, bytes that
+    /// are read.
+    pub size: Option<u64>,
 }
 
-/// `CASE=NS` or `CASE=NS:work`.
+/// `CASE=NS` or `CASE=NS:work`, either with `@SIZE` behind it.
 impl FromStr for Delay {
     type Err = String;
 
@@ -60,13 +68,17 @@ impl FromStr for Delay {
         let wanted = || {
             format!(
                 "`{text}`: a delay is CASE=NANOSECONDS or CASE=NANOSECONDS:work, with 1 to \
-                 {MAX_DELAY_NS} of them"
+                 {MAX_DELAY_NS} of them, and @SIZE behind it where it was fitted before"
             )
         };
-        let (case, delay_ns) = text.rsplit_once('=').ok_or_else(wanted)?;
-        let (delay_ns, by_work) = match delay_ns.strip_suffix(":work") {
+        let (case, delay) = text.rsplit_once('=').ok_or_else(wanted)?;
+        let (delay, size) = match delay.split_once('@') {
+            Some((delay, size)) => (delay, Some(size.parse().map_err(|_| wanted())?)),
+            None => (delay, None),
+        };
+        let (delay_ns, by_work) = match delay.strip_suffix(":work") {
             Some(delay_ns) => (delay_ns, true),
-            None => (delay_ns, false),
+            None => (delay, false),
         };
         let delay_ns = delay_ns
             .parse()
@@ -76,7 +88,7 @@ impl FromStr for Delay {
         if case.is_empty() {
             return Err(wanted());
         }
-        Ok(Self { case: case.to_owned(), delay_ns, by_work })
+        Ok(Self { case: case.to_owned(), delay_ns, by_work, size })
     }
 }
 
@@ -122,7 +134,8 @@ impl<'a> Delayed<'a> {
 
     /// Delays launches on a GPU by one more kernel, which spins, or by work: kernels that read memory.
     /// They are made so long that a launch which is timed as samples are is longer by the delay: what
-    /// a further kernel costs by itself, and the launch after it, is in it.
+    /// a further kernel costs by itself, and the launch after it, is in it. A size that is given is
+    /// taken as it is.
     ///
     /// # Errors
     /// When the delay is shorter than the least of such kernels makes it, no size of it makes a launch
@@ -142,10 +155,13 @@ impl<'a> Delayed<'a> {
             (Wait::Device { spin: Spin::new(device)?, spin_ns: 0 }, 1.0)
         };
         let mut delayed = Self { inner, wait };
+        if let Some(size) = delay.size {
+            delayed.wait.resize(size);
+            return Ok(delayed);
+        }
         let delay_ns = delay.delay_ns as f64;
-        // The clock sinks most at first.
-        launches_ns(delayed.inner, events, cache)?;
-        let least_ns = delayed.added_ns(events, cache)?;
+        let mut without = events.plan(delayed.inner, cache)?;
+        let least_ns = delayed.added_ns(&mut without, events, cache)?;
         if least_ns > delay_ns {
             let by_work = if delay.by_work { " by work" } else { "" };
             let why = format!(
@@ -156,8 +172,8 @@ impl<'a> Delayed<'a> {
             return Err(BackendError::Unsupported(why));
         }
         let (size, added_ns) = fitted((delay_ns, least_ns, per_ns), |size| {
-            delayed.wait.resize(size);
-            delayed.added_ns(events, cache)
+            delayed.wait.resize(size as u64);
+            delayed.added_ns(&mut without, events, cache)
         })?;
         if (added_ns - delay_ns).abs() > MOST_OFF * delay_ns {
             let why = format!(
@@ -166,36 +182,52 @@ impl<'a> Delayed<'a> {
             );
             return Err(BackendError::Unsupported(why));
         }
-        delayed.wait.resize(size);
+        delayed.wait.resize(size as u64);
         Ok(delayed)
     }
 
-    /// By how much a launch is longer than without the delay, nanoseconds: the difference of medians
-    /// of samples, without first and last, so that a clock that sinks is in both alike.
-    fn added_ns(&mut self, events: &mut EventTimer, cache: Cache) -> Result<f64, BackendError> {
-        let mut without_ns = launches_ns(self.inner, events, cache)?;
-        let mut with_ns = launches_ns(self, events, cache)?;
-        with_ns.extend(launches_ns(self, events, cache)?);
-        without_ns.extend(launches_ns(self.inner, events, cache)?);
-        Ok(stats::median(&with_ns) - stats::median(&without_ns))
+    /// The size of what launches are delayed by; none on the host.
+    pub const fn size(&self) -> Option<u64> {
+        match self.wait {
+            Wait::Device { spin_ns, .. } => Some(spin_ns),
+            Wait::DeviceWork { count, bytes, .. } => Some(count * bytes),
+            Wait::Host(_) | Wait::HostWork { .. } => None,
+        }
     }
-}
 
-/// Some samples of a launch, timed as those of a case, nanoseconds.
-fn launches_ns(
-    executable: &mut dyn Executable,
-    events: &mut EventTimer,
-    cache: Cache,
-) -> Result<Vec<f64>, BackendError> {
-    let mut stopwatch = events.case(executable, cache)?;
-    let mut sample_ns = |launches: u64| {
-        let sample = stopwatch.time(executable, launches)?;
-        Ok::<_, BackendError>(sample.elapsed_ns / sample.launches as f64)
-    };
-    let first_ns = sample_ns(1)?;
-    let launches = (TURN_NS / SAMPLES as f64 / first_ns).clamp(1.0, MAX_LAUNCHES) as u64;
-    let samples = (TURN_NS / first_ns).clamp(1.0, SAMPLES as f64) as usize;
-    (0..samples).map(|_| sample_ns(launches)).collect()
+    /// By how much a launch is longer than without the delay, nanoseconds, timed in turns: the median
+    /// over fours of them, in each of which a clock that sinks is on both sides alike.
+    fn added_ns(
+        &mut self,
+        without: &mut CasePlan,
+        events: &mut EventTimer,
+        cache: Cache,
+    ) -> Result<f64, BackendError> {
+        // What was captured has the delay of that time in it.
+        let mut with = events.plan(self, cache)?;
+        let mut turn_ns = |delayed: &mut Self, is_delayed: bool, launches: u64| {
+            let sample = match is_delayed {
+                false => events.sample(without, delayed.inner, launches)?,
+                true => events.sample(&mut with, delayed, launches)?,
+            };
+            Ok::<_, BackendError>(sample.elapsed_ns / sample.launches as f64)
+        };
+        let first_ns = turn_ns(self, false, 1)?;
+        let launches = (TURN_NS / first_ns).clamp(1.0, MAX_LAUNCHES);
+        let fours = (ALL_TURNS_NS / (4.0 * launches.floor() * first_ns)).clamp(1.0, MAX_FOURS);
+        // The clock sinks most at first.
+        turn_ns(self, true, launches as u64)?;
+        let mut added_ns = Vec::with_capacity(fours as usize);
+        for _ in 0..fours as usize {
+            let mut sum_ns = 0.0;
+            for is_delayed in [false, true, true, false] {
+                let turn_ns = turn_ns(self, is_delayed, launches as u64)?;
+                sum_ns += if is_delayed { turn_ns } else { -turn_ns };
+            }
+            added_ns.push(sum_ns / 2.0);
+        }
+        Ok(stats::median(&added_ns))
+    }
 }
 
 /// The size at which `added_ns` is the delay, which nothing of a size makes `least_ns`: between one
@@ -235,11 +267,11 @@ fn fitted(
 
 impl Wait {
     /// Makes what the device does that long: a spin in nanoseconds, passes in bytes.
-    fn resize(&mut self, size: f64) {
+    fn resize(&mut self, size: u64) {
         match self {
-            Self::Device { spin_ns, .. } => *spin_ns = size as u64,
+            Self::Device { spin_ns, .. } => *spin_ns = size,
             Self::DeviceWork { count, bytes, .. } => {
-                let all = (size as u64).max(LEAST_BYTES);
+                let all = size.max(LEAST_BYTES);
                 *count = all.div_ceil(PASS_BYTES);
                 *bytes = (all / *count).clamp(LEAST_BYTES, PASS_BYTES) / LEAST_BYTES * LEAST_BYTES;
             }
@@ -343,9 +375,14 @@ mod tests {
         assert_eq!(delay_ns("a/b/cpu/hot"), Some(7));
         assert_eq!(delay_ns("a/b/cpu/cold"), Some(3));
         assert_eq!(delay_ns("c"), None);
-        let by_work = Delay { case: "a".to_owned(), delay_ns: 5, by_work: true };
-        assert_eq!("a=5:work".parse(), Ok(by_work));
-        for bad in ["", "a", "a=", "=5", "a=0", "a=-1", "a=1.5", "a=1000000001", "a=5:rest"] {
+        let by_work = Delay { case: "a".to_owned(), delay_ns: 5, by_work: true, size: None };
+        assert_eq!("a=5:work".parse().as_ref(), Ok(&by_work));
+        let of_size = Delay { size: Some(4096), ..by_work };
+        assert_eq!("a=5:work@4096".parse().as_ref(), Ok(&of_size));
+        assert_eq!("a=5@4096".parse(), Ok(Delay { by_work: false, ..of_size }));
+        let of_no_number = ["a=5:rest", "a=5@", "a=5@x", "a=5@-1", "a=5@1:work", "a=@5"];
+        let wrong = ["", "a", "a=", "=5", "a=0", "a=-1", "a=1.5", "a=1000000001"];
+        for bad in wrong.into_iter().chain(of_no_number) {
             assert!(bad.parse::<Delay>().is_err(), "{bad}");
         }
     }
@@ -415,11 +452,16 @@ mod tests {
         for cache in [Cache::Hot, Cache::Cold] {
             for (delay, wanted_ns) in [("a=8000", 8e3), ("a=8000:work", 8e3), ("a=300000", 3e5)] {
                 let mut slow = slow(&device);
-                let delay = delay.parse().unwrap();
-                let delayed = Delayed::on_device(&mut slow, &delay, (&mut events, cache));
-                let added_ns = delayed.unwrap().added_ns(&mut events, cache).unwrap();
+                let mut delay: Delay = delay.parse().unwrap();
+                let mut without = events.plan(&mut slow, cache).unwrap();
+                let fitted = Delayed::on_device(&mut slow, &delay, (&mut events, cache));
+                delay.size = fitted.unwrap().size();
+                let again = Delayed::on_device(&mut slow, &delay, (&mut events, cache));
+                let mut again = again.unwrap();
+                assert_eq!(again.size(), delay.size);
+                let added_ns = again.added_ns(&mut without, &mut events, cache).unwrap();
                 eprintln!("{delay:?}, {cache:?}: {added_ns:.0} ns");
-                assert!((added_ns - wanted_ns).abs() < 0.3 * wanted_ns, "{delay:?}: {added_ns}");
+                assert!((added_ns - wanted_ns).abs() < 0.2 * wanted_ns, "{delay:?}: {added_ns}");
             }
         }
         let mut slow = slow(&device);

@@ -5,14 +5,17 @@
 //! filled with other data before each launch. Everything is allocated here, nothing while timing.
 
 mod calibration;
+mod case;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use case::CasePlan;
+
+use super::Cache;
 use super::clock::ClockWatch;
 use super::limits::Overhead;
 use super::queue::{self, MAX_BURST, MAX_QUEUED};
-use super::{Cache, Sample, Stopwatch, Technique, attached, off_stream, recorded};
 use crate::backend::{BackendError, Executable};
 use crate::stats;
 use kernelgate_cuda::Device;
@@ -73,6 +76,25 @@ impl Burst {
         }
         Ok(self)
     }
+}
+
+/// A burst, again where the host was held up for longer than the GPU waits for it, which says
+/// nothing where the host's time could not be hidden.
+///
+/// # Errors
+/// Those of a burst.
+fn unless_held_up(
+    hidden: bool,
+    mut burst: impl FnMut() -> Result<Burst, BackendError>,
+) -> Result<Burst, BackendError> {
+    let mut last = burst()?;
+    for _ in 1..ATTEMPTS {
+        if !hidden || !last.host_bound {
+            break;
+        }
+        last = burst()?;
+    }
+    Ok(last)
 }
 
 impl EventTimer {
@@ -195,57 +217,6 @@ impl EventTimer {
         Ok(Some(Batch { graph, launches }))
     }
 
-    /// A stopwatch for a case: looks at how many commands a launch is and how long it takes, and
-    /// captures short ones in a graph.
-    ///
-    /// # Errors
-    /// When a launch fails; [`BackendError::NotTimed`] where it enqueues nothing on the stream that
-    /// is timed, or works on others.
-    pub fn case(
-        &mut self,
-        executable: &mut dyn Executable,
-        cache: Cache,
-    ) -> Result<CaseTimer<'_>, BackendError> {
-        executable.synchronize()?;
-        let device = Arc::clone(&self.device);
-        let captured = queue::captured(&device, executable)?;
-        let counted = captured.as_ref().map(Graph::nodes);
-        if counted == Some(0) {
-            return Err(off_stream::nothing());
-        }
-        let mut fills_queue = false;
-        if executable.is_attached() {
-            attached::check_memory(&device, executable)?;
-            match &captured {
-                Some(graph) => attached::check_graph(graph)?,
-                None => {
-                    let instruments = &mut self.instruments;
-                    fills_queue = attached::check_waits(&device, instruments, executable)?;
-                }
-            }
-        }
-        let commands = match counted {
-            Some(commands) => commands,
-            None if fills_queue => usize::MAX,
-            None => self.commands_by_trial(executable)?,
-        };
-        if commands <= MAX_QUEUED {
-            off_stream::check_writes(&mut self.instruments, executable)?;
-        }
-        off_stream::check_duration(&device, executable)?;
-        // What carries state on is launched one by one, as it is verified.
-        let repeats = !executable.carries_state();
-        let batch = if counted.is_some() && commands <= MAX_QUEUED && repeats {
-            self.batch(cache, commands, &mut || executable.launch())?
-        } else {
-            None
-        };
-        let host_bound = commands > MAX_QUEUED;
-        let counted = counted.map(|nodes| nodes as u64);
-        self.clock.begin();
-        Ok(CaseTimer { timer: self, cache, commands, counted, batch, host_bound })
-    }
-
     /// As how many commands a launch is to be counted that cannot be captured: the largest burst of
     /// it that can be queued behind the blocker takes all of the queue.
     fn commands_by_trial(
@@ -262,9 +233,7 @@ impl EventTimer {
         Ok(usize::MAX)
     }
 
-    /// Enqueues `count` launches (at most 63 hot, 64 cold), each between two events, and waits for
-    /// them. `commands` is how many entries of the device's queue a launch takes; with too many
-    /// of them the host's launch time cannot be hidden.
+    /// [`Self::burst_once`], again where the host was held up for longer than the GPU waits for it.
     ///
     /// # Errors
     /// When a launch fails or hangs.
@@ -275,28 +244,40 @@ impl EventTimer {
         commands: usize,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<Burst, BackendError> {
+        unless_held_up(queue::fits(commands, count), || {
+            self.burst_once(count, cache, commands, launch)
+        })
+    }
+
+    /// Enqueues `count` launches (at most 63 hot, 64 cold), each between two events, and waits for
+    /// them. `commands` is how many entries of the device's queue a launch takes; with too many
+    /// of them the host's launch time cannot be hidden.
+    ///
+    /// # Errors
+    /// When a launch fails or hangs.
+    fn burst_once(
+        &mut self,
+        count: usize,
+        cache: Cache,
+        commands: usize,
+        launch: &mut dyn FnMut() -> Result<(), BackendError>,
+    ) -> Result<Burst, BackendError> {
         let hidden = queue::fits(commands, count);
-        let mut held = false;
-        for _ in 0..ATTEMPTS {
-            if hidden {
-                self.instruments.block(BLOCKER_TIMEOUT)?;
-            }
-            let enqueued = self.enqueue(count, cache, launch);
-            self.instruments.release();
-            enqueued?;
-            self.device.synchronize()?;
-            // A host that was held up for half a second: the launches did not wait for it.
-            held = hidden && self.instruments.released();
-            if !hidden || held {
-                break;
-            }
+        if hidden {
+            self.instruments.block(BLOCKER_TIMEOUT)?;
         }
+        let enqueued = self.enqueue(count, cache, launch);
+        self.instruments.release();
+        enqueued?;
+        self.device.synchronize()?;
+        // A host that was held up for half a second: the launches did not wait for it.
+        let host_bound = !hidden || !self.instruments.released();
         let at = |i: usize| if cache == Cache::Cold { (2 * i, 2 * i + 1) } else { (i, i + 1) };
         let intervals_ns = (0..count)
             .map(at)
             .map(|(from, to)| self.events.elapsed_ns(from, to))
             .collect::<Result<_, _>>()?;
-        Ok(Burst { intervals_ns, clock_mhz: self.instruments.clock_mhz()?, host_bound: !held })
+        Ok(Burst { intervals_ns, clock_mhz: self.instruments.clock_mhz()?, host_bound })
     }
 
     fn enqueue(
@@ -321,131 +302,41 @@ impl EventTimer {
     }
 }
 
-/// Times the launches of one case.
-pub struct CaseTimer<'a> {
-    timer: &'a mut EventTimer,
-    cache: Cache,
-    commands: usize,
-    /// Nodes of a launch that could be captured.
-    counted: Option<u64>,
-    batch: Option<Batch>,
-    /// Whether the host's launch time was in a sample, or must be.
-    host_bound: bool,
-}
-
 /// Short launches, captured together.
 struct Batch {
     graph: Graph,
     launches: u64,
 }
 
-impl CaseTimer<'_> {
-    fn attempt(
-        &mut self,
-        executable: &mut dyn Executable,
-        launches: u64,
-    ) -> Result<Sample, BackendError> {
-        let batch = self.batch.as_ref().map_or(1, |batch| batch.launches);
-        let commands = if self.batch.is_some() { 1 } else { self.commands };
-        let overhead = self.timer.overhead;
-        let around_ns =
-            if self.batch.is_some() { overhead.around_graph_ns } else { overhead.around_launch_ns };
-        let carries_state = executable.carries_state();
-        let longest = match carries_state {
-            // Each after a reset of its own.
-            true => 1,
-            false => (MAX_QUEUED / commands.max(1)).clamp(1, MAX_BURST - 1) as u64,
-        };
-        let mut left = launches.div_ceil(batch);
-        let mut sample = Sample {
-            launches: left * batch,
-            elapsed_ns: 0.0,
-            clock_mhz: None,
-            discarded: 0,
-            throttled: false,
-        };
-        let (mut clocked_ns, mut cycles) = (0.0, 0.0);
-        while left > 0 {
-            let count = left.min(longest);
-            left -= count;
-            if carries_state {
-                executable.reset()?;
-            }
-            let burst = match &self.batch {
-                Some(batch) => {
-                    self.timer
-                        .burst(count as usize, self.cache, commands, &mut || batch.graph.launch())?
-                }
-                None => self
-                    .timer
-                    .burst(count as usize, self.cache, commands, &mut || executable.launch())?,
-            };
-            self.host_bound |= burst.host_bound;
-            let net_ns: Vec<f64> =
-                burst.intervals_ns.iter().map(|interval| interval - around_ns).collect();
-            let launch_ns = stats::median(&net_ns) / batch as f64;
-            if launch_ns < MIN_OF_EMPTY * overhead.graph_node_ns {
-                return Err(off_stream::impossible(launch_ns, overhead.graph_node_ns));
-            }
-            let elapsed_ns: f64 = net_ns.iter().map(|net| net.max(RESOLUTION_NS)).sum();
-            sample.elapsed_ns += elapsed_ns;
-            if let Some(clock_mhz) = burst.clock_mhz {
-                clocked_ns += elapsed_ns;
-                cycles += clock_mhz * elapsed_ns;
-            }
-        }
-        if clocked_ns > 0.0 {
-            sample.clock_mhz = Some(cycles / clocked_ns);
-        }
-        Ok(sample)
-    }
-}
-
-impl Stopwatch for CaseTimer<'_> {
-    fn time(
-        &mut self,
-        executable: &mut dyn Executable,
-        launches: u64,
-    ) -> Result<Sample, BackendError> {
-        for discarded in 0.. {
-            let sample = self.attempt(executable, launches)?;
-            let throttled = self.timer.clock.throttled(sample.clock_mhz);
-            if discarded + 1 == ATTEMPTS || !throttled {
-                return Ok(Sample { discarded, throttled, ..sample });
-            }
-        }
-        unreachable!("the last attempt is returned")
-    }
-
-    fn replay(&mut self, executable: &mut dyn Executable) -> Result<(), BackendError> {
-        match &self.batch {
-            Some(batch) => batch.graph.launch(),
-            None => executable.launch(),
-        }
-    }
-
-    fn check_elsewhere(
-        &mut self,
-        executable: &mut dyn Executable,
-    ) -> Result<Option<String>, BackendError> {
-        let EventTimer { device, instruments, .. } = &mut *self.timer;
-        recorded::check(device, instruments, executable)
-    }
-
-    fn technique(&self) -> Technique {
-        let batch = self.batch.as_ref().map(|batch| batch.launches);
-        Technique { batch, host_bound: self.host_bound, commands: self.counted }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const fn burst(host_bound: bool) -> Burst {
+        Burst { intervals_ns: Vec::new(), clock_mhz: None, host_bound }
+    }
+
+    #[test]
+    fn a_burst_is_repeated_while_the_host_is_held_up() {
+        let bursts = |hidden, held_up: u64| {
+            let mut done = 0;
+            let last = unless_held_up(hidden, || {
+                done += 1;
+                Ok(burst(done <= held_up))
+            });
+            (done, last.unwrap().host_bound)
+        };
+        assert_eq!(bursts(true, 0), (1, false));
+        assert_eq!(bursts(true, 2), (3, false));
+        assert_eq!(bursts(true, ATTEMPTS), (ATTEMPTS, true));
+        assert_eq!(bursts(false, ATTEMPTS), (1, true));
+        let failed = unless_held_up(true, || Err(BackendError::Lost("gone".to_owned())));
+        assert!(matches!(failed, Err(BackendError::Lost(_))));
+    }
+
     #[test]
     fn a_burst_with_the_hosts_time_is_no_figure() {
-        let burst =
-            |host_bound| Burst { intervals_ns: vec![1.0, 2.0], clock_mhz: None, host_bound };
+        let burst = |host_bound| Burst { intervals_ns: vec![1.0, 2.0], ..burst(host_bound) };
         assert_eq!(burst(false).without_host().unwrap().intervals_ns, [1.0, 2.0]);
         let error = burst(true).without_host().err().unwrap();
         assert!(error.to_string().contains("the host was held up"), "{error}");

@@ -311,6 +311,10 @@ pub struct Samples {
     /// the host, and where an earlier process has looked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unrecorded: Option<String>,
+    /// Size of what launches were delayed by on purpose on a GPU: nanoseconds of a spin, or bytes
+    /// that were read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delay_size: Option<u64>,
 }
 
 /// A list that takes no more memory than its items: a record may hold millions.

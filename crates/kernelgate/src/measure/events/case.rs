@@ -1,0 +1,192 @@
+//! How the launches of a case are timed: one by one or captured together, and with what taken off.
+
+use std::sync::Arc;
+
+use super::{ATTEMPTS, Batch, EventTimer, MIN_OF_EMPTY, RESOLUTION_NS, unless_held_up};
+use crate::backend::{BackendError, Executable};
+use crate::measure::queue::{self, MAX_BURST, MAX_QUEUED};
+use crate::measure::{Cache, Sample, Stopwatch, Technique, attached, off_stream, recorded};
+use crate::stats;
+use kernelgate_cuda::driver::graph::Graph;
+
+/// What is known of a case's launches, and what they were captured as.
+pub struct CasePlan {
+    cache: Cache,
+    commands: usize,
+    /// Nodes of a launch that could be captured.
+    counted: Option<u64>,
+    batch: Option<Batch>,
+    /// Whether the host's launch time was in a sample, or must be.
+    host_bound: bool,
+}
+
+/// Times the launches of one case.
+pub struct CaseTimer<'a> {
+    timer: &'a mut EventTimer,
+    plan: CasePlan,
+}
+
+impl EventTimer {
+    /// A stopwatch for a case, with a plan of its own.
+    ///
+    /// # Errors
+    /// As [`Self::plan`].
+    pub fn case(
+        &mut self,
+        executable: &mut dyn Executable,
+        cache: Cache,
+    ) -> Result<CaseTimer<'_>, BackendError> {
+        let plan = self.plan(executable, cache)?;
+        self.clock.begin();
+        Ok(CaseTimer { timer: self, plan })
+    }
+
+    /// Looks at how many commands a launch is and how long it takes, and captures short ones in a
+    /// graph.
+    ///
+    /// # Errors
+    /// When a launch fails; [`BackendError::NotTimed`] where it enqueues nothing on the stream that
+    /// is timed, or works on others.
+    pub fn plan(
+        &mut self,
+        executable: &mut dyn Executable,
+        cache: Cache,
+    ) -> Result<CasePlan, BackendError> {
+        executable.synchronize()?;
+        let device = Arc::clone(&self.device);
+        let captured = queue::captured(&device, executable)?;
+        let counted = captured.as_ref().map(Graph::nodes);
+        if counted == Some(0) {
+            return Err(off_stream::nothing());
+        }
+        let mut fills_queue = false;
+        if executable.is_attached() {
+            attached::check_memory(&device, executable)?;
+            match &captured {
+                Some(graph) => attached::check_graph(graph)?,
+                None => {
+                    let instruments = &mut self.instruments;
+                    fills_queue = attached::check_waits(&device, instruments, executable)?;
+                }
+            }
+        }
+        let commands = match counted {
+            Some(commands) => commands,
+            None if fills_queue => usize::MAX,
+            None => self.commands_by_trial(executable)?,
+        };
+        if commands <= MAX_QUEUED {
+            off_stream::check_writes(&mut self.instruments, executable)?;
+        }
+        off_stream::check_duration(&device, executable)?;
+        // What carries state on is launched one by one, as it is verified.
+        let repeats = !executable.carries_state();
+        let batch = if counted.is_some() && commands <= MAX_QUEUED && repeats {
+            self.batch(cache, commands, &mut || executable.launch())?
+        } else {
+            None
+        };
+        let host_bound = commands > MAX_QUEUED;
+        let counted = counted.map(|nodes| nodes as u64);
+        Ok(CasePlan { cache, commands, counted, batch, host_bound })
+    }
+
+    /// A sample of so many launches, or somewhat more where they are captured together.
+    ///
+    /// # Errors
+    /// When a launch fails, or takes less than a kernel can.
+    pub fn sample(
+        &mut self,
+        plan: &mut CasePlan,
+        executable: &mut dyn Executable,
+        launches: u64,
+    ) -> Result<Sample, BackendError> {
+        let batch = plan.batch.as_ref().map_or(1, |batch| batch.launches);
+        let commands = if plan.batch.is_some() { 1 } else { plan.commands };
+        let overhead = self.overhead;
+        let around_ns =
+            if plan.batch.is_some() { overhead.around_graph_ns } else { overhead.around_launch_ns };
+        let carries_state = executable.carries_state();
+        let longest = match carries_state {
+            true => 1,
+            false => (MAX_QUEUED / commands.max(1)).clamp(1, MAX_BURST - 1) as u64,
+        };
+        let mut left = launches.div_ceil(batch);
+        let mut sample = Sample {
+            launches: left * batch,
+            elapsed_ns: 0.0,
+            clock_mhz: None,
+            discarded: 0,
+            throttled: false,
+        };
+        let (mut clocked_ns, mut cycles) = (0.0, 0.0);
+        while left > 0 {
+            let count = left.min(longest);
+            left -= count;
+            let (count, cache) = (count as usize, plan.cache);
+            let burst = match &plan.batch {
+                Some(batch) => self.burst(count, cache, commands, &mut || batch.graph.launch())?,
+                // Each attempt after a reset of its own.
+                None if carries_state => unless_held_up(queue::fits(commands, 1), || {
+                    executable.reset()?;
+                    self.burst_once(1, cache, commands, &mut || executable.launch())
+                })?,
+                None => self.burst(count, cache, commands, &mut || executable.launch())?,
+            };
+            plan.host_bound |= burst.host_bound;
+            let net_ns: Vec<f64> =
+                burst.intervals_ns.iter().map(|interval| interval - around_ns).collect();
+            let launch_ns = stats::median(&net_ns) / batch as f64;
+            if launch_ns < MIN_OF_EMPTY * overhead.graph_node_ns {
+                return Err(off_stream::impossible(launch_ns, overhead.graph_node_ns));
+            }
+            let elapsed_ns: f64 = net_ns.iter().map(|net| net.max(RESOLUTION_NS)).sum();
+            sample.elapsed_ns += elapsed_ns;
+            if let Some(clock_mhz) = burst.clock_mhz {
+                clocked_ns += elapsed_ns;
+                cycles += clock_mhz * elapsed_ns;
+            }
+        }
+        if clocked_ns > 0.0 {
+            sample.clock_mhz = Some(cycles / clocked_ns);
+        }
+        Ok(sample)
+    }
+}
+
+impl Stopwatch for CaseTimer<'_> {
+    fn time(
+        &mut self,
+        executable: &mut dyn Executable,
+        launches: u64,
+    ) -> Result<Sample, BackendError> {
+        for discarded in 0.. {
+            let sample = self.timer.sample(&mut self.plan, executable, launches)?;
+            let throttled = self.timer.clock.throttled(sample.clock_mhz);
+            if discarded + 1 == ATTEMPTS || !throttled {
+                return Ok(Sample { discarded, throttled, ..sample });
+            }
+        }
+        unreachable!("the last attempt is returned")
+    }
+
+    fn replay(&mut self, executable: &mut dyn Executable) -> Result<(), BackendError> {
+        match &self.plan.batch {
+            Some(batch) => batch.graph.launch(),
+            None => executable.launch(),
+        }
+    }
+
+    fn check_elsewhere(
+        &mut self,
+        executable: &mut dyn Executable,
+    ) -> Result<Option<String>, BackendError> {
+        let EventTimer { device, instruments, .. } = &mut *self.timer;
+        recorded::check(device, instruments, executable)
+    }
+
+    fn technique(&self) -> Technique {
+        let batch = self.plan.batch.as_ref().map(|batch| batch.launches);
+        Technique { batch, host_bound: self.plan.host_bound, commands: self.plan.counted }
+    }
+}
