@@ -33,7 +33,7 @@ fn history() -> Scratch {
 }
 
 fn bisect(scratch: &Scratch, flags: &str) -> std::process::Command {
-    let usual = "--relative 1 --tolerated 2 --max-blocks 24 --case-time 0.03s --backend cpu";
+    let usual = "--relative 1 --tolerated 2 --max-blocks 24 --case-time 0.08s --backend cpu";
     scratch.kernelgate(&format!("bisect {CASE} --good good {usual} {flags}"))
 }
 

@@ -342,11 +342,13 @@ fn the_check_of_a_pull_request_compares_or_gates_or_says_what_is_missing() {
         2,
         &["No comparison: ", "No gate: ", "no baseline `main` for", "baseline save main"],
     );
-    perf_check(&scratch, "--base main --dry-run")
-        .expect(0, &["kernelgate compare --base", "resources --arch sm_90a --check"]);
+    perf_check(&scratch, "--base main --dry-run --case-time 0.1s").expect(
+        0,
+        &["kernelgate compare --base", "--case-time 0.1s", "resources --arch sm_90a --check"],
+    );
     // Sixteen times as slow, which no noise hides.
     scratch.bench("ROUNDS: usize = 400", "ROUNDS: usize = 6400");
-    let outcome = perf_check(&scratch, "--base main --out told --budget 5m");
+    let outcome = perf_check(&scratch, "--base main --out told --budget 5m --case-time 0.1s");
     outcome.expect(
         1,
         &[

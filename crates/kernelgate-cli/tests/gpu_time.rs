@@ -48,6 +48,8 @@ fn without_comments(bench: &str) -> String {
 fn with_driver(outside: &Outside, mut command: Command) -> Command {
     command.env("LD_LIBRARY_PATH", outside.path("lib")).env("KERNELGATE_TIMEOUT", "20");
     command.env("CARGO_ENCODED_RUSTFLAGS", crate::package::rustflags());
+    // No Python to ask for wheels of CUPTI, which would not go with this driver.
+    command.env("VIRTUAL_ENV", outside.path("nowhere"));
     command
 }
 

@@ -71,10 +71,12 @@ pub fn rustflags() -> String {
     linked_with(&["kernelgate"])
 }
 
-/// The same for libraries that `cargo test` built.
+/// The same for libraries that `cargo test` built. Builds are quick and leave the other core to the
+/// test beside them: little is optimised, by one thread.
 pub fn linked_with(libraries: &[&str]) -> String {
     let deps = Path::new(env!("CARGO_BIN_EXE_kernelgate")).parent().unwrap().join("deps");
     let mut flags = vec!["-L".to_owned(), format!("dependency={}", deps.display())];
+    flags.extend(["-Copt-level=1", "-Ccodegen-units=1"].map(str::to_owned));
     for name in libraries {
         let prefix = format!("lib{name}-");
         let built =

@@ -85,10 +85,11 @@ impl Scratch {
         command
     }
 
-    /// A comparison with thresholds that are far from noise, and short processes.
+    /// A comparison with thresholds that are far from noise, and processes that are short, but not so
+    /// short that only those that are held up by other tests can tell their contention.
     pub fn compare_with(&self, flags: &str) -> Command {
         let usual = "compare --relative 1 --tolerated 2 --backend cpu --time-identical";
-        let time = if flags.contains("--case-time") { "" } else { "--case-time 0.03s" };
+        let time = if flags.contains("--case-time") { "" } else { "--case-time 0.08s" };
         let blocks = if flags.contains("--max-blocks") { "" } else { "--max-blocks 24" };
         self.kernelgate(&format!("{usual} {time} {blocks} {flags}"))
     }
