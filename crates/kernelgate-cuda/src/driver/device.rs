@@ -4,7 +4,8 @@
 //! [`Kernel::launch`].
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::btree_map::Entry;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute};
@@ -59,10 +60,23 @@ pub struct DeviceFacts {
 }
 
 /// The module of a build, and the code that it was loaded from.
-#[derive(Clone)]
 struct LoadedBuild {
     module: Arc<CudaModule>,
     image: Arc<[u8]>,
+    /// By symbol, what is held as long as a kernel of it is in use.
+    in_use: BTreeMap<String, Weak<()>>,
+}
+
+impl LoadedBuild {
+    /// What a kernel of that symbol is to hold, and whether it is the only one.
+    fn take(&mut self, symbol: &str) -> (Arc<()>, bool) {
+        if let Some(other) = self.in_use.get(symbol).and_then(Weak::upgrade) {
+            return (other, false);
+        }
+        let first = Arc::new(());
+        self.in_use.insert(symbol.to_owned(), Arc::downgrade(&first));
+        (first, true)
+    }
 }
 
 /// An open GPU with a stream.
@@ -311,29 +325,29 @@ impl Device {
     }
 
     /// A kernel, compiled (or taken from the cache) and loaded. One that was asked for before is the
-    /// same function of the driver: the carve-out that was set for it then is no more.
+    /// same function of the driver: a carve-out that was set for it then is no more, unless what set
+    /// it is still in use.
     ///
     /// # Errors
     /// When it does not compile or load; the error names it.
     pub fn kernel(&self, build: &Build, symbol: &str) -> Result<Kernel, BackendError> {
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         let name = build.name();
-        let loaded = match modules.get(build) {
-            Some(loaded) => loaded.clone(),
-            None => {
-                let loaded = self.load(build)?;
-                modules.insert(build.clone(), loaded.clone());
-                loaded
-            }
+        let loaded = match modules.entry(build.clone()) {
+            Entry::Vacant(entry) => entry.insert(self.load(build)?),
+            Entry::Occupied(entry) => entry.into_mut(),
         };
-        drop(modules);
         let function = loaded
             .module
             .load_function(symbol)
             .map_err(|error| failed(&format!("find {symbol} in kernel {name}"), &error))?;
         let launched = self.asked().add(build.kernel_name(symbol), symbol, &loaded.image);
-        let kernel = Kernel::new(function, &self.stream, symbol, launched)?;
-        kernel.forget_carve_out()?;
+        let (in_use, alone) = loaded.take(symbol);
+        drop(modules);
+        let kernel = Kernel::new(function, &self.stream, symbol, (launched, in_use))?;
+        if alone {
+            kernel.forget_carve_out()?;
+        }
         Ok(kernel)
     }
 
@@ -394,7 +408,7 @@ impl Device {
         let load = |cubin: Vec<u8>| {
             let image = Arc::from(cubin.as_slice());
             let module = self.context.load_module(Ptx::from_binary(cubin))?;
-            Ok(LoadedBuild { module, image })
+            Ok(LoadedBuild { module, image, in_use: BTreeMap::new() })
         };
         let arch = &self.facts.code;
         let loaded = match load(cache::compile(build, arch).map_err(failed_to_compile)?) {

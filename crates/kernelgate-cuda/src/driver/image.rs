@@ -134,7 +134,7 @@ impl Module {
             .load_function(symbol)
             .map_err(|error| failed(&format!("find {symbol} in {}", self.name), &error))?;
         // It has no name in records: nobody asks whether it was launched.
-        Kernel::new(function, &self.stream, symbol, Arc::default())
+        Kernel::new(function, &self.stream, symbol, (Arc::default(), Arc::default()))
     }
 }
 

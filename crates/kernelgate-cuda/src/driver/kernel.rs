@@ -78,11 +78,13 @@ pub struct Kernel {
     parameter_bytes: Vec<usize>,
     /// Whether it was launched, for what was asked for by its name.
     launched: Arc<AtomicBool>,
+    /// Held as long as it is in use, by all that were asked for by its name.
+    in_use: Arc<()>,
 }
 
 impl Kernel {
     /// A function of a module that it keeps loaded, for launches on that stream, the first of which
-    /// sets `launched`.
+    /// sets `launched`; `in_use` is held meanwhile.
     ///
     /// # Errors
     /// When the driver does not tell its parameters, or they are too many.
@@ -90,11 +92,11 @@ impl Kernel {
         function: CudaFunction,
         stream: &Arc<CudaStream>,
         name: &str,
-        launched: Arc<AtomicBool>,
+        (launched, in_use): (Arc<AtomicBool>, Arc<()>),
     ) -> Result<Self, BackendError> {
         let parameter_bytes = parameter_bytes(&function, name)?;
         let (stream, name) = (Arc::clone(stream), name.to_owned());
-        Ok(Self { function, stream, name, parameter_bytes, launched })
+        Ok(Self { function, stream, name, parameter_bytes, launched, in_use })
     }
 
     /// The same kernel for launches on another stream.
@@ -105,6 +107,7 @@ impl Kernel {
             name: self.name.clone(),
             parameter_bytes: self.parameter_bytes.clone(),
             launched: Arc::clone(&self.launched),
+            in_use: Arc::clone(&self.in_use),
         }
     }
 
@@ -426,6 +429,15 @@ mod tests {
         assert_eq!(kernel.carve_out(), Ok(CHOSEN_BY_DRIVER));
         kernel.prefer_shared().unwrap();
         assert_eq!(kernel.carve_out(), Ok(100));
+        // What is still in use keeps it, as beside a row that is its reference.
+        let beside = device.kernel(&build, "carved").unwrap();
+        assert_eq!(beside.carve_out(), Ok(100));
+        drop(kernel);
+        let on_another_stream = beside.on_stream(device.stream());
+        drop(beside);
+        drop(device.kernel(&build, "carved").unwrap());
+        assert_eq!(on_another_stream.carve_out(), Ok(100));
+        drop(on_another_stream);
         let again = device.kernel(&build, "carved").unwrap();
         assert_eq!(again.carve_out(), Ok(CHOSEN_BY_DRIVER));
     }

@@ -143,7 +143,18 @@ mod tests {
         };
         let (id, _) = OTHERS[0];
         set(stream, id, policy).unwrap();
-        assert_ne!(StreamSettings::of(stream), made);
+        let with_policy = StreamSettings::of(stream);
+        assert_ne!(with_policy, made);
+        // The highest that there is.
+        let (id, _) = OTHERS[1];
+        let (mut least, mut greatest) = (0, 0);
+        // SAFETY: the context is current, and the pointers are valid.
+        unsafe { sys::cuCtxGetStreamPriorityRange(&raw mut least, &raw mut greatest) }
+            .result()
+            .unwrap();
+        assert!(greatest < least);
+        set(stream, id, CUstreamAttrValue { priority: greatest }).unwrap();
+        assert_ne!(StreamSettings::of(stream), with_policy);
         let of_a_case = persistence::settings(&device);
         assert_eq!(of_a_case.stream.window.is_some(), has_window);
         persistence::restore(&device).unwrap();

@@ -75,8 +75,8 @@ impl Executable for CpuTask {
         Ok(())
     }
 
-    fn still_poisoned(&mut self) -> Result<Option<bool>, BackendError> {
-        Ok(None)
+    fn still_poisoned(&mut self) -> Result<Vec<bool>, BackendError> {
+        Ok(Vec::new())
     }
 }
 

@@ -267,16 +267,11 @@ impl Executable for CudaTask {
         input.ok_or_else(|| no_such_input(name))?.buffer.overwrite(values.as_bytes())
     }
 
-    fn still_poisoned(&mut self) -> Result<Option<bool>, BackendError> {
+    fn still_poisoned(&mut self) -> Result<Vec<bool>, BackendError> {
         let observer = match &self.observer {
             Some(observer) => Arc::clone(observer),
             None => Arc::clone(self.observer.insert(self.device.another_stream()?)),
         };
-        for output in &self.outputs {
-            if !output.still_poisoned(&observer)? {
-                return Ok(Some(false));
-            }
-        }
-        Ok(Some(true))
+        self.outputs.iter().map(|output| output.still_poisoned(&observer)).collect()
     }
 }

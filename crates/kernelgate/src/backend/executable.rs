@@ -67,12 +67,12 @@ pub trait Executable {
     /// When no launch reads an input of that name, or the device fails.
     fn replace_input(&mut self, name: &str, values: &Tensor) -> Result<(), BackendError>;
 
-    /// Whether every output still holds what [`Self::poison_outputs`] wrote, as seen without
-    /// waiting for what is queued; `None` where launches are never queued.
+    /// Of each output, whether it still holds what [`Self::poison_outputs`] wrote, as seen without
+    /// waiting for what is queued; none at all where launches are never queued.
     ///
     /// # Errors
     /// When the device fails.
-    fn still_poisoned(&mut self) -> Result<Option<bool>, BackendError>;
+    fn still_poisoned(&mut self) -> Result<Vec<bool>, BackendError>;
 }
 
 /// The error for an input that no launch reads.

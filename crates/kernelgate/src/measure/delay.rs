@@ -331,7 +331,7 @@ impl Executable for Delayed<'_> {
         self.inner.replace_input(name, values)
     }
 
-    fn still_poisoned(&mut self) -> Result<Option<bool>, BackendError> {
+    fn still_poisoned(&mut self) -> Result<Vec<bool>, BackendError> {
         self.inner.still_poisoned()
     }
 }

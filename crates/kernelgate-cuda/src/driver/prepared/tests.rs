@@ -68,11 +68,15 @@ extern "C" __global__ void meeting(unsigned* count, unsigned* out) {
   }
 }
 #if __CUDA_ARCH__ >= 900
-extern "C" __global__ void clustered(unsigned* out) {
+__device__ void tell_cluster(unsigned* out) {
   unsigned rank, count;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(count));
   if (threadIdx.x == 0) out[blockIdx.x] = 100 * count + rank;
+}
+extern "C" __global__ void clustered(unsigned* out) { tell_cluster(out); }
+extern "C" __global__ void __cluster_dims__(2, 1, 1) compiled_in_pairs(unsigned* out) {
+  tell_cluster(out);
 }
 #endif
 "#;
@@ -127,13 +131,33 @@ fn launches_of_every_kind_reach_the_device() {
             programmatic: true,
             ..LaunchDims::new([4, 1, 1], [32, 1, 1])
         };
-        let clustered = Parameters::new().address(out.address());
-        prepare("clustered", dims, clustered).unwrap().launch().unwrap();
-        let ranks: Vec<u32> = words(&out)
-            .chunks(4)
-            .map(|word| u32::from_ne_bytes(word.try_into().unwrap()))
-            .collect();
-        assert_eq!(ranks, [200, 201, 200, 201]);
+        let clustered = || Parameters::new().address(out.address());
+        let ranks = |launch: PreparedLaunch| {
+            out.overwrite(&[0; 16]).unwrap();
+            launch.launch().unwrap();
+            let told = words(&out);
+            let rank = |word: &[u8]| u32::from_ne_bytes(word.try_into().unwrap());
+            told.chunks(4).map(rank).collect::<Vec<u32>>()
+        };
+        let pairs = [200, 201, 200, 201];
+        assert_eq!(ranks(prepare("clustered", dims, clustered()).unwrap()), pairs);
+        // Compiled for clusters: said again or not.
+        for cluster in [None, dims.cluster] {
+            let dims = LaunchDims { cluster, ..dims };
+            let launch = prepare("compiled_in_pairs", dims, clustered()).unwrap();
+            assert_eq!(ranks(launch), pairs, "{cluster:?}");
+        }
+        let refused = |dims, words: &str| {
+            let told = prepare("compiled_in_pairs", dims, clustered()).err();
+            assert!(
+                matches!(&told, Some(BackendError::Launch(why)) if why.contains(words)),
+                "{told:?}"
+            );
+        };
+        let others = LaunchDims { cluster: Some([4, 1, 1]), ..dims };
+        refused(others, "it was compiled for clusters of [2, 1, 1] blocks");
+        let odd = LaunchDims { cluster: None, grid: [3, 1, 1], ..dims };
+        refused(odd, "clusters of [2, 1, 1] do not divide a grid of [3, 1, 1]");
     }
 }
 
