@@ -40,11 +40,12 @@ const MOST_OFF: f64 = 0.25;
 /// many they are at most.
 const TURN_NS: f64 = 2e6;
 const MAX_LAUNCHES: f64 = 50.0;
-/// Turns come in fours, without, with, with, without: about as long for all of them, nanoseconds, and
-/// how many fours at most. One is too few: a launch on its way from idle is a few µs from the next,
-/// and the clock wanders by 1 % in some ten milliseconds.
+/// Turns come in groups of four: without, with, with, without. About how long all of them take,
+/// nanoseconds, and how many groups there are at most. One would be too few: a launch that follows an
+/// idle moment takes a few µs more or less than the next, and the clock wanders by 1 % within some
+/// ten milliseconds.
 const ALL_TURNS_NS: f64 = 1e8;
-const MAX_FOURS: f64 = 8.0;
+const MAX_GROUPS: f64 = 8.0;
 
 /// A delay for the cases whose id contains a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -196,7 +197,7 @@ impl<'a> Delayed<'a> {
     }
 
     /// By how much a launch is longer than without the delay, nanoseconds, timed in turns: the median
-    /// over fours of them, in each of which a clock that sinks is on both sides alike.
+    /// over groups of four, in each of which a clock that sinks is on both sides alike.
     fn added_ns(
         &mut self,
         without: &mut CasePlan,
@@ -214,11 +215,11 @@ impl<'a> Delayed<'a> {
         };
         let first_ns = turn_ns(self, false, 1)?;
         let launches = (TURN_NS / first_ns).clamp(1.0, MAX_LAUNCHES);
-        let fours = (ALL_TURNS_NS / (4.0 * launches.floor() * first_ns)).clamp(1.0, MAX_FOURS);
+        let groups = (ALL_TURNS_NS / (4.0 * launches.floor() * first_ns)).clamp(1.0, MAX_GROUPS);
         // The clock sinks most at first.
         turn_ns(self, true, launches as u64)?;
-        let mut added_ns = Vec::with_capacity(fours as usize);
-        for _ in 0..fours as usize {
+        let mut added_ns = Vec::with_capacity(groups as usize);
+        for _ in 0..groups as usize {
             let mut sum_ns = 0.0;
             for is_delayed in [false, true, true, false] {
                 let turn_ns = turn_ns(self, is_delayed, launches as u64)?;

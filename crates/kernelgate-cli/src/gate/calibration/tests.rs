@@ -221,13 +221,17 @@ fn deciding_again_gives_what_was_decided() {
 #[test]
 fn committed_calibrations_hold_for_this_gate() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    // That of `ci/calibrate` is of no default thresholds: it lies beside the evidence.
-    let mut paths = vec![root.join("docs/calibration-h200.json")];
-    for entry in std::fs::read_dir(root.join("baselines")).unwrap() {
-        let path = entry.unwrap().path().join("calibration.json");
-        paths.extend(path.exists().then_some(path));
-    }
-    assert!(paths.len() > 1, "no calibration in baselines/");
+    let files = |folder: &str| std::fs::read_dir(root.join(folder)).unwrap().map(Result::unwrap);
+    // Those of `ci/calibrate` are of no default thresholds: they lie beside the evidence.
+    let of_ci = files("docs").map(|entry| entry.path()).filter(|path| {
+        let name = path.file_name().unwrap().to_string_lossy();
+        name.starts_with("calibration-") && name.ends_with(".json")
+    });
+    let of_devices = files("baselines").map(|entry| entry.path().join("calibration.json"));
+    let of_devices: Vec<_> = of_devices.filter(|path| path.exists()).collect();
+    assert!(!of_devices.is_empty(), "no calibration in baselines/");
+    let paths: Vec<_> = of_ci.chain(of_devices).collect();
+    assert!(paths.len() > 4, "{paths:?}");
     for path in paths {
         let calibration = kernelgate::record::read::<Calibration>(&path).unwrap();
         let (mut inconclusive, mut unchanged) = (0, 0);
