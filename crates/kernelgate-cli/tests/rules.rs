@@ -267,6 +267,12 @@ fn what_fails_with_inputs_that_were_right_before_has_failed() {
     let one = "of these, 1 cases have 1 data set, whatever the seed";
     package.kernelgate(&verify(2)).expect(0, &["1 ok, 0 failed", one]);
     package.kernelgate(&verify(4)).expect(1, &["0 ok, 1 failed", "with seed 3: "]);
+    // Golden inputs beside golden outputs are such, too.
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_kernelgate"));
+    let mut golden = package.command(program, &verify(4));
+    golden.env("FIXTURE_ONE_DATA_SET", "1");
+    let golden: crate::package::Outcome = golden.output().unwrap().into();
+    golden.expect(1, &["0 ok, 1 failed", "with seed 3: "]);
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::calibrated_cases::{CaseChoice, choose_cases};
 use super::engine::Engine;
 use super::load::CoRunning;
+use super::probes::DelaySizes;
 use super::progress::{self, ComparisonProgress};
 use super::session::{Prepared, Session, Tools};
 use super::{CompareError, ComparisonRequest, Planted, SideSource, rounds};
@@ -296,11 +297,11 @@ fn one(
     };
     let mut request_of_head = ComparisonRequest { planted, ..request.clone() };
     let on_host = prepared.environment.as_ref().is_none_or(Environment::on_host);
-    if !delays_ns.is_empty() && !on_host {
-        // Found once and with care, not by each process anew.
-        let engine = Engine::new(&request_of_head, session, Trials::default());
-        request_of_head.planted.delay_sizes = engine.delay_sizes(prepared)?;
-    }
+    let mut prepared = prepared.clone();
+    let not_made = match delays_ns.is_empty() || on_host {
+        true => BTreeMap::new(),
+        false => fit_delays(&mut request_of_head, session, &mut prepared),
+    };
     let co_running = match kind {
         ComparisonKind::Sham if on_host => {
             CoRunning::Threads(std::thread::available_parallelism().map_or(1, Into::into))
@@ -308,14 +309,39 @@ fn one(
         ComparisonKind::Sham => {
             // After the time of a whole process it is sure to compute.
             let whole = Instant::now();
-            Engine::new(request, session, Trials::default()).probe(prepared)?;
+            Engine::new(request, session, Trials::default()).probe(&prepared)?;
             CoRunning::Process(whole.elapsed())
         }
         _ => CoRunning::Nothing,
     };
     let mut engine = Engine::of_many(&request_of_head, session, wanted.plan, co_running, label);
-    let comparison = engine.compare(prepared.clone())?;
-    Ok(known((kind, number), (started, clock.elapsed()), delays_ns, &comparison, &engine.trials))
+    let comparison = engine.compare(prepared)?;
+    let took = (started, clock.elapsed());
+    let mut known = known((kind, number), took, delays_ns, &comparison, &engine.trials);
+    known.failed.extend(not_made);
+    Ok(known)
+}
+
+/// Finds the sizes of the planted delays once and with care, so that no process has to, and all have
+/// the same. Takes out the cases that cannot be delayed by so much; why is given back.
+fn fit_delays(
+    request_of_head: &mut ComparisonRequest,
+    session: &Session,
+    prepared: &mut Prepared,
+) -> BTreeMap<String, String> {
+    let found = Engine::new(request_of_head, session, Trials::default()).delay_sizes(prepared);
+    match found {
+        Ok(DelaySizes { sizes, failed }) => {
+            request_of_head.planted.delay_sizes = sizes;
+            let made = |id: &&String| !failed.contains_key(*id);
+            prepared.keep(&prepared.cases().iter().filter(made).cloned().collect());
+            failed
+        }
+        Err(error) => {
+            session.progress.say(&format!("each process finds the size of its delays: {error}"));
+            BTreeMap::new()
+        }
+    }
 }
 
 fn known(

@@ -187,42 +187,6 @@ impl<'a> Engine<'a> {
         Ok(self.conclude((matched, &benches), first, second.as_ref(), facts))
     }
 
-    /// One process of the base a bench, timed as any other: nanoseconds a launch by case, and how
-    /// long the cases were timed.
-    ///
-    /// # Errors
-    /// When one breaks.
-    pub fn probe(&self, prepared: &Prepared) -> Result<BTreeMap<String, f64>, CompareError> {
-        let runs = self.once(prepared, Arm::Base, "probe")?;
-        let timings = runs.iter().flat_map(rounds::timings);
-        Ok(timings.map(|(id, timing)| (id, timing.time_ns)).collect())
-    }
-
-    /// Which sizes a process of the head a bench finds for the planted delays, by case; none of a
-    /// case whose delay cannot be made, or has no size.
-    ///
-    /// # Errors
-    /// When one breaks.
-    pub fn delay_sizes(&self, prepared: &Prepared) -> Result<BTreeMap<String, u64>, CompareError> {
-        let runs = self.once(prepared, Arm::Head, "delays")?;
-        let cases = runs.into_iter().flat_map(|run| run.cases);
-        Ok(cases.filter_map(|(id, case)| Some((id, case.samples.delay_size?))).collect())
-    }
-
-    /// One process of a side a bench, timed as any other.
-    fn once(&self, prepared: &Prepared, arm: Arm, session: &str) -> Result<Vec<Run>, CompareError> {
-        let mut runs = Vec::new();
-        for bench in &prepared.benches {
-            let request = self.trial_request(bench, arm, session.to_owned(), bench.cases.clone());
-            let run = self.process(arm, &bench.name, &request, bench.timeout);
-            let run = run.map_err(|reason| {
-                CompareError::Usage(format!("bench `{}` broke: {reason}", bench.name))
-            })?;
-            runs.extend(run);
-        }
-        Ok(runs)
-    }
-
     pub(super) fn inputs(&self, arm: Arm) -> PathBuf {
         self.session.folder.side(arm).join("inputs")
     }

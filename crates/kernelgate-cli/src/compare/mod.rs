@@ -25,6 +25,7 @@ mod matched;
 mod numerics;
 pub mod one_case;
 mod preparation;
+mod probes;
 mod process;
 pub mod progress;
 mod rounds;

@@ -85,8 +85,8 @@ impl Scratch {
         command
     }
 
-    /// A comparison with thresholds that are far from noise, and processes that are short, but not so
-    /// short that only those that are held up by other tests can tell their contention.
+    /// A comparison with thresholds that are far from noise, and short processes, yet long enough
+    /// that contention can be measured in each of them, not only in those that are delayed by it.
     pub fn compare_with(&self, flags: &str) -> Command {
         let usual = "compare --relative 1 --tolerated 2 --backend cpu --time-identical";
         let time = if flags.contains("--case-time") { "" } else { "--case-time 0.08s" };

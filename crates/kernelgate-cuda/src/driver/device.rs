@@ -324,9 +324,9 @@ impl Device {
         Ok(buffer)
     }
 
-    /// A kernel, compiled (or taken from the cache) and loaded. One that was asked for before is the
-    /// same function of the driver: a carve-out that was set for it then is no more, unless what set
-    /// it is still in use.
+    /// A kernel, compiled (or taken from the cache) and loaded. One that was asked for before is
+    /// the same function of the driver: a carve-out that was set for it is given back when it is
+    /// asked for while none of it is in use.
     ///
     /// # Errors
     /// When it does not compile or load; the error names it.
@@ -343,11 +343,12 @@ impl Device {
             .map_err(|error| failed(&format!("find {symbol} in kernel {name}"), &error))?;
         let launched = self.asked().add(build.kernel_name(symbol), symbol, &loaded.image);
         let (in_use, alone) = loaded.take(symbol);
-        drop(modules);
         let kernel = Kernel::new(function, &self.stream, symbol, (launched, in_use))?;
         if alone {
+            // Before another thread gets it.
             kernel.forget_carve_out()?;
         }
+        drop(modules);
         Ok(kernel)
     }
 

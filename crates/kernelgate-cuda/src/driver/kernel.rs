@@ -429,7 +429,8 @@ mod tests {
         assert_eq!(kernel.carve_out(), Ok(CHOSEN_BY_DRIVER));
         kernel.prefer_shared().unwrap();
         assert_eq!(kernel.carve_out(), Ok(100));
-        // What is still in use keeps it, as beside a row that is its reference.
+        // It lasts as long as a kernel of it is in use: one that a reference row asks for meanwhile
+        // takes nothing from the case that it verifies.
         let beside = device.kernel(&build, "carved").unwrap();
         assert_eq!(beside.carve_out(), Ok(100));
         drop(kernel);

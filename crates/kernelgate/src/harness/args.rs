@@ -65,11 +65,12 @@ pub struct Flags {
     #[arg(long, env = "KERNELGATE_SHARD", value_name = "I/N")]
     pub shard: Option<Shard>,
     /// kernelgate: make launches slower on purpose, to try the gate: nanoseconds added to cases
-    /// whose id contains CASE, by a wait, or with `:work` by passes over memory
+    /// whose id contains CASE, by a wait, or with `:work` by passes over memory; on a GPU of the
+    /// size behind `@`, where it was fitted before
     #[arg(
         long,
         env = "KERNELGATE_DELAY",
-        value_name = "CASE=NS[:work][,CASE=NS]",
+        value_name = "CASE=NS[:work][@SIZE][,CASE=NS]",
         value_delimiter = ','
     )]
     pub delay: Vec<Delay>,

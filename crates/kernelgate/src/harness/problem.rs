@@ -309,6 +309,11 @@ impl Ready {
         }
     }
 
+    /// A hash of the inputs where [`Self::data_set`] tells none.
+    pub fn inputs_of_one_data_set(&self) -> Option<String> {
+        self.one_data_set.then(|| verify::digest(&self.inputs))
+    }
+
     fn prepare(
         &mut self,
         group: &Group<'_>,

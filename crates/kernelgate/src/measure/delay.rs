@@ -3,8 +3,8 @@
 //!
 //! A wait leaves caches and memory alone. Work, passes over memory, does to the next launch what more
 //! work of a kernel's own would do. On a GPU either is fitted to the case before it is timed: by what
-//! it makes a launch longer, which is more than it takes by itself. A comparison fits once and hands
-//! its processes the size.
+//! it makes a launch longer, which is more than it takes by itself. A calibration fits once a
+//! comparison and hands the size to its processes.
 
 use std::hint::black_box;
 use std::str::FromStr;
@@ -20,6 +20,8 @@ use kernelgate_cuda::instruments::spin::Spin;
 
 /// Longest delay that may be asked for: a second.
 const MAX_DELAY_NS: u64 = 1_000_000_000;
+/// Most bytes that are read for it: more than any memory gives in that time.
+const MAX_BYTES: u64 = 100_000 * MAX_DELAY_NS;
 /// What a pass on a GPU goes over at most, bytes: more than its L2.
 const PASS_BYTES: u64 = 256 << 20;
 /// What a pass on the host goes over, words: more than a core's own caches.
@@ -41,9 +43,9 @@ const MOST_OFF: f64 = 0.25;
 const TURN_NS: f64 = 2e6;
 const MAX_LAUNCHES: f64 = 50.0;
 /// Turns come in groups of four: without, with, with, without. About how long all of them take,
-/// nanoseconds, and how many groups there are at most. One would be too few: a launch that follows an
-/// idle moment takes a few µs more or less than the next, and the clock wanders by 1 % within some
-/// ten milliseconds.
+/// nanoseconds, and how many groups there are at most. One would be too few: a launch that follows
+/// an idle moment takes a few µs more or less than the next, and the clock wanders by 1 % within
+/// some ten milliseconds.
 const ALL_TURNS_NS: f64 = 1e8;
 const MAX_GROUPS: f64 = 8.0;
 
@@ -56,8 +58,8 @@ pub struct Delay {
     pub delay_ns: u64,
     /// Whether by work in place of a wait.
     pub by_work: bool,
-    /// The size that adds it on a GPU, where it was fitted before: nanoseconds of a spin, bytes that
-    /// are read.
+    /// The size that adds it on a GPU, where it was fitted before: nanoseconds of a spin, or bytes
+    /// that are read. The host has none.
     pub size: Option<u64>,
 }
 
@@ -77,10 +79,13 @@ impl FromStr for Delay {
             Some((delay, size)) => (delay, Some(size.parse().map_err(|_| wanted())?)),
             None => (delay, None),
         };
-        let (delay_ns, by_work) = match delay.strip_suffix(":work") {
-            Some(delay_ns) => (delay_ns, true),
-            None => (delay, false),
+        let (delay_ns, by_work, most) = match delay.strip_suffix(":work") {
+            Some(delay_ns) => (delay_ns, true, MAX_BYTES),
+            None => (delay, false, MAX_DELAY_NS),
         };
+        if size.is_some_and(|size: u64| size > most) {
+            return Err(wanted());
+        }
         let delay_ns = delay_ns
             .parse()
             .ok()
@@ -196,8 +201,8 @@ impl<'a> Delayed<'a> {
         }
     }
 
-    /// By how much a launch is longer than without the delay, nanoseconds, timed in turns: the median
-    /// over groups of four, in each of which a clock that sinks is on both sides alike.
+    /// By how much a launch is longer than without the delay, nanoseconds, timed in turns: the
+    /// median over groups of four, in each of which a clock that sinks is on both sides alike.
     fn added_ns(
         &mut self,
         without: &mut CasePlan,
@@ -208,8 +213,8 @@ impl<'a> Delayed<'a> {
         let mut with = events.plan(self, cache)?;
         let mut turn_ns = |delayed: &mut Self, is_delayed: bool, launches: u64| {
             let sample = match is_delayed {
-                false => events.sample(without, delayed.inner, launches)?,
-                true => events.sample(&mut with, delayed, launches)?,
+                false => events.steady_sample(without, delayed.inner, launches)?,
+                true => events.steady_sample(&mut with, delayed, launches)?,
             };
             Ok::<_, BackendError>(sample.elapsed_ns / sample.launches as f64)
         };
@@ -381,7 +386,9 @@ mod tests {
         let of_size = Delay { size: Some(4096), ..by_work };
         assert_eq!("a=5:work@4096".parse().as_ref(), Ok(&of_size));
         assert_eq!("a=5@4096".parse(), Ok(Delay { by_work: false, ..of_size }));
-        let of_no_number = ["a=5:rest", "a=5@", "a=5@x", "a=5@-1", "a=5@1:work", "a=@5"];
+        let of_no_number = ["a=5:rest", "a=5@", "a=5@x", "a=5@-1", "a=5@1:work", "a=@5"]
+            .into_iter()
+            .chain(["a=5@1000000001", "a=5:work@100000000000001"]);
         let wrong = ["", "a", "a=", "=5", "a=0", "a=-1", "a=1.5", "a=1000000001"];
         for bad in wrong.into_iter().chain(of_no_number) {
             assert!(bad.parse::<Delay>().is_err(), "{bad}");
@@ -462,7 +469,7 @@ mod tests {
                 assert_eq!(again.size(), delay.size);
                 let added_ns = again.added_ns(&mut without, &mut events, cache).unwrap();
                 eprintln!("{delay:?}, {cache:?}: {added_ns:.0} ns");
-                assert!((added_ns - wanted_ns).abs() < 0.2 * wanted_ns, "{delay:?}: {added_ns}");
+                assert!((added_ns - wanted_ns).abs() < 0.3 * wanted_ns, "{delay:?}: {added_ns}");
             }
         }
         let mut slow = slow(&device);

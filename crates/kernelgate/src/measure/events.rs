@@ -224,8 +224,11 @@ impl EventTimer {
         executable: &mut dyn Executable,
     ) -> Result<usize, BackendError> {
         // What carries state on may have room for no more.
-        let counts: &[usize] = if executable.carries_state() { &[1] } else { &[16, 4, 1] };
-        for &count in counts {
+        if executable.carries_state() {
+            let burst = self.burst_from_reset(Cache::Hot, 1, executable)?;
+            return Ok(if burst.host_bound { usize::MAX } else { MAX_QUEUED });
+        }
+        for count in [16, 4, 1] {
             if !self.burst(count, Cache::Hot, 1, &mut || executable.launch())?.host_bound {
                 return Ok(MAX_QUEUED / count);
             }
@@ -246,6 +249,22 @@ impl EventTimer {
     ) -> Result<Burst, BackendError> {
         unless_held_up(queue::fits(commands, count), || {
             self.burst_once(count, cache, commands, launch)
+        })
+    }
+
+    /// One launch of what carries state on, each attempt after a reset of its own.
+    ///
+    /// # Errors
+    /// When a launch fails or hangs.
+    fn burst_from_reset(
+        &mut self,
+        cache: Cache,
+        commands: usize,
+        executable: &mut dyn Executable,
+    ) -> Result<Burst, BackendError> {
+        unless_held_up(queue::fits(commands, 1), || {
+            executable.reset()?;
+            self.burst_once(1, cache, commands, &mut || executable.launch())
         })
     }
 

@@ -173,6 +173,10 @@ pub struct VerifiedCase {
     /// [`VerificationRecord`]: crate::record::run::VerificationRecord::data_set
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_set: Option<String>,
+    /// A hash of the inputs of a case whose outputs are known for one seed only, for which `data_set`
+    /// tells none; absent elsewhere, and from executables that do not tell it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inputs: Option<String>,
     /// Whether a second launch gave the same bits: a fact, not a verdict. Absent where the case
     /// did not pass.
     pub repeatable: Option<bool>,

@@ -25,7 +25,7 @@ pub fn verify(
         let outcome = verify_case(group, case, ready, &target, dump);
         // Also of a case that is wrong.
         launched.insert(case.id.clone(), ready.kernels.launched());
-        data_sets.insert(case.id.clone(), ready.data_set());
+        data_sets.insert(case.id.clone(), (ready.data_set(), ready.inputs_of_one_data_set()));
         outcome
     };
     let (outcomes, lost) = each_implementation(selection, (seed, &target), "verifying", one);
@@ -39,9 +39,11 @@ pub fn verify(
         let repeatable = found.map(|(_, repeatable)| repeatable);
         let OutputComparison { checked, total, max_error, relative_l2, rounding } =
             found.unwrap_or_default().0;
+        let (data_set, inputs) = data_sets.remove(&case).unzip();
         VerifiedCase {
             kernels: launched.remove(&case).unwrap_or_default(),
-            data_set: data_sets.remove(&case),
+            data_set,
+            inputs: inputs.flatten(),
             case,
             status,
             checked,

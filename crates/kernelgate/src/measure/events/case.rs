@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{ATTEMPTS, Batch, EventTimer, MIN_OF_EMPTY, RESOLUTION_NS, unless_held_up};
+use super::{ATTEMPTS, Batch, EventTimer, MIN_OF_EMPTY, RESOLUTION_NS};
 use crate::backend::{BackendError, Executable};
 use crate::measure::queue::{self, MAX_BURST, MAX_QUEUED};
 use crate::measure::{Cache, Sample, Stopwatch, Technique, attached, off_stream, recorded};
@@ -37,7 +37,6 @@ impl EventTimer {
         cache: Cache,
     ) -> Result<CaseTimer<'_>, BackendError> {
         let plan = self.plan(executable, cache)?;
-        self.clock.begin();
         Ok(CaseTimer { timer: self, plan })
     }
 
@@ -52,6 +51,9 @@ impl EventTimer {
         executable: &mut dyn Executable,
         cache: Cache,
     ) -> Result<CasePlan, BackendError> {
+        if executable.carries_state() {
+            executable.reset()?;
+        }
         executable.synchronize()?;
         let device = Arc::clone(&self.device);
         let captured = queue::captured(&device, executable)?;
@@ -88,14 +90,32 @@ impl EventTimer {
         };
         let host_bound = commands > MAX_QUEUED;
         let counted = counted.map(|nodes| nodes as u64);
+        self.clock.begin();
         Ok(CasePlan { cache, commands, counted, batch, host_bound })
     }
 
-    /// A sample of so many launches, or somewhat more where they are captured together.
+    /// A sample of so many launches, or somewhat more where they are captured together; taken again
+    /// a few times while the device is throttled, or its clock not steady.
     ///
     /// # Errors
     /// When a launch fails, or takes less than a kernel can.
-    pub fn sample(
+    pub fn steady_sample(
+        &mut self,
+        plan: &mut CasePlan,
+        executable: &mut dyn Executable,
+        launches: u64,
+    ) -> Result<Sample, BackendError> {
+        for discarded in 0.. {
+            let sample = self.sample(plan, executable, launches)?;
+            let throttled = self.clock.throttled(sample.clock_mhz);
+            if discarded + 1 == ATTEMPTS || !throttled {
+                return Ok(Sample { discarded, throttled, ..sample });
+            }
+        }
+        unreachable!("the last attempt is returned")
+    }
+
+    fn sample(
         &mut self,
         plan: &mut CasePlan,
         executable: &mut dyn Executable,
@@ -126,11 +146,7 @@ impl EventTimer {
             let (count, cache) = (count as usize, plan.cache);
             let burst = match &plan.batch {
                 Some(batch) => self.burst(count, cache, commands, &mut || batch.graph.launch())?,
-                // Each attempt after a reset of its own.
-                None if carries_state => unless_held_up(queue::fits(commands, 1), || {
-                    executable.reset()?;
-                    self.burst_once(1, cache, commands, &mut || executable.launch())
-                })?,
+                None if carries_state => self.burst_from_reset(cache, commands, executable)?,
                 None => self.burst(count, cache, commands, &mut || executable.launch())?,
             };
             plan.host_bound |= burst.host_bound;
@@ -160,14 +176,7 @@ impl Stopwatch for CaseTimer<'_> {
         executable: &mut dyn Executable,
         launches: u64,
     ) -> Result<Sample, BackendError> {
-        for discarded in 0.. {
-            let sample = self.timer.sample(&mut self.plan, executable, launches)?;
-            let throttled = self.timer.clock.throttled(sample.clock_mhz);
-            if discarded + 1 == ATTEMPTS || !throttled {
-                return Ok(Sample { discarded, throttled, ..sample });
-            }
-        }
-        unreachable!("the last attempt is returned")
+        self.timer.steady_sample(&mut self.plan, executable, launches)
     }
 
     fn replay(&mut self, executable: &mut dyn Executable) -> Result<(), BackendError> {
