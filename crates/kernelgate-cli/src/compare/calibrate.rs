@@ -322,8 +322,8 @@ fn one(
     Ok(known)
 }
 
-/// Finds the sizes of the planted delays once and with care, so that no process has to, and all have
-/// the same. Takes out the cases that cannot be delayed by so much; why is given back.
+/// Finds the sizes of the planted delays once and with care, so that no process has to, and all
+/// have the same. Takes out the cases that cannot be delayed by so much; why is given back.
 fn fit_delays(
     request_of_head: &mut ComparisonRequest,
     session: &Session,

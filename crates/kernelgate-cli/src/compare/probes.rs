@@ -1,5 +1,5 @@
-//! Single processes before a comparison, for what it has to know: how long cases take, and what delays
-//! them by so much. Deliberately absent: what is done with it (`calibrate`).
+//! Single processes before a comparison, for what it has to know: how long cases take, and what
+//! delays them by so much. Deliberately absent: what is done with it (`calibrate`).
 
 use std::collections::BTreeMap;
 
