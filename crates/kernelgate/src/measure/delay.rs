@@ -219,15 +219,16 @@ impl<'a> Delayed<'a> {
             Ok::<_, BackendError>(sample.elapsed_ns / sample.launches as f64)
         };
         let first_ns = turn_ns(self, false, 1)?;
-        let launches = (TURN_NS / first_ns).clamp(1.0, MAX_LAUNCHES);
-        let groups = (ALL_TURNS_NS / (4.0 * launches.floor() * first_ns)).clamp(1.0, MAX_GROUPS);
+        let launches = (TURN_NS / first_ns).clamp(1.0, MAX_LAUNCHES) as u64;
+        let group_ns = 4.0 * launches as f64 * first_ns;
+        let groups = (ALL_TURNS_NS / group_ns).clamp(1.0, MAX_GROUPS) as usize;
         // The clock sinks most at first.
-        turn_ns(self, true, launches as u64)?;
-        let mut added_ns = Vec::with_capacity(groups as usize);
-        for _ in 0..groups as usize {
+        turn_ns(self, true, launches)?;
+        let mut added_ns = Vec::with_capacity(groups);
+        for _ in 0..groups {
             let mut sum_ns = 0.0;
             for is_delayed in [false, true, true, false] {
-                let turn_ns = turn_ns(self, is_delayed, launches as u64)?;
+                let turn_ns = turn_ns(self, is_delayed, launches)?;
                 sum_ns += if is_delayed { turn_ns } else { -turn_ns };
             }
             added_ns.push(sum_ns / 2.0);

@@ -51,12 +51,11 @@ pub fn check_writes(
     }
     executable.synchronize()?;
     // Of another row no output is left out: what overwrites poison there works elsewhere.
-    let of_reset = if executable.carries_state() {
-        executable.still_poisoned()?.into_iter().map(|poisoned| !poisoned).collect()
-    } else {
-        Vec::new()
+    let poisoned = match executable.carries_state() {
+        true => Some(executable.still_poisoned()?),
+        false => None,
     };
-    if !of_reset.is_empty() && !of_reset.contains(&false) {
+    if poisoned.as_ref().is_some_and(|poisoned| !poisoned.contains(&true)) {
         return Ok(());
     }
     instruments.block(HOLD)?;
@@ -67,10 +66,9 @@ pub fn check_writes(
     instruments.release();
     executable.synchronize()?;
     // A stream that let go by itself says nothing of what came after that.
-    let written = untouched?
-        .into_iter()
-        .enumerate()
-        .any(|(output, untouched)| !untouched && of_reset.get(output) != Some(&true));
+    let is_looked_at = |output: usize| poisoned.as_ref().is_none_or(|poisoned| poisoned[output]);
+    let mut outputs = untouched?.into_iter().enumerate();
+    let written = outputs.any(|(output, untouched)| !untouched && is_looked_at(output));
     if written && instruments.released() {
         return Err(BackendError::NotTimed(
             "a launch writes its outputs while the stream that is timed is held: it works on \
