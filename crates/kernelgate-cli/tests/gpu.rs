@@ -8,6 +8,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use kernelgate_cuda::driver::device;
 use serde_json::Value;
 
+use crate::package::Package;
+
 /// One test at a time on the device, or none.
 fn gpu() -> Option<MutexGuard<'static, ()>> {
     static DEVICE: Mutex<()> = Mutex::new(());
@@ -197,6 +199,43 @@ fn a_planted_wait_copy_launch_and_spill_are_found_and_named() {
     // CUPTI tells no local memory of it; the registers are those that the kernel was confined to.
     assert!(difference.contains("kernel longer: faults"), "{difference}");
     assert!(difference.contains("registers 16 -> 32"), "{difference}");
+}
+
+/// A delay is fitted to each case before its comparison; a case to which it is too short a further
+/// kernel is left out of that one alone.
+#[test]
+fn calibrate_delays_what_it_can_and_leaves_out_the_rest() {
+    let Some(_gpu) = gpu() else { return };
+    let package = Package::new();
+    std::fs::create_dir(package.path("bin")).unwrap();
+    let example = Path::new(env!("CARGO_BIN_EXE_kernelgate")).parent().unwrap().join("examples");
+    std::fs::copy(example.join("saxpy_cuda"), package.path("bin/saxpy_cuda")).unwrap();
+    let line = "calibrate --dir bin --bench saxpy_cuda --backend cuda \
+                --axis n=1000,16777216 /hot --case-time 0.04s --relative 0.06 --max-blocks 8 \
+                --comparisons 1 --inject 20 --work 20 --power-comparisons 1 --sham 0";
+    package.kernelgate(line).expect(0, &["2 cases: "]);
+    let calibration = std::fs::read_to_string(package.baseline("calibration")).unwrap();
+    let calibration: Value = serde_json::from_str(&calibration).unwrap();
+    let comparisons = calibration["comparisons"].as_array().unwrap();
+    assert_eq!(comparisons.len(), 3);
+    let (short, long) = ("n1000/", "n16777216/");
+    for known in comparisons {
+        let of = |part: &str, case: &str| {
+            let cases = known[part].as_object().cloned().unwrap_or_default();
+            cases.into_iter().find(|(id, _)| id.contains(case)).map(|(_, value)| value)
+        };
+        if known["kind"] == "null" {
+            for case in [short, long] {
+                assert!(of("failed", case).is_none() && of("delays_ns", case).is_none(), "{known}");
+            }
+            assert_eq!(of("verdicts", long).unwrap(), "unchanged", "{known}");
+            continue;
+        }
+        let why = of("failed", short).unwrap();
+        assert!(why.as_str().unwrap().contains("cannot be made"), "{known}");
+        assert_eq!(of("verdicts", short), None, "{known}");
+        assert_eq!(of("verdicts", long).unwrap(), "regressed", "{known}");
+    }
 }
 
 #[test]

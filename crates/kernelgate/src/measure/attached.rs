@@ -2,16 +2,13 @@
 //! What they leave behind on the thread is looked at when they are launched
 //! ([`kernelgate_cuda::driver::conduct`]).
 
-use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use super::queue::MAX_QUEUED;
+use super::waiting::{self, HeldUpBy};
 use crate::backend::{BackendError, Executable};
 use kernelgate_cuda::Device;
 use kernelgate_cuda::driver::graph::Graph;
 use kernelgate_cuda::instruments::timing::Instruments;
-use kernelgate_cuda::observe::activity::Activity;
-use kernelgate_cuda::observe::cupti::{Recorded, Recorder};
 
 /// How long the stream is held for a launch that might wait for it.
 const HOLD: Duration = Duration::from_millis(200);
@@ -42,6 +39,8 @@ pub fn check_graph(graph: &Graph) -> Result<(), BackendError> {
 pub fn check_memory(device: &Device, executable: &mut dyn Executable) -> Result<(), BackendError> {
     let mut least = u64::MAX;
     for _ in 0..LAUNCHES {
+        executable.reset()?;
+        executable.synchronize()?;
         let (before, _) = device.memory()?;
         executable.launch()?;
         executable.synchronize()?;
@@ -65,6 +64,8 @@ pub fn check_waits(
     instruments: &mut Instruments,
     executable: &mut dyn Executable,
 ) -> Result<bool, BackendError> {
+    executable.reset()?;
+    executable.synchronize()?;
     instruments.block(HOLD)?;
     let started = Instant::now();
     let launched = executable.launch();
@@ -76,55 +77,32 @@ pub fn check_waits(
     if took < HOLD.mul_f64(0.9) || instruments.released() {
         return Ok(false);
     }
-    let commands = recorded_commands(device, executable)?;
-    let returns_early = commands.is_none() && returns_early(device, executable)?;
-    held_up(commands, returns_early).map_or(Ok(true), |why| Err(refused(why.to_owned())))
+    let held_up_by = waiting::recorded(device, instruments, executable, HOLD)?;
+    let returns_early = held_up_by.is_none() && returns_early(device, executable)?;
+    waits(held_up_by, returns_early).map_or(Ok(true), |why| Err(refused(why)))
 }
 
-/// Why a launch that a held stream held up has no time; none where its commands filled the queue.
-/// How many they are is known where CUPTI tells. Else a launch that returns while the GPU still
-/// works has not waited for the end of it, which is all that can be said.
-const fn held_up(commands: Option<usize>, returns_early: bool) -> Option<&'static str> {
-    match commands {
-        Some(commands) if commands > MAX_QUEUED => None,
-        Some(_) => {
-            Some("a launch waits for the GPU: it synchronises, copies to the host, or frees memory")
-        }
+/// Why a launch that a held stream held up has no time; none where its commands filled the queue,
+/// which CUPTI tells. Else a launch that returns while the GPU still works has not waited for the
+/// end of it, which is all that can be said.
+fn waits(held_up_by: Option<HeldUpBy>, returns_early: bool) -> Option<String> {
+    const WAITS: &str = "a launch waits for the GPU";
+    const HOW: &str = "it synchronises, copies to the host, or frees memory";
+    match held_up_by {
+        Some(HeldUpBy::Queue) => None,
+        Some(HeldUpBy::Call(call)) => Some(format!("{WAITS} in `{call}`")),
+        Some(HeldUpBy::Unknown) => Some(format!("{WAITS}: {HOW}")),
         None if returns_early => None,
-        None => Some(
-            "a launch waits for the GPU: it synchronises, copies to the host, or frees memory; or \
-             it is more commands than can be queued, which CUPTI would tell",
-        ),
+        None => Some(format!(
+            "{WAITS}: {HOW}; or it is more commands than can be queued, which CUPTI would tell"
+        )),
     }
-}
-
-/// What CUPTI records of a launch, as commands. Before any sample, and only for a launch that would
-/// be refused otherwise: recording changes times, and CUPTI leaves the process again.
-fn recorded_commands(
-    device: &Device,
-    executable: &mut dyn Executable,
-) -> Result<Option<usize>, BackendError> {
-    let Ok(Some(recorder)) = Recorder::start(Recorded::Operations) else { return Ok(None) };
-    let launched = executable.launch().and_then(|()| executable.synchronize());
-    device.synchronize_context()?;
-    let (record, left) = (recorder.take(), recorder.detach());
-    launched?;
-    Ok(record.ok().filter(|_| left.is_ok()).and_then(|record| commands(&record)))
-}
-
-/// Calls that put something into the queue, each of which has a number of its own: all nodes of a
-/// graph have that of its launch. None where too many records were lost to tell.
-fn commands(record: &Activity) -> Option<usize> {
-    let kernels = record.kernels.iter().map(|kernel| kernel.correlation);
-    let copies = record.copies.iter().map(|copy| copy.correlation);
-    let sets = record.sets.iter().map(|set| set.correlation);
-    let calls = kernels.chain(copies).chain(sets).collect::<BTreeSet<u32>>().len();
-    (record.dropped == 0 || calls > MAX_QUEUED).then_some(calls)
 }
 
 /// Whether a launch on an idle GPU returns, at least once, while the GPU still works.
 fn returns_early(device: &Device, executable: &mut dyn Executable) -> Result<bool, BackendError> {
     for _ in 0..LAUNCHES {
+        executable.reset()?;
         executable.synchronize()?;
         executable.launch()?;
         let busy = device.is_busy()?;
@@ -138,42 +116,22 @@ fn returns_early(device: &Device, executable: &mut dyn Executable) -> Result<boo
 
 #[cfg(test)]
 mod tests {
-    use kernelgate_cuda::observe::activity::{CopyRecord, KernelRecord, SetRecord};
-
     use super::*;
 
     #[test]
-    fn a_launch_that_fills_the_queue_does_not_wait_for_the_gpu() {
-        assert_eq!(held_up(Some(MAX_QUEUED + 1), false), None);
-        assert_eq!(held_up(Some(MAX_QUEUED + 1), true), None);
-        // Few commands fit any queue, whatever the GPU does when the launch returns: one that waits
-        // between its commands returns early too.
+    fn only_a_launch_that_fills_the_queue_does_not_wait_for_the_gpu() {
         for returns_early in [false, true] {
-            assert!(held_up(Some(2), returns_early).unwrap().starts_with("a launch waits for"));
+            assert_eq!(waits(Some(HeldUpBy::Queue), returns_early), None);
+            let unknown = waits(Some(HeldUpBy::Unknown), returns_early).unwrap();
+            assert!(
+                unknown.starts_with("a launch waits for the GPU: it synchronises"),
+                "{unknown}"
+            );
+            let call = waits(Some(HeldUpBy::Call("cuMemFree_v2".to_owned())), returns_early);
+            assert_eq!(call.unwrap(), "a launch waits for the GPU in `cuMemFree_v2`");
         }
-        assert_eq!(held_up(None, true), None);
-        let unknown = held_up(None, false).unwrap();
+        assert_eq!(waits(None, true), None);
+        let unknown = waits(None, false).unwrap();
         assert!(unknown.contains("waits for the GPU") && unknown.contains("CUPTI"), "{unknown}");
-    }
-
-    #[test]
-    fn commands_are_counted_by_the_calls_that_enqueue_them() {
-        let kernel = |correlation, graph_node| KernelRecord {
-            correlation,
-            graph_node,
-            ..Default::default()
-        };
-        let record = Activity {
-            // One by itself, and a graph of two that is launched twice.
-            kernels: vec![kernel(1, 0), kernel(2, 7), kernel(2, 8), kernel(3, 7), kernel(3, 8)],
-            copies: vec![CopyRecord { correlation: 4, ..Default::default() }],
-            sets: vec![SetRecord { correlation: 5, ..Default::default() }],
-            ..Activity::default()
-        };
-        assert_eq!(commands(&record), Some(5));
-        assert_eq!(commands(&Activity { dropped: 1, ..record }), None);
-        let kernels = (0..=MAX_QUEUED as u32).map(|call| kernel(call, 0)).collect();
-        let many = Activity { kernels, dropped: 1, ..Activity::default() };
-        assert_eq!(commands(&many), Some(MAX_QUEUED + 1));
     }
 }

@@ -14,6 +14,7 @@ pub mod limits;
 mod off_stream;
 mod queue;
 mod recorded;
+mod waiting;
 pub mod wall;
 
 use crate::backend::{BackendError, Executable};

@@ -25,6 +25,8 @@ pub enum Recorded {
     Kernels,
     /// What runs on a GPU: kernels, copies, sets.
     Operations,
+    /// The same, and the calls of the driver and of the runtime.
+    Calls,
     /// All that [`Activity`] has.
     Everything,
 }
@@ -36,6 +38,7 @@ impl Recorded {
         match self {
             Self::Kernels => &[KERNEL],
             Self::Operations => &[KERNEL, COPY, SET],
+            Self::Calls => &[KERNEL, COPY, SET, DRIVER, RUNTIME],
             Self::Everything => &[KERNEL, COPY, SET, DRIVER, RUNTIME, WAIT, OVERHEAD, ALLOCATION],
         }
     }

@@ -51,9 +51,7 @@ impl EventTimer {
         executable: &mut dyn Executable,
         cache: Cache,
     ) -> Result<CasePlan, BackendError> {
-        if executable.carries_state() {
-            executable.reset()?;
-        }
+        executable.reset()?;
         executable.synchronize()?;
         let device = Arc::clone(&self.device);
         let captured = queue::captured(&device, executable)?;

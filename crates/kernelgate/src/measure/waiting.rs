@@ -1,0 +1,244 @@
+//! What holds up a launch while its stream is held: the queue, which has no room for more of its
+//! commands, or a wait for the GPU. CUPTI's record of the calls tells.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::queue::MAX_QUEUED;
+use crate::backend::{BackendError, Executable};
+use kernelgate_cuda::Device;
+use kernelgate_cuda::instruments::timing::Instruments;
+use kernelgate_cuda::observe::activity::{Activity, CallRecord, CopyRecord};
+use kernelgate_cuda::observe::cupti::{Recorded, Recorder};
+
+/// What held up a launch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HeldUpBy {
+    /// The queue was full: it waits for nothing but room.
+    Queue,
+    /// A call of the driver or of the runtime that waits for the GPU, by its name.
+    Call(String),
+    /// No call that is known to: the host looks again and again, or the driver waits in a launch.
+    Unknown,
+}
+
+/// Launches once more while the stream is held, recorded; none where CUPTI is missing or lost
+/// records. Before any sample, and only for a launch that would be refused otherwise: recording
+/// changes times, and CUPTI leaves the process again.
+///
+/// # Errors
+/// When the launch fails, or the device.
+pub fn recorded(
+    device: &Device,
+    instruments: &mut Instruments,
+    executable: &mut dyn Executable,
+    hold: Duration,
+) -> Result<Option<HeldUpBy>, BackendError> {
+    let Ok(Some(recorder)) = Recorder::start(Recorded::Calls) else { return Ok(None) };
+    executable.reset()?;
+    executable.synchronize()?;
+    instruments.block(hold)?;
+    let begun = recorder.now();
+    let launched = executable.launch();
+    let returned = recorder.now();
+    instruments.release();
+    let launched = launched.and_then(|()| executable.synchronize());
+    device.synchronize_context()?;
+    let (record, left) = (recorder.take_since(begun, begun), recorder.detach());
+    launched?;
+    let Some(mut record) = record.ok().filter(|_| left.is_ok()) else { return Ok(None) };
+    // What came behind the launch waits by right.
+    record.calls.retain(|call| call.start < returned);
+    Ok(held_up_by(&record, hold))
+}
+
+/// What held up the launch that a record is of, on a stream that was held for so long; none where
+/// records were lost.
+fn held_up_by(record: &Activity, hold: Duration) -> Option<HeldUpBy> {
+    if record.dropped > 0 {
+        return None;
+    }
+    let name = |call: &CallRecord| record.names.get(call.name as usize).map_or("", String::as_str);
+    let half_ns = (hold / 2).as_nanos();
+    let held_up = |call: &&CallRecord| u128::from(call.end.saturating_sub(call.start)) > half_ns;
+    let mut copies = record.copies.clone();
+    copies.sort_by_key(|copy| copy.correlation);
+    let copy_of = |call: &CallRecord| {
+        let found = copies.binary_search_by_key(&call.correlation, |copy| copy.correlation);
+        found.ok().map(|found| &copies[found])
+    };
+    let waits = record.calls.iter().find(|call| {
+        let (name, copy) = (name(call), copy_of(call));
+        waits(name, copy) || held_up(call) && !enqueues(name, copy)
+    });
+    if let Some(call) = waits {
+        return Some(HeldUpBy::Call(name(call).to_owned()));
+    }
+    // A queue has room for so many at least.
+    let full = commands(record) > MAX_QUEUED && record.calls.iter().any(|call| held_up(&call));
+    Some(if full { HeldUpBy::Queue } else { HeldUpBy::Unknown })
+}
+
+/// Calls that put something into the queue, each of which has a number of its own: all nodes of a
+/// graph have that of its launch.
+fn commands(record: &Activity) -> usize {
+    let kernels = record.kernels.iter().map(|kernel| kernel.correlation);
+    let copies = record.copies.iter().map(|copy| copy.correlation);
+    let sets = record.sets.iter().map(|set| set.correlation);
+    kernels.chain(copies).chain(sets).collect::<BTreeSet<u32>>().len()
+}
+
+/// The name of a function without the interface that it is of.
+fn function(name: &str) -> &str {
+    name.strip_prefix("cuda").or_else(|| name.strip_prefix("cu")).unwrap_or(name)
+}
+
+/// Whether a copy is between the GPU and memory of the host that is not pinned, which the driver
+/// copies itself.
+const fn is_pageable(copy: &CopyRecord) -> bool {
+    copy.source == 1 || copy.target == 1
+}
+
+/// Whether a call waits for the GPU, however long it took.
+fn waits(name: &str, copy: Option<&CopyRecord>) -> bool {
+    let (function, to_host) = (function(name), copy.is_some_and(|copy| copy.kind == 2));
+    let frees = ["MemFree", "Free"].iter().any(|free| function.starts_with(free));
+    function.contains("Synchronize")
+        || (frees && !function.contains("Async"))
+        || (to_host && (!function.contains("Async") || copy.is_some_and(is_pageable)))
+}
+
+/// Whether a call only puts something into the queue, and waits for nothing but room in it.
+fn enqueues(name: &str, copy: Option<&CopyRecord>) -> bool {
+    const ENQUEUE: [&str; 5] =
+        ["Launch", "GraphLaunch", "EventRecord", "StreamWaitEvent", "Memset"];
+    let function = function(name);
+    ENQUEUE.iter().any(|enqueue| function.starts_with(enqueue))
+        || (function.contains("Async") && !copy.is_some_and(is_pageable))
+}
+
+#[cfg(test)]
+mod tests {
+    use kernelgate_cuda::observe::activity::{KernelRecord, SetRecord};
+
+    use super::*;
+
+    const HOLD: Duration = Duration::from_millis(200);
+    const HELD_UP_NS: u64 = 150_000_000;
+
+    /// A launch of calls, each with its name and how long it took, and of as many kernels more.
+    fn record(calls: &[(&str, u64)], kernels: usize) -> Activity {
+        let mut record = Activity::default();
+        for (number, &(name, took)) in (0..).zip(calls) {
+            record.names.push(name.to_owned());
+            let correlation = 1_000_000 + number;
+            let (start, end) = (10, 10 + took);
+            record.calls.push(CallRecord { name: number, start, end, thread: 1, correlation });
+        }
+        let kernel = |correlation| KernelRecord { correlation, ..KernelRecord::default() };
+        record.kernels = (0..kernels as u32).map(kernel).collect();
+        record
+    }
+
+    fn by(record: &Activity) -> HeldUpBy {
+        held_up_by(record, HOLD).unwrap()
+    }
+
+    fn call(name: &str) -> HeldUpBy {
+        HeldUpBy::Call(name.to_owned())
+    }
+
+    #[test]
+    fn a_launch_that_the_queue_held_up_waits_for_nothing_else() {
+        for name in ["cuLaunchKernelEx", "cudaLaunchKernel_v7000", "cuGraphLaunch", "cuEventRecord"]
+        {
+            let calls = [(name, HELD_UP_NS), ("cuLaunchKernel", 5_000)];
+            assert_eq!(by(&record(&calls, MAX_QUEUED + 1)), HeldUpBy::Queue);
+            // So few fit any queue: the driver waits in the launch.
+            assert_eq!(by(&record(&calls, MAX_QUEUED)), HeldUpBy::Unknown);
+        }
+    }
+
+    #[test]
+    fn a_wait_is_found_among_commands_that_fit_and_behind_those_that_do_not() {
+        for name in [
+            "cuStreamSynchronize",
+            "cudaDeviceSynchronize_v3020",
+            "cuEventSynchronize",
+            "cuMemFree_v2",
+            "cudaFree_v3020",
+            "cuMemHostUnregister",
+        ] {
+            for kernels in [2, MAX_QUEUED + 100] {
+                let calls = [("cuLaunchKernel", 5_000), (name, HELD_UP_NS)];
+                assert_eq!(by(&record(&calls, kernels)), call(name));
+            }
+        }
+        // The queue held up a launch, and there was little left to wait for.
+        for name in ["cuStreamSynchronize", "cuMemFree_v2", "cudaFree_v3020"] {
+            let calls = [("cuLaunchKernel", HELD_UP_NS), (name, 5_000)];
+            assert_eq!(by(&record(&calls, 1500)), call(name));
+        }
+        let calls = [("cuLaunchKernel", HELD_UP_NS), ("cuMemFreeAsync", 5_000)];
+        assert_eq!(by(&record(&calls, 1500)), HeldUpBy::Queue);
+    }
+
+    #[test]
+    fn copies_wait_where_they_go_to_the_host_or_to_memory_that_is_not_pinned() {
+        const TO_DEVICE: u8 = 1;
+        const TO_HOST: u8 = 2;
+        const ON_DEVICE: u8 = 8;
+        const PAGEABLE: u8 = 1;
+        const PINNED: u8 = 2;
+        const DEVICE: u8 = 3;
+        let of = |name, took, [kind, source, target]: [u8; 3]| {
+            let calls = [("cuLaunchKernel", HELD_UP_NS), (name, took)];
+            let mut record = record(&calls, 1500);
+            let correlation = record.calls[1].correlation;
+            record.copies.push(CopyRecord {
+                kind,
+                source,
+                target,
+                correlation,
+                ..CopyRecord::default()
+            });
+            by(&record)
+        };
+        let to_host = [TO_HOST, DEVICE, PINNED];
+        let to_pageable = [TO_HOST, DEVICE, PAGEABLE];
+        let from_pageable = [TO_DEVICE, PAGEABLE, DEVICE];
+        let (sync, asynchronous) = ("cuMemcpyDtoH_v2", "cuMemcpyDtoHAsync_v2");
+        assert_eq!(of(sync, 5_000, to_host), call(sync));
+        assert_eq!(of(asynchronous, 5_000, to_pageable), call(asynchronous));
+        assert_eq!(of(asynchronous, HELD_UP_NS, to_host), HeldUpBy::Queue);
+        assert_eq!(of("cuMemcpyAsync", HELD_UP_NS, [ON_DEVICE, DEVICE, DEVICE]), HeldUpBy::Queue);
+        let upload = "cuMemcpyHtoDAsync_v2";
+        assert_eq!(of(upload, HELD_UP_NS, from_pageable), call(upload));
+        assert_eq!(of(upload, 5_000, from_pageable), HeldUpBy::Queue);
+    }
+
+    #[test]
+    fn a_launch_that_no_call_held_up_waits_in_its_own_way() {
+        let calls = [("cuLaunchKernel", 5_000), ("cuStreamQuery", 5_000)];
+        assert_eq!(by(&record(&calls, MAX_QUEUED + 100)), HeldUpBy::Unknown);
+        let lost = Activity { dropped: 1, ..record(&calls, 2) };
+        assert_eq!(held_up_by(&lost, HOLD), None);
+    }
+
+    #[test]
+    fn commands_are_counted_by_the_calls_that_enqueue_them() {
+        let kernel = |correlation, graph_node| KernelRecord {
+            correlation,
+            graph_node,
+            ..Default::default()
+        };
+        let record = Activity {
+            // One by itself, and a graph of two that is launched twice.
+            kernels: vec![kernel(1, 0), kernel(2, 7), kernel(2, 8), kernel(3, 7), kernel(3, 8)],
+            copies: vec![CopyRecord { correlation: 4, ..Default::default() }],
+            sets: vec![SetRecord { correlation: 5, ..Default::default() }],
+            ..Activity::default()
+        };
+        assert_eq!(commands(&record), 5);
+    }
+}
