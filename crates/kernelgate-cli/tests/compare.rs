@@ -89,6 +89,25 @@ fn unchanged_code_is_fine_and_slower_code_is_not() {
     scratch.compare("--base HEAD --head main~1").expect(0, &["1 improved"]);
 }
 
+/// Golden tensors, say: a case that is wrong by them fails, though its executable is the old one.
+#[test]
+fn what_the_same_executable_reads_is_verified_on_both_sides() {
+    let scratch = Scratch::new();
+    let read = "let factor: f64 = std::fs::read_to_string(\"src/factor.txt\").unwrap().parse()";
+    scratch.bench("let y: Vec<f64>", &format!("{read}.unwrap();\n        let y: Vec<f64>"));
+    let bench = std::fs::read_to_string(scratch.folder.path().join("benches/spin.rs")).unwrap();
+    let scaled =
+        bench.replace("f64::from(x) * f64::from(x)", "factor * f64::from(x) * f64::from(x)");
+    scratch.write("benches/spin.rs", &scaled);
+    scratch.write("src/factor.txt", "1");
+    scratch.commit("reads");
+    scratch.write("src/factor.txt", "2");
+    let same = "the same executable on both sides, byte by byte: spin";
+    scratch
+        .compare("--base main --max-blocks 1")
+        .expect(1, &[same, "failed in the head", CASE, "max error 5.00e-1"]);
+}
+
 #[test]
 fn an_edit_inside_a_submodule_is_compared() {
     let (scratch, other) = (Scratch::new(), tempfile::tempdir().unwrap());

@@ -6,6 +6,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::package::fixture_path;
+
 /// Folders with stand-ins, by what is in them.
 struct Stubs {
     folder: tempfile::TempDir,
@@ -211,6 +213,17 @@ fn what_needs_a_gpu_says_so_before_it_builds_and_a_wrong_architecture_is_named_w
     let told =
         stubs.doctor(&["13.0"], &[("KERNELGATE_ARCH", "x")]).of("setting", "KERNELGATE_ARCH");
     assert!(told.len() == 1 && told[0].contains("`x` is no architecture"), "{told:?}");
+    // A bench does not go on with the CPU.
+    let faults = fixture_path().with_file_name("faults");
+    let bench = Command::new(faults)
+        .args(["--bench", "--quick"])
+        .env("KERNELGATE_ARCH", "sm_75")
+        .current_dir(stubs.folder.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&bench.stderr);
+    let wanted = "KERNELGATE_ARCH: kernels are compiled for sm_80 or later, not for sm_75";
+    assert!(bench.status.code() == Some(2) && said.contains(wanted), "{said}");
     let mut timing = Command::new(env!("CARGO_BIN_EXE_kernelgate"));
     timing.args(["timing", "--part", "cases"]).current_dir(stubs.folder.path());
     // The stand-in has no GPU; there is no package either.

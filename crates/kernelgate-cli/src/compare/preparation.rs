@@ -147,7 +147,8 @@ impl Engine<'_> {
     }
 
     /// The first process of an executable: every case against the reference. An executable that is
-    /// the same on both sides is verified once.
+    /// the same on both sides is verified once, if what it may read beside itself is the same too:
+    /// golden tensors, for example.
     fn verify(&mut self, arm: Arm, bench: &str) -> Result<Verified, Unverified> {
         let Some(executable) =
             self.session.sides[index(arm)].executables.driven.get(bench).cloned()
@@ -163,11 +164,10 @@ impl Engine<'_> {
             let took = Duration::from_secs_f64(run.spent_s.get("whole").copied().unwrap_or(0.0));
             same.then_some(Verified { run, path, took, driver })
         };
-        let twin = self.session.sides[0]
-            .executables
-            .driven
-            .get(bench)
-            .is_some_and(|other| arm == Arm::Head && *other == executable);
+        let [base, head] = &self.session.sides;
+        let twin = arm == Arm::Head
+            && base.sources == head.sources
+            && base.executables.driven.get(bench) == Some(&executable);
         // On resuming, what verified the same executable stands; else only what verified it just
         // now.
         let earlier = if twin { self.verified_path(Arm::Base, bench) } else { path.clone() };

@@ -23,6 +23,9 @@ pub struct Side {
     pub label: String,
     /// Commit for the runs' provenance.
     pub commit: String,
+    /// The commit whose files its processes find, where they run in a checkout of it; none where
+    /// they run in the user's package.
+    pub sources: Option<String>,
     /// Folder of the package: below the slot, or that of the user.
     pub package: PathBuf,
     /// Folders of the packages of its benches, in which they run, where cargo told them.
@@ -159,6 +162,7 @@ pub fn prepare_twins(
     let head = Side {
         label: base.label.clone(),
         commit: base.commit.clone(),
+        sources: base.sources.clone(),
         package: base.package.clone(),
         packages: base.packages.clone(),
         ..head
@@ -191,6 +195,7 @@ fn from_folder(
     Ok(Side {
         label,
         commit: format!("prebuilt-{}", folder::name(arm)),
+        sources: None,
         package: request.package.clone(),
         packages: BTreeMap::new(),
         executables,
@@ -267,7 +272,8 @@ fn from_revision(
     let how = installing(request, true, running);
     let executables = install(&folder.side(arm), &built, &format!("{side_name} {label}"), how)?;
     let package = folder.slot().join("src").join(package);
-    Ok(Side { label, commit: revision.commit.clone(), package, packages, executables })
+    let commit = revision.commit.clone();
+    Ok(Side { label, sources: Some(commit.clone()), commit, package, packages, executables })
 }
 
 /// The folder of the package of each bench.

@@ -146,6 +146,8 @@ pub fn l2_bytes(ordinal: usize) -> u64 {
 pub fn check(ordinal: usize) -> Result<(), DeviceError> {
     let failed =
         |action| move |error: DriverError| DeviceError::Driver { action, error: describe(&error) };
+    // The user set it: also without a GPU it is wrong.
+    named_number(architecture::named().as_deref())?;
     let count = count()?;
     if count == 0 {
         return Err(DeviceError::NoDevice);
@@ -174,6 +176,19 @@ fn check_compiler(arch: &str) -> Result<(), DeviceError> {
         return Err(DeviceError::OldCompiler { nvrtc: nvrtc.version, arch });
     }
     Ok(())
+}
+
+/// The number of the architecture that the user named.
+fn named_number(named: Option<&str>) -> Result<Option<u32>, DeviceError> {
+    let Some(arch) = named else { return Ok(None) };
+    let wrong = |what: String| Err(DeviceError::Architecture(what));
+    match architecture::number(arch) {
+        None => wrong(format!("`{arch}` is no architecture such as sm_80")),
+        Some(wanted) if wanted < architecture::LEAST => {
+            wrong(format!("kernels are compiled for sm_80 or later, not for {arch}"))
+        }
+        wanted => Ok(wanted),
+    }
 }
 
 /// How to get an NVRTC whose code a driver takes.
@@ -232,13 +247,7 @@ impl Code {
             return Ok(Self { arch: own.to_owned(), code: own.to_owned(), named: false });
         };
         let wrong = |what: String| Err(DeviceError::Architecture(what));
-        let Some(wanted) = number(&arch) else {
-            return wrong(format!("`{arch}` is no architecture such as sm_80"));
-        };
-        if wanted < architecture::LEAST {
-            return wrong(format!("kernels are compiled for sm_80 or later, not for {arch}"));
-        }
-        if Some(wanted) > number(own) {
+        if named_number(Some(&arch))? > number(own) {
             return wrong(format!("this GPU is {own} and runs no code of {arch}"));
         }
         let specific = !arch.ends_with(|c: char| c.is_ascii_digit());
