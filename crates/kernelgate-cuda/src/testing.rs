@@ -1,6 +1,7 @@
 //! For tests that need a GPU, here and in packages that use this crate.
 
 mod c_library;
+pub mod raw;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

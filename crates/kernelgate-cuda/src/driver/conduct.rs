@@ -3,7 +3,7 @@
 
 use std::ptr;
 
-use cudarc::driver::sys;
+use cudarc::driver::{DriverError, sys};
 
 use super::device::Device;
 use super::status::failed;
@@ -46,23 +46,44 @@ pub fn watched(
     Ok(())
 }
 
-/// Whether memory is allocated among the commands that a launch leaves in a capture.
+/// Whether memory is allocated among the commands that a launch leaves in a capture, also in graphs
+/// inside it.
 ///
 /// # Errors
 /// When the driver refuses.
-pub(super) fn allocates(graph: sys::CUgraph, nodes: usize) -> Result<bool, BackendError> {
-    let (mut all, mut count) = (vec![ptr::null_mut(); nodes], nodes);
-    // SAFETY: the graph lives; the array has as many elements as are told.
-    unsafe { sys::cuGraphGetNodes(graph, all.as_mut_ptr(), &raw mut count) }
+pub(super) fn allocates(graph: sys::CUgraph) -> Result<bool, BackendError> {
+    let told = |error: DriverError| failed("tell a graph's nodes", &error);
+    let mut count = 0;
+    // SAFETY: the graph lives; a null array asks for the number only.
+    unsafe { sys::cuGraphGetNodes(graph, ptr::null_mut(), &raw mut count) }
         .result()
-        .map_err(|error| failed("tell a graph's nodes", &error))?;
+        .map_err(told)?;
+    let mut all = vec![ptr::null_mut(); count];
+    if count > 0 {
+        // SAFETY: the graph lives; the array has as many elements as are told.
+        unsafe { sys::cuGraphGetNodes(graph, all.as_mut_ptr(), &raw mut count) }
+            .result()
+            .map_err(told)?;
+    }
     for node in all {
         let mut kind = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
         // SAFETY: a node of that graph; the pointer is valid.
         unsafe { sys::cuGraphNodeGetType(node, &raw mut kind) }
             .result()
             .map_err(|error| failed("tell the kind of a graph's node", &error))?;
-        if kind == sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC {
+        let inside = match kind {
+            sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC => true,
+            sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_GRAPH => {
+                let mut child = ptr::null_mut();
+                // SAFETY: a node of that kind, whose graph lives as long as the node.
+                unsafe { sys::cuGraphChildGraphNodeGetGraph(node, &raw mut child) }
+                    .result()
+                    .map_err(told)?;
+                allocates(child)?
+            }
+            _ => false,
+        };
+        if inside {
             return Ok(true);
         }
     }

@@ -14,6 +14,8 @@ use crate::BackendError;
 pub struct Graph {
     graph: CudaGraph,
     nodes: usize,
+    /// Nodes between launches, which do nothing.
+    separators: usize,
 }
 
 impl Graph {
@@ -47,20 +49,23 @@ impl Graph {
             pair.programmatic_edges()? > 0
         };
         let stream = device.stream();
-        Self::capture(device, || {
+        let mut separators = 0;
+        let graph = Self::capture(device, || {
             for iteration in 0..times {
                 if iteration > 0 && overlapping {
                     full_edge(stream)?;
+                    separators += 1;
                 }
                 launch()?;
             }
             Ok(())
-        })
+        })?;
+        Ok(Self { separators, ..graph })
     }
 
     /// Commands in it: kernels, copies, fills.
     pub const fn nodes(&self) -> usize {
-        self.nodes
+        self.nodes - self.separators
     }
 
     /// Whether memory is allocated in it, which a launch should not do.
@@ -68,7 +73,7 @@ impl Graph {
     /// # Errors
     /// When the driver refuses.
     pub fn allocates(&self) -> Result<bool, BackendError> {
-        conduct::allocates(self.graph.cu_graph(), self.nodes)
+        conduct::allocates(self.graph.cu_graph())
     }
 
     /// Edges over which a kernel may begin before the one that it depends on has ended.
@@ -79,10 +84,17 @@ impl Graph {
         let failed = |error: DriverError| failed("tell a graph's edges", &error);
         let (graph, mut count) = (self.graph.cu_graph(), 0);
         let null = ptr::null_mut();
+        if self.nodes < 2 {
+            return Ok(0);
+        }
         // SAFETY: the graph is alive; null arrays ask for the number only.
         unsafe { sys::cuGraphGetEdges_v2(graph, null, null, ptr::null_mut(), &raw mut count) }
             .result()
             .map_err(failed)?;
+        // The driver refuses to tell none of them.
+        if count == 0 {
+            return Ok(0);
+        }
         let mut nodes = [vec![ptr::null_mut(); count], vec![ptr::null_mut(); count]];
         let blank = sys::CUgraphEdgeData { from_port: 0, to_port: 0, type_: 0, reserved: [0; 5] };
         let mut edges = vec![blank; count];
@@ -139,7 +151,7 @@ impl<'a> Capture<'a> {
             .result()
             .map_err(|error| failed("count a graph's nodes", &error))?;
         graph.upload().map_err(|error| failed("upload a graph", &error))?;
-        Ok(Graph { graph, nodes })
+        Ok(Graph { graph, nodes, separators: 0 })
     }
 }
 

@@ -133,6 +133,19 @@ fn reset(device: &Device) -> Result<(), BackendError> {
     }
 }
 
+/// Makes the lines that launches kept in L2 like any others, which the next launches replace. What
+/// is on the stream has to have ended.
+///
+/// # Errors
+/// When the driver refuses.
+pub fn release_lines(device: &Device) -> Result<(), BackendError> {
+    let released = device.context().bind_to_thread().and_then(|()| {
+        // SAFETY: the context is this thread's; no memory is involved.
+        unsafe { sys::cuCtxResetPersistingL2Cache() }.result()
+    });
+    released.map_err(|error| failed("release the lines that are kept in L2", &error))
+}
+
 /// Sets as many bytes aside as before, and releases the lines that are kept.
 fn give_back(context: &CudaContext, before: usize) -> Result<(), DriverError> {
     context.set_limit(LIMIT, before)?;

@@ -10,8 +10,11 @@
 //! Where no input can be replaced, or memory is short, the outputs are compared for the old inputs,
 //! and the record says so.
 //!
+//! Results that are reused for inputs that were seen before are right, too. So on a GPU what was timed
+//! runs once more for the same inputs: the replay before, whose inputs were new, takes no longer.
+//!
 //! Deliberately absent: defence against code that attacks the process. This finds mistakes and
-//! shortcuts: work on other streams, nothing launched, a remembered result.
+//! shortcuts: work on other streams, nothing launched, a remembered result, work in the reset.
 
 use std::borrow::Cow;
 
@@ -21,9 +24,13 @@ use super::guard;
 use super::problem::{CaseError, Ready, case_error, outputs};
 use super::spent;
 use crate::backend::{BackendError, Executable};
-use crate::measure::Stopwatch;
+use crate::measure::{Replay, Stopwatch};
 use crate::record::run::{AfterTiming, InputChange};
 use crate::verify::{self, VerifyError};
+use crate::workload::Tensors;
+
+/// Replays for inputs of their own that each have to take longer than the next one.
+const LOOKS: usize = 3;
 
 /// What a process' time for these checks is kept under.
 pub const ACTIVITY: &str = "check after timing";
@@ -91,30 +98,62 @@ pub fn check(
             verify::launch_on_poison(executable)?;
             ready.expected = verify::as_expected(outputs(executable)?);
         }
-        for (name, values) in changed.iter().flat_map(|changed| changed.values.iter()) {
-            let original = || ready.inputs.tensor(name);
-            let next = if next == CurrentInputs::Changed { values } else { original() };
+        let replace = |executable: &mut dyn Executable| {
             let _activity = spent::on("inputs replaced");
-            executable.replace_input(name, next)?;
-        }
-        replay_on_poison(executable, stopwatch)?;
-        let outputs = outputs(executable)?;
-        let _activity = spent::on("compare");
-        let (outputs, expected) = match changed.filter(|_| next == CurrentInputs::Changed) {
-            Some(changed) => changed
-                .comparable(outputs, &ready.expected)
-                .map_err(|problem| VerifyError::Reference { output: "all".to_owned(), problem })?,
-            None => (Cow::Borrowed(outputs), ready.expected.as_slice()),
+            for (name, values) in changed.iter().flat_map(|changed| changed.values.iter()) {
+                let original = || ready.inputs.tensor(name);
+                let next = if next == CurrentInputs::Changed { values } else { original() };
+                executable.replace_input(name, next)?;
+            }
+            Ok::<_, BackendError>(())
         };
-        verify::compare(&outputs, expected, ready.bounds)
+        replace(executable)?;
+        let compare = |executable: &mut dyn Executable| {
+            let outputs = outputs(executable)?;
+            let _activity = spent::on("compare");
+            let (outputs, expected) = match changed.filter(|_| next == CurrentInputs::Changed) {
+                Some(changed) => {
+                    changed.comparable(outputs, &ready.expected).map_err(|problem| {
+                        VerifyError::Reference { output: "all".to_owned(), problem }
+                    })?
+                }
+                None => (Cow::Borrowed(outputs), ready.expected.as_slice()),
+            };
+            verify::compare(&outputs, expected, ready.bounds)
+        };
+        if executable.carries_state() {
+            executable.poison_outputs()?;
+            executable.reset()?;
+            executable.synchronize()?;
+            if compare(executable).is_ok() {
+                return Err(BackendError::NotTimed(
+                    "its reset computes the outputs, and is not in the time".to_owned(),
+                )
+                .into());
+            }
+        }
+        let first = replay_on_poison(executable, stopwatch)?;
+        let comparison = compare(executable)?;
+        let replaced = changed.iter().flat_map(|changed| changed.values.iter());
+        let names: Vec<&str> = replaced.map(|(name, _)| name).collect();
+        let draw = |turn: u64| match names.is_empty() {
+            true => Tensors::new(),
+            false => group.bound.problem().redraw(&names, ready.seed ^ turn),
+        };
+        if check_reuse(first, (executable, stopwatch), &draw)? {
+            replace(executable)?;
+        }
+        Ok(comparison)
     });
+    let carries_state = executable.carries_state();
     let how = changed.map_or(InputChange::Same, ChangedInputs::change);
     let comparison = compared.map_err(CaseError::Fail)?.map_err(|error| match error {
         VerifyError::Backend(_) => case_error(error),
         wrong => CaseError::Fail(format!(
             "after timing, {}: {wrong}; what was timed does not compute its outputs from its \
-             inputs",
-            how.words()
+             inputs{}",
+            how.words(),
+            if carries_state { ", or its reset brings an input back" } else { "" }
         )),
     })?;
     *current = next;
@@ -125,14 +164,55 @@ pub fn check(
     })
 }
 
+/// Looks whether the first replay for new inputs, with outputs that held no results, took longer than
+/// the next one, which finds both as it left them: what was timed are such next ones. Whether inputs
+/// were replaced by those that `draw` gives, as they are once that is suspected.
+///
+/// # Errors
+/// [`BackendError::NotTimed`] where each of [`LOOKS`] first ones does; when a launch fails.
+fn check_reuse(
+    first: Option<Replay>,
+    (executable, stopwatch): (&mut dyn Executable, &mut dyn Stopwatch),
+    draw: &dyn Fn(u64) -> Tensors,
+) -> Result<bool, BackendError> {
+    let mut first = first;
+    for turn in 0..LOOKS {
+        if turn > 0 {
+            for (name, values) in draw(turn as u64).iter() {
+                executable.replace_input(name, values)?;
+            }
+            first = replay_on_poison(executable, stopwatch)?;
+        }
+        executable.reset()?;
+        executable.synchronize()?;
+        let next = stopwatch.replay(executable)?;
+        let (Some(first), Some(next)) = (first, next) else { return Ok(turn > 0) };
+        if !first.did_more_than(&next) {
+            return Ok(turn > 0);
+        }
+        if turn + 1 == LOOKS {
+            let more_ns = first.elapsed_ns - next.elapsed_ns;
+            return Err(BackendError::NotTimed(format!(
+                "a launch for new inputs and poisoned outputs takes {:.1} µs longer than the next \
+                 one, which takes {:.1} µs as those that were timed: it reuses what an earlier \
+                 launch computed",
+                more_ns / 1e3,
+                next.elapsed_ns / next.launches.max(1) as f64 / 1e3
+            )));
+        }
+    }
+    Ok(true)
+}
+
+/// Runs what was timed, with outputs that hold no results.
 fn replay_on_poison(
     executable: &mut dyn Executable,
     stopwatch: &mut dyn Stopwatch,
-) -> Result<(), BackendError> {
+) -> Result<Option<Replay>, BackendError> {
     executable.poison_outputs()?;
     executable.reset()?;
-    stopwatch.replay(executable)?;
-    executable.synchronize()
+    executable.synchronize()?;
+    stopwatch.replay(executable)
 }
 
 impl Ready {
@@ -170,5 +250,78 @@ impl Ready {
             Err(CaseError::Skip(_)) => Ok(false),
             Err(error) => Err(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::backend::cpu::CpuTask;
+    use crate::measure::{Sample, Technique};
+
+    /// Replays take so long, one after the other, nanoseconds; none where it cannot tell.
+    struct Takes(Vec<Option<f64>>);
+
+    fn replay(elapsed_ns: f64) -> Replay {
+        Replay { elapsed_ns, clock_mhz: None, launches: 10 }
+    }
+
+    impl Stopwatch for Takes {
+        fn time(&mut self, _: &mut dyn Executable, _: u64) -> Result<Sample, BackendError> {
+            unreachable!("nothing is timed here")
+        }
+
+        fn replay(&mut self, _: &mut dyn Executable) -> Result<Option<Replay>, BackendError> {
+            Ok(self.0.remove(0).map(replay))
+        }
+
+        fn technique(&self) -> Technique {
+            Technique::default()
+        }
+    }
+
+    /// The first replay takes so long, then those; how often other inputs were drawn.
+    fn reuse(first_ns: f64, then_ns: &[Option<f64>]) -> (Result<bool, BackendError>, usize) {
+        let drawn = Cell::new(0);
+        let x = || Tensors::new().with("x", [1], vec![drawn.get() as f32]);
+        let mut task = CpuTask::new(Arc::new(x()), Tensors::new(), |_, _| {});
+        let mut takes = Takes(then_ns.to_vec());
+        let draw = |_| {
+            drawn.set(drawn.get() + 1);
+            x()
+        };
+        let found = check_reuse(Some(replay(first_ns)), (&mut task, &mut takes), &draw);
+        assert!(takes.0.is_empty(), "{:?} are left", takes.0);
+        (found, drawn.get())
+    }
+
+    #[test]
+    fn results_are_reused_where_each_launch_for_new_inputs_takes_longer_than_the_next() {
+        let (short, long) = (Some(100e3), Some(150e3));
+        let (found, drawn) = reuse(150e3, &[short, long, short, long, short]);
+        let why = found.unwrap_err().to_string();
+        assert!(why.contains("takes 50.0 µs longer") && why.contains("takes 10.0 µs"), "{why}");
+        assert_eq!(drawn, 2);
+        // One that does not is enough, and inputs that were drawn are told of.
+        assert_eq!(reuse(150e3, &[short, long, short, short, short]), (Ok(true), 2));
+        assert_eq!(reuse(110e3, &[short]), (Ok(false), 0));
+        assert_eq!(reuse(150e3, &[None]), (Ok(false), 0));
+        assert_eq!(reuse(150e3, &[short, None, short]), (Ok(true), 1));
+    }
+
+    #[test]
+    fn a_replay_that_does_more_takes_longer_at_the_same_clock() {
+        let at = |elapsed_ns, clock| Replay { clock_mhz: Some(clock), ..replay(elapsed_ns) };
+        // A tenth is a launch: of 10 µs a quarter, 3 µs and 5 µs may be more.
+        assert!(!replay(110.4e3).did_more_than(&replay(100e3)));
+        assert!(replay(110.6e3).did_more_than(&replay(100e3)));
+        assert!(!at(200e3, 990.0).did_more_than(&at(100e3, 1980.0)));
+        assert!(at(200e3, 1980.0).did_more_than(&at(100e3, 990.0)));
+        let one = Replay { launches: 1, ..replay(1e6) };
+        assert!(!Replay { elapsed_ns: 1.28e6, ..one }.did_more_than(&one));
+        assert!(Replay { elapsed_ns: 1.29e6, ..one }.did_more_than(&one));
     }
 }

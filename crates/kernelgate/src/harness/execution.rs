@@ -320,6 +320,7 @@ impl Execution<'_> {
             Some(delayed) => delayed as &mut dyn Executable,
             None => executable,
         };
+        ready.memory.see();
         let making = spent::on("stopwatch");
         let stopwatch = guard::catch(|| timer.case(executable, case.cache));
         let mut stopwatch = stopwatch.map_err(CaseError::Fail)?.map_err(backend_error)?;

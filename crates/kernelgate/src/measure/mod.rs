@@ -68,6 +68,38 @@ pub struct Technique {
     pub commands: Option<u64>,
 }
 
+/// What was timed, once more.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Replay {
+    /// How long it took, nanoseconds.
+    pub elapsed_ns: f64,
+    /// SM clock meanwhile, MHz, where the device tells.
+    pub clock_mhz: Option<f64>,
+    /// Launches in it.
+    pub launches: u64,
+}
+
+impl Replay {
+    /// How much longer than another replay one may take: of a launch, of all of them, and what
+    /// starting after an idle moment differs by, nanoseconds.
+    const OF_LAUNCH: f64 = 0.25;
+    const OF_ALL: f64 = 0.03;
+    const START_NS: f64 = 5_000.0;
+
+    /// Whether it did more than the replay after it, for which caches were the same: at the clock of
+    /// that one, as the clock sinks while the host is busy.
+    pub fn did_more_than(&self, next: &Self) -> bool {
+        let slower = match (self.clock_mhz, next.clock_mhz) {
+            (Some(own), Some(next)) => (own / next).min(1.0),
+            _ => 1.0,
+        };
+        let launch_ns = next.elapsed_ns / next.launches.max(1) as f64;
+        let allowed_ns =
+            Self::OF_LAUNCH * launch_ns + Self::OF_ALL * next.elapsed_ns + Self::START_NS;
+        slower * self.elapsed_ns > next.elapsed_ns + allowed_ns
+    }
+}
+
 /// Takes the samples of one case.
 pub trait Stopwatch {
     /// Times that many launches, or somewhat more where they are batched.
@@ -80,12 +112,13 @@ pub trait Stopwatch {
         launches: u64,
     ) -> Result<Sample, BackendError>;
 
-    /// Starts what was timed once more, untimed: the very graph where launches were captured, one
-    /// launch where they were not. May return before it has finished.
+    /// Runs what was timed once more: the very graph where launches were captured, one launch where
+    /// they were not. What it took, on caches that hold other data; none where the host's time is in
+    /// it, and on the host.
     ///
     /// # Errors
     /// When a launch fails.
-    fn replay(&mut self, executable: &mut dyn Executable) -> Result<(), BackendError>;
+    fn replay(&mut self, executable: &mut dyn Executable) -> Result<Option<Replay>, BackendError>;
 
     /// Launches once more where something records what runs elsewhere than where it was timed: after
     /// the samples, because recording changes times. Why nothing was looked at, where that is so;

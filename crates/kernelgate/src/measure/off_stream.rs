@@ -30,6 +30,8 @@ pub fn nothing() -> BackendError {
 
 /// The error for a launch that takes less than a kernel can.
 pub fn impossible(launch_ns: f64, empty_ns: f64) -> BackendError {
+    // What events cost is taken off, and may be more than what they tell of nothing.
+    let launch_ns = launch_ns.max(0.0);
     BackendError::NotTimed(format!(
         "a launch takes {launch_ns:.0} ns by the events around it, an empty kernel {empty_ns:.0} ns"
     ))

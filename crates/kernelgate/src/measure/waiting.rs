@@ -67,16 +67,22 @@ fn held_up_by(record: &Activity, hold: Duration) -> Option<HeldUpBy> {
         let found = copies.binary_search_by_key(&call.correlation, |copy| copy.correlation);
         found.ok().map(|found| &copies[found])
     };
+    // Where the queue held it up, a wait of the same thread behind that may be short: the stream has
+    // gone on meanwhile. Before, it is for what was launched earlier.
+    let full = record.calls.iter().find(|call| held_up(call));
+    let is_behind = |call: &CallRecord| {
+        full.is_some_and(|full| call.thread == full.thread && call.start >= full.end)
+    };
     let waits = record.calls.iter().find(|call| {
         let (name, copy) = (name(call), copy_of(call));
-        waits(name, copy) || held_up(call) && !enqueues(name, copy)
+        (is_behind(call) && waits(name, copy)) || (held_up(call) && !enqueues(name, copy))
     });
     if let Some(call) = waits {
         return Some(HeldUpBy::Call(name(call).to_owned()));
     }
     // A queue has room for so many at least.
-    let full = commands(record) > MAX_QUEUED && record.calls.iter().any(|call| held_up(&call));
-    Some(if full { HeldUpBy::Queue } else { HeldUpBy::Unknown })
+    let many = commands(record) > MAX_QUEUED;
+    Some(if many && full.is_some() { HeldUpBy::Queue } else { HeldUpBy::Unknown })
 }
 
 /// Calls that put something into the queue, each of which has a number of its own: all nodes of a
@@ -99,7 +105,7 @@ const fn is_pageable(copy: &CopyRecord) -> bool {
     copy.source == 1 || copy.target == 1
 }
 
-/// Whether a call waits for the GPU, however long it took.
+/// Whether a call waits for what is on a stream, however long that took.
 fn waits(name: &str, copy: Option<&CopyRecord>) -> bool {
     let (function, to_host) = (function(name), copy.is_some_and(|copy| copy.kind == 2));
     let frees = ["MemFree", "Free"].iter().any(|free| function.starts_with(free));
@@ -110,8 +116,17 @@ fn waits(name: &str, copy: Option<&CopyRecord>) -> bool {
 
 /// Whether a call only puts something into the queue, and waits for nothing but room in it.
 fn enqueues(name: &str, copy: Option<&CopyRecord>) -> bool {
-    const ENQUEUE: [&str; 5] =
-        ["Launch", "GraphLaunch", "EventRecord", "StreamWaitEvent", "Memset"];
+    const ENQUEUE: [&str; 9] = [
+        "Launch",
+        "GraphLaunch",
+        "EventRecord",
+        "StreamWaitEvent",
+        "StreamWaitValue",
+        "StreamWriteValue",
+        "StreamBatchMemOp",
+        "Memset",
+        "MemcpyDtoD",
+    ];
     let function = function(name);
     ENQUEUE.iter().any(|enqueue| function.starts_with(enqueue))
         || (function.contains("Async") && !copy.is_some_and(is_pageable))
@@ -132,7 +147,8 @@ mod tests {
         for (number, &(name, took)) in (0..).zip(calls) {
             record.names.push(name.to_owned());
             let correlation = 1_000_000 + number;
-            let (start, end) = (10, 10 + took);
+            let start = record.calls.last().map_or(10, |before| before.end + 10);
+            let end = start + took;
             record.calls.push(CallRecord { name: number, start, end, thread: 1, correlation });
         }
         let kernel = |correlation| KernelRecord { correlation, ..KernelRecord::default() };
@@ -181,6 +197,13 @@ mod tests {
         }
         let calls = [("cuLaunchKernel", HELD_UP_NS), ("cuMemFreeAsync", 5_000)];
         assert_eq!(by(&record(&calls, 1500)), HeldUpBy::Queue);
+        // For what was launched before this launch, and of a thread that launches nothing.
+        let earlier = [("cuEventSynchronize", 5_000), ("cuMemcpyDtoD_v2", HELD_UP_NS)];
+        assert_eq!(by(&record(&earlier, 1500)), HeldUpBy::Queue);
+        let calls = [("cuLaunchKernel", HELD_UP_NS), ("cuStreamSynchronize", 5_000)];
+        let mut other = record(&calls, 1500);
+        other.calls[1].thread = 2;
+        assert_eq!(by(&other), HeldUpBy::Queue);
     }
 
     #[test]

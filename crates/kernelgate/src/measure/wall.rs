@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::{Sample, Stopwatch, Technique};
+use super::{Replay, Sample, Stopwatch, Technique};
 use crate::backend::{BackendError, Executable};
 
 /// From before the first launch to after the last has finished.
@@ -24,8 +24,10 @@ impl Stopwatch for Wall {
         Ok(Sample { launches, elapsed_ns, clock_mhz: None, discarded: 0, throttled: false })
     }
 
-    fn replay(&mut self, executable: &mut dyn Executable) -> Result<(), BackendError> {
-        executable.launch()
+    fn replay(&mut self, executable: &mut dyn Executable) -> Result<Option<Replay>, BackendError> {
+        executable.launch()?;
+        executable.synchronize()?;
+        Ok(None)
     }
 
     fn technique(&self) -> Technique {

@@ -5,9 +5,13 @@ use std::sync::Arc;
 use super::{ATTEMPTS, Batch, EventTimer, MIN_OF_EMPTY, RESOLUTION_NS};
 use crate::backend::{BackendError, Executable};
 use crate::measure::queue::{self, MAX_BURST, MAX_QUEUED};
-use crate::measure::{Cache, Sample, Stopwatch, Technique, attached, off_stream, recorded};
+use crate::measure::{Cache, Replay, Sample, Stopwatch, Technique, attached, off_stream, recorded};
 use crate::stats;
 use kernelgate_cuda::driver::graph::Graph;
+use kernelgate_cuda::driver::persistence;
+
+/// How much longer than the least that a kernel takes launches are of which none can take less.
+const LONG: f64 = 20.0;
 
 /// What is known of a case's launches, and what they were captured as.
 pub struct CasePlan {
@@ -18,6 +22,9 @@ pub struct CasePlan {
     batch: Option<Batch>,
     /// Whether the host's launch time was in a sample, or must be.
     host_bound: bool,
+    /// Whether launches are to be cold and may keep lines in L2: they are then timed one by one, and
+    /// what one kept is released before the next.
+    releases_lines: bool,
 }
 
 /// Times the launches of one case.
@@ -61,14 +68,12 @@ impl EventTimer {
         }
         let mut fills_queue = false;
         if executable.is_attached() {
-            attached::check_memory(&device, executable)?;
-            match &captured {
-                Some(graph) => attached::check_graph(graph)?,
-                None => {
-                    let instruments = &mut self.instruments;
-                    fills_queue = attached::check_waits(&device, instruments, executable)?;
-                }
+            if let Some(graph) = &captured {
+                attached::check_graph(graph)?;
             }
+            attached::check_memory(&device, executable)?;
+            // Also what could be captured: it may wait only outside of captures.
+            fills_queue = attached::check_waits(&device, &mut self.instruments, executable)?;
         }
         let commands = match counted {
             Some(commands) => commands,
@@ -86,10 +91,15 @@ impl EventTimer {
         } else {
             None
         };
+        if let Some(batch) = &batch {
+            check_alike(batch.graph.nodes(), batch.launches, commands)?;
+        }
         let host_bound = commands > MAX_QUEUED;
         let counted = counted.map(|nodes| nodes as u64);
         self.clock.begin();
-        Ok(CasePlan { cache, commands, counted, batch, host_bound })
+        let releases_lines =
+            cache == Cache::Cold && persistence::set_aside(&device).is_ok_and(|kept| kept > 0);
+        Ok(CasePlan { cache, commands, counted, batch, host_bound, releases_lines })
     }
 
     /// A sample of so many launches, or somewhat more where they are captured together; taken again
@@ -125,7 +135,7 @@ impl EventTimer {
         let around_ns =
             if plan.batch.is_some() { overhead.around_graph_ns } else { overhead.around_launch_ns };
         let carries_state = executable.carries_state();
-        let longest = match carries_state {
+        let longest = match carries_state || plan.releases_lines {
             true => 1,
             false => (MAX_QUEUED / commands.max(1)).clamp(1, MAX_BURST - 1) as u64,
         };
@@ -142,6 +152,9 @@ impl EventTimer {
             let count = left.min(longest);
             left -= count;
             let (count, cache) = (count as usize, plan.cache);
+            if plan.releases_lines {
+                persistence::release_lines(&self.device)?;
+            }
             let burst = match &plan.batch {
                 Some(batch) => self.burst(count, cache, commands, &mut || batch.graph.launch())?,
                 None if carries_state => self.burst_from_reset(cache, commands, executable)?,
@@ -150,9 +163,16 @@ impl EventTimer {
             plan.host_bound |= burst.host_bound;
             let net_ns: Vec<f64> =
                 burst.intervals_ns.iter().map(|interval| interval - around_ns).collect();
+            let (least_ns, empty_ns) =
+                (MIN_OF_EMPTY * overhead.graph_node_ns, overhead.graph_node_ns);
             let launch_ns = stats::median(&net_ns) / batch as f64;
-            if launch_ns < MIN_OF_EMPTY * overhead.graph_node_ns {
-                return Err(off_stream::impossible(launch_ns, overhead.graph_node_ns));
+            if launch_ns < least_ns {
+                return Err(off_stream::impossible(launch_ns, empty_ns));
+            }
+            // One of them may have done nothing: that is no noise where the others take long.
+            let shortest_ns = net_ns.iter().copied().fold(f64::INFINITY, f64::min) / batch as f64;
+            if shortest_ns < least_ns && launch_ns > LONG * least_ns {
+                return Err(off_stream::impossible(shortest_ns, empty_ns));
             }
             let elapsed_ns: f64 = net_ns.iter().map(|net| net.max(RESOLUTION_NS)).sum();
             sample.elapsed_ns += elapsed_ns;
@@ -168,6 +188,17 @@ impl EventTimer {
     }
 }
 
+/// Whether launches that were captured together are as many commands as if each had been captured
+/// alone.
+fn check_alike(captured: usize, launches: u64, commands: usize) -> Result<(), BackendError> {
+    if captured as u64 >= launches * commands as u64 {
+        return Ok(());
+    }
+    Err(BackendError::NotTimed(format!(
+        "launches differ in their commands: {commands} in one, {captured} in {launches} together"
+    )))
+}
+
 impl Stopwatch for CaseTimer<'_> {
     fn time(
         &mut self,
@@ -177,11 +208,25 @@ impl Stopwatch for CaseTimer<'_> {
         self.timer.steady_sample(&mut self.plan, executable, launches)
     }
 
-    fn replay(&mut self, executable: &mut dyn Executable) -> Result<(), BackendError> {
-        match &self.plan.batch {
-            Some(batch) => batch.graph.launch(),
-            None => executable.launch(),
-        }
+    fn replay(&mut self, executable: &mut dyn Executable) -> Result<Option<Replay>, BackendError> {
+        let overhead = self.timer.overhead;
+        let timer = &mut *self.timer;
+        let (burst, around_ns, launches) = match &self.plan.batch {
+            Some(batch) => {
+                let burst = timer.burst_once(1, Cache::Cold, 1, &mut || batch.graph.launch())?;
+                (burst, overhead.around_graph_ns, batch.launches)
+            }
+            None => {
+                let mut launch = || executable.launch();
+                let burst = timer.burst_once(1, Cache::Cold, self.plan.commands, &mut launch)?;
+                (burst, overhead.around_launch_ns, 1)
+            }
+        };
+        Ok((!burst.host_bound).then(|| Replay {
+            elapsed_ns: burst.intervals_ns[0] - around_ns,
+            clock_mhz: burst.clock_mhz,
+            launches,
+        }))
     }
 
     fn check_elsewhere(
@@ -195,5 +240,19 @@ impl Stopwatch for CaseTimer<'_> {
     fn technique(&self) -> Technique {
         let batch = self.plan.batch.as_ref().map(|batch| batch.launches);
         Technique { batch, host_bound: self.plan.host_bound, commands: self.plan.counted }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn launches_that_are_captured_together_have_the_commands_of_each() {
+        check_alike(64, 64, 1).unwrap();
+        check_alike(130, 64, 2).unwrap();
+        let fewer = check_alike(22, 33, 1).unwrap_err().to_string();
+        let words = "launches differ in their commands: 1 in one, 22 in 33 together";
+        assert!(fewer.contains(words), "{fewer}");
     }
 }

@@ -1,0 +1,273 @@
+//! What other people's code does to the driver that nothing here has a name for: calls as they are.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+use cudarc::driver::{CudaGraph, CudaStream, DriverError};
+
+use crate::driver::raw_stream::RawStream;
+use crate::{BackendError, Device};
+
+fn failed(what: &str, error: &DriverError) -> BackendError {
+    BackendError::Launch(format!("failed to {what}: {:?}", error.0))
+}
+
+fn handle(stream: RawStream) -> sys::CUstream {
+    stream.pointer()
+}
+
+/// Makes no context current on this thread.
+///
+/// # Errors
+/// When the driver refuses.
+pub fn context_away() -> Result<(), BackendError> {
+    // SAFETY: no context is a context that may be current.
+    unsafe { sys::cuCtxSetCurrent(ptr::null_mut()) }
+        .result()
+        .map_err(|error| failed("set no context", &error))
+}
+
+/// Takes the current context away, and puts it back.
+///
+/// # Errors
+/// When the driver refuses.
+pub fn context_away_and_back() -> Result<(), BackendError> {
+    let mut context = ptr::null_mut();
+    // SAFETY: the pointer is valid, and what was popped lives.
+    unsafe {
+        sys::cuCtxPopCurrent_v2(&raw mut context)
+            .result()
+            .and_then(|()| sys::cuCtxPushCurrent_v2(context).result())
+    }
+    .map_err(|error| failed("pop and push a context", &error))
+}
+
+/// Begins a capture of that stream, by this thread.
+///
+/// # Errors
+/// When the driver refuses.
+pub fn begin_capture(stream: RawStream) -> Result<(), BackendError> {
+    let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    // SAFETY: the handle is of a stream that lives.
+    unsafe { sys::cuStreamBeginCapture_v2(handle(stream), mode) }
+        .result()
+        .map_err(|error| failed("begin a capture", &error))
+}
+
+/// Ends a capture of that stream, if there is one.
+pub fn end_capture(stream: RawStream) {
+    let mut graph = ptr::null_mut();
+    // SAFETY: the handle is of a stream that lives; the graph is nobody's.
+    unsafe {
+        let _ = sys::cuStreamEndCapture(handle(stream), &raw mut graph);
+        if !graph.is_null() {
+            let _ = sys::cuGraphDestroy(graph);
+        }
+    }
+}
+
+/// Whether that stream is in capture.
+///
+/// # Errors
+/// When the driver refuses to tell.
+pub fn is_capturing(stream: RawStream) -> Result<bool, BackendError> {
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    // SAFETY: the handle is of a stream that lives; the pointer is valid.
+    unsafe { sys::cuStreamIsCapturing(handle(stream), &raw mut status) }
+        .result()
+        .map_err(|error| failed("ask for a capture", &error))?;
+    Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+}
+
+/// Whether everything on that stream has finished.
+///
+/// # Errors
+/// When the driver refuses to tell.
+pub fn is_done(stream: RawStream) -> Result<bool, BackendError> {
+    // SAFETY: the handle is of a stream that lives.
+    match unsafe { sys::cuStreamQuery(handle(stream)) }.result() {
+        Ok(()) => Ok(true),
+        Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+        Err(error) => Err(failed("query a stream", &error)),
+    }
+}
+
+/// Allocates in the order of that stream, enqueues what uses it, and frees it there.
+///
+/// # Errors
+/// What `between` returns, and when the driver refuses.
+pub fn allocate_in_order(
+    stream: RawStream,
+    bytes: usize,
+    between: impl FnOnce(u64) -> Result<(), BackendError>,
+) -> Result<(), BackendError> {
+    let mut address = 0;
+    // SAFETY: the handle is of a stream that lives; the pointer is valid.
+    unsafe { sys::cuMemAllocAsync(&raw mut address, bytes, handle(stream)) }
+        .result()
+        .map_err(|error| failed("allocate in order", &error))?;
+    let enqueued = between(address);
+    // SAFETY: allocated above; what uses it is before this on the stream.
+    let freed = unsafe { sys::cuMemFreeAsync(address, handle(stream)) }.result();
+    enqueued?;
+    freed.map_err(|error| failed("free in order", &error))
+}
+
+/// Allocates, enqueues what uses it, and frees it, which waits for that.
+///
+/// # Errors
+/// What `between` returns, and when the driver refuses.
+pub fn allocate_and_free(
+    bytes: usize,
+    between: impl FnOnce(u64) -> Result<(), BackendError>,
+) -> Result<(), BackendError> {
+    let mut address = 0;
+    // SAFETY: the pointer is valid.
+    unsafe { sys::cuMemAlloc_v2(&raw mut address, bytes) }
+        .result()
+        .map_err(|error| failed("allocate", &error))?;
+    let enqueued = between(address);
+    // SAFETY: allocated above.
+    let freed = unsafe { sys::cuMemFree_v2(address) }.result();
+    enqueued?;
+    freed.map_err(|error| failed("free", &error))
+}
+
+/// Enqueues a copy from one address of the device to another.
+///
+/// # Errors
+/// When the driver refuses.
+pub fn copy(stream: RawStream, to: u64, from: u64, bytes: usize) -> Result<(), BackendError> {
+    // SAFETY: the handle is of a stream that lives; the ranges are on the device.
+    unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, handle(stream)) }
+        .result()
+        .map_err(|error| failed("copy on the GPU", &error))
+}
+
+/// A graph of a stream that is not the device's own.
+pub struct OtherGraph(CudaGraph);
+
+impl OtherGraph {
+    /// Captures what `enqueue` puts on that stream.
+    ///
+    /// # Errors
+    /// What `enqueue` returns, and when the driver refuses.
+    pub fn capture(
+        stream: &Arc<CudaStream>,
+        enqueue: impl FnOnce() -> Result<(), BackendError>,
+    ) -> Result<Self, BackendError> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        stream.begin_capture(mode).map_err(|error| failed("begin a capture", &error))?;
+        let enqueued = enqueue();
+        let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0));
+        enqueued?;
+        let graph = graph.map_err(|error| failed("capture", &error))?;
+        graph.map(Self).ok_or_else(|| BackendError::Launch("no graph".to_owned()))
+    }
+
+    /// Launches it on that stream.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn launch(&self) -> Result<(), BackendError> {
+        self.0.launch().map_err(|error| failed("launch a graph", &error))
+    }
+}
+
+/// Pinned memory of the host, which lives as long as the process: what is queued may have it.
+#[derive(Clone, Copy)]
+pub struct Pinned {
+    floats: *mut f32,
+    count: usize,
+}
+
+// SAFETY: those who use it from several threads do so in the order of a stream.
+unsafe impl Send for Pinned {}
+// SAFETY: as above.
+unsafe impl Sync for Pinned {}
+
+/// What a host function gets.
+struct Tripled(Pinned);
+
+impl Pinned {
+    /// So many floats, zero.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn new(device: &Device, count: usize) -> Result<Self, BackendError> {
+        let bound = device.context().bind_to_thread();
+        bound.map_err(|error| failed("make the context current", &error))?;
+        let mut memory = ptr::null_mut();
+        // SAFETY: the pointer is valid.
+        unsafe { sys::cuMemHostAlloc(&raw mut memory, 4 * count, 0) }
+            .result()
+            .map_err(|error| failed("pin memory", &error))?;
+        let floats = memory.cast::<f32>();
+        // SAFETY: so many floats were allocated.
+        unsafe { ptr::write_bytes(floats, 0, count) };
+        Ok(Self { floats, count })
+    }
+
+    /// All of them.
+    pub fn read(&self) -> Vec<f32> {
+        // SAFETY: so many floats were allocated, and written.
+        unsafe { std::slice::from_raw_parts(self.floats, self.count) }.to_vec()
+    }
+
+    /// Writes the first of them.
+    pub fn write(&self, values: &[f32]) {
+        let count = values.len().min(self.count);
+        // SAFETY: so many floats were allocated; the caller's are elsewhere.
+        unsafe { ptr::copy_nonoverlapping(values.as_ptr(), self.floats, count) };
+    }
+
+    /// Enqueues a copy of all of them from the device.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn fetch(&self, stream: RawStream, from: u64) -> Result<(), BackendError> {
+        let to = self.floats.cast::<c_void>();
+        // SAFETY: the memory lives as long as the process.
+        unsafe { sys::cuMemcpyDtoHAsync_v2(to, from, 4 * self.count, handle(stream)) }
+            .result()
+            .map_err(|error| failed("copy from the GPU", &error))
+    }
+
+    /// Enqueues a copy of all of them to the device.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn send(&self, stream: RawStream, to: u64) -> Result<(), BackendError> {
+        let from = self.floats.cast_const().cast::<c_void>();
+        // SAFETY: the memory lives as long as the process.
+        unsafe { sys::cuMemcpyHtoDAsync_v2(to, from, 4 * self.count, handle(stream)) }
+            .result()
+            .map_err(|error| failed("copy to the GPU", &error))
+    }
+
+    /// What [`Self::triple`] enqueues, which has to live until it has run: for ever.
+    fn tripled(self) -> *mut c_void {
+        Box::into_raw(Box::new(Tripled(self))).cast()
+    }
+
+    /// A function that enqueues a function of the host, which triples all of them.
+    pub fn triple(self) -> impl Fn(RawStream) -> Result<(), BackendError> {
+        unsafe extern "C" fn triple(data: *mut c_void) {
+            // SAFETY: what `tripled` made, which is never freed.
+            let Tripled(pinned) = unsafe { &*data.cast::<Tripled>() };
+            for i in 0..pinned.count {
+                // SAFETY: so many floats were allocated.
+                unsafe { *pinned.floats.add(i) *= 3.0 };
+            }
+        }
+        let data = self.tripled() as usize;
+        move |stream| {
+            // SAFETY: the function has that type, and its data live for ever.
+            unsafe { sys::cuLaunchHostFunc(handle(stream), Some(triple), data as *mut c_void) }
+                .result()
+                .map_err(|error| failed("enqueue a function of the host", &error))
+        }
+    }
+}
