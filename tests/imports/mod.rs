@@ -12,7 +12,10 @@ pub fn sources(folder: &Path) -> Vec<PathBuf> {
         let is_test =
             path.file_stem().is_some_and(|stem| stem.to_string_lossy().ends_with("tests"));
         if path.is_dir() {
-            files.extend(sources(&path));
+            // What was built is nobody's source: an example is a package with a target folder.
+            if !path.ends_with("target") {
+                files.extend(sources(&path));
+            }
         } else if path.extension().is_some_and(|extension| extension == "rs") && !is_test {
             files.push(path);
         }
