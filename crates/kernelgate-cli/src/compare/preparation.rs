@@ -157,9 +157,12 @@ impl Engine<'_> {
         };
         let path = self.verified_path(arm, bench);
         let driver = executable.driver;
+        let sources = &self.session.sides[index(arm)].sources;
         let known = |path: PathBuf| {
             let run = file::read::<Run>(&path).ok()?;
-            let same = run.complete && run.executable.as_ref() == Some(&executable.hash);
+            // What it read beside itself is of that commit.
+            let read = sources.is_none() || run.provenance.commit == *sources;
+            let same = read && run.complete && run.executable.as_ref() == Some(&executable.hash);
             // As long as the process took that verified it then.
             let took = Duration::from_secs_f64(run.spent_s.get("whole").copied().unwrap_or(0.0));
             same.then_some(Verified { run, path, took, driver })

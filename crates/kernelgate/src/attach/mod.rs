@@ -25,9 +25,9 @@
 //! addresses, stream and context. A row loads what it launches while it is prepared ([`Image`] for
 //! cubin, fatbin and PTX), and its closure enqueues on the stream, or on one that it joined
 //! ([`At::join`]). It may not wait, allocate, change the current context or leave a capture open:
-//! each is an error and no time, but for a wait that cannot be told from a full queue: in a launch
-//! of more than 400 commands, or where CUPTI is missing and the launch returns before the GPU is
-//! done. Inputs that it packs or copies while it is prepared are told by [`Launches::reading`], state
+//! each is an error and no time, but for a wait that cannot be told from a full queue: where CUPTI
+//! is missing, and the launch is of more than 400 commands or cannot be captured and returns before
+//! the GPU is done. Inputs that it packs or copies while it is prepared are told by [`Launches::reading`], state
 //! that launches carry on by [`Launches::with_reset`]. The reference is code in fp64, golden tensors,
 //! another row, or nothing: what nothing verifies is timed and marked "unverified".
 //!

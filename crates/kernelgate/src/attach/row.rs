@@ -117,8 +117,9 @@ impl Launches {
     }
 
     /// The same where launches carry state on from one to the next: `reset` enqueues what brings
-    /// it back. It is called before each launch that is timed or whose outputs are compared, outside
-    /// of the time; some eight launches that are looked at otherwise may follow each other without it.
+    /// it back. It is called before each launch, outside of the time. What it reads of an input is
+    /// none that launches read ([`Self::reading`]): after timing those are replaced between it and
+    /// the launch.
     pub fn with_reset<E: fmt::Display>(
         self,
         reset: impl FnMut() -> Result<(), E> + 'static,

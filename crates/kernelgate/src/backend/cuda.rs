@@ -174,8 +174,8 @@ impl CudaTask {
 
     /// The same where launches carry state on from one to the next: `reset` enqueues what brings
     /// it back, so that the launch after it computes what the reference does. It is called before
-    /// each launch that is timed or whose outputs are compared, outside of the time; these launches
-    /// are not batched. Some ten that are looked at otherwise may follow each other without it.
+    /// each launch, outside of the time, and launches are not batched. It may read no input that
+    /// launches read: after timing these are replaced between it and the launch.
     pub fn with_reset(self, reset: impl FnMut() -> Result<(), BackendError> + 'static) -> Self {
         Self { reset: Some(Box::new(reset)), ..self }
     }

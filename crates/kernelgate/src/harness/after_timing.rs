@@ -55,7 +55,7 @@ pub struct Checked {
     pub elsewhere: Option<Option<String>>,
 }
 
-/// Replaces inputs, poisons outputs, runs what was timed, and compares. The inputs stay replaced:
+/// Poisons outputs, replaces inputs, runs what was timed, and compares. The inputs stay replaced:
 /// the next check of this executable puts the original ones back and compares with their reference.
 ///
 /// `digest` is that of the outputs for the original inputs, where an earlier process of this
@@ -72,7 +72,8 @@ pub fn check(
 ) -> Result<AfterTiming, CaseError> {
     if let Some(digest) = digest {
         let same = guard::catch(|| {
-            replay_on_poison(executable, stopwatch)?;
+            bring_back(executable)?;
+            stopwatch.replay(executable)?;
             Ok::<_, BackendError>(verify::digest(executable.outputs()?) == digest)
         });
         if same.map_err(CaseError::Fail)?.map_err(|error| case_error(error.into()))? {
@@ -107,42 +108,42 @@ pub fn check(
             }
             Ok::<_, BackendError>(())
         };
-        replace(executable)?;
-        let compare = |executable: &mut dyn Executable| {
-            let outputs = outputs(executable)?;
-            let _activity = spent::on("compare");
-            let (outputs, expected) = match changed.filter(|_| next == CurrentInputs::Changed) {
-                Some(changed) => {
-                    changed.comparable(outputs, &ready.expected).map_err(|problem| {
-                        VerifyError::Reference { output: "all".to_owned(), problem }
-                    })?
-                }
-                None => (Cow::Borrowed(outputs), ready.expected.as_slice()),
-            };
-            verify::compare(&outputs, expected, ready.bounds)
+        bring_back(executable)?;
+        // Without other inputs nothing else tells what the reset computes of them.
+        let before = match executable.carries_state() && changed.is_none() {
+            true => Some(verify::digest(outputs(executable)?)),
+            false => None,
         };
-        if executable.carries_state() {
-            executable.poison_outputs()?;
-            executable.reset()?;
-            executable.synchronize()?;
-            if compare(executable).is_ok() {
-                return Err(BackendError::NotTimed(
-                    "its reset computes the outputs, and is not in the time".to_owned(),
-                )
-                .into());
-            }
+        replace(executable)?;
+        *current = next;
+        let first = stopwatch.replay(executable)?;
+        let outputs = outputs(executable)?;
+        let after = before.is_some().then(|| verify::digest(outputs));
+        let compare = spent::on("compare");
+        let (outputs, expected) = match changed.filter(|_| next == CurrentInputs::Changed) {
+            Some(changed) => changed
+                .comparable(outputs, &ready.expected)
+                .map_err(|problem| VerifyError::Reference { output: "all".to_owned(), problem })?,
+            None => (Cow::Borrowed(outputs), ready.expected.as_slice()),
+        };
+        let comparison = verify::compare(&outputs, expected, ready.bounds)?;
+        drop(compare);
+        if before.is_some() && before == after {
+            let why =
+                "a launch leaves the outputs as its reset made them, which is not in the time";
+            return Err(BackendError::NotTimed(why.to_owned()).into());
         }
-        let first = replay_on_poison(executable, stopwatch)?;
-        let comparison = compare(executable)?;
         let replaced = changed.iter().flat_map(|changed| changed.values.iter());
         let names: Vec<&str> = replaced.map(|(name, _)| name).collect();
         let draw = |turn: u64| match names.is_empty() {
             true => Tensors::new(),
             false => group.bound.problem().redraw(&names, ready.seed ^ turn),
         };
-        if check_reuse(first, (executable, stopwatch), &draw)? {
+        let reuse = check_reuse(first, (executable, stopwatch), &draw);
+        if !matches!(reuse, Ok(false)) {
             replace(executable)?;
         }
+        reuse?;
         Ok(comparison)
     });
     let carries_state = executable.carries_state();
@@ -153,10 +154,13 @@ pub fn check(
             "after timing, {}: {wrong}; what was timed does not compute its outputs from its \
              inputs{}",
             how.words(),
-            if carries_state { ", or its reset brings an input back" } else { "" }
+            if carries_state {
+                ", or its reset reads one that `reading` should leave out"
+            } else {
+                ""
+            }
         )),
     })?;
-    *current = next;
     Ok(AfterTiming {
         inputs: how,
         max_error: comparison.max_error,
@@ -178,15 +182,16 @@ fn check_reuse(
     let mut first = first;
     for turn in 0..LOOKS {
         if turn > 0 {
+            bring_back(executable)?;
             for (name, values) in draw(turn as u64).iter() {
                 executable.replace_input(name, values)?;
             }
-            first = replay_on_poison(executable, stopwatch)?;
+            first = stopwatch.replay(executable)?;
         }
+        let Some(first) = first else { return Ok(turn > 0) };
         executable.reset()?;
         executable.synchronize()?;
-        let next = stopwatch.replay(executable)?;
-        let (Some(first), Some(next)) = (first, next) else { return Ok(turn > 0) };
+        let Some(next) = stopwatch.replay(executable)? else { return Ok(turn > 0) };
         if !first.did_more_than(&next) {
             return Ok(turn > 0);
         }
@@ -204,15 +209,12 @@ fn check_reuse(
     Ok(true)
 }
 
-/// Runs what was timed, with outputs that hold no results.
-fn replay_on_poison(
-    executable: &mut dyn Executable,
-    stopwatch: &mut dyn Stopwatch,
-) -> Result<Option<Replay>, BackendError> {
+/// Leaves outputs that hold no results, and the state that a launch needs. Inputs are replaced behind
+/// that: what the reset reads of them is none of what a launch computes from.
+fn bring_back(executable: &mut dyn Executable) -> Result<(), BackendError> {
     executable.poison_outputs()?;
     executable.reset()?;
-    executable.synchronize()?;
-    stopwatch.replay(executable)
+    executable.synchronize()
 }
 
 impl Ready {
@@ -284,7 +286,10 @@ mod tests {
     }
 
     /// The first replay takes so long, then those; how often other inputs were drawn.
-    fn reuse(first_ns: f64, then_ns: &[Option<f64>]) -> (Result<bool, BackendError>, usize) {
+    fn reuse(
+        first_ns: impl Into<Option<f64>>,
+        then_ns: &[Option<f64>],
+    ) -> (Result<bool, BackendError>, usize) {
         let drawn = Cell::new(0);
         let x = || Tensors::new().with("x", [1], vec![drawn.get() as f32]);
         let mut task = CpuTask::new(Arc::new(x()), Tensors::new(), |_, _| {});
@@ -293,7 +298,7 @@ mod tests {
             drawn.set(drawn.get() + 1);
             x()
         };
-        let found = check_reuse(Some(replay(first_ns)), (&mut task, &mut takes), &draw);
+        let found = check_reuse(first_ns.into().map(replay), (&mut task, &mut takes), &draw);
         assert!(takes.0.is_empty(), "{:?} are left", takes.0);
         (found, drawn.get())
     }
@@ -309,7 +314,9 @@ mod tests {
         assert_eq!(reuse(150e3, &[short, long, short, short, short]), (Ok(true), 2));
         assert_eq!(reuse(110e3, &[short]), (Ok(false), 0));
         assert_eq!(reuse(150e3, &[None]), (Ok(false), 0));
-        assert_eq!(reuse(150e3, &[short, None, short]), (Ok(true), 1));
+        assert_eq!(reuse(150e3, &[short, None]), (Ok(true), 1));
+        // Nothing is launched where nothing would be told.
+        assert_eq!(reuse(None, &[]), (Ok(false), 0));
     }
 
     #[test]

@@ -144,6 +144,10 @@ pub fn case_against_cupti(
     executable: &mut dyn Executable,
 ) -> Result<Option<TraceRow>, BackendError> {
     let cache = Cache::Hot;
+    if executable.carries_state() {
+        let why = "launches that carry state on cannot follow each other";
+        return Err(BackendError::NotTimed(why.to_owned()));
+    }
     queue::check_fits(events.device(), REPEATS, executable)?;
     let launch: &mut dyn FnMut() -> _ = &mut || executable.launch();
     events.launches_ns(3, cache, launch)?;

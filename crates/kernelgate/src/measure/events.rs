@@ -223,19 +223,19 @@ impl EventTimer {
         &mut self,
         executable: &mut dyn Executable,
     ) -> Result<usize, BackendError> {
-        // What carries state on may have room for no more.
-        if executable.carries_state() {
-            let burst = self.burst_from_reset(Cache::Hot, 1, executable)?;
-            return Ok(if burst.host_bound { usize::MAX } else { MAX_QUEUED });
-        }
-        for count in [16, 4] {
+        // What carries state on may have room for no more than one.
+        let counts: &[usize] = if executable.carries_state() { &[] } else { &[16, 4] };
+        for &count in counts {
             // One that did not fit takes half a second; one that another process held up is counted
             // as more than it is.
             if !self.burst_once(count, Cache::Hot, 1, &mut || executable.launch())?.host_bound {
                 return Ok(MAX_QUEUED / count);
             }
         }
-        let burst = self.burst(1, Cache::Hot, 1, &mut || executable.launch())?;
+        let burst = unless_held_up(|| {
+            executable.reset()?;
+            self.burst_once(1, Cache::Hot, 1, &mut || executable.launch())
+        })?;
         Ok(if burst.host_bound { usize::MAX } else { MAX_QUEUED })
     }
 
@@ -251,22 +251,6 @@ impl EventTimer {
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<Burst, BackendError> {
         unless_held_up(|| self.burst_once(count, cache, commands, launch))
-    }
-
-    /// One launch of what carries state on, each attempt after a reset of its own.
-    ///
-    /// # Errors
-    /// When a launch fails or hangs.
-    fn burst_from_reset(
-        &mut self,
-        cache: Cache,
-        commands: usize,
-        executable: &mut dyn Executable,
-    ) -> Result<Burst, BackendError> {
-        unless_held_up(|| {
-            executable.reset()?;
-            self.burst_once(1, cache, commands, &mut || executable.launch())
-        })
     }
 
     /// Enqueues `count` launches (at most 63 hot, 64 cold), each between two events, and waits for

@@ -23,6 +23,53 @@ const EARLY_NS: u64 = BEGINS_WITHIN.as_nanos() as u64 / 2;
 /// How much later than the mark begins work that was in order may end, nanoseconds.
 const LATE_NS: u64 = 2_000;
 
+/// CUPTI in the process, which leaves it again whatever becomes of the launch, a panic of its closure
+/// included.
+pub struct Recording<'a> {
+    device: &'a Device,
+    recorder: Option<Recorder>,
+}
+
+impl<'a> Recording<'a> {
+    /// Begins; none where CUPTI is missing.
+    ///
+    /// # Errors
+    /// When CUPTI refuses.
+    pub fn start(device: &'a Device, recorded: Recorded) -> Result<Option<Self>, BackendError> {
+        let recorder = Recorder::start(recorded)?;
+        Ok(recorder.map(|recorder| Self { device, recorder: Some(recorder) }))
+    }
+
+    /// The time of the records' clock, nanoseconds.
+    pub fn now(&self) -> u64 {
+        self.recorder.as_ref().map_or(0, Recorder::now)
+    }
+
+    /// Ends; what began after a time of that clock.
+    ///
+    /// # Errors
+    /// When the device fails, or CUPTI.
+    pub fn end(mut self, since: u64) -> Result<Activity, BackendError> {
+        self.device.synchronize_context()?;
+        let recorder = self.recorder.take();
+        let record = recorder
+            .as_ref()
+            .map_or_else(|| Ok(Activity::default()), |recorder| recorder.take_since(since, since));
+        recorder.map_or(Ok(()), Recorder::detach)?;
+        record
+    }
+}
+
+impl Drop for Recording<'_> {
+    fn drop(&mut self) {
+        if let Some(recorder) = self.recorder.take() {
+            // Nothing may run while it leaves; where the device is lost, nothing does.
+            let _ = self.device.synchronize_context();
+            let _ = recorder.detach();
+        }
+    }
+}
+
 /// Launches while the stream is held, and looks at the record of it. CUPTI leaves the process
 /// afterwards. Where there is nothing to look at, why: CUPTI is missing, another program has it, or
 /// its record does not show enough, which is no fault of the case.
@@ -34,8 +81,10 @@ pub fn check(
     instruments: &mut Instruments,
     executable: &mut dyn Executable,
 ) -> Result<Option<String>, BackendError> {
-    let recorder = match Recorder::start(Recorded::Operations) {
-        Ok(Some(recorder)) => recorder,
+    executable.reset()?;
+    executable.synchronize()?;
+    let recording = match Recording::start(device, Recorded::Operations) {
+        Ok(Some(recording)) => recording,
         Ok(None) => return Ok(Some("CUPTI is missing".to_owned())),
         Err(error) => return Ok(Some(error.to_string())),
     };
@@ -47,11 +96,12 @@ pub fn check(
     executable.synchronize()?;
     device.synchronize_context()?;
     let held = instruments.released();
-    let (record, left) = (recorder.take(), recorder.detach());
+    let record = recording.end(0);
     launched?;
-    let record = match (record, left) {
-        (Ok(record), Ok(())) => record,
-        (Err(error), _) | (_, Err(error)) => return Ok(Some(error.to_string())),
+    let record = match record {
+        Ok(record) => record,
+        Err(lost @ BackendError::Lost(_)) => return Err(lost),
+        Err(error) => return Ok(Some(error.to_string())),
     };
     if !held {
         return Ok(Some("the stream was not held until the launch had returned".to_owned()));

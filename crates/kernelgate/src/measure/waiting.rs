@@ -5,11 +5,12 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::queue::MAX_QUEUED;
+use super::recorded::Recording;
 use crate::backend::{BackendError, Executable};
 use kernelgate_cuda::Device;
 use kernelgate_cuda::instruments::timing::Instruments;
 use kernelgate_cuda::observe::activity::{Activity, CallRecord, CopyRecord};
-use kernelgate_cuda::observe::cupti::{Recorded, Recorder};
+use kernelgate_cuda::observe::cupti::Recorded;
 
 /// What held up a launch.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,19 +35,17 @@ pub fn recorded(
     executable: &mut dyn Executable,
     hold: Duration,
 ) -> Result<Option<HeldUpBy>, BackendError> {
-    let Ok(Some(recorder)) = Recorder::start(Recorded::Calls) else { return Ok(None) };
     executable.reset()?;
     executable.synchronize()?;
+    let Ok(Some(recording)) = Recording::start(device, Recorded::Calls) else { return Ok(None) };
     instruments.block(hold)?;
-    let begun = recorder.now();
+    let begun = recording.now();
     let launched = executable.launch();
-    let returned = recorder.now();
+    let returned = recording.now();
     instruments.release();
-    let launched = launched.and_then(|()| executable.synchronize());
-    device.synchronize_context()?;
-    let (record, left) = (recorder.take_since(begun, begun), recorder.detach());
     launched?;
-    let Some(mut record) = record.ok().filter(|_| left.is_ok()) else { return Ok(None) };
+    executable.synchronize()?;
+    let Ok(mut record) = recording.end(begun) else { return Ok(None) };
     // What came behind the launch waits by right.
     record.calls.retain(|call| call.start < returned);
     Ok(held_up_by(&record, hold))
@@ -81,17 +80,9 @@ fn held_up_by(record: &Activity, hold: Duration) -> Option<HeldUpBy> {
         return Some(HeldUpBy::Call(name(call).to_owned()));
     }
     // A queue has room for so many at least.
-    let many = commands(record) > MAX_QUEUED;
+    let enqueued = record.calls.iter().filter(|call| enqueues(name(call), copy_of(call)));
+    let many = enqueued.map(|call| call.correlation).collect::<BTreeSet<_>>().len() > MAX_QUEUED;
     Some(if many && full.is_some() { HeldUpBy::Queue } else { HeldUpBy::Unknown })
-}
-
-/// Calls that put something into the queue, each of which has a number of its own: all nodes of a
-/// graph have that of its launch.
-fn commands(record: &Activity) -> usize {
-    let kernels = record.kernels.iter().map(|kernel| kernel.correlation);
-    let copies = record.copies.iter().map(|copy| copy.correlation);
-    let sets = record.sets.iter().map(|set| set.correlation);
-    kernels.chain(copies).chain(sets).collect::<BTreeSet<u32>>().len()
 }
 
 /// The name of a function without the interface that it is of.
@@ -134,14 +125,13 @@ fn enqueues(name: &str, copy: Option<&CopyRecord>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use kernelgate_cuda::observe::activity::{KernelRecord, SetRecord};
-
     use super::*;
 
     const HOLD: Duration = Duration::from_millis(200);
     const HELD_UP_NS: u64 = 150_000_000;
 
-    /// A launch of calls, each with its name and how long it took, and of as many kernels more.
+    /// A launch of calls, each with its name and how long it took, of which the runtime makes another
+    /// one of the driver's, and of as many launches of kernels more.
     fn record(calls: &[(&str, u64)], kernels: usize) -> Activity {
         let mut record = Activity::default();
         for (number, &(name, took)) in (0..).zip(calls) {
@@ -151,8 +141,13 @@ mod tests {
             let end = start + took;
             record.calls.push(CallRecord { name: number, start, end, thread: 1, correlation });
         }
-        let kernel = |correlation| KernelRecord { correlation, ..KernelRecord::default() };
-        record.kernels = (0..kernels as u32).map(kernel).collect();
+        // A call of the runtime and the driver's within it have one number.
+        for name in ["cudaLaunchKernel_v7000", "cuLaunchKernel"] {
+            let number = record.names.len() as u32;
+            record.names.push(name.to_owned());
+            let call = |correlation| CallRecord { name: number, correlation, ..Default::default() };
+            record.calls.extend((0..kernels as u32).map(call));
+        }
         record
     }
 
@@ -171,7 +166,7 @@ mod tests {
             let calls = [(name, HELD_UP_NS), ("cuLaunchKernel", 5_000)];
             assert_eq!(by(&record(&calls, MAX_QUEUED + 1)), HeldUpBy::Queue);
             // So few fit any queue: the driver waits in the launch.
-            assert_eq!(by(&record(&calls, MAX_QUEUED)), HeldUpBy::Unknown);
+            assert_eq!(by(&record(&calls, MAX_QUEUED - 2)), HeldUpBy::Unknown);
         }
     }
 
@@ -246,22 +241,5 @@ mod tests {
         assert_eq!(by(&record(&calls, MAX_QUEUED + 100)), HeldUpBy::Unknown);
         let lost = Activity { dropped: 1, ..record(&calls, 2) };
         assert_eq!(held_up_by(&lost, HOLD), None);
-    }
-
-    #[test]
-    fn commands_are_counted_by_the_calls_that_enqueue_them() {
-        let kernel = |correlation, graph_node| KernelRecord {
-            correlation,
-            graph_node,
-            ..Default::default()
-        };
-        let record = Activity {
-            // One by itself, and a graph of two that is launched twice.
-            kernels: vec![kernel(1, 0), kernel(2, 7), kernel(2, 8), kernel(3, 7), kernel(3, 8)],
-            copies: vec![CopyRecord { correlation: 4, ..Default::default() }],
-            sets: vec![SetRecord { correlation: 5, ..Default::default() }],
-            ..Activity::default()
-        };
-        assert_eq!(commands(&record), 5);
     }
 }

@@ -46,6 +46,8 @@ pub fn of(
             executable.ok_or_else(|| BackendError::Launch("nothing was prepared".to_owned()))?;
         let phases = (|| {
             let mut launch = || {
+                // Part of what is shown, where launches carry state on: they need it.
+                executable.reset()?;
                 executable.launch()?;
                 executable.synchronize()
             };

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{ATTEMPTS, Batch, EventTimer, MIN_OF_EMPTY, RESOLUTION_NS};
+use super::{ATTEMPTS, Batch, EventTimer, MIN_OF_EMPTY, RESOLUTION_NS, unless_held_up};
 use crate::backend::{BackendError, Executable};
 use crate::measure::queue::{self, MAX_BURST, MAX_QUEUED};
 use crate::measure::{Cache, Replay, Sample, Stopwatch, Technique, attached, off_stream, recorded};
@@ -22,9 +22,9 @@ pub struct CasePlan {
     batch: Option<Batch>,
     /// Whether the host's launch time was in a sample, or must be.
     host_bound: bool,
-    /// Whether launches are to be cold and may keep lines in L2: they are then timed one by one, and
-    /// what one kept is released before the next.
-    releases_lines: bool,
+    /// Whether launches may keep lines in L2. Where they are to be cold, they are then timed one by
+    /// one, and what one kept is released before the next.
+    keeps_lines: bool,
 }
 
 /// Times the launches of one case.
@@ -73,7 +73,8 @@ impl EventTimer {
             }
             attached::check_memory(&device, executable)?;
             // Also what could be captured: it may wait only outside of captures.
-            fills_queue = attached::check_waits(&device, &mut self.instruments, executable)?;
+            let instruments = &mut self.instruments;
+            fills_queue = attached::check_waits(&device, instruments, executable, counted)?;
         }
         let commands = match counted {
             Some(commands) => commands,
@@ -97,9 +98,8 @@ impl EventTimer {
         let host_bound = commands > MAX_QUEUED;
         let counted = counted.map(|nodes| nodes as u64);
         self.clock.begin();
-        let releases_lines =
-            cache == Cache::Cold && persistence::set_aside(&device).is_ok_and(|kept| kept > 0);
-        Ok(CasePlan { cache, commands, counted, batch, host_bound, releases_lines })
+        let keeps_lines = persistence::set_aside(&device).is_ok_and(|kept| kept > 0);
+        Ok(CasePlan { cache, commands, counted, batch, host_bound, keeps_lines })
     }
 
     /// A sample of so many launches, or somewhat more where they are captured together; taken again
@@ -135,7 +135,8 @@ impl EventTimer {
         let around_ns =
             if plan.batch.is_some() { overhead.around_graph_ns } else { overhead.around_launch_ns };
         let carries_state = executable.carries_state();
-        let longest = match carries_state || plan.releases_lines {
+        let releases_lines = plan.keeps_lines && plan.cache == Cache::Cold;
+        let longest = match carries_state || releases_lines {
             true => 1,
             false => (MAX_QUEUED / commands.max(1)).clamp(1, MAX_BURST - 1) as u64,
         };
@@ -152,14 +153,18 @@ impl EventTimer {
             let count = left.min(longest);
             left -= count;
             let (count, cache) = (count as usize, plan.cache);
-            if plan.releases_lines {
-                persistence::release_lines(&self.device)?;
-            }
-            let burst = match &plan.batch {
-                Some(batch) => self.burst(count, cache, commands, &mut || batch.graph.launch())?,
-                None if carries_state => self.burst_from_reset(cache, commands, executable)?,
-                None => self.burst(count, cache, commands, &mut || executable.launch())?,
-            };
+            let burst = unless_held_up(|| {
+                executable.reset()?;
+                if releases_lines {
+                    executable.synchronize()?;
+                    persistence::release_lines(&self.device)?;
+                }
+                let launch: &mut dyn FnMut() -> Result<(), BackendError> = match &plan.batch {
+                    Some(batch) => &mut || batch.graph.launch(),
+                    None => &mut || executable.launch(),
+                };
+                self.burst_once(count, cache, commands, launch)
+            })?;
             plan.host_bound |= burst.host_bound;
             let net_ns: Vec<f64> =
                 burst.intervals_ns.iter().map(|interval| interval - around_ns).collect();
@@ -209,6 +214,9 @@ impl Stopwatch for CaseTimer<'_> {
     }
 
     fn replay(&mut self, executable: &mut dyn Executable) -> Result<Option<Replay>, BackendError> {
+        if self.plan.keeps_lines {
+            persistence::release_lines(&self.timer.device)?;
+        }
         let overhead = self.timer.overhead;
         let timer = &mut *self.timer;
         let (burst, around_ns, launches) = match &self.plan.batch {
