@@ -10,8 +10,8 @@
 //! Where no input can be replaced, or memory is short, the outputs are compared for the old inputs,
 //! and the record says so.
 //!
-//! Results that are reused for inputs that were seen before are right, too. So on a GPU what was timed
-//! runs once more for the same inputs: the replay before, whose inputs were new, takes no longer.
+//! Results that are reused for inputs that were seen before are right, too. So what was timed runs once
+//! more for the same inputs: the replay before, whose inputs were new, takes no longer.
 //!
 //! Deliberately absent: defence against code that attacks the process. This finds mistakes and
 //! shortcuts: work on other streams, nothing launched, a remembered result, work in the reset.
@@ -268,7 +268,7 @@ mod tests {
     struct Takes(Vec<Option<f64>>);
 
     fn replay(elapsed_ns: f64) -> Replay {
-        Replay { elapsed_ns, clock_mhz: None, launches: 10 }
+        Replay { elapsed_ns, clock_mhz: None, launches: 10, allowed_ns: 10e3 }
     }
 
     impl Stopwatch for Takes {
@@ -322,13 +322,9 @@ mod tests {
     #[test]
     fn a_replay_that_does_more_takes_longer_at_the_same_clock() {
         let at = |elapsed_ns, clock| Replay { clock_mhz: Some(clock), ..replay(elapsed_ns) };
-        // A tenth is a launch: of 10 µs a quarter, 3 µs and 5 µs may be more.
-        assert!(!replay(110.4e3).did_more_than(&replay(100e3)));
-        assert!(replay(110.6e3).did_more_than(&replay(100e3)));
+        assert!(!replay(109.9e3).did_more_than(&replay(100e3)));
+        assert!(replay(110.1e3).did_more_than(&replay(100e3)));
         assert!(!at(200e3, 990.0).did_more_than(&at(100e3, 1980.0)));
         assert!(at(200e3, 1980.0).did_more_than(&at(100e3, 990.0)));
-        let one = Replay { launches: 1, ..replay(1e6) };
-        assert!(!Replay { elapsed_ns: 1.28e6, ..one }.did_more_than(&one));
-        assert!(Replay { elapsed_ns: 1.29e6, ..one }.did_more_than(&one));
     }
 }

@@ -71,21 +71,17 @@ pub struct Technique {
 /// What was timed, once more.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Replay {
-    /// How long it took, nanoseconds.
+    /// How long it took, nanoseconds: of the GPU, or of all the host's threads.
     pub elapsed_ns: f64,
     /// SM clock meanwhile, MHz, where the device tells.
     pub clock_mhz: Option<f64>,
     /// Launches in it.
     pub launches: u64,
+    /// How much longer a replay before it may have taken that did the same, nanoseconds.
+    pub allowed_ns: f64,
 }
 
 impl Replay {
-    /// How much longer than another replay one may take: of a launch, of all of them, and what
-    /// starting after an idle moment differs by, nanoseconds.
-    const OF_LAUNCH: f64 = 0.25;
-    const OF_ALL: f64 = 0.03;
-    const START_NS: f64 = 5_000.0;
-
     /// Whether it did more than the replay after it, for which caches were the same: at the clock of
     /// that one, as the clock sinks while the host is busy.
     pub fn did_more_than(&self, next: &Self) -> bool {
@@ -93,10 +89,7 @@ impl Replay {
             (Some(own), Some(next)) => (own / next).min(1.0),
             _ => 1.0,
         };
-        let launch_ns = next.elapsed_ns / next.launches.max(1) as f64;
-        let allowed_ns =
-            Self::OF_LAUNCH * launch_ns + Self::OF_ALL * next.elapsed_ns + Self::START_NS;
-        slower * self.elapsed_ns > next.elapsed_ns + allowed_ns
+        slower * self.elapsed_ns > next.elapsed_ns + next.allowed_ns
     }
 }
 
@@ -113,8 +106,8 @@ pub trait Stopwatch {
     ) -> Result<Sample, BackendError>;
 
     /// Runs what was timed once more: the very graph where launches were captured, one launch where
-    /// they were not. What it took, on caches that hold other data; none where the host's time is in
-    /// it, and on the host.
+    /// they were not. What it took, on a GPU with caches that hold other data; none where its time and
+    /// the host's cannot be told apart.
     ///
     /// # Errors
     /// When a launch fails.

@@ -7,6 +7,7 @@ use crate::backend::{BackendError, Executable, Target};
 use crate::harness::cases::{Case, Group};
 use crate::harness::guard;
 use crate::harness::problem::{CaseError, Ready, case_error};
+use crate::measure::wall::process_time;
 use crate::protocol::Repetitions;
 use crate::trace::PhaseTime;
 use crate::verify::VerifyError;
@@ -71,7 +72,7 @@ fn phase(
     counts: std::ops::RangeInclusive<usize>,
     mut once: impl FnMut() -> Result<(), BackendError>,
 ) -> Result<PhaseTime, BackendError> {
-    let (mut elapsed_ns, before, started) = (Vec::new(), cpu_time(), Instant::now());
+    let (mut elapsed_ns, before, started) = (Vec::new(), process_time(), Instant::now());
     while elapsed_ns.len() < *counts.start()
         || (elapsed_ns.len() < *counts.end() && started.elapsed() < ENOUGH)
     {
@@ -81,18 +82,7 @@ fn phase(
     }
     // Of less, reading the clocks is a large part.
     let enough = started.elapsed() > Duration::from_millis(1);
-    let cpu = cpu_time().zip(before).filter(|_| enough);
+    let cpu = process_time().zip(before).filter(|_| enough);
     let cpu = cpu.map(|(after, before)| after.saturating_sub(before));
     Ok(PhaseTime::of(name, &elapsed_ns, cpu.map(|cpu| cpu.as_nanos() as f64)))
-}
-
-/// CPU time of this process, all threads; none where the system does not tell.
-fn cpu_time() -> Option<Duration> {
-    #[cfg(unix)]
-    {
-        let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-        Duration::try_from(time).ok()
-    }
-    #[cfg(not(unix))]
-    None
 }

@@ -10,6 +10,12 @@ use crate::stats;
 use kernelgate_cuda::driver::graph::Graph;
 use kernelgate_cuda::driver::persistence;
 
+/// How much longer a replay may take than the next one: of a launch, of all launches, and what starting
+/// after an idle moment differs by, nanoseconds.
+const MORE_OF_LAUNCH: f64 = 0.25;
+const MORE_OF_ALL: f64 = 0.03;
+const MORE_NS: f64 = 5_000.0;
+
 /// How much longer than the least that a kernel takes launches are of which none can take less.
 const LONG: f64 = 20.0;
 
@@ -230,11 +236,11 @@ impl Stopwatch for CaseTimer<'_> {
                 (burst, overhead.around_launch_ns, 1)
             }
         };
-        Ok((!burst.host_bound).then(|| Replay {
-            elapsed_ns: burst.intervals_ns[0] - around_ns,
-            clock_mhz: burst.clock_mhz,
-            launches,
-        }))
+        let elapsed_ns = burst.intervals_ns[0] - around_ns;
+        let allowed_ns =
+            MORE_OF_LAUNCH * elapsed_ns / launches as f64 + MORE_OF_ALL * elapsed_ns + MORE_NS;
+        let replay = Replay { elapsed_ns, clock_mhz: burst.clock_mhz, launches, allowed_ns };
+        Ok((!burst.host_bound).then_some(replay))
     }
 
     fn check_elsewhere(
