@@ -68,9 +68,9 @@ fn held_up_by(record: &Activity, hold: Duration) -> Option<HeldUpBy> {
     };
     // Where the queue held it up, a wait of the same thread behind that may be short: the stream has
     // gone on meanwhile. Before, it is for what was launched earlier.
-    let full = record.calls.iter().find(|call| held_up(call));
+    let first = record.calls.iter().find(|call| held_up(call));
     let is_behind = |call: &CallRecord| {
-        full.is_some_and(|full| call.thread == full.thread && call.start >= full.end)
+        first.is_some_and(|first| call.thread == first.thread && call.start >= first.end)
     };
     let waits = record.calls.iter().find(|call| {
         let (name, copy) = (name(call), copy_of(call));
@@ -82,7 +82,7 @@ fn held_up_by(record: &Activity, hold: Duration) -> Option<HeldUpBy> {
     // A queue has room for so many at least.
     let enqueued = record.calls.iter().filter(|call| enqueues(name(call), copy_of(call)));
     let many = enqueued.map(|call| call.correlation).collect::<BTreeSet<_>>().len() > MAX_QUEUED;
-    Some(if many && full.is_some() { HeldUpBy::Queue } else { HeldUpBy::Unknown })
+    Some(if many && first.is_some() { HeldUpBy::Queue } else { HeldUpBy::Unknown })
 }
 
 /// The name of a function without the interface that it is of.
@@ -141,7 +141,7 @@ mod tests {
             let end = start + took;
             record.calls.push(CallRecord { name: number, start, end, thread: 1, correlation });
         }
-        // A call of the runtime and the driver's within it have one number.
+        // As if a call of the runtime and the driver's within it had one number: they are one.
         for name in ["cudaLaunchKernel_v7000", "cuLaunchKernel"] {
             let number = record.names.len() as u32;
             record.names.push(name.to_owned());
