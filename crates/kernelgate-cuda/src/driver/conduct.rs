@@ -19,22 +19,15 @@ pub fn watched(
     launch: impl FnOnce() -> Result<(), BackendError>,
 ) -> Result<(), BackendError> {
     bind(device)?;
-    let (before, capturing) = (current()?, capturing(device)?);
+    let (before, capturing) = (current()?, capturing(device.stream().cu_stream())?);
     let launched = launch();
     let after = current()?;
     // SAFETY: the context was current before.
     unsafe { sys::cuCtxSetCurrent(before) }
         .result()
         .map_err(|error| failed("put the current context back", &error))?;
-    if !capturing && self::capturing(device)? {
-        let mut graph = ptr::null_mut();
-        // SAFETY: the stream lives, and the pointer is valid; the graph is nobody's.
-        unsafe {
-            let _ = sys::cuStreamEndCapture(device.stream().cu_stream(), &raw mut graph);
-            if !graph.is_null() {
-                let _ = sys::cuGraphDestroy(graph);
-            }
-        }
+    if !capturing && self::capturing(device.stream().cu_stream())? {
+        abandon_capture(device.stream().cu_stream());
         let open = "it leaves a capture of the stream open".to_owned();
         return Err(BackendError::Launch(open));
     }
@@ -103,10 +96,23 @@ pub(super) fn current() -> Result<sys::CUcontext, BackendError> {
     Ok(context)
 }
 
-fn capturing(device: &Device) -> Result<bool, BackendError> {
+/// Ends a capture of a stream that lives, if there is one, and throws away what was captured.
+pub(crate) fn abandon_capture(stream: sys::CUstream) {
+    let mut graph = ptr::null_mut();
+    // SAFETY: the stream lives, and the pointer is valid; the graph is nobody's.
+    unsafe {
+        let _ = sys::cuStreamEndCapture(stream, &raw mut graph);
+        if !graph.is_null() {
+            let _ = sys::cuGraphDestroy(graph);
+        }
+    }
+}
+
+/// Whether a stream that lives is in capture.
+pub(crate) fn capturing(stream: sys::CUstream) -> Result<bool, BackendError> {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     // SAFETY: the stream lives and the pointer is valid.
-    unsafe { sys::cuStreamIsCapturing(device.stream().cu_stream(), &raw mut status) }
+    unsafe { sys::cuStreamIsCapturing(stream, &raw mut status) }
         .result()
         .map_err(|error| failed("ask whether the stream is in capture", &error))?;
     Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
@@ -133,7 +139,7 @@ mod tests {
             Ok(())
         });
         assert!(opened.unwrap_err().to_string().contains("leaves a capture of the stream open"));
-        assert!(!capturing(&device).unwrap());
+        assert!(!capturing(stream).unwrap());
         let changed = watched(&device, || {
             // SAFETY: no context is a context that may be current.
             unsafe { sys::cuCtxSetCurrent(ptr::null_mut()) }.result().unwrap();

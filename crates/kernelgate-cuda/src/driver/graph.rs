@@ -27,7 +27,18 @@ impl Graph {
         device: &Device,
         enqueue: impl FnOnce() -> Result<(), BackendError>,
     ) -> Result<Self, BackendError> {
-        Capture::begin(device.stream())?.end(enqueue())
+        Self::capture_on(device.stream(), enqueue)
+    }
+
+    /// The same of another stream, on which the graph is then launched.
+    ///
+    /// # Errors
+    /// As [`Self::capture`].
+    pub fn capture_on(
+        stream: &Arc<CudaStream>,
+        enqueue: impl FnOnce() -> Result<(), BackendError>,
+    ) -> Result<Self, BackendError> {
+        Capture::begin(stream)?.end(enqueue())
     }
 
     /// Captures so many launches of the same, none of which begins before the one before it has

@@ -2,11 +2,10 @@
 
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::Arc;
 
-use cudarc::driver::sys;
-use cudarc::driver::{CudaGraph, CudaStream, DriverError};
+use cudarc::driver::{DriverError, sys};
 
+use crate::driver::conduct;
 use crate::driver::raw_stream::RawStream;
 use crate::{BackendError, Device};
 
@@ -58,14 +57,7 @@ pub fn begin_capture(stream: RawStream) -> Result<(), BackendError> {
 
 /// Ends a capture of that stream, if there is one.
 pub fn end_capture(stream: RawStream) {
-    let mut graph = ptr::null_mut();
-    // SAFETY: the handle is of a stream that lives; the graph is nobody's.
-    unsafe {
-        let _ = sys::cuStreamEndCapture(handle(stream), &raw mut graph);
-        if !graph.is_null() {
-            let _ = sys::cuGraphDestroy(graph);
-        }
-    }
+    conduct::abandon_capture(handle(stream));
 }
 
 /// Whether that stream is in capture.
@@ -73,12 +65,7 @@ pub fn end_capture(stream: RawStream) {
 /// # Errors
 /// When the driver refuses to tell.
 pub fn is_capturing(stream: RawStream) -> Result<bool, BackendError> {
-    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-    // SAFETY: the handle is of a stream that lives; the pointer is valid.
-    unsafe { sys::cuStreamIsCapturing(handle(stream), &raw mut status) }
-        .result()
-        .map_err(|error| failed("ask for a capture", &error))?;
-    Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    conduct::capturing(handle(stream))
 }
 
 /// Whether everything on that stream has finished.
@@ -144,36 +131,6 @@ pub fn copy(stream: RawStream, to: u64, from: u64, bytes: usize) -> Result<(), B
     unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, handle(stream)) }
         .result()
         .map_err(|error| failed("copy on the GPU", &error))
-}
-
-/// A graph of a stream that is not the device's own.
-pub struct OtherGraph(CudaGraph);
-
-impl OtherGraph {
-    /// Captures what `enqueue` puts on that stream.
-    ///
-    /// # Errors
-    /// What `enqueue` returns, and when the driver refuses.
-    pub fn capture(
-        stream: &Arc<CudaStream>,
-        enqueue: impl FnOnce() -> Result<(), BackendError>,
-    ) -> Result<Self, BackendError> {
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        stream.begin_capture(mode).map_err(|error| failed("begin a capture", &error))?;
-        let enqueued = enqueue();
-        let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0));
-        enqueued?;
-        let graph = graph.map_err(|error| failed("capture", &error))?;
-        graph.map(Self).ok_or_else(|| BackendError::Launch("no graph".to_owned()))
-    }
-
-    /// Launches it on that stream.
-    ///
-    /// # Errors
-    /// When the driver refuses.
-    pub fn launch(&self) -> Result<(), BackendError> {
-        self.0.launch().map_err(|error| failed("launch a graph", &error))
-    }
 }
 
 /// Pinned memory of the host, which lives as long as the process: what is queued may have it.

@@ -45,6 +45,16 @@ pub trait Executable {
     /// When a launch failed on the device.
     fn synchronize(&mut self) -> Result<(), BackendError>;
 
+    /// Brings the state back and waits: nothing runs, and the next launch computes what the reference
+    /// does.
+    ///
+    /// # Errors
+    /// When the device fails, or a launch failed on it.
+    fn settle(&mut self) -> Result<(), BackendError> {
+        self.reset()?;
+        self.synchronize()
+    }
+
     /// The outputs in host memory, in the workload's own form.
     ///
     /// # Errors

@@ -189,8 +189,7 @@ fn check_reuse(
             first = stopwatch.replay(executable)?;
         }
         let Some(first) = first else { return Ok(turn > 0) };
-        executable.reset()?;
-        executable.synchronize()?;
+        executable.settle()?;
         let Some(next) = stopwatch.replay(executable)? else { return Ok(turn > 0) };
         if !first.did_more_than(&next) {
             return Ok(turn > 0);
@@ -213,8 +212,7 @@ fn check_reuse(
 /// that: what the reset reads of them is none of what a launch computes from.
 fn bring_back(executable: &mut dyn Executable) -> Result<(), BackendError> {
     executable.poison_outputs()?;
-    executable.reset()?;
-    executable.synchronize()
+    executable.settle()
 }
 
 impl Ready {

@@ -42,8 +42,7 @@ pub fn check_graph(graph: &Graph) -> Result<(), BackendError> {
 pub fn check_memory(device: &Device, executable: &mut dyn Executable) -> Result<(), BackendError> {
     let mut least = u64::MAX;
     for _ in 0..LAUNCHES {
-        executable.reset()?;
-        executable.synchronize()?;
+        executable.settle()?;
         memory::forget_peak(device)?;
         let ((before, _), pool) = (device.memory()?, memory::taken(device)?.pool);
         executable.launch()?;
@@ -71,8 +70,7 @@ pub fn check_waits(
 ) -> Result<bool, BackendError> {
     let mut hold = HOLD;
     let Some(took) = outlasts(hold, instruments, executable)? else { return Ok(false) };
-    executable.reset()?;
-    executable.synchronize()?;
+    executable.settle()?;
     let started = Instant::now();
     executable.launch()?;
     let unheld = started.elapsed();
@@ -100,8 +98,7 @@ fn outlasts(
     instruments: &mut Instruments,
     executable: &mut dyn Executable,
 ) -> Result<Option<Duration>, BackendError> {
-    executable.reset()?;
-    executable.synchronize()?;
+    executable.settle()?;
     instruments.block(hold)?;
     let started = Instant::now();
     let launched = executable.launch();
@@ -132,8 +129,7 @@ fn waits(held_up_by: Option<HeldUpBy>, may_fill: bool) -> Option<String> {
 /// Whether a launch on an idle GPU returns, at least once, while the GPU still works.
 fn returns_early(device: &Device, executable: &mut dyn Executable) -> Result<bool, BackendError> {
     for _ in 0..LAUNCHES {
-        executable.reset()?;
-        executable.synchronize()?;
+        executable.settle()?;
         executable.launch()?;
         let busy = device.is_busy()?;
         executable.synchronize()?;

@@ -81,8 +81,7 @@ pub fn check(
     instruments: &mut Instruments,
     executable: &mut dyn Executable,
 ) -> Result<Option<String>, BackendError> {
-    executable.reset()?;
-    executable.synchronize()?;
+    executable.settle()?;
     let recording = match Recording::start(device, Recorded::Operations) {
         Ok(Some(recording)) => recording,
         Ok(None) => return Ok(Some("CUPTI is missing".to_owned())),

@@ -35,8 +35,7 @@ pub fn recorded(
     executable: &mut dyn Executable,
     hold: Duration,
 ) -> Result<Option<HeldUpBy>, BackendError> {
-    executable.reset()?;
-    executable.synchronize()?;
+    executable.settle()?;
     let Ok(Some(recording)) = Recording::start(device, Recorded::Calls) else { return Ok(None) };
     instruments.block(hold)?;
     let begun = recording.now();

@@ -64,8 +64,7 @@ impl EventTimer {
         executable: &mut dyn Executable,
         cache: Cache,
     ) -> Result<CasePlan, BackendError> {
-        executable.reset()?;
-        executable.synchronize()?;
+        executable.settle()?;
         let device = Arc::clone(&self.device);
         let captured = queue::captured(&device, executable)?;
         let counted = captured.as_ref().map(Graph::nodes);
