@@ -423,8 +423,8 @@ fn rounding_to_16_bits_stays_well_within_the_tolerance() {
             let problem = Attention { outliers, ..attention(1, s, d, causal, dtype) };
             for (worst, error) in worst.iter_mut().zip(errors_of_rounding(problem)) {
                 eprintln!("{problem:?}: {error:?}");
-                worst.max_error = worst.max_error.max(error.max_error);
-                worst.relative_l2 = worst.relative_l2.max(error.relative_l2);
+                worst.max_error = worst.max_error.max(error.errors.max_error);
+                worst.relative_l2 = worst.relative_l2.max(error.errors.relative_l2);
             }
         }
         for (worst, allowed) in
@@ -485,9 +485,10 @@ fn rounding_probabilities_to_fp8_stays_well_within_the_tolerance() {
         let problem = Attention { outliers, ..attention(1, s, 128, causal, Dtype::Fp8) };
         let (error, allowed) = (errors_of_fp8(problem), FP8_TOLERANCE);
         eprintln!("{problem:?}: {error:?}");
-        for (error, allowed) in
-            [(error.max_error, allowed.max_error), (error.relative_l2, allowed.relative_l2)]
-        {
+        for (error, allowed) in [
+            (error.errors.max_error, allowed.max_error),
+            (error.errors.relative_l2, allowed.relative_l2),
+        ] {
             assert!(error < allowed / 1.5, "{problem:?}: {error:.1e} of {allowed:.1e}");
             assert!(outliers || error > allowed / 9.0, "{problem:?}: {error:.1e} of {allowed:.1e}");
         }

@@ -176,10 +176,10 @@ fn quantising_itself_moves_the_actions_by_a_percent() {
         let plain = DenoiseLoop { expert: tiny(50, 100, Dtype::Bf16), steps: 10 };
         let inputs = problem.inputs(seed);
         let moved = distance(values(problem.reference(&inputs)), &plain.reference(&inputs));
-        assert!((1e-3..5e-2).contains(&moved.relative_l2), "{moved:?}");
+        assert!((1e-3..5e-2).contains(&moved.errors.relative_l2), "{moved:?}");
         let problem = DenoiseLoop { expert: in_int4(TINY, 50, 100), ..problem };
         let int4 = distance(values(problem.reference(&inputs)), &plain.reference(&inputs));
-        assert!((moved.relative_l2..2e-1).contains(&int4.relative_l2), "{int4:?}");
+        assert!((moved.errors.relative_l2..2e-1).contains(&int4.errors.relative_l2), "{int4:?}");
     }
 }
 
@@ -374,7 +374,7 @@ fn the_reference_is_the_plain_implementation() {
             Plain::new(&step.expert, &inputs).velocity(&actions(&inputs), f64::from(STEP_TIME));
         let comparison = distance(plain, &step.reference(&inputs));
         assert!(
-            comparison.relative_l2 < 1e-13 && comparison.max_error < 1e-13,
+            comparison.errors.relative_l2 < 1e-13 && comparison.errors.max_error < 1e-13,
             "s={s} p={p}: {comparison:?}"
         );
     }
@@ -391,7 +391,7 @@ fn the_loop_is_the_plain_step_repeated() {
         let v = plain.velocity(&x, t);
         x.iter_mut().zip(v).for_each(|(x, v)| *x -= v / 3.0);
     }
-    assert!(distance(x, &problem.reference(&inputs)).relative_l2 < 1e-13);
+    assert!(distance(x, &problem.reference(&inputs)).errors.relative_l2 < 1e-13);
 }
 
 #[test]
@@ -412,7 +412,7 @@ fn tolerance_lets_no_fault_pass() {
                 plain.fault = fault;
                 let wrong =
                     distance(plain.velocity(&actions(&inputs), f64::from(STEP_TIME)), &expected);
-                let seen = wrong.relative_l2 > tolerance.relative_l2;
+                let seen = wrong.errors.relative_l2 > tolerance.relative_l2;
                 assert!(seen, "{} seed {seed} {fault:?}: {wrong:?}", dtype.name());
             }
         }
@@ -436,8 +436,8 @@ fn tolerance_lets_bf16_rounding_pass() {
                 (distance(velocity, &step.reference(&inputs)), step.tolerance()),
                 (distance(moved, &whole.reference(&inputs)), whole.tolerance()),
             ] {
-                let room = (tolerance.relative_l2 / rounded.relative_l2)
-                    .min(tolerance.max_error / rounded.max_error);
+                let room = (tolerance.relative_l2 / rounded.errors.relative_l2)
+                    .min(tolerance.max_error / rounded.errors.max_error);
                 assert!(room > 1.5, "s={s} p={p} seed {seed}: {rounded:?}");
             }
         }

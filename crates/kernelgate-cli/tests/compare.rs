@@ -166,6 +166,45 @@ fn lost_accuracy_is_found_and_what_the_package_accepts_lasts_until_the_base_has_
 }
 
 #[test]
+fn lost_accuracy_of_one_output_is_found_below_the_error_of_another() {
+    let scratch = Scratch::new();
+    // A second output keeps 8 bits of the significand.
+    let declared = "vec![Expected::all(\"y\", [1, self.n], y)]";
+    let both = "vec![Expected::all(\"y\", [1, self.n], y.clone()), \
+                Expected::all(\"short\", [1, self.n], y)]";
+    let stored = "std::hint::black_box(outputs.f32_mut(\"y\"));";
+    let shortened = "let short = |x: &f32| f32::from_bits((x * x).to_bits() & 0xffff_0000);
+                     let values: Vec<f32> = inputs.f32(\"x\").iter().map(short).collect();
+                     outputs.f32_mut(\"short\").copy_from_slice(&values);";
+    let output = ".with_output(\"y\", [1, problem.n], Dtype::F32)";
+    let outputs = format!("{output}.with_output(\"short\", [1, problem.n], Dtype::F32)");
+    let bench = BENCH
+        .replace(declared, both)
+        .replace(stored, &format!("{stored}{shortened}"))
+        .replace(output, &outputs)
+        .replace("max_error: 1e-6, relative_l2: 1e-6", "max_error: 1e-2, relative_l2: 1e-2");
+    scratch.write("benches/spin.rs", &bench);
+    scratch.commit("outputs");
+    let less = bench.replace("*y = x * x", "*y = x * x * 1.000_04");
+    scratch.write("benches/spin.rs", &less);
+    let found = scratch.compare("--base main --max-blocks 1");
+    found.expect(1, &["1 less accurate", "relative L2 error of `y` ", "for each of 8 seeds"]);
+    // One that is held to its own tolerance.
+    let own = "fn tolerances(&self) -> std::collections::BTreeMap<String, Tolerance> {
+                   let of = Tolerance { max_error: 1e-6, relative_l2: 1e-6 };
+                   [(\"y\".to_owned(), of)].into()
+               }
+               fn work(&self)";
+    scratch.write("benches/spin.rs", &less.replace("fn work(&self)", own));
+    let wrong = scratch.compare("--base main --max-blocks 1");
+    wrong.expect(1, &["failed in the head", "output `y`: max error 4.01e-5 (allowed 1e-6)"]);
+    let unknown = own.replace("\"y\"", "\"z\"");
+    scratch.write("benches/spin.rs", &bench.replace("fn work(&self)", &unknown));
+    let refused = scratch.compare("--base main --max-blocks 1");
+    refused.expect(1, &["a tolerance for output `z`, which the reference lacks"]);
+}
+
+#[test]
 fn what_cannot_be_compared_is_named() {
     let scratch = Scratch::new();
     scratch.compare("--base mian").expect(2, &["no revision `mian`", "did you mean main"]);

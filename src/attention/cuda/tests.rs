@@ -333,7 +333,7 @@ fn errors(task: &mut CudaTask, expected: &[Expected]) -> Vec<f64> {
     let error = |one: &Expected| {
         let mut alone = Tensors::new();
         alone.insert(&one.name, outputs.tensor(&one.name).clone());
-        compare(&alone, std::slice::from_ref(one), any).unwrap().max_error
+        compare(&alone, std::slice::from_ref(one), any).unwrap().errors.max_error
     };
     expected.iter().map(error).collect()
 }

@@ -51,7 +51,7 @@ fn steps_are_those_of_the_reference() {
         for t in [0.7f32, 1.0, 0.1] {
             let comparison = check(&STEP[0], &problem, problem.inputs(1).with("t", [1], vec![t]));
             assert!(
-                comparison.relative_l2 < 2e-6,
+                comparison.errors.relative_l2 < 2e-6,
                 "{} s={s} p={p} t={t}: {comparison:?}",
                 model.name
             );
@@ -67,7 +67,7 @@ fn loops_are_those_of_the_reference() {
         let problem = DenoiseLoop { expert: shape(model, s, p), steps };
         let comparison = check(&LOOP[0], &problem, problem.inputs(1));
         assert!(
-            comparison.relative_l2 < 2e-6,
+            comparison.errors.relative_l2 < 2e-6,
             "{} s={s} p={p} steps={steps}: {comparison:?}",
             model.name
         );
@@ -115,19 +115,19 @@ fn fp8_loops_are_those_of_the_quantised_weights_and_lose_what_quantising_loses()
     let bf16 = ExpertShape { dtype: Dtype::Bf16, ..shape(TINY, 7, 13) };
     let expert = ExpertShape { weights: WeightFormat::Fp8, ..bf16 };
     let step = DenoiseStep { expert };
-    assert!(check(&STEP[0], &step, step.inputs(1)).relative_l2 < 2e-6);
+    assert!(check(&STEP[0], &step, step.inputs(1)).errors.relative_l2 < 2e-6);
 
     let problem = DenoiseLoop { expert, steps: 3 };
     let inputs = Arc::new(problem.inputs(1));
     let mut task = task(&LOOP[0], &problem, &inputs);
     let own = verify(&mut task, &problem.reference(&inputs), problem.tolerance()).unwrap();
-    assert!(own.relative_l2 < 2e-6, "{own:?}");
+    assert!(own.errors.relative_l2 < 2e-6, "{own:?}");
     let unquantized = DenoiseLoop { expert: bf16, ..problem }.reference(&inputs);
     let wide = Tolerance { max_error: f64::MAX, relative_l2: f64::MAX };
-    let lost = compare(task.outputs().unwrap(), &unquantized, wide).unwrap().relative_l2;
+    let lost = compare(task.outputs().unwrap(), &unquantized, wide).unwrap().errors.relative_l2;
     let simulated = problem.reference(&inputs).remove(0);
     let simulated = Tensors::new().with("actions", simulated.shape.clone(), simulated.values);
-    let expected = compare(&simulated, &unquantized, wide).unwrap().relative_l2;
+    let expected = compare(&simulated, &unquantized, wide).unwrap().errors.relative_l2;
     assert!(expected > 1e-3 && (lost / expected - 1.0).abs() < 1e-3, "{lost} {expected}");
 }
 

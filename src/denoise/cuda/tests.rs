@@ -75,7 +75,7 @@ fn check<P: Problem>(
     found.iter().step_by(2).for_each(|(row, found)| {
         eprintln!(
             "{name} {row}: max {:.1e}, relative L2 {:.1e}",
-            found.max_error, found.relative_l2
+            found.errors.max_error, found.errors.relative_l2
         );
     });
     found

@@ -101,7 +101,7 @@ impl Engine<'_> {
             numerics::compare(cases, policy, |case| policy.allowed(case, rules))
         };
         let mut report = judge(&errors);
-        let needed = policy.seeds(report.changed);
+        let needed = policy.seeds(report.changed_outputs);
         for more in 1..needed as u64 {
             let more_to_know = report.grown.iter().filter(|it| !it.one_data_set);
             let open: BTreeSet<String> = more_to_know.map(|it| it.case.clone()).collect();

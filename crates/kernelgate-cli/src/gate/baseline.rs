@@ -120,9 +120,7 @@ pub fn judge_numerics(
         for record in records.iter().filter(same) {
             for id in run.cases.keys() {
                 let Some(found) = record.of_case(id) else { continue };
-                let known = head.entry(id).or_default();
-                found.iter().for_each(|(seed, errors)| known.insert(seed, errors));
-                known.one_data_set |= found.one_data_set;
+                head.entry(id).or_default().insert_all(found);
             }
         }
     }

@@ -3,9 +3,10 @@
 //!
 //! A figure has grown if head > g · base for every seed, in at least [`FEWEST_SEEDS`] of them. If
 //! the median growth is g or less, n seeds all say otherwise with a probability of at most 2⁻ⁿ. Two
-//! figures are looked at, of every case whose errors changed: with m of these, n is such that 2m ·
-//! 2⁻ⁿ is at most [`NumericsPolicy::false_alarms`] (Bonferroni). A seed without growth settles a
-//! case, so that for most a single seed is enough.
+//! figures are looked at, of every output whose errors changed: with m of these, n is such that 2m ·
+//! 2⁻ⁿ is at most [`NumericsPolicy::false_alarms`] (Bonferroni). A seed without growth settles an
+//! output, so that for most cases a single seed is enough. Where either side knows the errors of all
+//! outputs together only, they count as one output.
 //!
 //! Seeds are worth as many data sets as they draw: where other seeds have the same inputs, or what
 //! they are compared with is of one seed (golden tensors), one pair is all there is, and growth is
@@ -19,7 +20,9 @@ use serde::Serialize;
 
 use super::rules::Rules;
 use kernelgate::record::CaseNumerics;
+use kernelgate::record::numerics::SeedErrors;
 use kernelgate::stats::median;
+use kernelgate::verify::Errors;
 
 /// Fewest seeds from which growth is concluded.
 pub const FEWEST_SEEDS: usize = 8;
@@ -53,7 +56,7 @@ impl NumericsPolicy {
         rules.accepted_growth(case).map_or(set, |accepted| accepted.max(set))
     }
 
-    /// Seeds that it takes where the errors of so many cases changed.
+    /// Seeds that it takes where the errors of so many outputs changed.
     pub fn seeds(&self, changed: usize) -> usize {
         let tests = 2.0 * changed.max(1) as f64;
         ((tests / self.false_alarms).log2().ceil() as usize).max(FEWEST_SEEDS)
@@ -85,6 +88,10 @@ impl Figure {
 pub struct Growth {
     /// The case.
     pub case: String,
+    /// Which of its outputs, the one whose error grew the most; absent where there is one, or where
+    /// a side does not tell them apart.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output: Option<String>,
     /// Which error; the relative L2 where both grew.
     pub figure: Figure,
     /// Seeds.
@@ -109,7 +116,7 @@ impl Growth {
         self.seeds >= self.needed
     }
 
-    /// "relative L2 error 3.2 times as large (1.2e-4, was 3.8e-5) for each of 8 seeds".
+    /// "relative L2 error of `y` 3.2 times as large (1.2e-4, was 3.8e-5) for each of 8 seeds".
     pub fn words(&self) -> String {
         let times = match self.ratio {
             Some(ratio) if ratio < MANY => format!("{ratio:.1} times as large"),
@@ -122,7 +129,8 @@ impl Growth {
             1 => "for the only seed".to_owned(),
             seeds => format!("for each of {seeds} seeds"),
         };
-        format!("{figure} {times} ({head:.1e}, was {base:.1e}) {seeds}")
+        let of = self.output.as_ref().map_or_else(String::new, |output| format!(" of `{output}`"));
+        format!("{figure}{of} {times} ({head:.1e}, was {base:.1e}) {seeds}")
     }
 }
 
@@ -133,6 +141,8 @@ pub struct NumericsReport {
     pub compared: usize,
     /// Of these, cases with another error for a seed.
     pub changed: usize,
+    /// Outputs of these, each with another error for a seed.
+    pub changed_outputs: usize,
     /// Cases that lost accuracy, or may have.
     pub grown: Vec<Growth>,
 }
@@ -155,20 +165,43 @@ pub fn compare<'a>(
     policy: &NumericsPolicy,
     growth: impl Fn(&str) -> f64,
 ) -> NumericsReport {
-    let common: BTreeMap<&str, (Vec<Pair>, bool)> = cases
+    let common: BTreeMap<&str, (Vec<Output>, bool)> = cases
         .into_iter()
         .map(|(case, base, head)| {
-            (case, (pairs(base, head), base.one_data_set || head.one_data_set))
+            (case, (outputs(base, head), base.one_data_set || head.one_data_set))
         })
-        .filter(|(_, (pairs, _))| !pairs.is_empty())
+        .filter(|(_, (outputs, _))| outputs.iter().any(|output| !output.pairs.is_empty()))
         .collect();
-    let changed = common.values().filter(|(pairs, _)| pairs.iter().any(Pair::differs)).count();
-    let needed = policy.seeds(changed);
-    let grown = common.iter().filter_map(|(case, (pairs, one_data_set))| {
-        let found = grown(case, pairs, growth(case), needed)?;
+    let changed_of = |outputs: &[Output]| outputs.iter().filter(|output| output.differs()).count();
+    let changed: Vec<usize> = common.values().map(|(outputs, _)| changed_of(outputs)).collect();
+    let changed_outputs = changed.iter().sum();
+    let needed = policy.seeds(changed_outputs);
+    let grown = common.iter().filter_map(|(case, (outputs, one_data_set))| {
+        let each = outputs.iter().filter_map(|output| grown(case, output, growth(case), needed));
+        // None is from no error at all.
+        let ratio = |growth: &Growth| growth.ratio.unwrap_or(f64::INFINITY);
+        let found = each.max_by(|a, b| ratio(a).total_cmp(&ratio(b)))?;
         Some(Growth { one_data_set: *one_data_set, ..found })
     });
-    NumericsReport { compared: common.len(), changed, grown: grown.collect() }
+    NumericsReport {
+        compared: common.len(),
+        changed: changed.iter().filter(|outputs| **outputs > 0).count(),
+        changed_outputs,
+        grown: grown.collect(),
+    }
+}
+
+/// Errors of an output of which both sides tell, or of all together.
+struct Output {
+    /// None of all together.
+    name: Option<String>,
+    pairs: Vec<Pair>,
+}
+
+impl Output {
+    fn differs(&self) -> bool {
+        self.pairs.iter().any(|pair| pair.base != pair.head)
+    }
 }
 
 /// Errors of one seed.
@@ -179,27 +212,35 @@ struct Pair {
     floor: f64,
 }
 
-impl Pair {
-    fn differs(&self) -> bool {
-        self.base != self.head
-    }
-}
-
-/// The seeds that both have; one of them where either side knows that there is one data set.
-fn pairs(base: &CaseNumerics, head: &CaseNumerics) -> Vec<Pair> {
-    let floor = ROUNDING * base.rounding.max(head.rounding);
-    let of = |seed| base.of(seed).zip(head.of(seed));
+/// Errors of the seeds that both have, by output; of one of them where either side knows that there is
+/// one data set.
+fn outputs(base: &CaseNumerics, head: &CaseNumerics) -> Vec<Output> {
     let most = if base.one_data_set || head.one_data_set { 1 } else { usize::MAX };
-    let both = base.seeds.iter().filter_map(|&seed| of(seed)).take(most);
-    both.map(|(base, head)| Pair {
-        base: [base.relative_l2, base.max_error],
-        head: [head.relative_l2, head.max_error],
-        floor,
-    })
-    .collect()
+    let position = |&seed: &u64| base.position(seed).zip(head.position(seed));
+    let both: Vec<_> = base.seeds.iter().filter_map(position).take(most).collect();
+    let pairs = |base: &SeedErrors, head: &SeedErrors| {
+        let floor = ROUNDING * base.rounding.max(head.rounding);
+        let figures = |errors: Errors| [errors.relative_l2, errors.max_error];
+        let pair = |&(before, now): &(usize, usize)| Pair {
+            base: figures(base.at(before)),
+            head: figures(head.at(now)),
+            floor,
+        };
+        both.iter().map(pair).collect()
+    };
+    if !base.by_output.is_empty() && base.by_output.keys().eq(head.by_output.keys()) {
+        let each = base.by_output.iter().zip(head.by_output.values());
+        let of = |((name, base), head): ((&String, &SeedErrors), &SeedErrors)| Output {
+            name: Some(name.clone()),
+            pairs: pairs(base, head),
+        };
+        return each.map(of).collect();
+    }
+    vec![Output { name: None, pairs: pairs(&base.errors, &head.errors) }]
 }
 
-fn grown(case: &str, pairs: &[Pair], allowed: f64, needed: usize) -> Option<Growth> {
+fn grown(case: &str, output: &Output, allowed: f64, needed: usize) -> Option<Growth> {
+    let pairs = &output.pairs;
     let of = |figure: Figure| {
         let index = figure as usize;
         let errors = |pair: &Pair| {
@@ -218,6 +259,7 @@ fn grown(case: &str, pairs: &[Pair], allowed: f64, needed: usize) -> Option<Grow
         let (base, head) = (middle(|pair| &pair.base), middle(|pair| &pair.head));
         let growth = Growth {
             case: case.to_owned(),
+            output: output.name.clone(),
             figure,
             seeds: pairs.len(),
             needed,
@@ -227,7 +269,7 @@ fn grown(case: &str, pairs: &[Pair], allowed: f64, needed: usize) -> Option<Grow
             allowed,
             one_data_set: false,
         };
-        all.then_some(growth)
+        (all && !pairs.is_empty()).then_some(growth)
     };
     [Figure::RelativeL2, Figure::MaxError].into_iter().find_map(of)
 }
@@ -235,15 +277,14 @@ fn grown(case: &str, pairs: &[Pair], allowed: f64, needed: usize) -> Option<Grow
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernelgate::record::numerics::SeedErrors;
     use proptest::prelude::*;
 
     fn numerics(errors: impl IntoIterator<Item = f64>) -> CaseNumerics {
         let mut numerics = CaseNumerics::default();
         for (seed, relative_l2) in errors.into_iter().enumerate() {
             let rounding = 0.5f64.powi(24);
-            let errors = SeedErrors { max_error: 2.0 * relative_l2, relative_l2, rounding };
-            numerics.insert(seed as u64, errors);
+            let errors = Errors { max_error: 2.0 * relative_l2, relative_l2, rounding };
+            numerics.insert(seed as u64, errors, &BTreeMap::new());
         }
         numerics
     }
@@ -270,6 +311,44 @@ mod tests {
             assert!(report(&[1e-5; 8], &head).grown.is_empty());
         }
         assert_eq!(report(&[1e-5; 8], &[1e-5; 8]).changed, 0);
+    }
+
+    /// Of 16 bits and of 32, with these errors for eight seeds.
+    fn of_two(wide: f64, narrow: f64) -> CaseNumerics {
+        let mut numerics = CaseNumerics::default();
+        for seed in 0..8 {
+            let of = |relative_l2, bits| {
+                let rounding = 0.5f64.powi(bits);
+                Errors { max_error: relative_l2, relative_l2, rounding }
+            };
+            let by_output = [("lse", of(narrow, 24)), ("o", of(wide, 9))]
+                .map(|(name, errors)| (name.to_owned(), errors));
+            numerics.insert(seed, of(wide, 9), &by_output.into());
+        }
+        numerics
+    }
+
+    #[test]
+    fn the_error_of_an_output_grows_below_that_of_another() {
+        let (base, head) = (of_two(4e-3, 1e-6), of_two(4e-3, 2e-3));
+        let judge = |base: &CaseNumerics, head: &CaseNumerics| {
+            compare([("x", base, head)], &NumericsPolicy::default(), |_| 1.5)
+        };
+        let report = judge(&base, &head);
+        assert_eq!((report.changed, report.changed_outputs, report.shown().count()), (1, 1, 1));
+        let words = report.grown[0].words();
+        assert!(words.starts_with("relative L2 error of `lse` 2000.0 times as large"), "{words}");
+        // One of both that grew: the greater growth is told, and two take a seed more.
+        let both = judge(&base, &of_two(7e-3, 2e-3));
+        assert_eq!((both.changed, both.changed_outputs, both.grown[0].needed), (1, 2, 9));
+        assert_eq!(both.grown[0].output.as_deref(), Some("lse"));
+        // A side that does not tell outputs apart, and other outputs.
+        let older = CaseNumerics { by_output: BTreeMap::new(), ..base.clone() };
+        assert!(judge(&older, &head).grown.is_empty());
+        let mut renamed = head.clone();
+        let lse = renamed.by_output.remove("lse").unwrap();
+        renamed.by_output.insert("sums".to_owned(), lse);
+        assert!(judge(&base, &renamed).grown.is_empty());
     }
 
     #[test]

@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use kernelgate::display::{self, natural};
 use kernelgate::measure::limits::{Limits, TimeLimit};
 use kernelgate::record::WorkRecord;
-use kernelgate::record::numerics::SeedErrors;
 use kernelgate::record::{Baseline, CaseRecord, Environment, Provenance, Run};
 use kernelgate::stats::{self, Spread};
+use kernelgate::verify::Errors;
 
 pub use ids::Axes;
 
@@ -60,7 +60,7 @@ pub struct Case {
     /// Half the interquartile range within a process over its median: that of the middle process.
     pub spread: f64,
     /// Errors against the reference; none of unverified cases.
-    pub errors: Option<SeedErrors>,
+    pub errors: Option<Errors>,
     /// Whether it is the fastest of its problem with that state of the caches.
     pub best: bool,
 }
@@ -228,10 +228,10 @@ impl Gatherer {
         self.limits.extend(baseline.runs.values().map(|run| run.limits.clone()));
         for (id, case) in &baseline.cases {
             let parts = ids::Parts::of(id, &case.workload);
-            let errors = case.numerics.as_ref().and_then(|numerics| {
-                let (_, errors) = numerics.iter().next()?;
-                Some(errors)
-            });
+            let errors = case
+                .numerics
+                .as_ref()
+                .and_then(|numerics| (!numerics.seeds.is_empty()).then(|| numerics.errors.at(0)));
             let gathered = self.cases.entry(id.clone()).or_default();
             gathered.medians_ns.extend(case.runs.values().map(|run| run.median_ns));
             gathered.spreads.extend(case.runs.values().map(|run| run.spread));
@@ -329,7 +329,7 @@ fn template(id: &str, case: &CaseRecord) -> Case {
         limit: case.limit.clone(),
         medians_ns: Vec::new(),
         spread: 0.0,
-        errors: (case.verification.checked > 0).then(|| SeedErrors::from(&case.verification)),
+        errors: (case.verification.checked > 0).then(|| case.verification.errors()),
         best: false,
     }
 }

@@ -8,9 +8,10 @@ use super::choice::{Asker, Choice, unexpected};
 use super::lock::locked;
 use super::verified::Verified;
 use kernelgate::protocol::{Action, CaseStatus, ResponseBody, VerifiedCase};
-use kernelgate::record::numerics::{DataSets, ONE_DATA_SET, SeedErrors};
+use kernelgate::record::numerics::{DataSets, ONE_DATA_SET};
 use kernelgate::record::text::printable_path;
 use kernelgate::record::{FileError, Numerics, Provenance, Store, file};
+use kernelgate::verify::Errors;
 
 /// Verifies with so many seeds and records the errors, after each of them; each case with the worst
 /// of its seeds.
@@ -153,8 +154,9 @@ impl Bench {
         let any = !right.is_empty();
         for case in right {
             let VerifiedCase { max_error, relative_l2, rounding, .. } = *case;
-            let errors = SeedErrors { max_error, relative_l2, rounding };
-            record.cases.entry(case.case.clone()).or_default().insert(seed, errors);
+            let errors = Errors { max_error, relative_l2, rounding };
+            let known = record.cases.entry(case.case.clone()).or_default();
+            known.insert(seed, errors, &case.by_output);
             self.cases.insert(case.case.clone());
         }
         for case in self.repeated.intersection(&self.cases) {

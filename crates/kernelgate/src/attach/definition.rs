@@ -1,5 +1,6 @@
 //! What attached rows compute: names, shapes and dtypes, and what outputs are compared with.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -57,6 +58,8 @@ pub struct Definition {
     pub(super) work: Option<Work>,
     /// None where none was declared.
     tolerance: Option<Tolerance>,
+    /// That of outputs which have their own.
+    pub(super) tolerances: BTreeMap<&'static str, Tolerance>,
 }
 
 impl Default for Definition {
@@ -74,6 +77,7 @@ impl Definition {
             reference: Reference::None,
             work: None,
             tolerance: None,
+            tolerances: BTreeMap::new(),
         }
     }
 
@@ -114,23 +118,35 @@ impl Definition {
         Self { reference: Reference::Row(row), ..self }
     }
 
-    /// How far an output may be from the reference, or in `kernelgate compare` from the base's
+    /// How far each output may be from the reference, or in `kernelgate compare` from the base's
     /// outputs where there is none: the largest difference relative to the largest value, and the
     /// L2 norm of all relative to theirs. Undeclared, both are the larger of 1e-5 and four unit
-    /// roundoffs of the least precise output: 1e-5 in f32 and f64, 2.0e-3 in f16, 1.6e-2 in bf16.
-    /// That is two units in the last place, which another order of sums may cost; declare it where
-    /// outputs have several dtypes. Bytes (i8, fp8) are compared exactly.
+    /// roundoffs of the output's dtype: 1e-5 in f32 and f64, 2.0e-3 in f16, 1.6e-2 in bf16. That is
+    /// two units in the last place, which another order of sums may cost; declare it where an
+    /// output is of more precise dtype than what it is computed with. Bytes (i8, fp8) are compared
+    /// exactly.
     pub fn tolerance(self, max_error: f64, relative_l2: f64) -> Self {
         Self { tolerance: Some(Tolerance { max_error, relative_l2 }), ..self }
     }
 
-    /// What was declared of it, or what holds where nothing was.
-    pub(super) fn allowed(&self) -> Tolerance {
-        // No tensor has fp8: its bytes are compared as integers.
-        let floats = self.outputs.iter().filter(|output| output.dtype != Dtype::Fp8);
-        let roundoff = floats.map(|output| output.dtype.unit_roundoff()).fold(0.0, f64::max);
+    /// The same of one output, whatever holds for the others. A name that no output has is an error
+    /// of the case.
+    pub fn tolerance_of(mut self, output: &'static str, max_error: f64, relative_l2: f64) -> Self {
+        self.tolerances.insert(output, Tolerance { max_error, relative_l2 });
+        self
+    }
+
+    /// What was declared of an output, or what holds where nothing was.
+    pub(super) fn allowed(&self, output: &Declared) -> Tolerance {
+        let roundoff = match output.dtype {
+            // No tensor has fp8: its bytes are compared as integers.
+            Dtype::Fp8 => 0.0,
+            dtype => dtype.unit_roundoff(),
+        };
         let error = (ROUNDOFFS * roundoff).max(LEAST_TOLERANCE);
-        self.tolerance.unwrap_or(Tolerance { max_error: error, relative_l2: error })
+        let undeclared = Tolerance { max_error: error, relative_l2: error };
+        let own = self.tolerances.get(output.name).copied();
+        own.or(self.tolerance).unwrap_or(undeclared)
     }
 
     /// Operations and fewest bytes of a launch; where this is not said, each input read once and

@@ -1,5 +1,7 @@
 //! A definition as the harness sees it.
 
+use std::collections::BTreeMap;
+
 use half::{bf16, f16};
 
 use super::definition::{Declared, Definition, Reference};
@@ -104,6 +106,10 @@ impl Problem for Bound {
                  bytes are compared exactly, or a wider float that the row converts it to"
             ));
         }
+        let is_output = |name: &&str| self.definition.outputs.iter().any(|it| it.name == *name);
+        if let Some(name) = self.definition.tolerances.keys().find(|name| !is_output(name)) {
+            return Err(format!("a tolerance of output `{name}`, which is not declared"));
+        }
         self.golden.as_ref().map(drop).map_err(Clone::clone)
     }
 
@@ -131,8 +137,18 @@ impl Problem for Bound {
         work.clone().unwrap_or_else(|| Work::bytes(bytes(inputs), bytes(outputs)))
     }
 
+    /// That of the output which is allowed the most.
     fn tolerance(&self) -> Tolerance {
-        self.definition.allowed()
+        let none = Tolerance { max_error: 0.0, relative_l2: 0.0 };
+        self.tolerances().into_values().fold(none, |most, of| Tolerance {
+            max_error: most.max_error.max(of.max_error),
+            relative_l2: most.relative_l2.max(of.relative_l2),
+        })
+    }
+
+    fn tolerances(&self) -> BTreeMap<String, Tolerance> {
+        let outputs = self.definition.outputs.iter();
+        outputs.map(|it| (it.name.to_owned(), self.definition.allowed(it))).collect()
     }
 
     /// Inputs twice, because others replace them, outputs, and both in fp64.
@@ -181,8 +197,7 @@ mod tests {
             (max_error, relative_l2)
         };
         for (dtypes, error) in [
-            (&[][..], 1e-5),
-            (&[Dtype::F64], 1e-5),
+            (&[Dtype::F64][..], 1e-5),
             (&[Dtype::F32], 1e-5),
             (&[Dtype::F16], 4.0 * 0.5f64.powi(11)),
             (&[Dtype::Bf16], 4.0 * 0.5f64.powi(8)),
@@ -192,6 +207,22 @@ mod tests {
             assert_eq!(allowed(outputs(dtypes)), (error, error), "{dtypes:?}");
         }
         assert_eq!(allowed(outputs(&[Dtype::Bf16]).tolerance(1e-3, 1e-4)), (1e-3, 1e-4));
+    }
+
+    #[test]
+    fn each_output_is_held_to_its_own_tolerance() {
+        let each = |definition: Definition| {
+            let all = Bound::new(definition).tolerances();
+            ["y", "z"].map(|name| all[name].max_error)
+        };
+        let mixed = outputs(&[Dtype::Bf16, Dtype::F32]);
+        assert_eq!(each(mixed.clone()), [4.0 * 0.5f64.powi(8), 1e-5]);
+        assert_eq!(each(mixed.clone().tolerance(1e-3, 1e-3)), [1e-3; 2]);
+        let one = mixed.clone().tolerance_of("z", 2e-4, 1e-4);
+        assert_eq!(each(one.clone()), [4.0 * 0.5f64.powi(8), 2e-4]);
+        assert_eq!(each(one.tolerance(1e-3, 1e-3)), [1e-3, 2e-4]);
+        let unknown = Bound::new(mixed.tolerance_of("x", 1.0, 1.0)).check().unwrap_err();
+        assert_eq!(unknown, "a tolerance of output `x`, which is not declared");
     }
 
     #[test]

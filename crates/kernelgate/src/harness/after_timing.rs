@@ -126,7 +126,7 @@ pub fn check(
                 .map_err(|problem| VerifyError::Reference { output: "all".to_owned(), problem })?,
             None => (Cow::Borrowed(outputs), ready.expected.as_slice()),
         };
-        let comparison = verify::compare(&outputs, expected, ready.bounds)?;
+        let comparison = verify::compare(&outputs, expected, &ready.bounds)?;
         drop(compare);
         if before.is_some() && before == after {
             let why =
@@ -163,8 +163,8 @@ pub fn check(
     })?;
     Ok(AfterTiming {
         inputs: how,
-        max_error: comparison.max_error,
-        relative_l2: comparison.relative_l2,
+        max_error: comparison.errors.max_error,
+        relative_l2: comparison.errors.relative_l2,
     })
 }
 

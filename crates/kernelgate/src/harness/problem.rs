@@ -18,7 +18,7 @@ use crate::record::numerics::ONE_DATA_SET;
 use crate::record::run::VerificationRecord;
 use crate::record::tensors;
 use crate::verify::{self, Bounds, OutputComparison, VerifyError};
-use crate::workload::{Expected, ReferenceFrom, Tensors, Tolerance};
+use crate::workload::{Expected, ReferenceFrom, Tensors};
 use kernelgate_cuda::driver::persistence;
 use kernelgate_cuda::driver::used::AskedKernels;
 
@@ -83,14 +83,8 @@ impl Ready {
     ) -> Result<Self, CaseError> {
         let problem = group.bound.problem();
         problem.check().map_err(CaseError::Fail)?;
-        let tolerance = guard::catch(|| problem.tolerance()).map_err(CaseError::Fail)?;
-        let Tolerance { max_error, relative_l2 } = tolerance;
-        if ![max_error, relative_l2].iter().all(|it| it.is_finite() && *it >= 0.0) {
-            return Err(CaseError::Fail(format!(
-                "its tolerance is a maximum error of {max_error} and a relative L2 norm of \
-                 {relative_l2}: both have to be numbers from 0"
-            )));
-        }
+        let bounds = guard::catch(|| Bounds::of(problem)).map_err(CaseError::Fail)?;
+        bounds.check().map_err(CaseError::Fail)?;
         // With a declared precision there are two references.
         let times = if problem.precision().is_some() { 2 } else { 1 };
         let needed = guard::catch(|| times * problem.host_bytes()).map_err(CaseError::Fail)?;
@@ -119,7 +113,7 @@ impl Ready {
                 one_data_set: problem.one_data_set(),
                 outputs: BuildOutputs::default(),
                 target: target.clone(),
-                bounds: tolerance.into(),
+                bounds,
                 seed,
                 references: None,
                 kernels: AskedKernels::default(),
@@ -147,6 +141,7 @@ impl Ready {
             let limit = guard::catch(|| {
                 references::precision_limit(kept, group, self.seed, &self.inputs, &self.expected)
             });
+            self.bounds.check_outputs(&self.expected).map_err(CaseError::Fail)?;
             self.bounds.precision = limit.map_err(|panic| {
                 CaseError::Fail(format!("reference of rounded inputs: {panic}"))
             })?;
@@ -240,7 +235,7 @@ impl Ready {
     ) -> Result<OutputComparison, VerifyError> {
         if !self.is_unverified(group, case) {
             let _activity = spent::on("compare");
-            return verify::compare(outputs, &self.expected, self.bounds);
+            return verify::compare(outputs, &self.expected, &self.bounds);
         }
         let comparison = verify::unverified(outputs)?;
         if self.expected.is_empty() || group.bound.problem().reference_from().is_nothing() {
@@ -248,7 +243,7 @@ impl Ready {
         }
         self.outputs.leave(&case.id, outputs);
         match self.outputs.of_base(&case.id) {
-            Some(base) => verify::compare(outputs, &verify::as_expected(&base), self.bounds)
+            Some(base) => verify::compare(outputs, &verify::as_expected(&base), &self.bounds)
                 .map_err(|wrong| VerifyError::UnlikeBase(Box::new(wrong))),
             None => Ok(comparison),
         }
@@ -297,7 +292,7 @@ impl Ready {
     ) -> VerificationRecord {
         let told = digest.is_some() || self.one_data_set;
         let data_set = told.then(|| self.data_set());
-        let allowed = Some(self.bounds.into());
+        let allowed = Some((&self.bounds).into());
         VerificationRecord { digest, allowed, data_set, ..comparison.into() }
     }
 

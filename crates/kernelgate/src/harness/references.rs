@@ -11,6 +11,7 @@
 //! [`Problem::definition`]: crate::workload::Problem::definition
 //! [`Problem::reads_files`]: crate::workload::Problem::reads_files
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -84,20 +85,24 @@ pub fn precision_limit(
     }
     let declared = problem.precision()?;
     let bits = precision::lower_bits(declared)?;
-    let what = format!("limit of {bits} bits");
+    let what = format!("limits of {bits} bits, by output");
     let path = kept.and_then(|kept| kept.path(group, seed, &[&what, PRECISION]));
-    let limit = |relative_l2: f64| PrecisionLimit { declared, relative_l2 };
-    if let Some(Data::F64(known)) =
-        path.as_deref().and_then(read).and_then(|all| Some(all.into_iter().next()?.values))
-    {
-        return known.first().copied().filter(|&known| known > 0.0).map(limit);
+    if let Some(known) = path.as_deref().and_then(read) {
+        let limits = known.into_iter().filter_map(|one| match one.values {
+            Data::F64(values) => Some((one.name, *values.first()?)),
+            _ => None,
+        });
+        let relative_l2: BTreeMap<String, f64> = limits.collect();
+        return (!relative_l2.is_empty()).then_some(PrecisionLimit { declared, relative_l2 });
     }
     let of_rounded = problem.reference(&precision::rounded(inputs, bits));
     let found = precision::limit(declared, expected, &of_rounded);
     if let Some(path) = path {
-        let value = found.map_or(0.0, |found| found.relative_l2);
+        let limits = found.iter().flat_map(|found| &found.relative_l2);
+        let limits: Vec<Expected> =
+            limits.map(|(name, limit)| Expected::all(name, [1], vec![*limit])).collect();
         // That it cannot be kept costs time, nothing else.
-        let _ = write(&path, &[Expected::all("relative_l2", [1], vec![value])]);
+        let _ = write(&path, &limits);
     }
     found
 }

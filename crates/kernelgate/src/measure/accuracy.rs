@@ -1,9 +1,12 @@
 //! How good event timing is here: against spins of known length, against the hardware's own record
 //! of the same launches, of copies and of a bench's cases, and cold against hot.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use super::events::EventTimer;
+use super::recorded::Recording;
 use super::{Cache, queue};
 use crate::backend::{BackendError, Executable};
 use crate::stats::median;
@@ -12,7 +15,7 @@ use kernelgate_cuda::instruments::bandwidth::Passes;
 use kernelgate_cuda::instruments::spin::Spin;
 use kernelgate_cuda::instruments::timing::Instruments;
 use kernelgate_cuda::observe::activity::{Activity, KernelRecord};
-use kernelgate_cuda::observe::cupti::{Recorded, Recorder};
+use kernelgate_cuda::observe::cupti::Recorded;
 
 /// A spin, timed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -103,33 +106,18 @@ pub fn spins(events: &mut EventTimer) -> Result<Vec<SpinRow>, BackendError> {
         .collect()
 }
 
-/// Times copies by events and by CUPTI; `None` where CUPTI is missing.
+/// Times copies by events and by CUPTI, which leaves the process again; `None` where it is missing.
 ///
 /// # Errors
 /// When the device or CUPTI fails.
 pub fn against_cupti(events: &mut EventTimer) -> Result<Option<Vec<TraceRow>>, BackendError> {
     let passes = passes(events)?;
-    let mut rows = Vec::new();
-    for cache in [Cache::Hot, Cache::Cold] {
-        for bytes in COPIES {
-            let copy = &mut || passes.copy(bytes);
-            events.launches_ns(3, cache, copy)?;
-            rows.push(TraceRow {
-                what: format!("copy {} MiB", bytes >> 20),
-                cache: cache.name().to_owned(),
-                events_ns: median(&events.launches_ns(REPEATS, cache, copy)?),
-                events_recorded_ns: 0.0,
-                cupti_ns: 0.0,
-            });
-        }
-    }
-    let Some(recorder) = Recorder::start(Recorded::Operations)? else { return Ok(None) };
-    for (row, (cache, bytes)) in rows.iter_mut().zip(
-        [Cache::Hot, Cache::Cold].into_iter().flat_map(|cache| COPIES.map(|bytes| (cache, bytes))),
-    ) {
-        record(events, &recorder, row, cache, &mut || passes.copy(bytes))?;
-    }
-    Ok(Some(rows))
+    let each = [Cache::Hot, Cache::Cold].into_iter().flat_map(|cache| COPIES.map(|it| (cache, it)));
+    each.map(|(cache, bytes)| {
+        let what = format!("copy {} MiB", bytes >> 20);
+        trace_row(events, &what, cache, &mut || passes.copy(bytes))
+    })
+    .collect()
 }
 
 /// Times hot launches of a case, each a few kernels or a graph of the row's own, by events and by
@@ -143,47 +131,38 @@ pub fn case_against_cupti(
     what: &str,
     executable: &mut dyn Executable,
 ) -> Result<Option<TraceRow>, BackendError> {
-    let cache = Cache::Hot;
     if executable.carries_state() {
         let why = "launches that carry state on cannot follow each other";
         return Err(BackendError::NotTimed(why.to_owned()));
     }
     queue::check_fits(events.device(), REPEATS, executable)?;
-    let launch: &mut dyn FnMut() -> _ = &mut || executable.launch();
-    events.launches_ns(3, cache, launch)?;
-    let mut row = TraceRow {
-        what: what.to_owned(),
-        cache: cache.name().to_owned(),
-        events_ns: median(&events.launches_ns(REPEATS, cache, launch)?),
-        events_recorded_ns: 0.0,
-        cupti_ns: 0.0,
-    };
-    let Some(recorder) = Recorder::start(Recorded::Operations)? else { return Ok(None) };
-    let recorded = record(events, &recorder, &mut row, cache, launch);
-    // In any case: the next one is timed without CUPTI.
-    let left = events.device().synchronize_context().and_then(|()| recorder.detach());
-    recorded?;
-    left?;
-    Ok(Some(row))
+    trace_row(events, what, Cache::Hot, &mut || executable.launch())
 }
 
-/// Times launches once more while CUPTI records them.
-fn record(
+/// Times launches, and once more while CUPTI records them.
+fn trace_row(
     events: &mut EventTimer,
-    recorder: &Recorder,
-    row: &mut TraceRow,
+    what: &str,
     cache: Cache,
     launch: &mut dyn FnMut() -> Result<(), BackendError>,
-) -> Result<(), BackendError> {
+) -> Result<Option<TraceRow>, BackendError> {
     events.launches_ns(3, cache, launch)?;
-    events.device().synchronize()?;
-    recorder.take()?;
-    row.events_recorded_ns = median(&events.launches_ns(REPEATS, cache, launch)?);
-    events.device().synchronize()?;
-    let spans_ns = spans_ns(&recorder.take()?, REPEATS)
-        .map_err(|why| BackendError::Launch(format!("CUPTI's record of {}: {why}", row.what)))?;
-    row.cupti_ns = median(&spans_ns);
-    Ok(())
+    let events_ns = median(&events.launches_ns(REPEATS, cache, launch)?);
+    let device = Arc::clone(events.device());
+    let Some(recording) = Recording::start(&device, Recorded::Operations)? else {
+        return Ok(None);
+    };
+    events.launches_ns(3, cache, launch)?;
+    let events_recorded_ns = median(&events.launches_ns(REPEATS, cache, launch)?);
+    let spans_ns = spans_ns(&recording.end(0)?, REPEATS)
+        .map_err(|why| BackendError::Launch(format!("CUPTI's record of {what}: {why}")))?;
+    Ok(Some(TraceRow {
+        what: what.to_owned(),
+        cache: cache.name().to_owned(),
+        events_ns,
+        events_recorded_ns,
+        cupti_ns: median(&spans_ns),
+    }))
 }
 
 /// What each of some launches in a row took, nanoseconds: from the start of its first operation to

@@ -2,8 +2,10 @@
 //! writes no output and is done before the stream is, which [`super::off_stream`] cannot see.
 //!
 //! The stream is held while the case is launched. What begins then, or ends after a mark that
-//! follows on the stream, is on another one. Where CUPTI tells nothing, the row says so. Deliberately
-//! absent: what to do about it.
+//! follows on the stream, is on another one. A launch of more commands than the queue holds returns
+//! only once the stream goes on: then what it put on other streams afterwards may be anywhere in
+//! time, and only that all of it is on one stream tells that there is none. Where CUPTI tells
+//! nothing, the row says so. Deliberately absent: what to do about it.
 
 use std::time::Duration;
 
@@ -102,10 +104,7 @@ pub fn check(
         Err(lost @ BackendError::Lost(_)) => return Err(lost),
         Err(error) => return Ok(Some(error.to_string())),
     };
-    if !held {
-        return Ok(Some("the stream was not held until the launch had returned".to_owned()));
-    }
-    match outside(&record) {
+    match outside(&record, held) {
         Ok(Some(what)) => Err(BackendError::NotTimed(format!(
             "{what} on another stream than the one that is timed, by CUPTI's record of a launch"
         ))),
@@ -114,31 +113,36 @@ pub fn check(
     }
 }
 
-/// The first operation that began while the stream was held, or ended after the mark.
+/// The first operation that began while the stream was held, or ended after the mark; `held` says
+/// whether it was until the launch had returned.
 ///
 /// # Errors
 /// Why the record does not say.
-fn outside(record: &Activity) -> Result<Option<String>, String> {
+fn outside(record: &Activity, held: bool) -> Result<Option<String>, String> {
     let name = |kernel: u32| record.names[kernel as usize].as_str();
     let own = |symbol| {
         let found = record.kernels.iter().find(|kernel| name(kernel.name) == symbol);
         found.ok_or_else(|| format!("CUPTI's record lacks `{symbol}`"))
     };
-    let (held_until, mark) = (own(Instruments::BLOCKER)?.end, own(Instruments::PROBE)?.start);
-    let kernels = record.kernels.iter().map(|kernel| (kernel.start, kernel.end, name(kernel.name)));
+    let (blocker, mark) = (own(Instruments::BLOCKER)?, own(Instruments::PROBE)?.start);
+    let kernels = record.kernels.iter().map(|it| (it.start, it.end, it.on, name(it.name)));
     let kernels =
-        kernels.filter(|(_, _, name)| ![Instruments::BLOCKER, Instruments::PROBE].contains(name));
-    let copies = record.copies.iter().map(|copy| (copy.start, copy.end, ""));
-    let sets = record.sets.iter().map(|set| (set.start, set.end, ""));
+        kernels.filter(|(.., name)| ![Instruments::BLOCKER, Instruments::PROBE].contains(name));
+    let copies = record.copies.iter().map(|copy| (copy.start, copy.end, copy.on, ""));
+    let sets = record.sets.iter().map(|set| (set.start, set.end, set.on, ""));
+    let mut all = kernels.chain(copies).chain(sets);
     // CUPTI gives no times for what it could not follow.
-    let timed = |&(start, end, _): &(u64, u64, &str)| (start, end) != (0, 0);
-    let early = |start: u64| start + EARLY_NS < held_until;
-    let found = (kernels.chain(copies).chain(sets).filter(timed))
-        .find(|&(start, end, _)| early(start) || end > mark + LATE_NS);
+    let is_timed = |start: u64, end: u64| (start, end) != (0, 0);
+    let early = |start: u64| start + EARLY_NS < blocker.end;
+    let found = (all.clone().filter(|&(start, end, ..)| is_timed(start, end)))
+        .find(|&(start, end, ..)| early(start) || end > mark + LATE_NS);
     match found {
-        Some((_, _, "")) => Ok(Some("a copy or set of memory runs".to_owned())),
-        Some((_, _, name)) => Ok(Some(format!("kernel `{name}` runs"))),
+        Some((.., "")) => Ok(Some("a copy or set of memory runs".to_owned())),
+        Some((.., name)) => Ok(Some(format!("kernel `{name}` runs"))),
         None if record.dropped > 0 => Err(format!("CUPTI lost {} records", record.dropped)),
+        None if !held && all.any(|(_, _, on, _)| on != blocker.on) => {
+            Err("the stream was not held until the launch had returned".to_owned())
+        }
         None => Ok(None),
     }
 }
@@ -150,6 +154,10 @@ mod tests {
     use super::*;
 
     const MS: u64 = 1_000_000;
+
+    fn outside(record: &Activity) -> Result<Option<String>, String> {
+        super::outside(record, true)
+    }
 
     /// A hold from 10 to 14 ms, a kernel of the launch, the mark at 15 ms.
     fn record(start: u64, end: u64) -> Activity {
@@ -178,6 +186,18 @@ mod tests {
         let copy = CopyRecord { start: 12 * MS, end: 13 * MS, ..Default::default() };
         let copied = Activity { copies: vec![copy], ..record(14 * MS, 15 * MS) };
         assert_eq!(outside(&copied), Ok(Some("a copy or set of memory runs".to_owned())));
+    }
+
+    #[test]
+    fn a_launch_that_outlasts_the_hold_is_told_by_its_streams() {
+        let outside = |record: &Activity| super::outside(record, false);
+        assert_eq!(outside(&record(14 * MS, 15 * MS)), Ok(None), "on one stream");
+        let mut other = record(14 * MS, 15 * MS);
+        other.kernels[1].on.stream = 7;
+        let unknown = "the stream was not held until the launch had returned".to_owned();
+        assert_eq!(outside(&other), Err(unknown), "joined or not");
+        other.kernels[1].start = 11 * MS;
+        assert_eq!(outside(&other), Ok(Some("kernel `theirs` runs".to_owned())));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use crate::record::Environment;
 use crate::record::file::Record;
 use crate::record::resources::Resources;
 use crate::trace::{KernelSummary, PhaseTime};
+use crate::verify::Errors;
 
 /// What came of a request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -167,6 +168,10 @@ pub struct VerifiedCase {
     /// What rounding the outputs to their dtypes may cost by itself, relative.
     #[serde(default)]
     pub rounding: f64,
+    /// The errors of each output, by its name, where several are compared within bounds; none from
+    /// executables that do not tell them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub by_output: BTreeMap<String, Errors>,
     /// What tells the inputs from those of another seed, as in [`VerificationRecord`], also where
     /// the case failed; absent from executables that do not tell it.
     ///

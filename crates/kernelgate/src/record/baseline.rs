@@ -161,8 +161,7 @@ impl Baseline {
                 continue;
             }
             let known = case.numerics.get_or_insert_default();
-            found.iter().for_each(|(seed, errors)| known.insert(seed, errors));
-            known.one_data_set |= found.one_data_set;
+            known.insert_all(found);
             count += 1;
         }
         count

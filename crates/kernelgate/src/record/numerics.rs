@@ -10,6 +10,7 @@ use super::file::Record;
 use super::provenance::Provenance;
 use super::run::VerificationRecord;
 use super::text;
+use crate::verify::Errors;
 
 /// Name of the data set of a case whose inputs, or what they are compared with, do not follow the
 /// seed.
@@ -67,6 +68,22 @@ impl Numerics {
 pub struct CaseNumerics {
     /// Seeds of the inputs, ascending.
     pub seeds: Vec<u64>,
+    /// Of all outputs.
+    #[serde(flatten)]
+    pub errors: SeedErrors,
+    /// Of each, by its name, where several are compared within bounds; none where a seed does not
+    /// tell them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub by_output: BTreeMap<String, SeedErrors>,
+    /// Whether other seeds have the same inputs, or none that what they are compared with is of:
+    /// one entry is all there can be.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub one_data_set: bool,
+}
+
+/// Errors of several seeds, one entry a seed in both lists, to four significant digits.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct SeedErrors {
     /// Largest |out - ref| over the largest |ref|.
     pub max_error: Vec<f64>,
     /// ‖out - ref‖₂ / ‖ref‖₂.
@@ -75,65 +92,92 @@ pub struct CaseNumerics {
     /// nothing of the computation.
     #[serde(default)]
     pub rounding: f64,
-    /// Whether other seeds have the same inputs, or none that what they are compared with is of:
-    /// one entry is all there can be.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub one_data_set: bool,
 }
 
-/// Errors of one seed.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct SeedErrors {
-    /// Largest |out - ref| over the largest |ref|.
-    pub max_error: f64,
-    /// ‖out - ref‖₂ / ‖ref‖₂.
-    pub relative_l2: f64,
-    /// As [`CaseNumerics::rounding`].
-    pub rounding: f64,
-}
+impl SeedErrors {
+    /// The errors at a position.
+    pub fn at(&self, index: usize) -> Errors {
+        let [max_error, relative_l2] =
+            [&self.max_error, &self.relative_l2].map(|errors| digits(errors[index]));
+        Errors { max_error, relative_l2, rounding: self.rounding }
+    }
 
-impl From<&VerificationRecord> for SeedErrors {
-    fn from(verification: &VerificationRecord) -> Self {
-        Self {
-            max_error: verification.max_error,
-            relative_l2: verification.relative_l2,
-            rounding: verification.rounding,
+    /// Puts errors at a position, in place of those there or before them.
+    fn put(&mut self, index: usize, in_place: bool, errors: Errors) {
+        let lists =
+            [(&mut self.max_error, errors.max_error), (&mut self.relative_l2, errors.relative_l2)];
+        for (list, error) in lists {
+            if in_place {
+                list[index] = digits(error);
+            } else {
+                list.insert(index, digits(error));
+            }
         }
+        self.rounding = errors.rounding;
+    }
+
+    fn validate(&self, seeds: usize) -> Result<(), String> {
+        let [max, l2] = [self.max_error.len(), self.relative_l2.len()];
+        if seeds != max || seeds != l2 {
+            return Err(format!("{seeds} seeds against {max} and {l2} errors"));
+        }
+        // The rounding also where there is no seed.
+        Errors { rounding: self.rounding, ..Errors::default() }.validate()?;
+        let each = self.max_error.iter().zip(&self.relative_l2);
+        each.map(|(&max_error, &relative_l2)| Errors { max_error, relative_l2, rounding: 0.0 })
+            .try_for_each(|errors| errors.validate())
     }
 }
 
+/// An error to four significant digits: more say nothing, and baselines are committed.
+fn digits(error: f64) -> f64 {
+    format!("{error:.3e}").parse().unwrap_or(error)
+}
+
 impl CaseNumerics {
-    /// Takes over the errors of a seed, in place of what there was of it.
-    pub fn insert(&mut self, seed: u64, errors: SeedErrors) {
-        let SeedErrors { max_error, relative_l2, rounding } = errors;
+    /// Takes over the errors of a seed, of all outputs and of each, in place of what there was of
+    /// it. Where some seeds tell those of each and others do not, or of other outputs, none is kept
+    /// of each.
+    pub fn insert(&mut self, seed: u64, errors: Errors, by_output: &BTreeMap<String, Errors>) {
         let at = self.seeds.partition_point(|there| *there < seed);
-        if self.seeds.get(at) == Some(&seed) {
-            (self.max_error[at], self.relative_l2[at]) = (max_error, relative_l2);
-        } else {
-            self.seeds.insert(at, seed);
-            self.max_error.insert(at, max_error);
-            self.relative_l2.insert(at, relative_l2);
+        let in_place = self.seeds.get(at) == Some(&seed);
+        let only = self.seeds.len() == usize::from(in_place);
+        if only {
+            *self = Self { one_data_set: self.one_data_set, ..Self::default() };
+        } else if !self.by_output.keys().eq(by_output.keys()) {
+            self.by_output.clear();
         }
-        self.rounding = rounding;
+        let in_place = in_place && !only;
+        if !in_place {
+            self.seeds.insert(at.min(self.seeds.len()), seed);
+        }
+        self.errors.put(at, in_place, errors);
+        for (name, errors) in by_output {
+            if only || self.by_output.contains_key(name) {
+                self.by_output.entry(name.clone()).or_default().put(at, in_place, *errors);
+            }
+        }
     }
 
     /// The same of a case that was verified, and whether there is more to know.
     pub fn insert_verified(&mut self, seed: u64, verification: &VerificationRecord) {
         self.one_data_set |= verification.data_set.as_deref() == Some(ONE_DATA_SET);
-        self.insert(seed, verification.into());
+        self.insert(seed, verification.errors(), &verification.by_output);
     }
 
-    /// The errors of each seed.
-    pub fn iter(&self) -> impl Iterator<Item = (u64, SeedErrors)> {
-        let errors = self.max_error.iter().zip(&self.relative_l2);
-        self.seeds.iter().zip(errors).map(|(&seed, (&max_error, &relative_l2))| {
-            (seed, SeedErrors { max_error, relative_l2, rounding: self.rounding })
-        })
+    /// Takes over what there is of other seeds.
+    pub fn insert_all(&mut self, other: &Self) {
+        self.one_data_set |= other.one_data_set;
+        for (index, seed) in other.seeds.iter().enumerate() {
+            let each = other.by_output.iter();
+            let by_output = each.map(|(name, errors)| (name.clone(), errors.at(index))).collect();
+            self.insert(*seed, other.errors.at(index), &by_output);
+        }
     }
 
-    /// The errors of a seed.
-    pub fn of(&self, seed: u64) -> Option<SeedErrors> {
-        self.iter().find(|(there, _)| *there == seed).map(|(_, errors)| errors)
+    /// The position of a seed in the lists.
+    pub fn position(&self, seed: u64) -> Option<usize> {
+        self.seeds.binary_search(&seed).ok()
     }
 
     /// What deserialising does not enforce.
@@ -141,18 +185,15 @@ impl CaseNumerics {
     /// # Errors
     /// A fragment that says what is wrong.
     pub fn validate(&self) -> Result<(), String> {
-        let [seeds, max, l2] = [self.seeds.len(), self.max_error.len(), self.relative_l2.len()];
-        if seeds != max || seeds != l2 {
-            return Err(format!("{seeds} seeds against {max} and {l2} errors"));
+        let seeds = self.seeds.len();
+        self.errors.validate(seeds)?;
+        for (name, errors) in &self.by_output {
+            errors.validate(seeds).map_err(|why| format!("output {name}: {why}"))?;
         }
         if !self.seeds.is_sorted_by(|a, b| a < b) {
             return Err("seeds that are not in order".to_owned());
         }
-        let all = self.max_error.iter().chain(&self.relative_l2).chain([&self.rounding]);
-        match all.into_iter().find(|error| !(error.is_finite() && **error >= 0.0)) {
-            Some(error) => Err(format!("an error of {error}")),
-            None => Ok(()),
-        }
+        Ok(())
     }
 }
 
@@ -192,5 +233,42 @@ mod tests {
         // Files from before.
         let older = r#"{"seeds":[1],"max_error":[0.0],"relative_l2":[0.0]}"#;
         assert!(!serde_json::from_str::<CaseNumerics>(older).unwrap().one_data_set);
+    }
+
+    #[test]
+    fn each_output_has_an_error_a_seed_or_none_is_kept() {
+        let of = |relative_l2: f64| Errors { max_error: 1e-3, relative_l2, rounding: 0.0 };
+        let both = |a: f64, b: f64| {
+            [("a", a), ("b", b)].map(|(name, error)| (name.to_owned(), of(error))).into()
+        };
+        let mut numerics = CaseNumerics::default();
+        numerics.insert(2, of(0.123_456), &both(0.123_456, 1e-9));
+        numerics.insert(1, of(0.2), &both(0.2, 0.1));
+        // A seed again, in place of what there was.
+        numerics.insert(1, of(0.3), &both(0.3, 0.2));
+        assert_eq!(numerics.seeds, [1, 2]);
+        assert_eq!(numerics.errors.relative_l2, [0.3, 0.1235]);
+        assert_eq!(numerics.by_output["b"].relative_l2, [0.2, 1e-9]);
+        assert_eq!(numerics.validate(), Ok(()));
+        let text = serde_json::to_string(&numerics).unwrap();
+        assert_eq!(serde_json::from_str::<CaseNumerics>(&text).unwrap(), numerics);
+        let mut short = numerics.clone();
+        short.by_output.get_mut("b").unwrap().max_error.pop();
+        let why = "output b: 2 seeds against 1 and 2 errors".to_owned();
+        assert_eq!(short.validate(), Err(why));
+        let mut copied = CaseNumerics::default();
+        copied.insert_all(&numerics);
+        assert_eq!(copied, numerics);
+        // One that tells of all together, as older executables do.
+        numerics.insert(3, of(0.4), &BTreeMap::new());
+        numerics.insert(4, of(0.4), &both(0.4, 0.2));
+        assert_eq!((numerics.seeds.len(), numerics.by_output.len()), (4, 0));
+        assert_eq!(numerics.validate(), Ok(()));
+        // The only seed again, by an executable that tells more.
+        let mut only = CaseNumerics::default();
+        only.insert(1, of(0.2), &BTreeMap::new());
+        only.insert(1, of(0.3), &both(0.3, 0.2));
+        assert_eq!((only.seeds.len(), only.by_output.len()), (1, 2));
+        assert_eq!(only.validate(), Ok(()));
     }
 }

@@ -11,7 +11,7 @@ use super::shard::Shard;
 use super::text;
 use super::work::WorkRecord;
 use crate::measure::limits::{Limits, TimeLimit};
-use crate::verify::{Bounds, OutputComparison};
+use crate::verify::{Bounds, Errors, OutputComparison};
 use crate::workload::Tolerance;
 use kernelgate_cuda::driver::used::UsedKernels;
 use kernelgate_cuda::observe::telemetry::Reading;
@@ -159,7 +159,12 @@ pub struct VerificationRecord {
     /// nothing, and in records from before it was told.
     #[serde(default, skip_serializing_if = "is_nothing")]
     pub rounding: f64,
-    /// The errors that were allowed; absent in records from before it was told.
+    /// The errors of each output, by its name, where several are compared within bounds; absent in
+    /// records from before it was told.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub by_output: BTreeMap<String, Errors>,
+    /// The errors that were allowed, of the output that is allowed the most; absent in records from
+    /// before it was told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allowed: Option<Allowed>,
     /// Hash of the outputs' bits; only in trials.
@@ -188,12 +193,16 @@ impl VerificationRecord {
     /// A fragment that says what is wrong.
     pub fn validate(&self) -> Result<(), String> {
         let after = self.after.map(|after| [after.max_error, after.relative_l2]);
-        let errors = [self.max_error, self.relative_l2, self.rounding];
-        let mut all = errors.into_iter().chain(after.into_iter().flatten());
-        match all.find(|error| !(error.is_finite() && *error >= 0.0)) {
-            Some(error) => Err(format!("an error of {error}")),
-            None => Ok(()),
-        }
+        let [max_error, relative_l2] = after.unwrap_or_default();
+        let after = Errors { max_error, relative_l2, rounding: 0.0 };
+        let mut all = self.by_output.values().copied().chain([self.errors(), after]);
+        all.try_for_each(|errors| errors.validate())
+    }
+
+    /// The errors of all outputs.
+    pub const fn errors(&self) -> Errors {
+        let Self { max_error, relative_l2, rounding, .. } = *self;
+        Errors { max_error, relative_l2, rounding }
     }
 }
 
@@ -207,8 +216,8 @@ pub struct Allowed {
     pub relative_l2: f64,
 }
 
-impl From<Bounds> for Allowed {
-    fn from(bounds: Bounds) -> Self {
+impl From<&Bounds> for Allowed {
+    fn from(bounds: &Bounds) -> Self {
         let Tolerance { max_error, relative_l2 } = bounds.allowed();
         Self { max_error, relative_l2 }
     }
@@ -264,8 +273,9 @@ impl InputChange {
 
 impl From<OutputComparison> for VerificationRecord {
     fn from(comparison: OutputComparison) -> Self {
-        let OutputComparison { max_error, relative_l2, checked, total, rounding } = comparison;
-        Self { max_error, relative_l2, checked, total, rounding, ..Self::default() }
+        let OutputComparison { errors, by_output, checked, total } = comparison;
+        let Errors { max_error, relative_l2, rounding } = errors;
+        Self { max_error, relative_l2, rounding, by_output, checked, total, ..Self::default() }
     }
 }
 

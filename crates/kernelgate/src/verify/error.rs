@@ -1,8 +1,7 @@
 //! What is wrong with a case, so that it gets no time.
 
-use super::precision::PrecisionLimit;
 use crate::backend::BackendError;
-use crate::workload::Tolerance;
+use crate::workload::{Dtype, Tolerance};
 
 /// Why a case is wrong.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -47,15 +46,20 @@ pub enum VerifyError {
     },
     /// Within the tolerance, and about as far off as a lower precision than the declared one.
     #[error(
-        "relative L2 {relative_l2:.2e} (the declared {} allows {:.1e}: a quarter of what rounding \
-         the inputs to {bits} significant bits costs): it computes in a lower precision than {}",
-        limit.declared.name(), limit.relative_l2, limit.declared.name()
+        "output `{output}`: relative L2 {relative_l2:.2e} (the declared {} allows {allowed:.1e}: a \
+         quarter of what rounding the inputs to {bits} significant bits costs): it computes in a \
+         lower precision than {}",
+        declared.name(), declared.name()
     )]
     Precision {
-        /// ‖out - ref‖₂ / ‖ref‖₂ of the worst output.
+        /// The output.
+        output: String,
+        /// Its ‖out - ref‖₂ / ‖ref‖₂.
         relative_l2: f64,
         /// What was allowed.
-        limit: PrecisionLimit,
+        allowed: f64,
+        /// The declared precision.
+        declared: Dtype,
         /// Significant bits of the next lower precision.
         bits: u32,
     },

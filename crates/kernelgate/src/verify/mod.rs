@@ -7,6 +7,7 @@ pub mod precision;
 use std::collections::BTreeMap;
 
 use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::backend::{BackendError, Executable};
@@ -14,20 +15,58 @@ use crate::workload::{Data, Dtype, Expected, Tensor, Tensors, Tolerance};
 pub use error::VerifyError;
 pub use precision::{Bounds, PrecisionLimit};
 
-/// How an output compared. Everything is over all outputs of the case.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct OutputComparison {
-    /// Largest |out - ref| over the largest |ref| of the same output; the worst output.
+/// How far outputs, or one of them, are from the reference.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct Errors {
+    /// Largest |out - ref| over the largest |ref| of the same output; of several, the worst.
     pub max_error: f64,
-    /// ‖out - ref‖₂ / ‖ref‖₂; the worst output.
+    /// ‖out - ref‖₂ / ‖ref‖₂; of several, the worst.
     pub relative_l2: f64,
+    /// Unit roundoff of the output's dtype, of several the largest: what rounding an output may cost
+    /// by itself, relative. 0 for integers.
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    pub rounding: f64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_nothing(error: &f64) -> bool {
+    *error == 0.0
+}
+
+impl Errors {
+    /// The worse of both in each.
+    pub const fn worst(self, other: Self) -> Self {
+        Self {
+            max_error: self.max_error.max(other.max_error),
+            relative_l2: self.relative_l2.max(other.relative_l2),
+            rounding: self.rounding.max(other.rounding),
+        }
+    }
+
+    /// What deserialising does not enforce.
+    ///
+    /// # Errors
+    /// A fragment that says what is wrong.
+    pub fn validate(&self) -> Result<(), String> {
+        let all = [self.max_error, self.relative_l2, self.rounding];
+        match all.into_iter().find(|error| !(error.is_finite() && *error >= 0.0)) {
+            Some(error) => Err(format!("an error of {error}")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// How outputs compared.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct OutputComparison {
+    /// Of all outputs.
+    pub errors: Errors,
+    /// Of each, by its name, where several are compared within bounds; integers are exact.
+    pub by_output: BTreeMap<String, Errors>,
     /// Elements compared with the reference.
     pub checked: u64,
     /// Elements of the outputs; those not compared are checked finite.
     pub total: u64,
-    /// Unit roundoff of the least precise floating-point output: what rounding an output to its
-    /// dtype may cost by itself, relative. 0 where all are integers.
-    pub rounding: f64,
 }
 
 /// Launches, poisons the outputs, launches again and compares.
@@ -123,7 +162,7 @@ pub fn compare(
     expected: &[Expected],
     bounds: impl Into<Bounds>,
 ) -> Result<OutputComparison, VerifyError> {
-    let Bounds { tolerance, precision } = bounds.into();
+    let bounds = bounds.into();
     check_reference(expected)?;
     if expected.is_empty() {
         return Err(VerifyError::Nothing);
@@ -144,23 +183,30 @@ pub fn compare(
             check_finite(&one.name, output)?;
             comparison.total += output.len() as u64;
         }
-        let found = compare_rows(output, one, tolerance)?;
-        comparison.max_error = comparison.max_error.max(found.max_error);
-        comparison.relative_l2 = comparison.relative_l2.max(found.relative_l2);
-        comparison.checked += found.checked;
-        comparison.rounding = comparison.rounding.max(output.dtype().unit_roundoff());
+        let found = compare_rows(output, one, bounds.tolerance_of(&one.name))?;
+        comparison.errors = comparison.errors.worst(found);
+        if output.dtype() != Dtype::I8 {
+            let errors = comparison.by_output.entry(one.name.clone()).or_default();
+            *errors = errors.worst(found);
+        }
+        comparison.checked += one.values.len() as u64;
     }
     if comparison.checked == 0 {
         return Err(VerifyError::Nothing);
     }
-    let relative_l2 = comparison.relative_l2;
-    match precision.filter(|limit| relative_l2 > limit.relative_l2) {
-        Some(limit) => {
-            let bits = precision::lower_bits(limit.declared).unwrap_or_default();
-            Err(VerifyError::Precision { relative_l2, limit, bits })
+    for (name, &Errors { relative_l2, .. }) in &comparison.by_output {
+        if let Some((declared, allowed)) = bounds.precision_of(name)
+            && relative_l2 > allowed
+        {
+            let (output, bits) =
+                (name.clone(), precision::lower_bits(declared).unwrap_or_default());
+            return Err(VerifyError::Precision { output, relative_l2, allowed, declared, bits });
         }
-        None => Ok(comparison),
     }
+    if comparison.by_output.len() < 2 {
+        comparison.by_output.clear();
+    }
+    Ok(comparison)
 }
 
 /// Whether every reference holds the values that its shape and rows promise, finite, and no row
@@ -253,7 +299,7 @@ fn compare_rows(
     output: &Tensor,
     expected: &Expected,
     tolerance: Tolerance,
-) -> Result<OutputComparison, VerifyError> {
+) -> Result<Errors, VerifyError> {
     let name = || expected.name.clone();
     match &expected.values {
         Data::I8(values) => {
@@ -263,7 +309,7 @@ fn compare_rows(
                 .collect();
             let checked = values.len() as u64;
             match found.iter().find_map(|differences| differences.first) {
-                None => Ok(OutputComparison { checked, ..OutputComparison::default() }),
+                None => Ok(Errors::default()),
                 Some((first, actual, wanted)) => Err(VerifyError::Differs {
                     output: name(),
                     count: found.iter().map(|differences| differences.count).sum(),
@@ -282,12 +328,8 @@ fn compare_rows(
             let (max_error, relative_l2) = sums.errors(values.len());
             // Written so that a NaN in either figure fails.
             if max_error <= tolerance.max_error && relative_l2 <= tolerance.relative_l2 {
-                return Ok(OutputComparison {
-                    max_error,
-                    relative_l2,
-                    checked: values.len() as u64,
-                    ..OutputComparison::default()
-                });
+                let rounding = output.dtype().unit_roundoff();
+                return Ok(Errors { max_error, relative_l2, rounding });
             }
             Err(VerifyError::TooFar {
                 output: name(),

@@ -5,45 +5,108 @@
 //! and what that moves the outputs by is about what computing in that precision costs. A row whose
 //! error is a good part of it does not compute in the declared precision.
 
+use std::collections::BTreeMap;
+
 use half::{bf16, f16};
 
-use crate::workload::{Data, Dtype, Expected, Tensor, Tensors, Tolerance};
+use crate::workload::{Data, Dtype, Expected, Problem, Tensor, Tensors, Tolerance};
 
 /// Part of what the next lower precision costs that a row may be off by. A row that rounds all its
 /// operands to it is off by the whole, one that rounds one of two operands by 0.7 of it.
 const SHARE: f64 = 0.25;
+/// Values of an output from which on what rounding moves them by is about the same for other inputs; of
+/// fewer it may be next to nothing by chance.
+const FEW: usize = 64;
 
 /// How close outputs must be to the reference.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Bounds {
     /// The workload's tolerance.
     pub tolerance: Tolerance,
+    /// That of outputs which have their own, by name.
+    pub by_output: BTreeMap<String, Tolerance>,
     /// What its declared precision asks for, where it declares one.
     pub precision: Option<PrecisionLimit>,
 }
 
 impl From<Tolerance> for Bounds {
     fn from(tolerance: Tolerance) -> Self {
-        Self { tolerance, precision: None }
+        Self { tolerance, by_output: BTreeMap::new(), precision: None }
+    }
+}
+
+impl From<&Self> for Bounds {
+    fn from(bounds: &Self) -> Self {
+        bounds.clone()
     }
 }
 
 impl Bounds {
-    /// The largest errors that pass.
+    /// The tolerances of a problem.
+    pub fn of(problem: &dyn Problem) -> Self {
+        Self { by_output: problem.tolerances(), ..problem.tolerance().into() }
+    }
+
+    /// Whether tolerances are such.
+    ///
+    /// # Errors
+    /// Which is none.
+    pub fn check(&self) -> Result<(), String> {
+        let named = self.by_output.iter().map(|(name, it)| (format!(" for output `{name}`"), it));
+        for (of, tolerance) in named.chain([(String::new(), &self.tolerance)]) {
+            let Tolerance { max_error, relative_l2 } = tolerance;
+            if ![max_error, relative_l2].iter().all(|it| it.is_finite() && **it >= 0.0) {
+                return Err(format!(
+                    "its tolerance{of} is a maximum error of {max_error} and a relative L2 norm of \
+                     {relative_l2}: both have to be numbers from 0"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether each output that has a tolerance of its own is one of the reference's.
+    ///
+    /// # Errors
+    /// Which is none.
+    pub fn check_outputs(&self, expected: &[Expected]) -> Result<(), String> {
+        let known = |name: &&String| expected.iter().any(|one| one.name == **name);
+        match self.by_output.keys().find(|name| !expected.is_empty() && !known(name)) {
+            Some(name) => {
+                Err(format!("a tolerance for output `{name}`, which the reference lacks"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The largest errors that pass, of the output that is allowed the most.
     pub fn allowed(&self) -> Tolerance {
+        let limits = self.precision.iter().flat_map(|limit| limit.relative_l2.values());
+        let limit = limits.copied().reduce(f64::max).unwrap_or(f64::INFINITY);
         let Tolerance { max_error, relative_l2 } = self.tolerance;
-        let limit = self.precision.map_or(f64::INFINITY, |precision| precision.relative_l2);
         Tolerance { max_error, relative_l2: relative_l2.min(limit) }
+    }
+
+    /// The tolerance of an output.
+    pub fn tolerance_of(&self, output: &str) -> Tolerance {
+        self.by_output.get(output).copied().unwrap_or(self.tolerance)
+    }
+
+    /// The declared precision, and the ‖out - ref‖₂ / ‖ref‖₂ of an output from which on it is taken to
+    /// be computed in a lower one; none where it cannot be told.
+    pub fn precision_of(&self, output: &str) -> Option<(Dtype, f64)> {
+        let limit = self.precision.as_ref()?;
+        Some((limit.declared, *limit.relative_l2.get(output)?))
     }
 }
 
-/// The error from which on a row is taken to compute in a lower precision than the declared one.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// The errors from which on a row is taken to compute in a lower precision than the declared one.
+#[derive(Debug, Clone, PartialEq)]
 pub struct PrecisionLimit {
     /// What is declared.
     pub declared: Dtype,
-    /// ‖out - ref‖₂ / ‖ref‖₂ that is allowed.
-    pub relative_l2: f64,
+    /// ‖out - ref‖₂ / ‖ref‖₂ that is allowed, by output.
+    pub relative_l2: BTreeMap<String, f64>,
 }
 
 /// Significant bits of the most precise floating-point format below a dtype: f32 below f64, tf32
@@ -106,16 +169,27 @@ pub fn limit(
     expected: &[Expected],
     of_rounded: &[Expected],
 ) -> Option<PrecisionLimit> {
-    let moved = expected.iter().zip(of_rounded).filter_map(|(one, moved)| {
-        let (Data::F64(values), Data::F64(moved)) = (&one.values, &moved.values) else {
-            return None;
-        };
+    let mut relative_l2: BTreeMap<String, f64> = BTreeMap::new();
+    let (mut largest, mut few) = (0.0f64, Vec::new());
+    for (one, moved) in expected.iter().zip(of_rounded) {
+        let (Data::F64(values), Data::F64(moved)) = (&one.values, &moved.values) else { continue };
         let squared: f64 = values.iter().map(|x| x * x).sum();
         let off: f64 = values.iter().zip(moved).map(|(x, y)| (x - y) * (x - y)).sum();
-        Some((off / squared).sqrt()).filter(|moved| moved.is_finite())
-    });
-    let relative_l2 = SHARE * moved.fold(0.0, f64::max);
-    (relative_l2 > 0.0).then_some(PrecisionLimit { declared, relative_l2 })
+        let allowed = SHARE * (off / squared).sqrt();
+        if allowed.is_finite() && allowed > 0.0 {
+            // Some rows of an output may be moved by more than others.
+            let worst = relative_l2.entry(one.name.clone()).or_default();
+            *worst = worst.max(allowed);
+            largest = largest.max(allowed);
+            if values.len() < FEW {
+                few.push(&one.name);
+            }
+        }
+    }
+    for name in few {
+        relative_l2.insert(name.clone(), largest);
+    }
+    (!relative_l2.is_empty()).then_some(PrecisionLimit { declared, relative_l2 })
 }
 
 #[cfg(test)]
@@ -143,6 +217,21 @@ mod tests {
         let expected = |x: f64| vec![Expected::all("y", [1, 2], vec![x, 2.0])];
         assert_eq!(limit(Dtype::F32, &expected(1.0), &expected(1.0)), None);
         let off = limit(Dtype::F32, &expected(1.0), &expected(1.1)).unwrap();
-        assert!((off.relative_l2 / (0.25 * 0.1 / 5f64.sqrt()) - 1.0).abs() < 1e-9);
+        assert!((off.relative_l2["y"] / (0.25 * 0.1 / 5f64.sqrt()) - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn each_output_has_the_limit_of_what_rounding_costs_it_and_few_values_the_largest() {
+        let expected = |by: [f64; 3]| {
+            let of = |name: &str, len: usize, by: f64| {
+                Expected::all(name, [1, len], vec![1.0 + by; len])
+            };
+            vec![of("much", 64, by[0]), of("little", 64, by[1]), of("sum", 1, by[2])]
+        };
+        let moved = expected([0.4, 0.04, 1e-9]);
+        let limit = limit(Dtype::F32, &expected([0.0; 3]), &moved).unwrap();
+        let limits = ["much", "little", "sum"].map(|name| limit.relative_l2[name]);
+        let wanted = [0.1, 0.01, 0.1];
+        assert!(limits.iter().zip(wanted).all(|(a, b)| (a - b).abs() < 1e-9), "{limits:?}");
     }
 }

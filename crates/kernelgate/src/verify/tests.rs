@@ -1,5 +1,7 @@
 use std::sync::Arc;
 
+use half::bf16;
+
 use super::*;
 use crate::backend::cpu::CpuTask;
 
@@ -13,7 +15,7 @@ fn check(actual: Vec<f32>, expected: Vec<f64>) -> Result<OutputComparison, Verif
 #[test]
 fn close_outputs_pass_with_their_errors() {
     let comparison = check(vec![1.0, 2.0, 3.0, 4.002], vec![1.0, 2.0, 3.0, 4.0]).unwrap();
-    assert!((comparison.max_error - 0.0005).abs() < 1e-6, "{comparison:?}");
+    assert!((comparison.errors.max_error - 0.0005).abs() < 1e-6, "{comparison:?}");
     assert_eq!((comparison.checked, comparison.total), (4, 4));
 }
 
@@ -22,8 +24,8 @@ fn close_outputs_pass_with_their_errors() {
 fn against_a_reference_of_zeros_errors_are_absolute_and_their_number_does_not_count() {
     for count in [4, 1 << 20] {
         let found = check(vec![9e-4; count], vec![0.0; count]).unwrap();
-        assert!((found.max_error - 9e-4).abs() < 1e-9, "{found:?}");
-        assert!((found.relative_l2 - 9e-4).abs() < 1e-9, "{found:?}");
+        assert!((found.errors.max_error - 9e-4).abs() < 1e-9, "{found:?}");
+        assert!((found.errors.relative_l2 - 9e-4).abs() < 1e-9, "{found:?}");
         assert!(check(vec![1.1e-3; count], vec![0.0; count]).is_err());
     }
     let mut one = vec![0.0; 1 << 20];
@@ -31,6 +33,43 @@ fn against_a_reference_of_zeros_errors_are_absolute_and_their_number_does_not_co
         one[7] = wrong;
         assert!(check(one.clone(), vec![0.0; 1 << 20]).is_err(), "{wrong}");
     }
+}
+
+#[test]
+fn outputs_have_their_own_errors_tolerances_and_precision() {
+    let outputs = |fine: f32, codes: i8| {
+        let all = Tensors::new().with("fine", [1, 2], vec![fine, 2.0f32]);
+        let coarse = vec![bf16::from_f32(1.01), bf16::from_f32(2.0)];
+        all.with("coarse", [1, 2], Data::Bf16(coarse)).with("codes", [1, 1], vec![codes])
+    };
+    let expected = [
+        Expected::all("fine", [1, 2], vec![1.0, 2.0]),
+        Expected::all("coarse", [1, 2], vec![1.01, 2.0]),
+        Expected::all("codes", [1, 1], vec![3i8]),
+    ];
+    let loose = Tolerance { max_error: 1e-2, relative_l2: 1e-2 };
+    let found = compare(&outputs(1.00002, 3), &expected, loose).unwrap();
+    // Integers have no errors, and are told of nowhere.
+    assert_eq!(found.by_output.keys().collect::<Vec<_>>(), ["coarse", "fine"]);
+    let [coarse, fine] = [found.by_output["coarse"], found.by_output["fine"]];
+    assert!((fine.max_error - 1e-5).abs() < 1e-7 && coarse.max_error > 1e-3, "{found:?}");
+    assert_eq!((fine.rounding, coarse.rounding), (0.5f64.powi(24), 0.5f64.powi(8)));
+    assert_eq!(found.errors, coarse.worst(fine));
+    assert!(compare(&outputs(1.00002, 4), &expected, loose).is_err());
+
+    let tight = Tolerance { max_error: 1e-6, relative_l2: 1e-6 };
+    let bounds = Bounds { by_output: [("fine".to_owned(), tight)].into(), ..loose.into() };
+    assert!(compare(&outputs(1.0, 3), &expected, &bounds).is_ok());
+    let refused = compare(&outputs(1.00002, 3), &expected, &bounds).unwrap_err().to_string();
+    assert!(refused.starts_with("output `fine`: max error 1.00e-5 (allowed 1e-6)"), "{refused}");
+
+    let relative_l2 = [("fine".to_owned(), 1e-6), ("coarse".to_owned(), 1e-2)].into();
+    let precision = Some(PrecisionLimit { declared: Dtype::F32, relative_l2 });
+    let declared = Bounds { precision, ..loose.into() };
+    assert!(compare(&outputs(1.0, 3), &expected, &declared).is_ok());
+    let lower = compare(&outputs(1.00002, 3), &expected, &declared).unwrap_err().to_string();
+    let wanted = "output `fine`: relative L2 8.96e-6 (the declared f32 allows 1.0e-6:";
+    assert!(lower.starts_with(wanted), "{lower}");
 }
 
 #[test]

@@ -3,6 +3,8 @@
 //! Deliberately absent: devices, timing, threads of an implementation. A workload knows nothing of
 //! how it is computed; its reference is the only definition of what is right.
 
+use std::collections::BTreeMap;
+
 pub mod axis;
 pub mod breakdown;
 pub mod random;
@@ -84,13 +86,18 @@ pub trait Problem: Send + Sync + 'static {
         Breakdown::default()
     }
 
-    /// How far an output may be from the reference.
+    /// How far each output may be from the reference.
     fn tolerance(&self) -> Tolerance;
+
+    /// The same of outputs that are held to another one than [`Self::tolerance`], by their names.
+    fn tolerances(&self) -> BTreeMap<String, Tolerance> {
+        BTreeMap::new()
+    }
 
     /// Precision that rows must compute in, for a tolerance that would let a lower one pass. Rows
     /// are then wrong that are off by more than a quarter of what rounding the inputs to the next
-    /// lower precision costs (tf32 and f16 below f32, bf16 below f16, fp8 below bf16). That takes
-    /// the reference of the rounded inputs, and as much memory again.
+    /// lower precision costs that output (tf32 and f16 below f32, bf16 below f16, fp8 below bf16).
+    /// That takes the reference of the rounded inputs, and as much memory again.
     fn precision(&self) -> Option<Dtype> {
         None
     }

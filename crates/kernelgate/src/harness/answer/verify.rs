@@ -10,7 +10,7 @@ use crate::harness::problem::{CaseError, Ready};
 use crate::protocol::VerifiedCase;
 use crate::record::tensors;
 use crate::record::text::printable_path;
-use crate::verify::{OutputComparison, repeats};
+use crate::verify::{Errors, OutputComparison, repeats};
 use crate::workload::{Tensor, Tensors};
 
 /// Verifies one case an implementation; `dump` is a folder for `CASE.tensors`.
@@ -36,9 +36,9 @@ pub fn verify(
     }
     let verified = |(case, outcome): (String, _)| {
         let (status, found, reason) = parts(outcome);
-        let repeatable = found.map(|(_, repeatable)| repeatable);
-        let OutputComparison { checked, total, max_error, relative_l2, rounding } =
-            found.unwrap_or_default().0;
+        let repeatable = found.as_ref().map(|(_, repeatable)| *repeatable);
+        let OutputComparison { errors, by_output, checked, total } = found.unwrap_or_default().0;
+        let Errors { max_error, relative_l2, rounding } = errors;
         let (data_set, inputs) = data_sets.remove(&case).unzip();
         VerifiedCase {
             kernels: launched.remove(&case).unwrap_or_default(),
@@ -51,6 +51,7 @@ pub fn verify(
             max_error,
             relative_l2,
             rounding,
+            by_output,
             repeatable,
             reason,
         }
