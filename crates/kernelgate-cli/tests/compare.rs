@@ -455,4 +455,13 @@ fn the_check_of_a_pull_request_compares_or_gates_or_says_what_is_missing() {
     let outcome = perf_check(&scratch, "--mode gate --out told --runs 1 --allow-inconclusive");
     outcome.expect(outcome.code.unwrap(), &["of 1 (threshold 5%)"]);
     assert!([0, 1].contains(&outcome.code.unwrap()), "{}", outcome.all());
+    // A bench that dies beside one that is as fast as ever.
+    let manifest = std::fs::read_to_string(scratch.folder.path().join("Cargo.toml")).unwrap();
+    let dies = "\n[[bench]]\nname = \"dies\"\nharness = false\n";
+    scratch.write("Cargo.toml", &format!("{manifest}{dies}"));
+    scratch.write("benches/dies.rs", "fn main() { std::process::abort() }");
+    scratch.write("kernelgate.toml", "[[threshold]]\ncases = 'sum'\nrelative = 100");
+    let outcome = perf_check(&scratch, "--mode gate --out told --runs 1 --allow-inconclusive");
+    let died = "**`cargo bench` ended with 101 (run 1 of 1)**: a bench that died is not judged";
+    outcome.expect(2, &["of 1 (threshold", died]);
 }

@@ -104,7 +104,7 @@ fn several_runs_on_a_side_find_a_smaller_slow_down() {
     package.kernelgate("gate --baseline a --last 0").expect(2, &["--last"]);
     package
         .kernelgate(&format!("gate --baseline a --session {two} --session {two}"))
-        .expect(2, &["given twice"]);
+        .expect(2, &["hold the same run, which counts once"]);
     package
         .kernelgate(&format!("gate --baseline a --session {two}"))
         .expect(0, &["compared with itself"]);

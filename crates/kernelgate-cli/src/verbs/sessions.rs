@@ -1,6 +1,5 @@
 //! Which recorded invocations a verb is about.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use kernelgate::record::{Run, Store};
@@ -25,20 +24,9 @@ pub struct Sessions {
 impl Sessions {
     /// Their runs, no run twice.
     pub fn read(&self, store: &Store) -> anyhow::Result<Vec<Run>> {
-        if self.session.is_empty() {
-            return Ok(store.last_sessions(self.last.into())?);
-        }
-        let mut runs: BTreeMap<String, Run> = BTreeMap::new();
-        for folder in &self.session {
-            for run in store.session(folder)? {
-                let twice = runs.insert(run.key(), run);
-                anyhow::ensure!(
-                    twice.is_none(),
-                    "--session {}: its runs are given twice",
-                    folder.display()
-                );
-            }
-        }
-        Ok(runs.into_values().collect())
+        Ok(match self.session.as_slice() {
+            [] => store.last_sessions(self.last.into())?,
+            folders => store.sessions(folders.iter().map(PathBuf::as_path))?,
+        })
     }
 }

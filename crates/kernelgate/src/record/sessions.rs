@@ -3,6 +3,7 @@
 //! Their order is that of the recorded starts. Times of files say nothing: they are those of a
 //! restored cache, or of a clock that was wrong.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -39,23 +40,44 @@ impl Store {
                 folder: self.runs.clone(),
             });
         };
-        let runs = sessions[first..]
-            .iter()
-            .map(|(_, folder)| self.session(folder))
-            .collect::<Result<Vec<_>, _>>()?;
-        Ok(runs.concat())
+        self.sessions(sessions[first..].iter().map(|(_, folder)| folder.as_path()))
     }
 
     /// The runs in a session's folder.
     ///
     /// # Errors
-    /// When there is none, or one of them is broken.
+    /// As [`Self::sessions`].
     pub fn session(&self, folder: &Path) -> Result<Vec<Run>, StoreError> {
-        let files = json_files(folder);
-        if files.is_empty() {
-            return Err(StoreError::NoRun(folder.to_owned()));
+        self.sessions([folder])
+    }
+
+    /// The runs in the folders of sessions.
+    ///
+    /// # Errors
+    /// When a folder has none, one of them is broken, or there twice: as a copy it would count as
+    /// another process run.
+    pub fn sessions<'a>(
+        &self,
+        folders: impl IntoIterator<Item = &'a Path>,
+    ) -> Result<Vec<Run>, StoreError> {
+        let mut runs: Vec<Run> = Vec::new();
+        let mut read: BTreeMap<(String, String), PathBuf> = BTreeMap::new();
+        for folder in folders {
+            let files = json_files(folder);
+            if files.is_empty() {
+                return Err(StoreError::NoRun(folder.to_owned()));
+            }
+            for path in files {
+                let run: Run = file::read(&path)?;
+                // Sessions may be given the same name in several checkouts.
+                let identity = (run.key(), run.started.clone());
+                if let Some(first) = read.insert(identity, path.clone()) {
+                    return Err(StoreError::Twice { first, second: path });
+                }
+                runs.push(run);
+            }
         }
-        Ok(files.iter().map(|path| file::read(path)).collect::<Result<_, _>>()?)
+        Ok(runs)
     }
 }
 
@@ -117,6 +139,14 @@ mod tests {
         };
         assert_eq!(last(1), ["newer"]);
         assert_eq!(last(4), ["old", &named, "new", "newer"]);
+        // A copy is no other process run, whatever its name.
+        for copy in [store.run_path("newer", "copy"), store.run_path("20260102T030407Z-1", "b")] {
+            std::fs::create_dir_all(copy.parent().unwrap()).unwrap();
+            std::fs::copy(store.run_path("newer", "b"), &copy).unwrap();
+            let twice = store.last_sessions(5).or_else(|_| store.last_sessions(4)).unwrap_err();
+            assert!(twice.to_string().contains("hold the same run"), "{twice}");
+            std::fs::remove_file(copy).unwrap();
+        }
         record(&store, "ahead", "2226-01-02T03:04:05Z");
         let message = store.last_sessions(1).unwrap_err().to_string();
         assert!(message.contains("ahead, starts in the future (2226-"), "{message}");

@@ -80,6 +80,14 @@ pub enum StoreError {
         /// Where runs lie.
         folder: PathBuf,
     },
+    /// A run and its copy.
+    #[error("{first} and {second} hold the same run, which counts once: remove one")]
+    Twice {
+        /// The file that was read first.
+        first: PathBuf,
+        /// The other.
+        second: PathBuf,
+    },
     /// Which session is the last cannot be told.
     #[error(
         "the last session, {folder}, starts in the future ({started}): the clock was changed; \
