@@ -35,9 +35,12 @@ fn an_accepted_slow_down_is_within_its_bound_and_ends_with_the_baseline() {
     };
     gate("", 1, &["2 regressed"]);
     let accepted = format!("accepted in kernelgate.toml: {CASE}: up to 50% slower: exact <sums>");
-    gate(&accept("0.5", "aaaa1111"), 0, &["2 unchanged", &accepted]);
+    gate(&accept("0.5", "aaaa1111"), 0, &["2 accepted, 0 improved, 0 unchanged", &accepted]);
     let markdown = package.kernelgate("gate --baseline a --format markdown");
-    markdown.expect(0, &["**0 regressed", "up to 50% slower: exact &lt;sums>"]);
+    markdown.expect(
+        0,
+        &["**0 regressed, 2 accepted", "| accepted |", "up to 50% slower: exact &lt;sums>"],
+    );
     // The whole interval is beyond the bound.
     gate(&accept("0.1", "aaaa1111"), 1, &["2 regressed", "up to 10% slower"]);
     let expired = "no longer of bbbb2222 but of aaaa1111: expired";
@@ -65,7 +68,7 @@ fn an_accepted_slow_down_is_within_its_bound_and_ends_with_the_baseline() {
 fn what_is_accepted_ends_with_a_baseline_that_has_changes() {
     let package = slower();
     package.write_rules(&accept("0.5", "aaaa1111"));
-    package.kernelgate("gate --baseline a").expect(0, &["2 unchanged"]);
+    package.kernelgate("gate --baseline a").expect(0, &["2 accepted"]);
     // The next baseline is of the same commit, and of what nobody committed.
     let mut bench = package.bench_command("b3", "--save-baseline a");
     bench.env("KERNELGATE_COMMIT", "aaaa1111+changes");

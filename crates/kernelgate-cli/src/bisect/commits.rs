@@ -311,7 +311,7 @@ fn of_comparison(comparison: &Comparison, case: &str) -> Answer {
         let reason = judged.reason().unwrap_or_else(|| "inconclusive".to_owned());
         return match judged.verdict {
             Verdict::Regressed => Answer::Slower(times),
-            Verdict::Unchanged | Verdict::Improved => Answer::NotSlower(times),
+            Verdict::Unchanged | Verdict::Improved | Verdict::Accepted => Answer::NotSlower(times),
             Verdict::Inconclusive if judged.case_error.is_some() => Answer::Unusable(reason),
             Verdict::Inconclusive => Answer::Undecided(reason),
         };

@@ -44,7 +44,10 @@ impl Engine<'_> {
                 let confirmation =
                     again(&decision).filter(|_| decision.verdict == Verdict::Regressed);
                 let case_error = case_error(&decision);
-                Compared::new(decision, confirmation, case_error)
+                let mut compared = Compared::new(decision, confirmation, case_error);
+                compared.verdict =
+                    self.plan.told(compared.verdict, &compared.decision, &self.rules);
+                compared
             })
             .collect();
         judged.extend(

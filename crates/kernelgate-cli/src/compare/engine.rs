@@ -28,7 +28,7 @@ pub struct Engine<'a> {
     pub(super) progress: ComparisonProgress,
     pub(super) plan: TestPlan,
     /// What the package's head sets and accepts.
-    rules: Rules,
+    pub(super) rules: Rules,
     /// What is co-running while the head's processes run.
     co_running: CoRunning,
     /// Every process so far.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::costs;
 use super::interval::{Ratio, SideTimes, SingleRun, SpreadSource};
 use super::numerics::{self, NumericsPolicy, NumericsReport};
-use super::rules::Rules;
+use super::rules::{Rules, accepted};
 use super::shards;
 use super::single_run::CalibratedSpreads;
 use super::{Doubt, GateReport, Judged, Policy, Refusal, Verdict};
@@ -41,8 +41,12 @@ pub fn compare(
         let differences: Vec<_> =
             head.iter().flat_map(|(run, case)| baseline.mismatches(base, run, case)).collect();
         if differences.is_empty() {
-            let policy = policy.of_case(id, rules);
-            judged.push(judge(baseline, id, head, policy, spreads));
+            let set = policy.of_case(id, rules);
+            let policy = set.accepting(rules.accepted_slower(id));
+            let mut found = judge(baseline, id, head, policy, spreads);
+            let threshold = set.threshold(found.same_device, found.base_ns);
+            found.verdict = accepted(found.verdict, found.ratio.center, threshold);
+            judged.push(found);
             let before: Vec<LaunchCosts> = base.runs.values().map(|run| run.costs).collect();
             let now: Vec<LaunchCosts> = head.iter().map(|(_, case)| (*case).into()).collect();
             let (sides, limits) = ([&before[..], &now[..]], rules.limits(id));
@@ -206,7 +210,7 @@ fn judge(
     let base_side = SideTimes::of(base.runs.values(), half_width(base_single), contended);
     let head_side = SideTimes::of(&head_runs, half_width(head_single), contended);
     let ratio = Ratio::of(&head_side, &base_side);
-    let threshold = policy.relative_on(same_device).max(policy.absolute_ns / base_side.center_ns);
+    let threshold = policy.threshold(same_device, base_side.center_ns);
     let (verdict, reason) = verdict(&ratio, threshold, base_single, policy);
     let base_runs: Vec<&CaseRun> = base.runs.values().collect();
     let (verdict, reason) =
@@ -244,7 +248,7 @@ const LOW_CLOCK: f64 = 0.9;
 fn too_long(verdict: Verdict, base: &[&CaseRun], head: &[&CaseRun]) -> Option<Doubt> {
     let (suspect, other) = match verdict {
         Verdict::Regressed => (head, base),
-        Verdict::Improved | Verdict::Unchanged => (base, head),
+        Verdict::Improved | Verdict::Unchanged | Verdict::Accepted => (base, head),
         Verdict::Inconclusive => return None,
     };
     let host_bound = |side: &[&CaseRun]| side.iter().any(|run| run.host_bound);

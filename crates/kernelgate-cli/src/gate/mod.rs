@@ -64,16 +64,24 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// With what the package sets for a case: its thresholds, and the slow-down that it accepts.
+    /// With the thresholds that the package sets for a case.
     pub fn of_case(self, case: &str, rules: &Rules) -> Self {
         let limits = rules.limits(case);
-        let relative = limits.relative.unwrap_or(self.relative);
-        let accepted = rules.accepted_slower(case);
         Self {
-            relative: accepted.map_or(relative, |bound| bound.max(relative)),
+            relative: limits.relative.unwrap_or(self.relative),
             absolute_ns: limits.absolute_ns.unwrap_or(self.absolute_ns),
             ..self
         }
+    }
+
+    /// With a slow-down that is accepted, where one is.
+    pub fn accepting(self, slower: Option<f64>) -> Self {
+        Self { relative: slower.unwrap_or(self.relative).max(self.relative), ..self }
+    }
+
+    /// The same for a time of the baseline, relative.
+    pub fn threshold(&self, same_device: bool, base_ns: f64) -> f64 {
+        self.relative_on(same_device).max(self.absolute_ns / base_ns)
     }
 
     /// Smallest relative change that matters, on the baseline's device or on another of its model.
@@ -92,6 +100,9 @@ impl Policy {
 pub enum Verdict {
     /// Slower by more than the threshold, whole interval.
     Regressed,
+    /// Slower by more than the threshold by its estimate, and by no more than the package accepts
+    /// of the case.
+    Accepted,
     /// A change that matters is neither shown nor excluded.
     Inconclusive,
     /// Faster by more than the threshold, whole interval.
@@ -105,6 +116,7 @@ impl Verdict {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Regressed => "regressed",
+            Self::Accepted => "accepted",
             Self::Inconclusive => "inconclusive",
             Self::Improved => "improved",
             Self::Unchanged => "unchanged",

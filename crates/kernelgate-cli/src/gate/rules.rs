@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::Verdict;
 use kernelgate::record::Provenance;
 use regex::Regex;
 use serde::Serialize;
@@ -228,6 +229,15 @@ impl Rules {
             notes: nothing.collect(),
             undecided: Vec::new(),
         }
+    }
+}
+
+/// A verdict by the bound that is accepted of a case, for a reader who knows the threshold: what is
+/// slower than that is no unchanged time.
+pub fn accepted(verdict: Verdict, ratio: f64, threshold: f64) -> Verdict {
+    match verdict {
+        Verdict::Unchanged if ratio > 1.0 + threshold => Verdict::Accepted,
+        verdict => verdict,
     }
 }
 

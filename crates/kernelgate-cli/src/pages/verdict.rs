@@ -11,8 +11,13 @@ use crate::plot::{
 use crate::report::summary::{self, SummaryRow, VerdictSummary};
 
 /// In the order of the colours.
-const VERDICTS: [Verdict; 4] =
-    [Verdict::Unchanged, Verdict::Regressed, Verdict::Improved, Verdict::Inconclusive];
+const VERDICTS: [Verdict; 5] = [
+    Verdict::Unchanged,
+    Verdict::Regressed,
+    Verdict::Improved,
+    Verdict::Inconclusive,
+    Verdict::Accepted,
+];
 
 /// The change of each case with its interval, regressions first and then the largest changes; none
 /// where nothing was timed.
@@ -44,6 +49,8 @@ pub fn changes(summary: &VerdictSummary) -> Option<Figure> {
             )],
         }
     };
+    let accepted = rows.iter().any(|row| row.verdict == Verdict::Accepted);
+    let told = VERDICTS.iter().filter(|verdict| accepted || **verdict != Verdict::Accepted);
     let more =
         if left_out > 0 { format!("; {left_out} more cases in the table") } else { String::new() };
     let chart = Chart {
@@ -53,7 +60,7 @@ pub fn changes(summary: &VerdictSummary) -> Option<Figure> {
         ),
         body: Body::Rows(Rows {
             axis: Axis::new("change", Quantity::Change, ScaleKind::Linear),
-            legend: VERDICTS.map(|verdict| verdict.name().to_owned()).to_vec(),
+            legend: told.map(|verdict| verdict.name().to_owned()).collect(),
             rows: rows.iter().map(row).collect(),
             origin: Some(1.0),
         }),

@@ -34,14 +34,12 @@ fn with_at_most(summary: &VerdictSummary, shown: usize) -> String {
     for (name, words) in &summary.facts {
         let _ = writeln!(out, "- {name}: {}", line(words));
     }
-    let of = |verdict: fn(Verdict) -> bool| {
-        summary.rows.iter().filter(move |row| verdict(row.verdict)).collect::<Vec<_>>()
-    };
-    let (mut worst, rest) =
-        (of(|verdict| verdict == Verdict::Regressed), of(|verdict| verdict != Verdict::Regressed));
-    worst.sort_by(|a, b| b.ratio.center.total_cmp(&a.ratio.center));
+    let slower = |row: &&SummaryRow| [Verdict::Regressed, Verdict::Accepted].contains(&row.verdict);
+    let (mut worst, rest): (Vec<_>, Vec<_>) = summary.rows.iter().partition(slower);
+    worst.sort_by(|a, b| a.verdict.cmp(&b.verdict).then(b.ratio.center.total_cmp(&a.ratio.center)));
     if !worst.is_empty() {
-        let _ = writeln!(out, "\n{}", rows(&worst, shown, summary.evidence, false));
+        let accepted = worst.iter().any(|row| row.verdict == Verdict::Accepted);
+        let _ = writeln!(out, "\n{}", rows(&worst, shown, summary.evidence, accepted));
     }
     if let Some(drawn) = intervals::text(&summary.rows) {
         let _ = writeln!(out, "\n```\n{}\n```", drawn.replace('`', "'"));

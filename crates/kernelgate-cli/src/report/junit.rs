@@ -23,8 +23,12 @@ pub fn xml(summary: &VerdictSummary) -> String {
     suite.add_test_cases(summary.rows.iter().map(|row| {
         let mut case = case(&row.case, of_row(row, summary.evidence));
         let accepted = summary.rules.accepted.iter().filter(|it| it.case == row.case);
-        let accepted: Vec<String> =
+        let mut accepted: Vec<String> =
             accepted.map(|it| format!("accepted in {FILE}: {}", it.words())).collect();
+        if row.verdict == Verdict::Accepted {
+            let (change, interval) = (row.change(), row.interval());
+            accepted.push(format!("slower by {change} ({interval})"));
+        }
         if !accepted.is_empty() {
             case.set_system_out(accepted.join("\n"));
         }
@@ -84,6 +88,6 @@ fn of_row(row: &SummaryRow, evidence: &str) -> TestCaseStatus {
             ));
             status
         }
-        Verdict::Improved | Verdict::Unchanged => TestCaseStatus::success(),
+        Verdict::Improved | Verdict::Unchanged | Verdict::Accepted => TestCaseStatus::success(),
     }
 }

@@ -255,11 +255,15 @@ pub fn table(rows: impl Iterator<Item = SummaryRow>, sides: [&str; 2], evidence:
     table
 }
 
-/// "1 regressed, 0 improved, 5 unchanged, 0 inconclusive".
+/// "1 regressed, 0 improved, 5 unchanged, 0 inconclusive"; after the first, where there are any,
+/// "2 accepted".
 pub fn counts(count: impl Fn(Verdict) -> usize) -> String {
-    let verdicts =
-        [Verdict::Regressed, Verdict::Improved, Verdict::Unchanged, Verdict::Inconclusive];
-    verdicts.map(|verdict| format!("{} {}", count(verdict), verdict.name())).join(", ")
+    use Verdict::{Accepted, Improved, Inconclusive, Regressed, Unchanged};
+    let verdicts = [Regressed, Accepted, Improved, Unchanged, Inconclusive].into_iter();
+    let told = verdicts.filter(|verdict| *verdict != Accepted || count(*verdict) > 0);
+    told.map(|verdict| format!("{} {}", count(verdict), verdict.name()))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// What differs by itself (`what`): the relative half-widths of cases.

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Verdict;
 use super::interval::Ratio;
-use super::rules::Rules;
+use super::rules::{self, Rules};
 pub use decide::{decide, decide_each};
 use kernelgate::exit::Exit;
 pub use kernelgate::record::Timing;
@@ -97,11 +97,23 @@ impl Default for TestPlan {
 impl TestPlan {
     /// With what the package sets for a case: its thresholds, and the slow-down that it accepts.
     pub fn of_case(&self, case: &str, rules: &Rules) -> Self {
+        let set = self.set_for(case, rules);
+        let accepted = rules.accepted_slower(case).unwrap_or(set.relative);
+        Self { relative: accepted.max(set.relative), ..set }
+    }
+
+    /// A verdict by [`Self::of_case`], as it is told.
+    pub fn told(&self, verdict: Verdict, decision: &Decision, rules: &Rules) -> Verdict {
+        let set = self.set_for(&decision.case, rules);
+        let threshold = set.relative.max(set.absolute_ns / decision.base_ns);
+        rules::accepted(verdict, decision.ratio.center, threshold)
+    }
+
+    /// With the thresholds that the package sets for a case.
+    fn set_for(&self, case: &str, rules: &Rules) -> Self {
         let limits = rules.limits(case);
-        let relative = limits.relative.unwrap_or(self.relative);
-        let accepted = rules.accepted_slower(case);
         Self {
-            relative: accepted.map_or(relative, |bound| bound.max(relative)),
+            relative: limits.relative.unwrap_or(self.relative),
             absolute_ns: limits.absolute_ns.unwrap_or(self.absolute_ns),
             ..*self
         }
