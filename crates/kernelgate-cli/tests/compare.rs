@@ -209,6 +209,12 @@ fn what_cannot_be_compared_is_named() {
     let scratch = Scratch::new();
     scratch.compare("--base mian").expect(2, &["no revision `mian`", "did you mean main"]);
     scratch.compare("--base main --head --budget").expect(2, &[]);
+    // Before anything is built.
+    scratch.write("baselines/amd/calibration.json", "[");
+    let broken = scratch.compare("--base main");
+    broken.expect(2, &["failed to read", "calibration.json"]);
+    assert!(!broken.all().contains("building"), "{}", broken.all());
+    std::fs::remove_dir_all(scratch.folder.path().join("baselines")).unwrap();
     scratch.compare("").expect(2, &["--base"]);
     scratch
         .compare("--base main --bench none")

@@ -471,6 +471,14 @@ fn an_interrupt_keeps_finished_cases_and_the_baseline() {
     package
         .kernelgate("gate --baseline a")
         .expect(3, &["interrupted: bench `fixture`", "; the run was interrupted"]);
+    let interrupted = "interrupted: bench `fixture` did not get to its end";
+    for flags in ["", "--costs"] {
+        package.kernelgate(&format!("runs {flags}")).expect(0, &["n64_none", interrupted]);
+    }
+    let page = package.path("page");
+    package.kernelgate(&format!("report --out {}", page.display())).expect(0, &[]);
+    let html = std::fs::read_to_string(page.join("index.html")).unwrap();
+    assert!(html.contains("interrupted") && html.contains("fixture"));
 }
 
 #[test]

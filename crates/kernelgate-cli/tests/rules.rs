@@ -41,6 +41,8 @@ fn an_accepted_slow_down_is_within_its_bound_and_ends_with_the_baseline() {
         0,
         &["**0 regressed, 2 accepted", "| accepted |", "up to 50% slower: exact &lt;sums>"],
     );
+    let junit = package.kernelgate("gate --baseline a --format junit");
+    junit.expect(0, &["up to 50% slower: exact", "slower by +"]);
     // The whole interval is beyond the bound.
     gate(&accept("0.1", "aaaa1111"), 1, &["2 regressed", "up to 10% slower"]);
     let expired = "no longer of bbbb2222 but of aaaa1111: expired";

@@ -57,6 +57,7 @@ pub struct Facts {
 /// # Errors
 /// When a side cannot be made ready, or what is measured cannot be written.
 pub fn run(request: &ComparisonRequest) -> Result<Comparison, CompareError> {
+    request.thresholds.check()?;
     let session = Session::open(request, false, Tools::watched()?)?;
     let (rules, expired) = session.rules(request)?;
     let mut identity = session.identity(request)?;

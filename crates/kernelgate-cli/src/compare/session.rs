@@ -253,7 +253,12 @@ impl Session {
         let head = of(Arm::Head)?;
         match request.base {
             // Executables come without sources.
-            SideSource::Folder(_) => Ok((head, Vec::new())),
+            SideSource::Folder(_) if head.accepted.is_empty() => Ok((head, Vec::new())),
+            SideSource::Folder(_) => {
+                let note = "the base is a folder of executables, which does not tell what it \
+                            accepts: `[[accept]]` holds and does not expire";
+                Ok((head, vec![note.to_owned()]))
+            }
             // One that cannot be used accepts nothing.
             _ => Ok(head.since(&of(Arm::Base).unwrap_or_default())),
         }

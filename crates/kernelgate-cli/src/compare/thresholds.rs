@@ -73,6 +73,19 @@ impl Thresholds {
         }
     }
 
+    /// Whether the calibrations can be read, before anything is built: which is the device's is known
+    /// only once a bench has run.
+    ///
+    /// # Errors
+    /// When one cannot.
+    pub fn check(&self) -> Result<(), CompareError> {
+        let Self::Calibrated(_, store) = self else { return Ok(()) };
+        store.calibrations().iter().try_for_each(|path| {
+            let read = file::read::<Calibration>(path).map(drop);
+            read.map_err(|error| CompareError::Usage(format!("failed to {error}")))
+        })
+    }
+
     /// What identifies it before the device is known.
     ///
     /// # Errors

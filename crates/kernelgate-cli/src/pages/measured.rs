@@ -172,6 +172,8 @@ struct Source {
     environment: Environment,
     provenance: Provenance,
     started: String,
+    /// Set where the process ended before its cases did: what it was.
+    interrupted: Option<String>,
 }
 
 impl Measured {
@@ -202,6 +204,7 @@ impl Gatherer {
                 environment: run.environment.clone(),
                 provenance: run.provenance.clone(),
                 started: run.started.clone(),
+                interrupted: (!run.complete).then(|| run.process()),
             });
         }
         self.limits.push(run.limits.clone());
@@ -224,6 +227,7 @@ impl Gatherer {
             environment: run.environment.clone(),
             provenance: run.provenance.clone(),
             started: run.started.clone(),
+            interrupted: None,
         }));
         self.limits.extend(baseline.runs.values().map(|run| run.limits.clone()));
         for (id, case) in &baseline.cases {
@@ -386,6 +390,7 @@ fn facts(sources: &[Source]) -> Vec<(&'static str, String)> {
             if first == last { (*first).to_owned() } else { format!("{first} to {last}") },
         ));
     }
+    facts.push(("interrupted", all(&|it| it.interrupted.clone())));
     if sources.iter().any(|source| !source.environment.optimised) {
         facts.push(("warning", "built without optimisation: the times mean nothing".to_owned()));
     }

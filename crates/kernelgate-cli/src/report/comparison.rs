@@ -30,7 +30,8 @@ const CHANGE: &str = "change: the median over pairs of processes that ran one af
 pub fn text(comparison: &Comparison, columns: Option<usize>) -> String {
     let mut out = same_file(comparison).map(|line| format!("{line}\n")).unwrap_or_default();
     let (base, head, device) = (&comparison.base, &comparison.head, &comparison.device);
-    let _ = writeln!(out, "base {base}, head {head}, on {device}");
+    let on = if device.is_empty() { String::new() } else { format!(", on {device}") };
+    let _ = writeln!(out, "base {base}, head {head}{on}");
     if !comparison.judged.is_empty() {
         let _ = writeln!(
             out,

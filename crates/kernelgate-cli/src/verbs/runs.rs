@@ -9,7 +9,8 @@ use super::sessions::Sessions;
 use crate::report::{costs, metrics};
 use kernelgate::display::{runs, terminal};
 use kernelgate::exit::Exit;
-use kernelgate::record::Store;
+use kernelgate::record::text::printable;
+use kernelgate::record::{Run, Store};
 
 /// How runs are printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -42,11 +43,13 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let found = arguments.sessions.read(store)?;
+    let interrupted = interrupted(&found);
     match arguments.format {
-        RunsFormat::Text if arguments.costs => {
-            terminal::print(&costs::text(&found, terminal::columns()))
+        RunsFormat::Text => {
+            let columns = terminal::columns();
+            let table = if arguments.costs { costs::text } else { runs::text };
+            terminal::print(&(table(&found, columns) + &interrupted));
         }
-        RunsFormat::Text => terminal::print(&runs::text(&found, terminal::columns())),
         RunsFormat::Json => print_json(&found)?,
         RunsFormat::Bmf => print_json(&metrics::bencher(&metrics::of_runs(&found)))?,
         RunsFormat::SmallerIsBetter => {
@@ -56,7 +59,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     if let Some(folder) = &arguments.out {
         let metrics = metrics::of_runs(&found);
         let files = [
-            ("runs.txt", runs::text(&found, None) + "\n"),
+            ("runs.txt", runs::text(&found, None) + &interrupted + "\n"),
             ("runs.json", json(&found)?),
             ("bmf.json", json(&metrics::bencher(&metrics))?),
             ("smaller-is-better.json", json(&metrics::smaller_is_better(&metrics))?),
@@ -64,4 +67,11 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         write_all(folder, files)?;
     }
     Ok(Exit::Fine)
+}
+
+/// A line for each bench process that ended before its cases did.
+fn interrupted(runs: &[Run]) -> String {
+    let ended = runs.iter().filter(|run| !run.complete);
+    let line = |run: &Run| format!("\n{}", printable(&run.interrupted()));
+    ended.map(line).collect()
 }

@@ -417,6 +417,11 @@ impl Run {
         format!("{}/{}", self.session, self.process())
     }
 
+    /// What to say of one that is not complete.
+    pub fn interrupted(&self) -> String {
+        format!("interrupted: bench `{}` did not get to its end", self.process())
+    }
+
     /// The bench binary, with its shard where it has one: "attention", "attention-2-of-4".
     pub fn process(&self) -> String {
         process_name(&self.bench, self.shard)
