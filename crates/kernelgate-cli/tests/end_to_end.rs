@@ -437,6 +437,20 @@ fn a_reader_that_goes_away_is_no_error() {
     }
 }
 
+#[test]
+fn a_launch_on_the_host_without_end_ends_the_process_and_is_named() {
+    let package = Package::new();
+    let mut command = package.bench_command("s1", "--timeout 2");
+    command.args(["--axis", "n=64", "--axis", "fault=none,endless"]);
+    let endless = CASE.replace("none", "endless");
+    let why = "a launch had not ended after 2 s (--timeout sets this)";
+    let outcome = Outcome::from(command.output().unwrap());
+    outcome.expect(1, &[&format!("failed: {endless}: {why}"), "1 finished cases are in"]);
+    let run = package.run("s1");
+    assert!(run["cases"][CASE].is_object() && run["complete"] == false);
+    assert!(run["failed"][&endless].as_str().unwrap().starts_with(why), "{}", run["failed"]);
+}
+
 #[cfg(unix)]
 #[test]
 fn an_interrupt_keeps_finished_cases_and_the_baseline() {

@@ -5,6 +5,7 @@
 pub mod cpu;
 pub mod cuda;
 mod executable;
+pub mod host_timeout;
 mod implementation;
 mod target;
 

@@ -12,7 +12,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, ValueEnum};
 
 use super::error::HarnessError;
 use super::filter::Filter;
-use super::place::{BackendName, DEFAULT_TIMEOUT_S, DeviceRequest};
+use super::place::{BackendName, DEFAULT_TIMEOUT_S, DeviceRequest, HOST_TIMEOUT_S};
 use super::variables;
 use crate::display::duration;
 use crate::measure::delay::Delay;
@@ -46,14 +46,10 @@ pub struct Flags {
     /// kernelgate: which GPU, counted from 0
     #[arg(long, env = "KERNELGATE_DEVICE", value_name = "NUMBER")]
     pub device: Option<usize>,
-    /// kernelgate: seconds after which a kernel on the GPU is treated as hung
-    #[arg(
-        long,
-        env = "KERNELGATE_TIMEOUT",
-        value_name = "SECONDS",
-        default_value_t = DEFAULT_TIMEOUT_S
-    )]
-    pub timeout: u64,
+    /// kernelgate: seconds after which a kernel on the GPU, or launches on the host that are timed
+    /// together, are treated as hung: 60 on the GPU, 600 on the host
+    #[arg(long, env = "KERNELGATE_TIMEOUT", value_name = "SECONDS")]
+    pub timeout: Option<u64>,
     /// kernelgate: seed of the random inputs
     #[arg(long, env = "KERNELGATE_SEED", default_value_t = 1)]
     pub seed: u64,
@@ -257,12 +253,17 @@ impl Flags {
     }
 
     /// Where to run.
-    pub const fn wanted(&self) -> DeviceRequest {
+    pub fn wanted(&self) -> DeviceRequest {
         DeviceRequest {
             backend: self.backend,
             device: self.device,
-            timeout: Duration::from_secs(self.timeout),
+            timeout: Duration::from_secs(self.timeout.unwrap_or(DEFAULT_TIMEOUT_S)),
         }
+    }
+
+    /// After what time launches on the host are treated as hung.
+    pub fn host_timeout(&self) -> Duration {
+        Duration::from_secs(self.timeout.unwrap_or(HOST_TIMEOUT_S))
     }
 
     /// How much to run.

@@ -102,6 +102,9 @@ pub fn bench(
     let references = References::at(store.references.clone(), run.executable.clone());
     let recorder = Recorder::start(run, path, flags.save_baseline.clone())?;
     recorder.exit_on_interrupt()?;
+    if target.kind() == BackendKind::Cpu {
+        recorder.exit_on_endless_launch(flags.host_timeout());
+    }
     let execution = Execution {
         flags,
         effort,

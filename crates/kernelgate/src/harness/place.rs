@@ -12,6 +12,8 @@ use kernelgate_cuda::driver::device::{self, Device, DeviceError};
 
 /// Longer than any sensible launch.
 pub const DEFAULT_TIMEOUT_S: u64 = 60;
+/// The same of launches on the host, which may be of a single core.
+pub const HOST_TIMEOUT_S: u64 = 600;
 
 /// Where to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]

@@ -11,7 +11,7 @@ use super::device_memory::MemoryWatch;
 use super::references::{self, References};
 use super::trial::BuildOutputs;
 use super::{guard, inputs, names, spent};
-use crate::backend::{BackendError, Executable, Target};
+use crate::backend::{BackendError, Executable, Target, host_timeout};
 use crate::display;
 use crate::record::environment::available_memory;
 use crate::record::numerics::ONE_DATA_SET;
@@ -316,6 +316,7 @@ impl Ready {
         target: &Target,
     ) -> Result<Box<dyn Executable>, BackendError> {
         let _activity = spent::on("prepare");
+        host_timeout::name(&case.id);
         let asked = || match target {
             Target::Cuda(device) => device.take_asked(),
             Target::Cpu => AskedKernels::default(),
@@ -362,6 +363,7 @@ fn timed_digest(
     known: Option<&str>,
 ) -> Result<(String, Duration), BackendError> {
     let mut launch_on_poison = || {
+        let _watched = host_timeout::watched();
         executable.poison_outputs()?;
         executable.reset()?;
         let started = Instant::now();

@@ -7,8 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::error::HarnessError;
+use crate::backend::host_timeout;
 use crate::exit::Exit;
 use crate::record::environment::Gpu;
+use crate::record::text::{printable, printable_path};
 use crate::record::{CaseRecord, FileError, Run, file};
 use kernelgate_cuda::observe::telemetry::Reading;
 
@@ -150,6 +152,27 @@ impl Recorder {
         };
         ctrlc::set_handler(handler)
             .map_err(|error| HarnessError::Usage(format!("failed to watch for Ctrl-C: {error}")))
+    }
+
+    /// Ends the process, once a launch on the host takes longer than that, with the case among those
+    /// that failed: nothing else ends it.
+    pub fn exit_on_endless_launch(&self, limit: Duration) {
+        let recorder = self.clone();
+        host_timeout::start(limit, move |case| {
+            let why = format!(
+                "a launch had not ended after {} s (--timeout sets this): nothing ends it but the \
+                 end of the process",
+                limit.as_secs()
+            );
+            let noted = recorder.add_failure(case, &why);
+            let state = recorder.lock();
+            let (cases, path) = (state.run.cases.len(), printable_path(&state.path));
+            eprintln!("\nfailed: {case}: {why}; {cases} finished cases are in {path}");
+            if let Err(error) = noted {
+                eprintln!("failed to {}", printable(&error.to_string()));
+            }
+            std::process::exit(Exit::Regression as i32);
+        });
     }
 
     /// Writes the baseline from the run; an interrupt waits for it.

@@ -12,6 +12,7 @@ use super::recorder::Recorder;
 use super::references::References;
 use super::trial::{BuildOutputs, TrialState, delays, warn_of_delays};
 use super::{after_timing, spent};
+use crate::backend::BackendKind;
 use crate::exit::Exit;
 use crate::record::{Environment, Provenance, Run, Store, TrialRequest, file};
 use crate::workload::Effort;
@@ -74,6 +75,9 @@ pub fn carry_out(
     let references = References::at(store.references.clone(), run.executable.clone());
     let recorder = Recorder::start(run, request.record, None)?;
     recorder.exit_on_interrupt()?;
+    if target.kind() == BackendKind::Cpu {
+        recorder.exit_on_endless_launch(flags.host_timeout());
+    }
     let execution = Execution {
         flags,
         effort,

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::{Replay, Sample, Stopwatch, Technique};
-use crate::backend::{BackendError, Executable, cpu};
+use crate::backend::{BackendError, Executable, cpu, host_timeout};
 
 /// How much more CPU time a replay may take than the next one: of a launch, as caches differ, and for
 /// each thread, which may have to wake up or look for work, nanoseconds.
@@ -30,6 +30,7 @@ impl Stopwatch for Wall {
         executable: &mut dyn Executable,
         launches: u64,
     ) -> Result<Sample, BackendError> {
+        let _watched = host_timeout::watched();
         let start = Instant::now();
         for _ in 0..launches {
             executable.launch()?;
@@ -42,6 +43,7 @@ impl Stopwatch for Wall {
 
     fn replay(&mut self, executable: &mut dyn Executable) -> Result<Option<Replay>, BackendError> {
         // Not by the wall: other processes may hold up one replay and not the next.
+        let _watched = host_timeout::watched();
         let before = process_time();
         executable.launch()?;
         executable.synchronize()?;

@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3Default;
 
-use crate::backend::{BackendError, Executable};
+use crate::backend::{BackendError, Executable, host_timeout};
 use crate::workload::{Data, Dtype, Expected, Tensor, Tensors, Tolerance};
 pub use error::VerifyError;
 pub use precision::{Bounds, PrecisionLimit};
@@ -90,6 +90,7 @@ pub fn verify(
 /// # Errors
 /// When a launch fails.
 pub fn launch_on_poison(executable: &mut dyn Executable) -> Result<(), BackendError> {
+    let _watched = host_timeout::watched();
     executable.reset()?;
     executable.launch()?;
     executable.synchronize()?;
@@ -142,6 +143,7 @@ pub fn digest(outputs: &Tensors) -> String {
 /// When the launch fails.
 pub fn repeats(executable: &mut dyn Executable) -> Result<bool, BackendError> {
     let before = executable.outputs()?.clone();
+    let _watched = host_timeout::watched();
     executable.poison_outputs()?;
     executable.reset()?;
     executable.launch()?;

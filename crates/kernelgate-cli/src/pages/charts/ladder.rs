@@ -2,7 +2,7 @@
 
 use super::{Figure, Gallery};
 use crate::pages::measured::{Case, Measured};
-use crate::plot::{Axis, Body, Chart, Quantity, Row, RowMark, Rows, ScaleKind};
+use crate::plot::{Axis, Body, Chart, MAX_ROWS, Quantity, Row, RowMark, Rows, ScaleKind};
 use kernelgate::display::time;
 
 /// Fewest implementations of a ladder.
@@ -42,9 +42,6 @@ pub fn ladders(measured: &Measured) -> Gallery {
 fn ladder(measured: &Measured, cases: &[Case]) -> Figure {
     let first = &cases[0];
     let peers = measured.peers_of(first);
-    let times = || cases.iter().map(Case::time_ns).chain(peers.values().copied());
-    let (fastest, slowest) = (times().fold(f64::INFINITY, f64::min), times().fold(0.0, f64::max));
-    let wide = slowest > WIDE * fastest;
     let row = |case: &Case| {
         let share = case.of_limit().map(|share| format!(", {:.1}% of limit", 100.0 * share));
         let limit = case.limit.iter().map(|limit| RowMark::Tick(limit.time_ns));
@@ -65,6 +62,15 @@ fn ladder(measured: &Measured, cases: &[Case]) -> Figure {
     let mut rows: Vec<(f64, Row)> =
         cases.iter().map(row).chain(peers.iter().map(of_peer)).collect();
     rows.sort_by(|a, b| b.0.total_cmp(&a.0));
+    // The slowest are left out: nobody reads a picture of thousands of rows, which would be gigabytes.
+    let left_out = rows.len().saturating_sub(MAX_ROWS);
+    let rows = rows.split_off(left_out);
+    let (slowest, fastest) = (rows[0].0, rows[rows.len() - 1].0);
+    let wide = slowest > WIDE * fastest;
+    let more = match left_out {
+        0 => String::new(),
+        count => format!("; {count} slower cases in the table"),
+    };
     let of_peers = (!peers.is_empty()).then_some("peers");
     let legend = ["fastest", "others"].into_iter().chain(of_peers);
     let by =
@@ -75,7 +81,7 @@ fn ladder(measured: &Measured, cases: &[Case]) -> Figure {
     };
     let chart = Chart {
         title: format!("{} {}", first.workload, first.problem),
-        subtitle: format!("{}{}", first.cache, by.unwrap_or_default()),
+        subtitle: format!("{}{}{more}", first.cache, by.unwrap_or_default()),
         body: Body::Rows(Rows {
             axis: Axis::new(&format!("time of a launch{spacing}"), Quantity::Time, kind),
             legend: legend.map(str::to_owned).collect(),
@@ -84,4 +90,28 @@ fn ladder(measured: &Measured, cases: &[Case]) -> Figure {
         }),
     };
     Figure::new(&[&first.workload, &first.problem, &first.cache, "ladder"], chart)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernelgate::record::{CaseRecord, Environment, Provenance, Run};
+
+    #[test]
+    fn a_long_ladder_has_its_fastest_rungs_and_says_so() {
+        let mut run = Run::start("b", "s", Environment::cpu(), Provenance::default());
+        for i in 0..MAX_ROWS + 40 {
+            let name = format!("cuda/row{i:03}");
+            let timed = CaseRecord::of_samples(vec![1000.0 + i as f64]);
+            let case = CaseRecord { implementation: name.clone(), ..timed };
+            run.cases.insert(format!("w/f/n1/{name}/hot"), case);
+        }
+        let drawn = ladders(&Measured::of(&[run], &[]).unwrap());
+        let chart = &drawn.figures[0].chart;
+        assert!(chart.subtitle.ends_with("; 40 slower cases in the table"), "{}", chart.subtitle);
+        let Body::Rows(rows) = &chart.body else { panic!("no rows") };
+        let labels: Vec<&str> = rows.rows.iter().map(|row| row.label.as_str()).collect();
+        assert_eq!(labels.len(), MAX_ROWS);
+        assert_eq!([labels[0], labels[MAX_ROWS - 1]], ["cuda/row059", "cuda/row000"]);
+    }
 }

@@ -1,0 +1,127 @@
+//! Launches on the host that do not end: no thread can be ended from outside, so that the process
+//! is. Deliberately absent: what is recorded before (`harness`).
+
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+static WATCH: OnceLock<Watch> = OnceLock::new();
+
+/// Has `ended` called with the name of the case, from another thread, once launches that are
+/// [`watched`] take longer than the limit: it is to end the process. Only the first call in a
+/// process counts; before, and without one, nothing is watched.
+pub fn start(limit: Duration, ended: impl FnOnce(&str) + Send + 'static) {
+    if WATCH.set(Watch::new(limit)).is_ok()
+        && let Some(watch) = WATCH.get()
+    {
+        std::thread::spawn(move || watch.wait(ended));
+    }
+}
+
+/// Names the case whose launches follow.
+pub fn name(case: &str) {
+    if let Some(watch) = WATCH.get() {
+        case.clone_into(&mut watch.lock().case);
+    }
+}
+
+/// Launches are watched until this is dropped. To be taken and dropped outside of what is timed.
+pub fn watched() -> Watched {
+    let begun = WATCH.get().filter(|watch| watch.begin());
+    Watched { watch: begun }
+}
+
+/// Launches that are watched.
+#[must_use]
+pub struct Watched {
+    /// None where nothing is watched, or what is around it is already.
+    watch: Option<&'static Watch>,
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        if let Some(watch) = self.watch {
+            watch.lock().ends_at = None;
+        }
+    }
+}
+
+struct Watch {
+    limit: Duration,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    case: String,
+    /// When launches that run have to have ended; none where none runs.
+    ends_at: Option<Instant>,
+}
+
+impl Watch {
+    fn new(limit: Duration) -> Self {
+        Self { limit, state: Mutex::default(), changed: Condvar::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it was for this call that launches began.
+    fn begin(&self) -> bool {
+        let mut state = self.lock();
+        let begins = state.ends_at.is_none();
+        if begins {
+            // A time that no clock reaches is none.
+            state.ends_at = Instant::now().checked_add(self.limit);
+            self.changed.notify_one();
+        }
+        begins
+    }
+
+    /// Returns once launches took too long, with the lock held until `ended` returns.
+    fn wait(&self, ended: impl FnOnce(&str)) {
+        let mut state = self.lock();
+        loop {
+            let left = state.ends_at.map(|at| at.saturating_duration_since(Instant::now()));
+            state = match left {
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(Duration::ZERO) => return ended(&state.case),
+                Some(left) => {
+                    let woken = self.changed.wait_timeout(state, left);
+                    woken.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn what_takes_too_long_is_named_and_what_does_not_is_left_alone() {
+        let limit = Duration::from_millis(200);
+        let watch: &'static Watch = Box::leak(Box::new(Watch::new(limit)));
+        let (ended, named) = mpsc::channel();
+        std::thread::spawn(move || {
+            watch.wait(|case| ended.send((case.to_owned(), Instant::now())).unwrap());
+        });
+        for _ in 0..3 {
+            assert!(watch.begin());
+            assert!(!watch.begin(), "one inside the other");
+            watch.lock().ends_at = None;
+            // None of these runs on.
+            std::thread::sleep(limit / 2);
+        }
+        "family/operation/n1/cpu/hot".clone_into(&mut watch.lock().case);
+        let begun = Instant::now();
+        assert!(watch.begin() && named.try_recv().is_err());
+        let (case, at) = named.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert_eq!(case, "family/operation/n1/cpu/hot");
+        assert!(at - begun >= limit, "{:?}", at - begun);
+    }
+}
