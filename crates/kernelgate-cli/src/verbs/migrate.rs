@@ -71,7 +71,7 @@ fn migrate(path: &Path) -> anyhow::Result<String> {
         display::bytes(size()),
         before.cases.len(),
         before.runs.len(),
-        runs.clone().map(|run| run.samples).sum::<u64>(),
+        runs.clone().fold(0, |sum: u64, run| sum.saturating_add(run.samples)),
         runs.count(),
     ))
 }

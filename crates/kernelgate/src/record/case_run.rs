@@ -47,7 +47,7 @@ pub struct CaseRun {
 }
 
 impl CaseRun {
-    /// Of samples that are valid.
+    /// Of samples that are valid: of others the numbers mean nothing.
     pub fn of(samples: &Samples) -> Self {
         let spread = Spread::of(&samples.per_launch_ns());
         let clocks = &samples.clock_mhz;
@@ -55,7 +55,7 @@ impl CaseRun {
             median_ns: spread.median,
             spread: spread.relative(),
             samples: samples.launches.len() as u64,
-            total_launches: samples.launches.iter().sum(),
+            total_launches: samples.total_launches().unwrap_or(u64::MAX),
             median_clock_mhz: (!clocks.is_empty()).then(|| median(clocks)),
             batch: samples.batch,
             host_bound: samples.host_bound,
@@ -91,5 +91,17 @@ impl CaseRun {
             Some(share) => Err(format!("contention of {share}")),
             None => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn launches_beyond_all_numbers_do_not_overflow() {
+        let mut case = CaseRecord::of_samples(vec![1e20, 1e20]);
+        case.samples.launches = vec![u64::MAX, 1];
+        assert_eq!(CaseRun::of(&case.samples).total_launches, u64::MAX);
     }
 }
