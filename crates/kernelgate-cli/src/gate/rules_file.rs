@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use kernelgate::record::file;
+use kernelgate::record::provenance::is_commit;
 use regex::Regex;
 use serde::Deserialize;
 use toml::Spanned;
@@ -80,9 +81,8 @@ pub fn parse(shown: &str, text: &str) -> Result<Rules, RulesError> {
         if one_line(rule.reason.get_ref()).is_empty() {
             return Err(source.error(Some(rule.reason.span().start), "reason: it is empty"));
         }
-        let plain = |commit: &str| commit.len() >= 7 && commit.bytes().all(is_hex);
-        if let Some(commit) = rule.baseline.as_ref().filter(|it| !plain(it.get_ref())) {
-            let problem = "baseline: not a commit (seven hexadecimal digits or more)";
+        if let Some(commit) = rule.baseline.as_ref().filter(|it| !is_commit(it.get_ref())) {
+            let problem = "baseline: not a commit (7 to 64 hexadecimal digits)";
             return Err(source.error(Some(commit.span().start), problem));
         }
         Ok(Acceptance {
@@ -177,10 +177,6 @@ impl Source<'_> {
         let problem = format!("{key}: {number} is no number from {least}");
         Err(self.error(Some(value.span().start), &problem))
     }
-}
-
-const fn is_hex(byte: u8) -> bool {
-    byte.is_ascii_hexdigit()
 }
 
 #[cfg(test)]
