@@ -7,7 +7,7 @@ use kernelgate::display;
 use kernelgate::display::table::{Table, escape};
 use kernelgate::display::terminal;
 use kernelgate::record::file;
-use kernelgate::record::text::{escaped_json, printable};
+use kernelgate::record::text::{escaped_json, indented};
 
 /// How a result is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -24,7 +24,7 @@ pub enum OutputFormat {
 impl OutputFormat {
     /// What others wrote, such as a message, harmless in this format.
     pub fn words(self, text: &str) -> String {
-        if self == Self::Markdown { escape(text) } else { printable(text).into_owned() }
+        if self == Self::Markdown { escape(text) } else { indented(text) }
     }
 }
 

@@ -131,6 +131,14 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
+/// The same below other lines: no line of it begins where theirs do, so that none is taken for one
+/// of theirs.
+pub fn indented(text: &str) -> String {
+    let text = printable(text);
+    let lines = text.split('\n').map(str::trim_end).filter(|line| !line.is_empty());
+    lines.collect::<Vec<_>>().join("\n    ")
+}
+
 /// JSON that means the same, in which every character that acts is written as its escape. Outside of
 /// its strings it holds none but line breaks.
 pub fn escaped_json(json: String) -> String {
@@ -236,6 +244,7 @@ mod tests {
             assert!(!cleaned.chars().any(acts) || cleaned.contains('\n'));
         }
         assert_eq!(one_line(" a\n\tb\u{1b}[0m  c "), "a b c");
+        assert_eq!(indented("boom\r\n\n0 regressed\n  x\n"), "boom\n    0 regressed\n      x");
     }
 
     #[test]
