@@ -104,7 +104,12 @@ fn an_older_baseline_is_judged_as_before_once_it_is_migrated() {
     let old = std::fs::read_to_string(&path).unwrap();
     package.kernelgate("baseline migrate").expect(
         0,
-        &["version 1 to 2, ", "2 cases, 2 runs: 40 samples became 4 medians", "as before"],
+        &[
+            "version 1 to 2, ",
+            "2 cases, 2 runs: 40 samples became 4 medians",
+            "as before",
+            "a.json had no checksum",
+        ],
     );
     assert_eq!(gate(), before);
     let new = std::fs::read_to_string(&path).unwrap();
