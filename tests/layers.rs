@@ -62,7 +62,7 @@ const CRATES: &[Rules] = &[
             ("measure", &["simd", "stats", "workload", "backend"]),
             ("record", &["stats", "workload", "backend", "verify", "measure"]),
             ("display", &["stats", "record"]),
-            ("protocol", &["trace", "measure", "record"]),
+            ("protocol", &["trace", "verify", "measure", "record"]),
             (
                 "harness",
                 &[
