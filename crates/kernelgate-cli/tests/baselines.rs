@@ -104,7 +104,12 @@ fn an_older_baseline_is_judged_as_before_once_it_is_migrated() {
     let old = std::fs::read_to_string(&path).unwrap();
     package.kernelgate("baseline migrate").expect(
         0,
-        &["version 1 to 2, ", "2 cases, 2 runs: 40 samples became 4 medians", "as before"],
+        &[
+            "version 1 to 2, ",
+            "2 cases, 2 runs: 40 samples became 4 medians",
+            "as before",
+            "a.json had no checksum",
+        ],
     );
     assert_eq!(gate(), before);
     let new = std::fs::read_to_string(&path).unwrap();
@@ -387,6 +392,14 @@ fn an_interrupted_run_is_added_with_a_warning_and_an_empty_one_is_not() {
         0,
         &["up to 3 runs each", "head/fixture did not get to its end: only its 2 finished cases"],
     );
+    let interrupted = "interrupted: bench `fixture` did not get to its end";
+    for flags in ["", "--costs"] {
+        package.kernelgate(&format!("runs {flags}")).expect(0, &["n64_none", interrupted]);
+    }
+    let page = package.path("page");
+    package.kernelgate(&format!("report --out {}", page.display())).expect(0, &[]);
+    let html = std::fs::read_to_string(page.join("index.html")).unwrap();
+    assert!(html.contains("interrupted") && html.contains("fixture"));
     let before = std::fs::read_to_string(package.baseline("a")).unwrap();
     run["cases"] = serde_json::json!({});
     std::fs::write(&path, run.to_string()).unwrap();

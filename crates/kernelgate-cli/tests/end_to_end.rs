@@ -437,20 +437,6 @@ fn a_reader_that_goes_away_is_no_error() {
     }
 }
 
-#[test]
-fn a_launch_on_the_host_without_end_ends_the_process_and_is_named() {
-    let package = Package::new();
-    let mut command = package.bench_command("s1", "--timeout 2");
-    command.args(["--axis", "n=64", "--axis", "fault=none,endless"]);
-    let endless = CASE.replace("none", "endless");
-    let why = "a launch had not ended after 2 s (--timeout sets this)";
-    let outcome = Outcome::from(command.output().unwrap());
-    outcome.expect(1, &[&format!("failed: {endless}: {why}"), "1 finished cases are in"]);
-    let run = package.run("s1");
-    assert!(run["cases"][CASE].is_object() && run["complete"] == false);
-    assert!(run["failed"][&endless].as_str().unwrap().starts_with(why), "{}", run["failed"]);
-}
-
 #[cfg(unix)]
 #[test]
 fn an_interrupt_keeps_finished_cases_and_the_baseline() {
@@ -485,14 +471,6 @@ fn an_interrupt_keeps_finished_cases_and_the_baseline() {
     package
         .kernelgate("gate --baseline a")
         .expect(3, &["interrupted: bench `fixture`", "; the run was interrupted"]);
-    let interrupted = "interrupted: bench `fixture` did not get to its end";
-    for flags in ["", "--costs"] {
-        package.kernelgate(&format!("runs {flags}")).expect(0, &["n64_none", interrupted]);
-    }
-    let page = package.path("page");
-    package.kernelgate(&format!("report --out {}", page.display())).expect(0, &[]);
-    let html = std::fs::read_to_string(page.join("index.html")).unwrap();
-    assert!(html.contains("interrupted") && html.contains("fixture"));
 }
 
 #[test]

@@ -213,6 +213,29 @@ fn what_needs_a_gpu_says_so_before_it_builds_and_a_wrong_architecture_is_named_w
     let told =
         stubs.doctor(&["13.0"], &[("KERNELGATE_ARCH", "x")]).of("setting", "KERNELGATE_ARCH");
     assert!(told.len() == 1 && told[0].contains("`x` is no architecture"), "{told:?}");
+    let wrong = [
+        ("KERNELGATE_BACKEND", "gpu"),
+        ("KERNELGATE_TIMEOUT", "soon"),
+        ("KERNELGATE_DEVICE", "-1"),
+        ("KERNELGATE_SHARD", "5/4"),
+        ("KERNELGATE_AXIS", "n"),
+        ("KERNELGATE_COMMIT", "main"),
+    ];
+    let settings = stubs.doctor(&["13.0"], &wrong).of("setting", "");
+    assert_eq!(settings.len(), wrong.len(), "{settings:?}");
+    for (name, value) in wrong {
+        let named = |line: &&String| line.contains(name) && line.contains(value);
+        assert_eq!(settings.iter().filter(named).count(), 1, "{name}: {settings:?}");
+    }
+    let right = [
+        ("KERNELGATE_BACKEND", "cpu"),
+        ("KERNELGATE_TIMEOUT", "9"),
+        ("KERNELGATE_DEVICE", ""),
+        ("KERNELGATE_SHARD", "1/4"),
+        ("KERNELGATE_AXIS", "n=1,2 b=3"),
+        ("KERNELGATE_COMMIT", "1a2b3c4d+changes"),
+    ];
+    assert_eq!(stubs.doctor(&["13.0"], &right).of("setting", ""), Vec::<String>::new());
     // A bench does not go on with the CPU.
     let faults = fixture_path().with_file_name("faults");
     let bench = Command::new(faults)

@@ -319,6 +319,7 @@ fn a_case_in_the_place_of_a_trace_is_recorded_and_diagnosed() {
     assert_eq!(json["traces"][0]["trace"], CASE);
     // What has an extension is a file.
     made.kernelgate("diagnose no_such.sqlite --dir benches").expect(2, &["no_such.sqlite"]);
+    made.kernelgate("diagnose /no/such --dir benches").expect(2, &["failed to read /no/such"]);
     let mut cases = profiled();
     cases.remove(0);
     package(cases)

@@ -1,12 +1,12 @@
-//! What hangs in a comparison, at each stage: it ends, with all that it started, after a time that
-//! is said and can be set.
+//! What hangs in a comparison, at each stage, and in a bench by itself: it ends, with all that it
+//! started, after a time that is said and can be set.
 
 #![cfg(unix)]
 
 use std::process::Command;
 
-use crate::package::Outcome;
 use crate::package::outside::{Outside, is_alive};
+use crate::package::{CASE, Outcome, Package};
 
 /// It looks like a bench of this harness, and hangs or breaks in the head where HOSTILE says.
 const HOSTILE: &str = r#"
@@ -117,4 +117,18 @@ fn a_build_that_hangs_is_ended_with_what_it_started() {
         .expect(2, &["base HEAD", "was not built within 8 s (--build-wait sets this)"]);
     assert!(started.elapsed().as_secs() < 300);
     assert!(!is_alive(&outside), "what the build started still runs");
+}
+
+#[test]
+fn a_launch_on_the_host_without_end_ends_the_process_and_is_named() {
+    let package = Package::new();
+    let mut command = package.bench_command("s1", "--timeout 2");
+    command.args(["--axis", "n=64", "--axis", "fault=none,endless"]);
+    let endless = CASE.replace("none", "endless");
+    let why = "a launch had not ended after 2 s (--timeout sets this)";
+    let outcome = Outcome::from(command.output().unwrap());
+    outcome.expect(1, &[&format!("failed: {endless}: {why}"), "1 finished cases are in"]);
+    let run = package.run("s1");
+    assert!(run["cases"][CASE].is_object() && run["complete"] == false);
+    assert!(run["failed"][&endless].as_str().unwrap().starts_with(why), "{}", run["failed"]);
 }

@@ -300,9 +300,9 @@ fn a_commit_that_is_given_is_one_and_is_recorded_as_stated() {
         let mut bench = package.bench_command("s1", line);
         bench.env("KERNELGATE_COMMIT", commit).output().unwrap().into()
     };
-    for bad in ["v1\u{1b}[31m\n", "main", "--output=x", "abc", "1a2b+changes+changes"] {
+    for bad in ["v1\u{1b}[31m\n", "main", "--output=x", "1a2b3c", "1a2b+changes+changes"] {
         let refused = bench(bad, "n64 --save-baseline a");
-        harmless(refused.expect(2, &["KERNELGATE_COMMIT=`", "is no commit: 4 to 64 hexadecimal"]));
+        harmless(refused.expect(2, &["KERNELGATE_COMMIT=`", "is no commit: 7 to 64 hexadecimal"]));
     }
     bench("1a2b3c4d5e+changes", "n64").expect(0, &[]);
     assert_eq!(package.run("s1")["stated_commit"], true);

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::costs;
 use super::interval::{Ratio, SideTimes, SingleRun, SpreadSource};
 use super::numerics::{self, NumericsPolicy, NumericsReport};
-use super::rules::{Rules, accepted};
+use super::rules::Rules;
 use super::shards;
 use super::single_run::CalibratedSpreads;
 use super::{Doubt, GateReport, Judged, Policy, Refusal, Verdict};
@@ -45,7 +45,7 @@ pub fn compare(
             let policy = set.accepting(rules.accepted_slower(id));
             let mut found = judge(baseline, id, head, policy, spreads);
             let threshold = set.threshold(found.same_device, found.base_ns);
-            found.verdict = accepted(found.verdict, found.ratio.center, threshold);
+            found.verdict = found.verdict.told(found.ratio.center, threshold);
             judged.push(found);
             let before: Vec<LaunchCosts> = base.runs.values().map(|run| run.costs).collect();
             let now: Vec<LaunchCosts> = head.iter().map(|(_, case)| (*case).into()).collect();

@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Verdict;
 use kernelgate::record::Provenance;
 use regex::Regex;
 use serde::Serialize;
@@ -163,8 +162,8 @@ impl Rules {
     }
 
     /// Without what is not accepted for a baseline of this code, of the cases that an entry names.
-    /// Commits may be whole, or as long as they are known; one with changes is another baseline than
-    /// the commit, and has no name. An entry that names no case of the baseline stays as it is.
+    /// An entry has the first digits of the commit; one with changes is another baseline than the
+    /// commit, and has no name. An entry that names no case of the baseline stays as it is.
     pub fn at_baseline(
         mut self,
         code_of: impl Fn(&Regex) -> Vec<Provenance>,
@@ -172,11 +171,11 @@ impl Rules {
         let mut notes = Vec::new();
         self.accepted.retain(|rule| {
             let code = code_of(&rule.cases);
-            let same = |wanted: &String| code.iter().all(|it| is_commit(it, wanted));
+            let same = |wanted: &String| code.iter().all(|it| it.is_of(wanted));
             let found = code.iter().map(Provenance::short).collect::<BTreeSet<_>>();
             let several = found.len() > 1;
             let found = found.into_iter().collect::<Vec<_>>().join(" and ");
-            let unnamed = code.iter().any(|it| it.dirty || it.commit.is_none());
+            let unnamed = code.iter().any(|it| !it.is_of(&it.short()));
             let holds = code.is_empty() || rule.baseline.as_ref().is_some_and(same);
             if !holds {
                 let why = match &rule.baseline {
@@ -230,21 +229,6 @@ impl Rules {
             undecided: Vec::new(),
         }
     }
-}
-
-/// A verdict by the bound that is accepted of a case, for a reader who knows the threshold: what is
-/// slower than that is no unchanged time.
-pub fn accepted(verdict: Verdict, ratio: f64, threshold: f64) -> Verdict {
-    match verdict {
-        Verdict::Unchanged if ratio > 1.0 + threshold => Verdict::Accepted,
-        verdict => verdict,
-    }
-}
-
-/// Whether code is that of a commit; either may be shortened. With changes it is that of none.
-fn is_commit(code: &Provenance, wanted: &str) -> bool {
-    let commit = code.commit.as_deref().filter(|commit| !commit.is_empty() && !code.dirty);
-    commit.is_some_and(|it| it.starts_with(wanted) || wanted.starts_with(it))
 }
 
 /// What somebody wrote, on one line: lines of its own could be taken for the program's.
@@ -396,6 +380,11 @@ mod tests {
             let (held, note) = holds(other);
             assert!(!held && note.contains("but of 951c2940"), "{note}");
         }
+        // What is no commit, or too little of one.
+        for other in ["9", "", "951c29", "951c294zz"] {
+            let (held, note) = holds(&[other]);
+            assert!(!held && note.contains("no longer of 951c294"), "{other}: {note}");
+        }
         let nameless = parse(&WHOLE.replace("baseline = \"951c294\"", "")).unwrap();
         let at = |commits: &[&str]| {
             let commits: Vec<Provenance> = commits.iter().map(|it| code(it)).collect();
@@ -404,6 +393,8 @@ mod tests {
         let (unheld, notes) = at(&["2af5b74"]);
         assert!(unheld.accepted("denoise/loop/x").is_empty());
         assert!(notes[0].contains("`baseline = \"2af5b74\"` makes it hold"), "{notes:?}");
+        let (_, notes) = at(&["9"]);
+        assert!(notes[0].contains("no `baseline` names one of 9,"), "{notes:?}");
         let (_, notes) = at(&["2af5b74+changes"]);
         assert!(notes[0].contains("no `baseline` names one of 2af5b74+changes"), "{notes:?}");
         let (_, notes) = at(&["2af5b74", "951c294"]);

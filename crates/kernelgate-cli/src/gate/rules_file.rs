@@ -1,9 +1,12 @@
 //! Reading `kernelgate.toml`: what is wrong is told with the file, the line and the key.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use kernelgate::record::file;
+use kernelgate::record::provenance::is_commit;
+use kernelgate::record::text::{quoted, shortened};
 use regex::Regex;
 use serde::Deserialize;
 use toml::Spanned;
@@ -12,6 +15,11 @@ use super::rules::{Acceptance, CaseLimits, FILE, Rules, Threshold, one_line};
 
 /// Largest file that is read.
 const MAX_BYTES: u64 = 1 << 20;
+
+/// Largest bound of a ratio or a relative change: a bound beyond it allows everything.
+const MAX_RATIO: f64 = 1e6;
+/// Largest bound of a time, nanoseconds: a quarter of an hour.
+const MAX_NS: f64 = 1e12;
 
 /// What is wrong with the file: a message that names it, the line and the key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -59,12 +67,16 @@ pub fn parse(shown: &str, text: &str) -> Result<Rules, RulesError> {
         .map_err(|error| source.error(error.span().map(|span| span.start), error.message()))?;
     let thresholds = threshold.iter().map(|rule| {
         let limits = CaseLimits {
-            relative: source.number("relative", rule.relative.as_ref(), 0.0)?,
-            absolute_ns: source.number("absolute-ns", rule.absolute_ns.as_ref(), 0.0)?,
-            growth: source.number("growth", rule.growth.as_ref(), 1.0)?,
-            device_memory: source.number("device-memory", rule.device_memory.as_ref(), 0.0)?,
-            launches: source.number("launches", rule.launches.as_ref(), 0.0)?,
-            host_time: source.number("host-time", rule.host_time.as_ref(), 0.0)?,
+            relative: source.number("relative", rule.relative.as_ref(), 0.0..=MAX_RATIO)?,
+            absolute_ns: source.number("absolute-ns", rule.absolute_ns.as_ref(), 0.0..=MAX_NS)?,
+            growth: source.number("growth", rule.growth.as_ref(), 1.0..=MAX_RATIO)?,
+            device_memory: source.number(
+                "device-memory",
+                rule.device_memory.as_ref(),
+                0.0..=MAX_RATIO,
+            )?,
+            launches: source.number("launches", rule.launches.as_ref(), 0.0..=MAX_RATIO)?,
+            host_time: source.number("host-time", rule.host_time.as_ref(), 0.0..=MAX_RATIO)?,
         };
         if limits == CaseLimits::default() {
             let at = Some(rule.cases.span().start);
@@ -80,15 +92,14 @@ pub fn parse(shown: &str, text: &str) -> Result<Rules, RulesError> {
         if one_line(rule.reason.get_ref()).is_empty() {
             return Err(source.error(Some(rule.reason.span().start), "reason: it is empty"));
         }
-        let plain = |commit: &str| commit.len() >= 7 && commit.bytes().all(is_hex);
-        if let Some(commit) = rule.baseline.as_ref().filter(|it| !plain(it.get_ref())) {
-            let problem = "baseline: not a commit (seven hexadecimal digits or more)";
+        if let Some(commit) = rule.baseline.as_ref().filter(|it| !is_commit(it.get_ref())) {
+            let problem = "baseline: not a commit (7 to 64 hexadecimal digits)";
             return Err(source.error(Some(commit.span().start), problem));
         }
         Ok(Acceptance {
             cases: source.pattern(&rule.cases)?,
-            slower: source.number("slower", rule.slower.as_ref(), 0.0)?,
-            growth: source.number("growth", rule.growth.as_ref(), 1.0)?,
+            slower: source.number("slower", rule.slower.as_ref(), 0.0..=MAX_RATIO)?,
+            growth: source.number("growth", rule.growth.as_ref(), 1.0..=MAX_RATIO)?,
             reason: one_line(rule.reason.get_ref()),
             baseline: rule.baseline.as_ref().map(|commit| commit.get_ref().clone()),
         })
@@ -145,10 +156,10 @@ impl Source<'_> {
         let place = at.map(|at| {
             let number = self.text[..at.min(self.text.len())].matches('\n').count();
             let line = self.text.lines().nth(number).unwrap_or_default().trim();
-            format!(", line {} (`{line}`)", number + 1)
+            format!(", line {} (`{}`)", number + 1, quoted(line))
         });
         let (shown, place) = (self.shown, place.unwrap_or_default());
-        RulesError(format!("{shown}{place}: {problem}"))
+        RulesError(format!("{shown}{place}: {}", shortened(problem.to_owned())))
     }
 
     fn pattern(&self, cases: &Spanned<String>) -> Result<Regex, RulesError> {
@@ -162,25 +173,22 @@ impl Source<'_> {
         })
     }
 
-    /// A number from `least` up, of that key.
+    /// A number of a range, of that key.
     fn number(
         &self,
         key: &str,
         value: Option<&Spanned<f64>>,
-        least: f64,
+        range: RangeInclusive<f64>,
     ) -> Result<Option<f64>, RulesError> {
         let Some(value) = value else { return Ok(None) };
         let number = *value.get_ref();
-        if number.is_finite() && number >= least {
+        if range.contains(&number) {
             return Ok(Some(number));
         }
-        let problem = format!("{key}: {number} is no number from {least}");
+        let (least, most) = range.into_inner();
+        let problem = format!("{key}: {number:?} is no number from {least} to {most}");
         Err(self.error(Some(value.span().start), &problem))
     }
-}
-
-const fn is_hex(byte: u8) -> bool {
-    byte.is_ascii_hexdigit()
 }
 
 #[cfg(test)]
@@ -197,10 +205,22 @@ mod tests {
             ),
             (
                 "[[threshold]]\ncases = \"x\"\nrelative = -1",
-                "line 3 (`relative = -1`): relative: -1 is no number from 0",
+                "line 3 (`relative = -1`): relative: -1.0 is no number from 0 to 1000000",
             ),
             ("[[threshold]]\ncases = \"x\"\nrelative = nan", "relative: NaN is no number from 0"),
-            ("[[threshold]]\ncases = \"x\"\ngrowth = 0.5", "growth: 0.5 is no number from 1"),
+            (
+                "[[threshold]]\ncases = \"x\"\ngrowth = 0.5",
+                "growth: 0.5 is no number from 1 to 1000000",
+            ),
+            (
+                "[[threshold]]\ncases = \"x\"\nrelative = 1e308",
+                "line 3 (`relative = 1e308`): relative: 1e308 is no number from 0 to 1000000",
+            ),
+            ("[[threshold]]\ncases = \"x\"\nabsolute-ns = inf", "absolute-ns: inf is no number"),
+            (
+                "[[accept]]\ncases = \"x\"\nslower = 2e6\nreason = \"r\"",
+                "line 3 (`slower = 2e6`): slower: 2000000.0 is no number from 0 to 1000000",
+            ),
             (
                 "[[threshold]]\ncases = \"x\"",
                 "line 2 (`cases = \"x\"`): this [[threshold]] sets nothing",
@@ -231,6 +251,16 @@ mod tests {
             );
         }
         assert!(parse(FILE, "").is_ok());
+        assert!(parse(FILE, "[[threshold]]\ncases = \"x\"\nrelative = 1e6").is_ok());
+    }
+
+    #[test]
+    fn what_a_message_quotes_is_cut() {
+        let long = "x".repeat(900_000);
+        for text in [format!("{long} = "), format!("[[threshold]]\n{long} = 1")] {
+            let message = parse(FILE, &text).unwrap_err().to_string();
+            assert!(message.len() < 1000 && message.contains("xxx…`)"), "{}", message.len());
+        }
     }
 
     /// A commit may hold a link to a device, which has no length and no end.

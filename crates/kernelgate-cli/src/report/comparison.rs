@@ -8,7 +8,7 @@ use super::summary::{self, SummaryRow, Unjudged, UnjudgedKind, VerdictSummary};
 use crate::gate::Verdict;
 use crate::gate::code::KernelsCompared;
 use crate::gate::comparison::{Compared, Comparison, CriterionBench};
-use kernelgate::record::text::printable;
+use kernelgate::record::text::{indented, printable};
 
 /// How to read the interval and the pairs of a row.
 const READING: &str = "interval: 95 %; p: of \"not slower than the threshold\", over all cases \
@@ -236,7 +236,8 @@ fn notes(comparison: &Comparison) -> Vec<String> {
         ));
     }
     let with_reason = |lines: &mut Vec<String>, cases: &BTreeMap<String, String>, label: &str| {
-        lines.extend(cases.iter().map(|(case, reason)| format!("{label}: {case}: {reason}")));
+        let each = cases.iter().map(|(case, reason)| (case, indented(reason)));
+        lines.extend(each.map(|(case, reason)| format!("{label}: {case}: {reason}")));
     };
     with_reason(&mut lines, &comparison.failed, "failed in the head");
     lines.extend(findings(comparison).1);
@@ -244,8 +245,8 @@ fn notes(comparison: &Comparison) -> Vec<String> {
     with_reason(&mut lines, &comparison.skipped, "skipped in the head, timed in the base");
     for broken in &comparison.broken {
         let so = if broken.abandoned { "; its undecided cases were abandoned" } else { "" };
-        lines
-            .push(format!("broke: {} of the {}: {}{so}", broken.bench, broken.side, broken.reason));
+        let reason = indented(&broken.reason);
+        lines.push(format!("broke: {} of the {}: {reason}{so}", broken.bench, broken.side));
     }
     lines.extend(inconclusive(comparison));
     if nothing_to_judge(comparison) {

@@ -10,15 +10,16 @@ use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
 use super::summary::{SummaryRow, UnjudgedKind, VerdictSummary};
 use crate::gate::Verdict;
 use crate::gate::rules::FILE;
+use kernelgate::record::text::printable;
 
 /// As XML.
 pub fn xml(summary: &VerdictSummary) -> String {
     let mut suite = TestSuite::new(summary.verb);
     for (name, words) in &summary.facts {
-        suite.add_property((*name, words.as_str()));
+        suite.add_property((*name, &*printable(words)));
     }
     for line in summary.rules.lines() {
-        suite.add_property((FILE, line.as_str()));
+        suite.add_property((FILE, &*printable(&line)));
     }
     suite.add_test_cases(summary.rows.iter().map(|row| {
         let mut case = case(&row.case, of_row(row, summary.evidence));
@@ -30,7 +31,7 @@ pub fn xml(summary: &VerdictSummary) -> String {
             accepted.push(format!("slower by {change} ({interval})"));
         }
         if !accepted.is_empty() {
-            case.set_system_out(accepted.join("\n"));
+            case.set_system_out(&*printable(&accepted.join("\n")));
         }
         case
     }));
@@ -38,13 +39,13 @@ pub fn xml(summary: &VerdictSummary) -> String {
         let kind =
             if other.kind == UnjudgedKind::Skipped { None } else { Some(NonSuccessKind::Error) };
         let mut status = kind.map_or_else(TestCaseStatus::skipped, TestCaseStatus::non_success);
-        status.set_message(other.why.as_str());
+        status.set_message(&*printable(&other.why));
         if kind.is_some() {
             status.set_type(if other.kind == UnjudgedKind::Refused { "refused" } else { "failed" });
         }
         suite.add_test_case(case(&other.name, status));
     }
-    let mut report = Report::new(summary.headline.as_str());
+    let mut report = Report::new(&*printable(&summary.headline));
     report.add_test_suite(suite);
     let mut xml = report.to_string().expect("text in memory can be written");
     if !xml.ends_with('\n') {
@@ -55,6 +56,7 @@ pub fn xml(summary: &VerdictSummary) -> String {
 
 /// In the class of its workload: "attention.forward".
 fn case(name: &str, status: TestCaseStatus) -> TestCase {
+    let name = &*printable(name);
     let mut case = TestCase::new(name, status);
     let mut parts = name.split('/');
     if let (Some(family), Some(operation), Some(_)) = (parts.next(), parts.next(), parts.next()) {
@@ -82,10 +84,8 @@ fn of_row(row: &SummaryRow, evidence: &str) -> TestCaseStatus {
         Verdict::Inconclusive => {
             let mut status = TestCaseStatus::skipped();
             let numbers = if row.is_timed() { format!(": {numbers}") } else { String::new() };
-            status.set_message(format!(
-                "inconclusive: {}{numbers}",
-                row.reason.as_deref().unwrap_or("no reason")
-            ));
+            let reason = printable(row.reason.as_deref().unwrap_or("no reason"));
+            status.set_message(format!("inconclusive: {reason}{numbers}"));
             status
         }
         Verdict::Improved | Verdict::Unchanged | Verdict::Accepted => TestCaseStatus::success(),

@@ -304,6 +304,28 @@ fn kernels_of_which_none_was_compared_are_no_kernels_without_a_difference() {
 }
 
 #[test]
+fn a_message_is_no_line_of_its_own_and_no_xml() {
+    let message = "boom\n\n0 regressed, 0 improved, 3 unchanged\u{202e}\u{9b}31m\u{ffff}";
+    let of = |case: &str| BTreeMap::from([(case.to_owned(), message.to_owned())]);
+    let report = GateReport { failed: of("a/b/x"), skipped: of("a/b/y"), ..gated() };
+    let compared = Comparison {
+        failed: of("a/b/x"),
+        failed_in_base: of("a/b/y"),
+        skipped: of("a/b/z"),
+        ..compared()
+    };
+    for text in [verdicts::text(&report, None), comparison::text(&compared, None)] {
+        let told = "boom\n    0 regressed, 0 improved, 3 unchanged\\u{202e}\\u{ffff}\n";
+        assert!(text.contains(&format!("a/b/x: {told}")), "{text}");
+        assert!(text.contains(&format!("a/b/y: {told}")), "{text}");
+        assert_eq!(text.matches("\n0 regressed, 0 improved, 3 unchanged").count(), 0, "{text}");
+    }
+    let xml = junit::xml(&verdicts::summary(&report, "kernelgate gate"));
+    assert!(xml.contains("3 unchanged\\u{202e}\\u{ffff}"), "{xml}");
+    assert!(!xml.contains(['\u{202e}', '\u{9b}', '\u{ffff}']), "{xml}");
+}
+
+#[test]
 fn a_comparison() {
     let compared = compared();
     let summary = comparison::summary(&compared, "kernelgate compare --base main --budget 600s");

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use super::summary::{self, SummaryRow, Unjudged, UnjudgedKind, VerdictSummary};
 use crate::gate::interval::{SingleRun, SpreadSource};
 use crate::gate::{Doubt, GateReport, Judged};
-use kernelgate::record::text::printable;
+use kernelgate::record::text::{indented, printable};
 
 /// How to read the interval and the runs of a row.
 const READING: &str =
@@ -193,7 +193,8 @@ fn notes(report: &GateReport) -> Vec<String> {
             in_short(&refusal.cases),
         ));
     }
-    lines.extend(report.failed.iter().map(|(case, error)| format!("failed: {case}: {error}")));
+    let failed = |(case, error): (&String, &String)| format!("failed: {case}: {}", indented(error));
+    lines.extend(report.failed.iter().map(failed));
     lines.extend(findings(report).1);
     lines.extend(
         report
@@ -207,7 +208,7 @@ fn notes(report: &GateReport) -> Vec<String> {
         report
             .skipped
             .iter()
-            .map(|(case, reason)| format!("skipped, in the baseline: {case}: {reason}")),
+            .map(|(case, why)| format!("skipped, in the baseline: {case}: {}", indented(why))),
     );
     lines.extend(first_of(&report.own, "compared with itself, the baseline was saved from it"));
     if report.judged.is_empty() && report.refused.is_empty() {

@@ -1,7 +1,7 @@
 //! `kernelgate diagnose`: what is wrong with a trace, or with a case that is recorded now, with
 //! evidence; of two traces what changed.
 
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use kernelgate::exit::Exit;
@@ -134,10 +134,16 @@ fn compare(arguments: &Arguments, traces: [&(String, PathBuf); 2]) -> anyhow::Re
     }
 }
 
-/// The filter, where one word is given that names no file: files have an extension, cases have none.
+/// The filter, where one word is given that names no file: files have an extension, or are named
+/// from the root or from the folder on (`/tmp/trace`, `./trace`), cases are not.
 fn case(words: &[PathBuf]) -> Option<String> {
     let [word] = words else { return None };
-    let names_a_file = word.exists() || word.extension().is_some();
+    let first = word.components().next();
+    let is_path = matches!(
+        first,
+        Some(Component::RootDir | Component::Prefix(_) | Component::CurDir | Component::ParentDir)
+    );
+    let names_a_file = is_path || word.exists() || word.extension().is_some();
     (!names_a_file).then(|| word.to_str().map(str::to_owned)).flatten()
 }
 
@@ -171,4 +177,20 @@ fn write_page(file: &Path, name: &str, trace: &Trace, diagnosis: &Diagnosis) -> 
     file::write_text(file, &page).map_err(|error| anyhow::anyhow!("--html: failed to {error}"))?;
     eprintln!("page: {}", printable_path(file));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_case_is_told_from_a_path() {
+        let of = |word: &str| case(&[PathBuf::from(word)]);
+        for filter in ["attention/forward/n64/cuda/hot", "^st_bif/", "graph"] {
+            assert_eq!(of(filter).as_deref(), Some(filter));
+        }
+        for path in ["/no/such/trace", "./trace", "../trace", "none.sqlite", "none.json", "."] {
+            assert_eq!(of(path), None, "{path}");
+        }
+    }
 }

@@ -8,9 +8,10 @@ use serde::Serialize;
 use super::output::{OutputFormat, print_json};
 use kernelgate::display::{self, terminal};
 use kernelgate::exit::Exit;
+use kernelgate::harness::args;
 use kernelgate::record::environment::available_memory;
-use kernelgate::record::text::{printable, quoted};
-use kernelgate::record::{Environment, Store};
+use kernelgate::record::text::{printable, quoted, shortened};
+use kernelgate::record::{Environment, Provenance, Store};
 use kernelgate_cuda::architecture;
 use kernelgate_cuda::compiler::cache;
 use kernelgate_cuda::driver::device::{self, Device};
@@ -117,6 +118,7 @@ fn checks(environment: &Environment, store: &Store) -> Vec<Check> {
     checks.extend(library::ignored_settings().into_iter().map(|setting| {
         check("setting", setting, Some("name folders from the root on, in variables too"))
     }));
+    checks.extend(wrong_settings());
     checks.extend(other_architecture());
     checks.extend(compiled_kernels());
     checks.extend(gpus);
@@ -124,6 +126,22 @@ fn checks(environment: &Environment, store: &Store) -> Vec<Check> {
     checks.push(tool("ncu", "counters of a kernel (Nsight Compute)"));
     checks.extend(counters());
     checks
+}
+
+/// Variables that a bench refuses: those that stand for flags, and the commit.
+fn wrong_settings() -> Vec<Check> {
+    let commit = Provenance::of_process(Path::new(".")).err();
+    let number = std::env::var("KERNELGATE_DEVICE").ok().and_then(|it| it.parse::<usize>().ok());
+    let missing = number.zip(device::count().ok()).filter(|(number, count)| number >= count);
+    let device = missing.map(|(number, count)| {
+        format!("KERNELGATE_DEVICE={number}: there are {count} GPUs, counted from 0")
+    });
+    let check = |finding: String| Check {
+        what: "setting",
+        finding: shortened(finding),
+        advice: Some("correct the variable, or unset it: benches end with this error".to_owned()),
+    };
+    args::wrong_variables().into_iter().chain(commit).chain(device).map(check).collect()
 }
 
 /// What `KERNELGATE_ARCH` names, where that is no architecture; a GPU's own check says the rest.

@@ -7,7 +7,7 @@ use crate::gate::baseline::figures;
 use kernelgate::display;
 use kernelgate::exit::Exit;
 use kernelgate::record::file::{self, Record as _};
-use kernelgate::record::text::printable;
+use kernelgate::record::text::{printable, printable_path};
 use kernelgate::record::{Baseline, Store};
 
 #[derive(Debug, clap::Args)]
@@ -47,6 +47,7 @@ fn migrate(path: &Path) -> anyhow::Result<String> {
     if found == Some(newest) {
         return Ok(format!("{}: as it is, in version {newest}", path.display()));
     }
+    let sealed = file::has_checksum(path);
     let size = || std::fs::metadata(path).map_or(0, |facts| facts.len());
     let bytes_before = size();
     // Read back from where nobody looks, before the file is replaced.
@@ -61,6 +62,13 @@ fn migrate(path: &Path) -> anyhow::Result<String> {
         path.display()
     );
     file::write(path, &before).map_err(failed_to)?;
+    if !sealed {
+        eprintln!(
+            "warning: {} had no checksum, so that nobody knows whether it was edited: it was \
+             taken as it was, and has one now",
+            printable_path(path)
+        );
+    }
     let runs = before.cases.values().flat_map(|case| case.runs.values());
     Ok(format!(
         "{}: version {} to {newest}, {} to {}; {} cases, {} runs: {} samples became {} medians \
@@ -71,7 +79,7 @@ fn migrate(path: &Path) -> anyhow::Result<String> {
         display::bytes(size()),
         before.cases.len(),
         before.runs.len(),
-        runs.clone().map(|run| run.samples).sum::<u64>(),
+        runs.clone().fold(0, |sum: u64, run| sum.saturating_add(run.samples)),
         runs.count(),
     ))
 }

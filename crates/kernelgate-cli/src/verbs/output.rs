@@ -7,7 +7,7 @@ use kernelgate::display;
 use kernelgate::display::table::{Table, escape};
 use kernelgate::display::terminal;
 use kernelgate::record::file;
-use kernelgate::record::text::printable;
+use kernelgate::record::text::{escaped_json, indented};
 
 /// How a result is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -24,7 +24,7 @@ pub enum OutputFormat {
 impl OutputFormat {
     /// What others wrote, such as a message, harmless in this format.
     pub fn words(self, text: &str) -> String {
-        if self == Self::Markdown { escape(text) } else { printable(text).into_owned() }
+        if self == Self::Markdown { escape(text) } else { indented(text) }
     }
 }
 
@@ -48,7 +48,7 @@ impl OutputFormat {
 }
 
 pub fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
-    println!("{}", serde_json::to_string_pretty(value)?);
+    print!("{}", json(value)?);
     Ok(())
 }
 
@@ -93,9 +93,9 @@ pub fn write_all<'a>(
     file::write_texts(files).map_err(|error| anyhow::anyhow!("--out: failed to {error}"))
 }
 
-/// JSON as files have it.
+/// JSON as files and terminals have it.
 pub fn json(value: &impl serde::Serialize) -> anyhow::Result<String> {
-    Ok(serde_json::to_string_pretty(value)? + "\n")
+    Ok(escaped_json(serde_json::to_string_pretty(value)?) + "\n")
 }
 
 /// The arguments of the program, as text.

@@ -40,7 +40,8 @@ fn of_kernel(recording: &CaseRecording, stages: &RecordedStages) -> Option<Kerne
     let trace = &recording.trace;
     let is_it = |name: u32| trace.names.get(name as usize) == Some(&stages.kernel);
     let recorded = trace.kernels.iter().filter(|kernel| is_it(kernel.name));
-    let total_ns: u64 = recorded.map(|kernel| kernel.end.saturating_sub(kernel.start)).sum();
+    let times_ns = recorded.map(|kernel| kernel.end.saturating_sub(kernel.start));
+    let total_ns = times_ns.fold(0, u64::saturating_add);
     let kernel_ns = total_ns as f64 / f64::from(recording.steps.max(1));
     let blocks: Vec<&Vec<u64>> = stages
         .cycles

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::output::{print_json, write_all};
+use super::output::{json, print_json, write_all};
 use crate::pages::verdict;
 use crate::plot::PlotError;
 use crate::report::metrics::{self, Metrics};
@@ -73,16 +73,12 @@ impl VerdictOutput {
             VerdictFormat::SmallerIsBetter => print_json(&metrics::smaller_is_better(metrics))?,
         }
         if let Some(folder) = &self.out {
-            let json = |value: serde_json::Result<String>| value.map(|text| text + "\n");
             for (name, text) in [
                 ("comment.md", comment::markdown(summary)),
                 ("junit.xml", junit::xml(summary)),
-                ("result.json", json(serde_json::to_string_pretty(result))?),
-                ("bmf.json", json(serde_json::to_string_pretty(&metrics::bencher(metrics)))?),
-                (
-                    "smaller-is-better.json",
-                    json(serde_json::to_string_pretty(&metrics::smaller_is_better(metrics)))?,
-                ),
+                ("result.json", json(result)?),
+                ("bmf.json", json(&metrics::bencher(metrics))?),
+                ("smaller-is-better.json", json(&metrics::smaller_is_better(metrics))?),
             ] {
                 file::write_text(&folder.join(name), &text)
                     .map_err(|error| anyhow::anyhow!("--out: failed to {error}"))?;

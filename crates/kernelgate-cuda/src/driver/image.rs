@@ -37,6 +37,16 @@ pub enum ImageError {
         /// What it is, or is not.
         problem: &'static str,
     },
+    /// Less than its headers tell of: the driver would read on behind its end.
+    #[error("{name}: is cut short: it has {bytes} bytes, and its headers tell of {told}")]
+    CutShort {
+        /// What the image is called.
+        name: String,
+        /// Bytes that are there.
+        bytes: usize,
+        /// Bytes that its headers tell of.
+        told: u64,
+    },
 }
 
 impl From<ImageError> for BackendError {
@@ -100,6 +110,14 @@ impl Image {
         let (name, mut bytes) = (name.into(), bytes.into());
         match kind(&bytes) {
             Ok(kind) => {
+                let told = match kind {
+                    ImageKind::Cubin(_) => cubin_bytes(&bytes),
+                    ImageKind::Fatbin(_) => fatbin_bytes(&bytes),
+                    ImageKind::Ptx(_) => 0,
+                };
+                if told > bytes.len() as u64 {
+                    return Err(ImageError::CutShort { name, bytes: bytes.len(), told });
+                }
                 if matches!(kind, ImageKind::Ptx(_)) && bytes.last() != Some(&0) {
                     // The driver reads text to its NUL.
                     bytes.push(0);
@@ -225,6 +243,43 @@ fn elf(bytes: &[u8]) -> Option<ImageKind> {
     Some(ImageKind::Cubin((number > 0).then(|| format!("sm_{number}"))))
 }
 
+/// Bytes that the headers of a cubin tell of: its tables of sections and of segments, and what is
+/// in these. The driver is told no length.
+fn cubin_bytes(bytes: &[u8]) -> u64 {
+    const HEADER: u64 = 64;
+    /// Of the ELF standard, with content in the file. What NVIDIA adds may be without.
+    const CONTENT: std::ops::Range<u32> = 1..8;
+    let at = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
+    // Where a table begins, the size of its entries, and their number.
+    let table = |start: usize, size: usize| {
+        Some((long(bytes, start)?, half(bytes, size)?, half(bytes, size + 2)?))
+    };
+    let (Some(segments), Some(sections)) = (table(32, 54), table(40, 58)) else { return HEADER };
+    let end = |(start, size, count): (u64, u64, u64)| match count {
+        0 => 0,
+        count => start.saturating_add(size * count),
+    };
+    let each = |(start, size, count): (u64, u64, u64)| {
+        (0..count).map_while(move |i| bytes.get(at(start.saturating_add(size * i))..))
+    };
+    let section = |entry: &[u8]| {
+        let kind = word(entry, 4).filter(|kind| CONTENT.contains(kind));
+        Some(long(entry, 24)?.saturating_add(kind.and_then(|_| long(entry, 32))?))
+    };
+    let segment = |entry: &[u8]| Some(long(entry, 8)?.saturating_add(long(entry, 32)?));
+    let sections_end = each(sections).filter_map(section).max().unwrap_or_default();
+    let segments_end = each(segments).filter_map(segment).max().unwrap_or_default();
+    [HEADER, end(sections), end(segments), sections_end, segments_end].into_iter().fold(0, u64::max)
+}
+
+/// Bytes that the header of a fatbin tells of: itself, and what follows it.
+fn fatbin_bytes(bytes: &[u8]) -> u64 {
+    match (half(bytes, 6), long(bytes, 8)) {
+        (Some(header), Some(payload)) => payload.saturating_add(header),
+        _ => 16,
+    }
+}
+
 /// The images of a fatbin, as far as they can be told: a header of 16 bytes, then an entry each
 /// with its kind, the size of its header and of its payload, and its architecture.
 fn images(bytes: &[u8]) -> Vec<String> {
@@ -248,8 +303,16 @@ fn images(bytes: &[u8]) -> Vec<String> {
     images
 }
 
+fn half(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from(u16::from_le_bytes(bytes.get(at..at + 2)?.try_into().ok()?)))
+}
+
 fn word(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+fn long(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
 }
 
 #[cfg(test)]
@@ -314,7 +377,6 @@ mod tests {
             (&FATBIN_WRAPPER.to_le_bytes(), "pass the fatbin itself"),
             (&LTO_IR.to_le_bytes(), "has to be linked first"),
             (b"\x7fELF\x02\x01\x01", "is an ELF file, and no cubin"),
-            (&FATBIN.to_le_bytes(), "a fatbin without an image"),
         ] {
             let told = kind_of(bytes).unwrap_or_else(|error| error);
             assert!(told.contains(words), "{told}");
@@ -329,6 +391,57 @@ mod tests {
         for whole in [fatbin(&[(2, 80), (1, 90)]), cubin(8, 0x640a)] {
             (0..whole.len()).for_each(|end| drop(kind_of(&whole[..end])));
         }
+    }
+
+    #[test]
+    fn what_is_cut_short_is_refused_with_both_lengths() {
+        let whole = fatbin(&[(2, 80), (1, 90)]);
+        // A table of two sections, the second with bytes behind it, then a table of one segment.
+        let mut elf = cubin(8, 0x640a);
+        let mut put = |at: usize, value: u64, size: usize| {
+            elf.resize(elf.len().max(at + size), 0);
+            elf[at..at + size].copy_from_slice(&value.to_le_bytes()[..size]);
+        };
+        for (at, value, size) in
+            [(32, 208, 8), (40, 64, 8), (54, 56, 2), (56, 1, 2), (58, 64, 2), (60, 2, 2)]
+        {
+            put(at, value, size);
+        }
+        // Shared memory takes none of the file, however large it is.
+        for (at, value) in [(68, 8), (96, 1 << 40), (132, 1), (152, 192), (160, 16)] {
+            put(at, value, 8);
+        }
+        for (at, value) in [(208, 1), (216, 192), (240, 16), (256, 0)] {
+            put(at, value, 8);
+        }
+        for (bytes, kind, len) in [(whole, "a fatbin with", 160), (elf, "a cubin for sm_100", 264)]
+        {
+            assert_eq!(bytes.len(), len);
+            assert!(kind_of(&bytes).unwrap().starts_with(kind));
+            for end in [64, len / 2, len - 1] {
+                let error = kind_of(&bytes[..end]).unwrap_err();
+                let lengths =
+                    format!("mine: is cut short: it has {end} bytes, and its headers tell");
+                assert!(error.starts_with(&lengths), "{error}");
+            }
+        }
+        let of_section = {
+            let mut bytes = cubin(8, 0x640a);
+            bytes[40..48].copy_from_slice(&64_u64.to_le_bytes());
+            bytes[58..62].copy_from_slice(&[64, 0, 1, 0]);
+            bytes.resize(128, 0);
+            bytes[68] = 1;
+            bytes[88..104].copy_from_slice(&[0xff; 16]);
+            kind_of(&bytes).unwrap_err()
+        };
+        assert!(of_section.ends_with(&format!("tell of {}", u64::MAX)), "{of_section}");
+        let magic = kind_of(&FATBIN.to_le_bytes()).unwrap_err();
+        assert!(magic.ends_with("it has 4 bytes, and its headers tell of 16"), "{magic}");
+        // One that a compiler made.
+        let path = "../../examples/attached/kernels/axpy.sm_90.cubin";
+        let axpy = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap();
+        assert_eq!(kind_of(&axpy).unwrap(), "a cubin for sm_90");
+        assert!(kind_of(&axpy[..axpy.len() - 1]).unwrap_err().contains("is cut short"));
     }
 
     #[test]

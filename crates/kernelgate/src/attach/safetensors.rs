@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use half::{bf16, f16};
-use serde::Deserialize;
+use serde::de::{Error as _, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use crate::workload::{Data, Tensor};
@@ -20,6 +21,100 @@ pub(super) struct Entry {
     dtype: String,
     pub(super) shape: Vec<usize>,
     data_offsets: [usize; 2],
+}
+
+impl Entry {
+    /// Bits of an element; none of a dtype that is not known here.
+    fn bits(&self) -> Option<usize> {
+        Some(match &*self.dtype {
+            "F4" => 4,
+            "F6_E2M3" | "F6_E3M2" => 6,
+            "BOOL" | "U8" | "I8" | "F8_E5M2" | "F8_E4M3" | "F8_E8M0" => 8,
+            "I16" | "U16" | "F16" | "BF16" => 16,
+            "I32" | "U32" | "F32" => 32,
+            "I64" | "U64" | "F64" | "C64" => 64,
+            _ => return None,
+        })
+    }
+
+    /// Bytes that its shape takes; none where that is no number.
+    fn bytes(&self, bits: usize) -> Option<usize> {
+        let all = self.shape.iter().try_fold(bits, |all, &of| all.checked_mul(of))?;
+        Some(all.div_ceil(8))
+    }
+}
+
+/// The start of a name that a message quotes.
+fn short(name: &str) -> String {
+    name.chars().take(100).collect()
+}
+
+/// What the format demands: tensors lie one behind the other, from the first byte to the last, and
+/// each has the bytes of its shape.
+fn check_places(entries: &BTreeMap<String, Entry>, end: usize) -> Result<(), String> {
+    let mut by_place: Vec<_> = entries.iter().collect();
+    by_place.sort_by_key(|(_, entry)| entry.data_offsets);
+    let mut at = 0;
+    for (name, entry) in by_place {
+        let [from, to] = entry.data_offsets;
+        if from != at || to < from {
+            return Err(format!(
+                "its tensor `{}` lies at {from} to {to}, where the one before ends at {at}",
+                short(name)
+            ));
+        }
+        if to > end {
+            return Err(format!(
+                "its elements are {end} bytes, and its tensor `{}` ends at {to}",
+                short(name)
+            ));
+        }
+        if let Some(bits) = entry.bits()
+            && entry.bytes(bits) != Some(to - from)
+        {
+            return Err(format!(
+                "its tensor `{}` has {} bytes, which is not the shape {:?} of {}",
+                short(name),
+                to - from,
+                entry.shape,
+                entry.dtype
+            ));
+        }
+        at = to;
+    }
+    if at == end {
+        return Ok(());
+    }
+    Err(format!("its elements are {end} bytes, and its tensors end at {at}"))
+}
+
+/// The header: a value a name, each name once.
+struct Header(BTreeMap<String, Value>);
+
+impl<'de> Deserialize<'de> for Header {
+    fn deserialize<D: Deserializer<'de>>(header: D) -> Result<Self, D::Error> {
+        struct Names;
+        impl<'de> Visitor<'de> for Names {
+            type Value = Header;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("tensors by name")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Header, A::Error> {
+                let mut header = BTreeMap::new();
+                while let Some((name, value)) = fields.next_entry::<String, Value>()? {
+                    if header.contains_key(&name) {
+                        let twice = format!("it has `{}` twice", short(&name));
+                        return Err(A::Error::custom(twice));
+                    }
+                    header.insert(name, value);
+                }
+                Ok(Header(header))
+            }
+        }
+        header.deserialize_map(Names)
+    }
 }
 
 /// A file that was read.
@@ -45,16 +140,13 @@ impl SafeTensors {
         let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
         let (header, elements) =
             rest.split_at_checked(length).ok_or("its header is longer than the file")?;
-        let mut header: BTreeMap<String, Value> =
+        let Header(mut header) =
             serde_json::from_slice(header).map_err(|cause| cause.to_string())?;
         header.remove("__metadata__");
         let entry = |(name, value)| Ok((name, serde_json::from_value(value)?));
         let entries: Result<_, serde_json::Error> = header.into_iter().map(entry).collect();
         let entries: BTreeMap<String, Entry> = entries.map_err(|cause| cause.to_string())?;
-        let end = entries.values().map(|entry| entry.data_offsets[1]).max().unwrap_or_default();
-        if end != elements.len() {
-            return Err(format!("its elements are {} bytes, and not {end}", elements.len()));
-        }
+        check_places(&entries, elements.len())?;
         let elements = bytes.len() - elements.len();
         Ok(Self { entries, bytes, elements })
     }
@@ -97,5 +189,57 @@ impl SafeTensors {
             return Err(format!("has {} elements, and the shape {:?}", data.len(), entry.shape));
         }
         Ok(Tensor::new(entry.shape.clone(), data))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(header: &str, elements: usize) -> Result<(), String> {
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header.as_bytes());
+        bytes.resize(bytes.len() + elements, 0);
+        SafeTensors::parse(bytes).map(drop)
+    }
+
+    #[test]
+    fn tensors_lie_one_behind_the_other_and_fill_the_file() {
+        let of = |tensors: &[(&str, &str, &str, [usize; 2])]| {
+            let each = tensors.iter().map(|(name, dtype, shape, [from, to])| {
+                format!(
+                    r#""{name}":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[{from},{to}]}}"#
+                )
+            });
+            format!("{{{}}}", each.collect::<Vec<_>>().join(","))
+        };
+        let (x, y) = (("x", "F32", "[4]", [0, 16]), ("y", "I8", "[2,1]", [16, 18]));
+        let empty = ("e", "F32", "[0,3]", [16, 16]);
+        assert_eq!(parse(&of(&[y, empty, x]), 18), Ok(()));
+        assert_eq!(parse("{}", 0), Ok(()));
+        let padded = format!("{}   ", of(&[x, ("z", "F4", "[3]", [16, 18])]));
+        assert_eq!(parse(&padded, 18), Ok(()));
+        let other = ("z", "UNKNOWN", "[3]", [16, 18]);
+        assert_eq!(parse(&of(&[x, other]), 18), Ok(()));
+        for (tensors, elements, wanted) in [
+            (
+                &[("x", "F32", "[4]", [0, 17])][..],
+                17,
+                "`x` has 17 bytes, which is not the shape [4]",
+            ),
+            (&[x, ("y", "I8", "[2]", [15, 17])], 17, "`y` lies at 15 to 17, where the one before"),
+            (&[x, ("y", "I8", "[2]", [17, 19])], 19, "`y` lies at 17 to 19, where the one before"),
+            (&[("x", "F32", "[4]", [1, 17])], 17, "`x` lies at 1 to 17, where the one before ends"),
+            (&[("x", "I8", "[1]", [0, 0])], 0, "`x` has 0 bytes"),
+            (&[("x", "I8", "[2]", [2, 0])], 0, "`x` lies at 2 to 0"),
+            (&[x], 15, "its elements are 15 bytes, and its tensor `x` ends at 16"),
+            (&[x], 17, "its elements are 17 bytes, and its tensors end at 16"),
+            (&[x, x], 16, "it has `x` twice"),
+            (&[("x", "F64", "[4611686018427387904,4]", [0, 8])], 8, "`x` has 8 bytes"),
+        ] {
+            let error = parse(&of(tensors), elements).unwrap_err();
+            assert!(error.contains(wanted), "{error}");
+        }
+        assert!(parse("[]", 0).unwrap_err().contains("tensors by name"));
     }
 }

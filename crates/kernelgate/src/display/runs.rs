@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use super::table::Table;
 use super::{natural, rate, time};
 use crate::record::run::InputChange;
-use crate::record::text::printable;
+use crate::record::text::{indented, printable};
 use crate::record::{CaseRecord, Run};
 use crate::stats::{self, Spread};
 
@@ -79,7 +79,7 @@ pub fn text(runs: &[Run], columns: Option<usize>) -> String {
     // Where nothing ran, that is why.
     let every = table.is_empty();
     for (reason, ids) in skips_by_reason(runs, every) {
-        let _ = write!(out, "\nskipped {}: {reason}", ids.len());
+        let _ = write!(out, "\nskipped {}: {}", ids.len(), indented(reason));
         if ids.len() <= SHOWN {
             let _ = write!(out, ": {}", ids.join(", "));
         }
@@ -117,7 +117,7 @@ pub fn text(runs: &[Run], columns: Option<usize>) -> String {
     }
     for run in runs {
         for (id, error) in &run.failed {
-            let _ = write!(out, "\nFAILED {id}: {error}");
+            let _ = write!(out, "\nFAILED {id}: {}", indented(error));
         }
     }
     printable(&out).into_owned()
@@ -255,6 +255,17 @@ mod tests {
         let text = text(&[run], None);
         let said = text.lines().find(|line| line.starts_with("without a record")).unwrap();
         assert!(said.ends_with("may pass: w/f/n1/cuda/unseen/hot"), "{text}");
+    }
+
+    #[test]
+    fn what_a_message_says_begins_no_line() {
+        let mut run = Run::start("b", "s", Environment::cpu(), Provenance::default());
+        let message = "boom\n\n0 regressed, 3 unchanged";
+        run.failed.insert("w/f/a".to_owned(), message.to_owned());
+        run.skipped.insert("w/f/b".to_owned(), message.to_owned());
+        let wanted = "no case was timed\nskipped 1: boom\n    0 regressed, 3 unchanged: w/f/b\n\
+                      FAILED w/f/a: boom\n    0 regressed, 3 unchanged";
+        assert_eq!(text(&[run], None), wanted);
     }
 
     #[test]

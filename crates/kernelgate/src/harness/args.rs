@@ -18,6 +18,7 @@ use crate::display::duration;
 use crate::measure::delay::Delay;
 use crate::record::Shard;
 use crate::record::store::check_name;
+use crate::record::text::one_line;
 use crate::workload::{Effort, Override};
 
 /// Everything a bench binary accepts.
@@ -194,6 +195,26 @@ pub fn command() -> clap::Command {
 /// What is wrong with them, or the help that was asked for.
 pub fn parse(arguments: &[OsString]) -> Result<Flags, clap::Error> {
     Flags::from_arg_matches(&command().try_get_matches_from(arguments)?)
+}
+
+/// What is wrong with the variables that stand for flags, one after the other: a bench says the
+/// first when it is run.
+pub fn wrong_variables() -> Vec<String> {
+    let flags = Flags::command();
+    let with_variable = flags.get_arguments().filter(|flag| flag.get_env().is_some());
+    let wrong = with_variable.filter_map(|of| {
+        let id = of.get_id();
+        let alone = |flag: clap::Arg| match flag.get_id() == id {
+            true => flag,
+            false => flag.env(clap::builder::Resettable::Reset),
+        };
+        let command = variables::without_empty(Flags::command().mut_args(alone));
+        let error = command.clone().try_get_matches_from([""; 0]).err()?;
+        let text = variables::explain(&error, &command, &[]);
+        let what = text.split("\n\n").next().unwrap_or_default();
+        Some(one_line(what.strip_prefix("error: ").unwrap_or(what)))
+    });
+    wrong.collect()
 }
 
 /// [`Effort`] as a flag value.

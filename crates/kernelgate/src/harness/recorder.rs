@@ -45,7 +45,7 @@ impl Recorder {
     /// Adds a verified and timed case.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// When the file cannot be written, or the case is one that no record may hold.
     pub fn add_case(&self, id: &str, case: CaseRecord) -> Result<(), FileError> {
         self.update(|run| drop(run.cases.insert(id.to_owned(), case)))
     }

@@ -12,6 +12,7 @@ pub mod delay;
 pub mod events;
 pub mod limits;
 mod off_stream;
+pub mod possible;
 mod queue;
 mod recorded;
 mod waiting;

@@ -10,7 +10,8 @@ use super::case_run::CaseRun;
 use super::environment::Mismatch;
 use super::file::{self, FileError, Record};
 use super::numerics::Numerics;
-use super::run::{CaseRecord, POSSIBLE_NS, Run};
+use super::run::{CaseRecord, Run};
+use crate::measure::possible::LAUNCH_NS;
 
 mod entries;
 mod v1;
@@ -330,13 +331,16 @@ impl Record for Baseline {
     }
 
     fn validate(&self) -> Result<(), String> {
+        for (key, run) in &self.runs {
+            run.limits.validate().map_err(|problem| format!("run {key}: {problem}"))?;
+        }
         for (id, case) in &self.cases {
             if case.runs.is_empty() {
                 return Err(format!("case {id}: no runs"));
             }
             if let Some(earlier) = &case.earlier
                 && (earlier.medians_ns.len() < 2
-                    || !earlier.medians_ns.iter().all(|ns| POSSIBLE_NS.contains(ns)))
+                    || !earlier.medians_ns.iter().all(|ns| LAUNCH_NS.contains(ns)))
             {
                 return Err(format!("case {id}: earlier runs that cannot be"));
             }
@@ -454,9 +458,14 @@ mod tests {
             let run = baseline.cases.get_mut("a").unwrap().runs.get_mut("1/bench").unwrap();
             run.limit = Some(TimeLimit { time_ns: 0.0, by: "memory".to_owned() });
         });
-        wrong.unwrap();
-        let refused = file::read::<Baseline>(&path).unwrap_err().to_string();
-        assert!(refused.contains("a limit of 0 ns a launch"), "{refused}");
+        let refused = wrong.unwrap_err().to_string();
+        assert!(refused.ends_with("a limit of 0 ns a launch"), "{refused}");
+        // The older file stays.
+        assert_eq!(limit_of(&file::read(&path).unwrap(), "b"), None);
+        let by_hand = file::to_text(&read).replace("\"time_ns\": 50.0", "\"time_ns\": 0.0");
+        std::fs::write(&path, by_hand).unwrap();
+        let refused = file::read_unsealed::<Baseline>(&path).unwrap_err().to_string();
+        assert!(refused.ends_with("a limit of 0 ns a launch"), "{refused}");
     }
 
     #[test]

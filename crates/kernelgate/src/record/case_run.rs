@@ -3,8 +3,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::run::{CaseRecord, LaunchCosts, POSSIBLE_NS, Samples, is_zero};
+use super::run::{CaseRecord, LaunchCosts, Samples, is_zero};
 use crate::measure::limits::TimeLimit;
+use crate::measure::possible;
 use crate::stats::{Spread, median};
 
 /// A case as one process run measured it.
@@ -46,7 +47,7 @@ pub struct CaseRun {
 }
 
 impl CaseRun {
-    /// Of samples that are valid.
+    /// Of samples that are valid: of others the numbers mean nothing.
     pub fn of(samples: &Samples) -> Self {
         let spread = Spread::of(&samples.per_launch_ns());
         let clocks = &samples.clock_mhz;
@@ -54,7 +55,7 @@ impl CaseRun {
             median_ns: spread.median,
             spread: spread.relative(),
             samples: samples.launches.len() as u64,
-            total_launches: samples.launches.iter().sum(),
+            total_launches: samples.total_launches().unwrap_or(u64::MAX),
             median_clock_mhz: (!clocks.is_empty()).then(|| median(clocks)),
             batch: samples.batch,
             host_bound: samples.host_bound,
@@ -76,21 +77,31 @@ impl CaseRun {
     /// # Errors
     /// A fragment that says what is wrong.
     pub fn validate(&self) -> Result<(), String> {
-        if !POSSIBLE_NS.contains(&self.median_ns) {
-            return Err(format!("a median of {} ns a launch", self.median_ns));
-        }
+        possible::check_launch_ns("a median", self.median_ns)?;
         if !(self.spread >= 0.0 && self.spread.is_finite()) {
             return Err(format!("a spread of {}", self.spread));
         }
         if self.samples == 0 || self.total_launches < self.samples {
             return Err(format!("{} samples of {} launches", self.samples, self.total_launches));
         }
-        if let Some(limit) = self.limit.as_ref().filter(|it| !POSSIBLE_NS.contains(&it.time_ns)) {
-            return Err(format!("a limit of {} ns a launch", limit.time_ns));
-        }
+        self.median_clock_mhz.map_or(Ok(()), possible::check_clock_mhz)?;
+        self.costs.validate()?;
+        self.limit.as_ref().map_or(Ok(()), TimeLimit::validate)?;
         match self.contention.filter(|share| !(0.0..=1.0).contains(share)) {
             Some(share) => Err(format!("contention of {share}")),
             None => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn launches_beyond_all_numbers_do_not_overflow() {
+        let mut case = CaseRecord::of_samples(vec![1e20, 1e20]);
+        case.samples.launches = vec![u64::MAX, 1];
+        assert_eq!(CaseRun::of(&case.samples).total_launches, u64::MAX);
     }
 }

@@ -1,6 +1,5 @@
 //! Reading and writing record files: the envelope with its schema, stable JSON, atomic replacement.
 
-use std::fmt::Write as _;
 use std::io::{BufReader, Read as _, Seek as _, Write as _};
 use std::path::{Path, PathBuf};
 
@@ -8,12 +7,14 @@ use serde::de::DeserializeOwned;
 use serde::{Deserializer, Serialize};
 use serde_json::Value;
 
+use pretty::pretty;
 use scan::Scanned;
 
 use super::text;
 
 use kernelgate_cuda::regular_file::open;
 
+mod pretty;
 mod scan;
 
 /// A type with a file format of its own.
@@ -264,24 +265,36 @@ pub fn version<T: Record>(path: &Path) -> Option<u64> {
 /// Writes a record: the old file or the new one is there at any time, never half of one.
 ///
 /// # Errors
-/// When the folder cannot be made or written, or the disk is full; the old file is then untouched.
+/// When the record is one that [`read()`] refuses, the folder cannot be made or written, or the disk
+/// is full; the old file is then untouched.
 pub fn write<T: Record>(path: &Path, record: &T) -> Result<(), FileError> {
-    // A path of the system may be no text.
-    let text = try_text(record).map_err(|cause| FileError::Invalid {
+    write_text(path, &readable_text(path, record)?)
+}
+
+/// The text of a record that can be read again.
+fn readable_text<T: Record>(path: &Path, record: &T) -> Result<String, FileError> {
+    let text = || {
+        record.validate()?;
+        // A path of the system may be no text.
+        let value = try_value(record).map_err(|cause| cause.to_string())?;
+        let scanned = Scanned::of(&value, T::KIND, T::FREE_TEXT, false);
+        let refused = scanned.map_err(|cause| cause.to_string())?.refused;
+        refused.map_or_else(|| Ok(text_of_value::<T>(&value)), Err)
+    };
+    text().map_err(|problem: String| FileError::Invalid {
         action: "write",
         path: path.to_owned(),
         kind: T::KIND,
-        problem: cause.to_string(),
-    })?;
-    write_text(path, &text)
+        problem: text::shortened(problem),
+    })
 }
 
 /// The text of a record without paths, as [`write()`] writes it.
 pub fn to_text<T: Record>(record: &T) -> String {
-    try_text(record).expect("records have string keys and finite numbers")
+    text_of_value::<T>(&try_value(record).expect("records have string keys and finite numbers"))
 }
 
-fn try_text<T: Record>(record: &T) -> Result<String, serde_json::Error> {
+fn try_value<T: Record>(record: &T) -> Result<Value, serde_json::Error> {
     let mut value = serde_json::to_value(record)?;
     let envelope = value.as_object_mut().expect("records are structs");
     envelope.insert("schema".to_owned(), T::SCHEMA.into());
@@ -293,10 +306,14 @@ fn try_text<T: Record>(record: &T) -> Result<String, serde_json::Error> {
             .expect("records are structs")
             .insert("checksum".to_owned(), checksum.into());
     }
+    Ok(value)
+}
+
+fn text_of_value<T: Record>(value: &Value) -> String {
     let mut text = String::new();
-    pretty(&value, 0, T::LINES, &mut text);
+    pretty(value, 0, T::LINES, &mut text);
     text.push('\n');
-    Ok(text)
+    text
 }
 
 /// Replaces a file atomically: a temporary file in the same folder, synced, then renamed.
@@ -337,7 +354,7 @@ fn prepared(path: &Path, text: impl AsRef<str>) -> Result<tempfile::NamedTempFil
 /// As [`write()`], and when there is a file of that name, which is left as it is.
 pub fn write_new<T: Record>(path: &Path, record: &T) -> Result<(), FileError> {
     let io = |cause| FileError::Io { action: "write", path: path.to_owned(), cause };
-    match prepared(path, to_text(record))?.persist_noclobber(path) {
+    match prepared(path, readable_text(path, record)?)?.persist_noclobber(path) {
         Ok(_) => Ok(()),
         // A file system that can only replace.
         Err(error) if !path.exists() => {
@@ -426,60 +443,6 @@ pub fn check_writable(path: &Path) -> Result<(), FileError> {
     let mut probe = temporary_beside(path).map_err(io)?;
     std::io::copy(&mut std::io::repeat(0).take(room), &mut probe).map_err(io)?;
     probe.as_file().sync_all().map_err(io)
-}
-
-/// Two-space JSON with sorted keys (`serde_json::Value` sorts them) and lists of plain values on
-/// one line, so that a diff shows one line a list of samples. Entries of the fields in `lines` are
-/// on one line too.
-fn pretty(value: &Value, depth: usize, lines: &[&str], out: &mut String) {
-    let is_nested = |value: &Value| value.is_array() || value.is_object();
-    match value {
-        Value::Object(map) if !map.is_empty() => {
-            out.push_str("{\n");
-            for (i, (key, value)) in map.iter().enumerate() {
-                let _ = write!(
-                    out,
-                    "{:indent$}{}: ",
-                    "",
-                    Value::from(key.as_str()),
-                    indent = 2 * (depth + 1)
-                );
-                match value {
-                    Value::Object(entries) if lines.contains(&key.as_str()) => {
-                        line_each(entries, depth + 1, out)
-                    }
-                    value => pretty(value, depth + 1, lines, out),
-                }
-                out.push_str(if i + 1 < map.len() { ",\n" } else { "\n" });
-            }
-            let _ = write!(out, "{:indent$}}}", "", indent = 2 * depth);
-        }
-        Value::Array(items) if items.iter().any(is_nested) => {
-            out.push_str("[\n");
-            for (i, item) in items.iter().enumerate() {
-                let _ = write!(out, "{:indent$}", "", indent = 2 * (depth + 1));
-                pretty(item, depth + 1, lines, out);
-                out.push_str(if i + 1 < items.len() { ",\n" } else { "\n" });
-            }
-            let _ = write!(out, "{:indent$}]", "", indent = 2 * depth);
-        }
-        Value::Array(items) => {
-            let items: Vec<String> = items.iter().map(Value::to_string).collect();
-            let _ = write!(out, "[{}]", items.join(", "));
-        }
-        plain => out.push_str(&plain.to_string()),
-    }
-}
-
-/// The entries of an object, a line each.
-fn line_each(entries: &serde_json::Map<String, Value>, depth: usize, out: &mut String) {
-    out.push_str("{\n");
-    for (i, (key, value)) in entries.iter().enumerate() {
-        let comma = if i + 1 < entries.len() { "," } else { "" };
-        let key = Value::from(key.as_str());
-        let _ = writeln!(out, "{:indent$}{key}: {value}{comma}", "", indent = 2 * (depth + 1));
-    }
-    let _ = write!(out, "{:indent$}}}", "", indent = 2 * depth);
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ pub mod tensors;
 pub mod text;
 pub mod trial_request;
 pub mod trials;
+pub mod verification;
 pub mod work;
 
 pub use baseline::{Baseline, BaselineCase, BaselineRun, EarlierRuns};

@@ -131,7 +131,8 @@ impl SeedErrors {
 
 /// An error to four significant digits: more say nothing, and baselines are committed.
 fn digits(error: f64) -> f64 {
-    format!("{error:.3e}").parse().unwrap_or(error)
+    let rounded = format!("{error:.3e}").parse().ok();
+    rounded.filter(|rounded: &f64| rounded.is_finite()).unwrap_or(error)
 }
 
 impl CaseNumerics {

@@ -60,9 +60,9 @@ impl Provenance {
             return Ok((if here { Self::of(root) } else { Self::default() }, false));
         };
         let given = given.to_string_lossy();
-        if !is_hash(given.strip_suffix("+changes").unwrap_or(&given)) {
+        if !is_commit(given.strip_suffix("+changes").unwrap_or(&given)) {
             return Err(format!(
-                "KERNELGATE_COMMIT=`{}` is no commit: 4 to 64 hexadecimal digits, and +changes \
+                "KERNELGATE_COMMIT=`{}` is no commit: 7 to 64 hexadecimal digits, and +changes \
                  where tracked files differed from it",
                 one_line(&given)
             ));
@@ -77,6 +77,13 @@ impl Provenance {
         Self { commit: Some(commit.unwrap_or(&given).to_owned()), dirty: commit.is_some() }
     }
 
+    /// Whether it is code of a commit that a file names by its first digits. With changes it is
+    /// code of none, and a record's commit that is a word, or too short, is none.
+    pub fn is_of(&self, first_digits: &str) -> bool {
+        let commit = self.commit.as_deref().filter(|commit| is_commit(commit) && !self.dirty);
+        is_commit(first_digits) && commit.is_some_and(|commit| commit.starts_with(first_digits))
+    }
+
     /// "1a2b3c4d" or "1a2b3c4d+changes", for tables.
     pub fn short(&self) -> String {
         match &self.commit {
@@ -88,6 +95,11 @@ impl Provenance {
             None => "no commit".to_owned(),
         }
     }
+}
+
+/// Whether it names a commit: its hash, or enough digits of it that no other is meant.
+pub fn is_commit(text: &str) -> bool {
+    text.len() >= 7 && is_hash(text)
 }
 
 /// Whether it can only be the id of a commit, whole or shortened. A record's commit may also be a
@@ -120,6 +132,19 @@ mod tests {
         assert_eq!(given("1a2b3c4d5e"), ("1a2b3c4d".to_owned(), false));
         assert_eq!(given("1a2b3c4d5e+changes"), ("1a2b3c4d+changes".to_owned(), true));
         assert_eq!(given("1a2b\u{1b}[2J+changes\n"), ("1a2b+changes".to_owned(), true));
+    }
+
+    #[test]
+    fn a_commit_is_named_by_its_first_digits_and_by_no_others() {
+        let is_of = |commit: &str, digits: &str| Provenance::parse(commit).is_of(digits);
+        let whole = "951c29400d11223344556677889900aabbccddee";
+        assert!(is_of(whole, "951c294") && is_of(whole, whole) && is_of("951c2940", "951c294"));
+        for commit in ["9", "", "951c29", "951c294zz; rm -rf", "2af5b7400", "951c294+changes"] {
+            assert!(!is_of(commit, "951c294"), "{commit}");
+        }
+        // The file's commit says more than the record's.
+        assert!(!is_of("951c2940", whole) && !is_of(whole, "951c29") && !is_of(whole, ""));
+        assert!(!Provenance::default().is_of("951c294"));
     }
 
     #[test]

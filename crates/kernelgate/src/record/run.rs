@@ -11,10 +11,11 @@ use super::shard::Shard;
 use super::text;
 use super::work::WorkRecord;
 use crate::measure::limits::{Limits, TimeLimit};
-use crate::verify::{Bounds, Errors, OutputComparison};
-use crate::workload::Tolerance;
+use crate::measure::possible;
 use kernelgate_cuda::driver::used::UsedKernels;
 use kernelgate_cuda::observe::telemetry::Reading;
+
+pub use super::verification::{AfterTiming, Allowed, InputChange, VerificationRecord};
 
 /// All that one bench process measured, and what it did not measure and why.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -137,145 +138,18 @@ impl From<&CaseRecord> for LaunchCosts {
 }
 
 impl LaunchCosts {
-    /// Whether nothing is known.
-    #[allow(clippy::trivially_copy_pass_by_ref)]
-    pub fn is_empty(&self) -> bool {
-        *self == Self::default()
-    }
-}
-
-/// How an output compared, as stored.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct VerificationRecord {
-    /// Largest |out - ref| over the largest |ref|.
-    pub max_error: f64,
-    /// ‖out - ref‖₂ / ‖ref‖₂.
-    pub relative_l2: f64,
-    /// Elements compared with the reference.
-    pub checked: u64,
-    /// Elements of the outputs.
-    pub total: u64,
-    /// What rounding the outputs to their dtypes may cost by itself, relative; 0 where it costs
-    /// nothing, and in records from before it was told.
-    #[serde(default, skip_serializing_if = "is_nothing")]
-    pub rounding: f64,
-    /// The errors of each output, by its name, where several are compared within bounds; absent in
-    /// records from before it was told.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub by_output: BTreeMap<String, Errors>,
-    /// The errors that were allowed, of the output that is allowed the most; absent in records from
-    /// before it was told.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub allowed: Option<Allowed>,
-    /// Hash of the outputs' bits; only in trials.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub digest: Option<String>,
-    /// What tells the inputs from those of another seed: a hash, or [`ONE_DATA_SET`]; the hash only
-    /// in trials. Absent in records from before it was told.
-    ///
-    /// [`ONE_DATA_SET`]: super::numerics::ONE_DATA_SET
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub data_set: Option<String>,
-    /// The comparison after timing; absent in records of versions that made none, and where nothing
-    /// was timed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub after: Option<AfterTiming>,
-    /// The run whose comparison with the reference holds here, because the outputs have the same
-    /// bits; absent where this run compared.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub by: Option<String>,
-}
-
-impl VerificationRecord {
     /// What deserialising does not enforce.
     ///
     /// # Errors
     /// A fragment that says what is wrong.
     pub fn validate(&self) -> Result<(), String> {
-        let after = self.after.map(|after| [after.max_error, after.relative_l2]);
-        let [max_error, relative_l2] = after.unwrap_or_default();
-        let after = Errors { max_error, relative_l2, rounding: 0.0 };
-        let mut all = self.by_output.values().copied().chain([self.errors(), after]);
-        all.try_for_each(|errors| errors.validate())
+        self.host_launch_ns.map_or(Ok(()), possible::check_host_ns)
     }
 
-    /// The errors of all outputs.
-    pub const fn errors(&self) -> Errors {
-        let Self { max_error, relative_l2, rounding, .. } = *self;
-        Errors { max_error, relative_l2, rounding }
-    }
-}
-
-/// The errors that were allowed: of the workload's tolerance, and of the precision that it
-/// declares.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Allowed {
-    /// Largest |out - ref| over the largest |ref|.
-    pub max_error: f64,
-    /// ‖out - ref‖₂ / ‖ref‖₂.
-    pub relative_l2: f64,
-}
-
-impl From<&Bounds> for Allowed {
-    fn from(bounds: &Bounds) -> Self {
-        let Tolerance { max_error, relative_l2 } = bounds.allowed();
-        Self { max_error, relative_l2 }
-    }
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref)]
-fn is_nothing(error: &f64) -> bool {
-    *error == 0.0
-}
-
-/// The outputs of what was timed, run once more after timing, against the reference.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct AfterTiming {
-    /// What was done to the inputs before.
-    pub inputs: InputChange,
-    /// Largest |out - ref| over the largest |ref|; 0 where the bits of verified outputs came again.
-    pub max_error: f64,
-    /// ‖out - ref‖₂ / ‖ref‖₂; 0 likewise.
-    pub relative_l2: f64,
-}
-
-impl AfterTiming {
-    /// The bits of verified outputs of the same inputs.
-    pub const SAME_BITS: Self =
-        Self { inputs: InputChange::Same, max_error: 0.0, relative_l2: 0.0 };
-}
-
-/// What was done to the inputs between timing and the comparison after it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum InputChange {
-    /// Rolled along an axis on which the computation does not depend.
-    Rolled,
-    /// Negated where the computation is linear.
-    Negated,
-    /// Drawn anew.
-    Redrawn,
-    /// Nothing: a remembered result would pass.
-    Same,
-}
-
-impl InputChange {
-    /// "with inputs rolled".
-    pub const fn words(self) -> &'static str {
-        match self {
-            Self::Rolled => "with inputs rolled",
-            Self::Negated => "with inputs negated",
-            Self::Redrawn => "with inputs drawn anew",
-            Self::Same => "with the same inputs",
-        }
-    }
-}
-
-impl From<OutputComparison> for VerificationRecord {
-    fn from(comparison: OutputComparison) -> Self {
-        let OutputComparison { errors, by_output, checked, total } = comparison;
-        let Errors { max_error, relative_l2, rounding } = errors;
-        Self { max_error, relative_l2, rounding, by_output, checked, total, ..Self::default() }
+    /// Whether nothing is known.
+    #[allow(clippy::trivially_copy_pass_by_ref)]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
     }
 }
 
@@ -339,9 +213,6 @@ pub(super) const fn is_zero(count: &u64) -> bool {
     *count == 0
 }
 
-/// Times of a launch that can be true: from a femtosecond to thirty years, in nanoseconds.
-pub(super) const POSSIBLE_NS: std::ops::RangeInclusive<f64> = 1e-6..=1e18;
-
 impl Samples {
     /// Nanoseconds a launch, one entry a sample.
     pub fn per_launch_ns(&self) -> Vec<f64> {
@@ -373,10 +244,17 @@ impl Samples {
         if let Some(share) = self.contention.filter(|share| !(0.0..=1.0).contains(share)) {
             return Err(format!("contention of {share}"));
         }
-        match self.per_launch_ns().iter().find(|each| !POSSIBLE_NS.contains(each)) {
-            Some(each) => Err(format!("a sample of {each} ns a launch")),
-            None => Ok(()),
+        if self.total_launches().is_none() {
+            return Err("more launches than can be counted".to_owned());
         }
+        self.clock_mhz.iter().try_for_each(|mhz| possible::check_clock_mhz(*mhz))?;
+        let mut times = self.per_launch_ns().into_iter();
+        times.try_for_each(|each| possible::check_launch_ns("a sample", each))
+    }
+
+    /// Launches of all samples together; none where the sum is no number.
+    pub fn total_launches(&self) -> Option<u64> {
+        self.launches.iter().copied().try_fold(0, u64::checked_add)
     }
 }
 
@@ -441,6 +319,19 @@ pub fn process_name(bench: &str, shard: Option<Shard>) -> String {
 }
 
 impl CaseRecord {
+    /// What deserialising does not enforce: with it, all that a baseline demands of the case
+    /// ([`CaseRun::validate`](super::CaseRun::validate)).
+    ///
+    /// # Errors
+    /// A fragment that says what is wrong.
+    pub fn validate(&self) -> Result<(), String> {
+        self.samples.validate()?;
+        self.work.validate()?;
+        self.verification.validate()?;
+        LaunchCosts::from(self).validate()?;
+        self.limit.as_ref().map_or(Ok(()), TimeLimit::validate)
+    }
+
     /// A case of nothing in particular with these samples, of one launch each: for tests of what
     /// reads records.
     pub fn of_samples(elapsed_ns: Vec<f64>) -> Self {
@@ -483,11 +374,10 @@ impl Record for Run {
         }
         text::check_time(&self.started).map_err(|problem| format!("started: {problem}"))?;
         self.shard.map_or(Ok(()), Shard::validate)?;
-        self.cases.iter().try_for_each(|(id, case)| {
-            let valid = case.samples.validate().and_then(|()| case.work.validate());
-            let valid = valid.and_then(|()| case.verification.validate());
-            valid.map_err(|problem| format!("case {id}: {problem}"))
-        })
+        self.limits.validate()?;
+        self.cases
+            .iter()
+            .try_for_each(|(id, case)| case.validate().map_err(|why| format!("case {id}: {why}")))
     }
 }
 

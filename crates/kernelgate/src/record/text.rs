@@ -15,12 +15,13 @@ const MESSAGE_END: usize = 80;
 /// Longest name of a file, without its ending.
 pub(super) const MAX_FILE_NAME: usize = 64;
 
-/// Whether a character acts on a terminal or reorders the text around it, in place of being shown.
+/// Whether a character acts on a terminal or reorders the text around it, in place of being shown,
+/// or is one that XML may not hold.
 fn acts(c: char) -> bool {
     let line_separator = ('\u{2028}'..='\u{2029}').contains(&c);
     let mark = matches!(c, '\u{61c}' | '\u{200e}'..='\u{200f}');
     let direction = mark || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    c.is_control() || line_separator || direction
+    c.is_control() || line_separator || direction || matches!(c, '\u{fffe}' | '\u{ffff}')
 }
 
 /// A text with every character that acts written as its escape: `a\u{1b}[2J`.
@@ -130,6 +131,26 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
+/// The same below other lines: no line of it begins where theirs do, so that none is taken for one
+/// of theirs.
+pub fn indented(text: &str) -> String {
+    let text = printable(text);
+    let lines = text.split('\n').map(str::trim_end).filter(|line| !line.is_empty());
+    lines.collect::<Vec<_>>().join("\n    ")
+}
+
+/// JSON that means the same, in which every character that acts is written as its escape. Outside of
+/// its strings it holds none but line breaks.
+pub fn escaped_json(json: String) -> String {
+    let kept = |c: char| c == '\n' || !acts(c);
+    if json.chars().all(kept) {
+        return json;
+    }
+    // None of them is above U+FFFF, so that one escape does.
+    let escape = |c: char| if kept(c) { c.to_string() } else { format!("\\u{:04x}", u32::from(c)) };
+    json.chars().map(escape).collect()
+}
+
 /// A path as a terminal may show it.
 pub fn printable_path(path: &Path) -> String {
     printable(&path.display().to_string()).into_owned()
@@ -170,6 +191,8 @@ mod tests {
             ("a\u{7f}", "`a\\u{7f}` holds a control character"),
             ("a\u{202e}b", "`a\\u{202e}b` holds a control character"),
             ("a\u{2028}b", "`a\\u{2028}b` holds a control character"),
+            ("a\u{fffe}b", "`a\\u{fffe}b` holds a control character"),
+            ("a\u{ffff}b", "`a\\u{ffff}b` holds a control character"),
         ] {
             assert_eq!(check_name(bad).unwrap_err(), wanted);
         }
@@ -221,5 +244,16 @@ mod tests {
             assert!(!cleaned.chars().any(acts) || cleaned.contains('\n'));
         }
         assert_eq!(one_line(" a\n\tb\u{1b}[0m  c "), "a b c");
+        assert_eq!(indented("boom\r\n\n0 regressed\n  x\n"), "boom\n    0 regressed\n      x");
+    }
+
+    #[test]
+    fn json_says_the_same_without_what_acts() {
+        let plain = "{\n  \"a\": \"größe\"\n}".to_owned();
+        assert_eq!(escaped_json(plain.clone()), plain);
+        let bad = "\u{9b}31m\u{202e}\u{2028}\u{7f}\u{ffff}\u{1b}\n";
+        let escaped = escaped_json(serde_json::to_string_pretty(bad).unwrap());
+        assert_eq!(escaped, r#""\u009b31m\u202e\u2028\u007f\uffff\u001b\n""#);
+        assert_eq!(serde_json::from_str::<String>(&escaped).unwrap(), bad);
     }
 }

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Verdict;
 use super::interval::Ratio;
-use super::rules::{self, Rules};
+use super::rules::Rules;
 pub use decide::{decide, decide_each};
 use kernelgate::exit::Exit;
 pub use kernelgate::record::Timing;
@@ -106,7 +106,7 @@ impl TestPlan {
     pub fn told(&self, verdict: Verdict, decision: &Decision, rules: &Rules) -> Verdict {
         let set = self.set_for(&decision.case, rules);
         let threshold = set.relative.max(set.absolute_ns / decision.base_ns);
-        rules::accepted(verdict, decision.ratio.center, threshold)
+        verdict.told(decision.ratio.center, threshold)
     }
 
     /// With the thresholds that the package sets for a case.

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::Cache;
+use super::{Cache, possible};
 use crate::stats;
 use crate::workload::Work;
 
@@ -87,6 +87,14 @@ pub struct TimeLimit {
 }
 
 impl TimeLimit {
+    /// What deserialising does not enforce.
+    ///
+    /// # Errors
+    /// A fragment that says what is wrong.
+    pub fn validate(&self) -> Result<(), String> {
+        possible::check_launch_ns("a limit", self.time_ns)
+    }
+
     /// How much of the limit a time reaches: 1 is the limit.
     pub fn fraction(&self, elapsed_ns: f64) -> f64 {
         self.time_ns / elapsed_ns
@@ -111,7 +119,32 @@ impl TimeLimit {
     }
 }
 
+impl Overhead {
+    fn all_ns(&self) -> [f64; 6] {
+        let Self { event_pair_ns, launch_ns, graph_node_ns, .. } = *self;
+        let Self { host_launch_ns, around_launch_ns, around_graph_ns, .. } = *self;
+        [event_pair_ns, launch_ns, graph_node_ns, host_launch_ns, around_launch_ns, around_graph_ns]
+    }
+}
+
 impl Limits {
+    /// What deserialising does not enforce.
+    ///
+    /// # Errors
+    /// A fragment that says what is wrong.
+    pub fn validate(&self) -> Result<(), String> {
+        for Bandwidth { read, copy, write, .. } in &self.bandwidth {
+            let mut all = [read, copy, write].into_iter();
+            all.try_for_each(|rate| possible::check_rate("a bandwidth", *rate))?;
+        }
+        for (unit, rate) in &self.flops_per_s {
+            possible::check_rate(&format!("a ceiling ({unit})"), *rate)?;
+        }
+        self.clock_mhz.values().try_for_each(|mhz| possible::check_clock_mhz(*mhz))?;
+        let mut costs = self.overhead.iter().flat_map(Overhead::all_ns);
+        costs.try_for_each(possible::check_cost_ns)
+    }
+
     /// Whether nothing was measured.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()

@@ -129,6 +129,10 @@ mod tests {
         assert!(unsealed(&edited).is_ok());
         let wrong = unsealed(&whole.replace("103.0", "-1.0")).unwrap_err();
         assert!(wrong.contains("a sample of -1 ns a launch"), "{wrong}");
+        // More launches than a number holds.
+        let many = format!("\"launches\":[{0},{0},1,7,1]", 1_u64 << 63);
+        let wrong = unsealed(&whole.replace("\"launches\":[1,1,1,7,1]", &many)).unwrap_err();
+        assert!(wrong.contains("more launches than can be counted"), "{wrong}");
         // Samples belong to version 1, medians to version 2.
         let newer = whole.replace("\"schema_version\":1", "\"schema_version\":2");
         let wrong = unsealed(&newer).unwrap_err();

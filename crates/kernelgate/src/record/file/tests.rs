@@ -49,8 +49,13 @@ fn control_characters_are_refused_but_in_messages() {
         messages: map(case, message),
     };
     let read_back = |record: &Told| {
-        write(&path, record).unwrap();
-        read::<Told>(&path).map_err(|error| error.to_string())
+        std::fs::write(&path, to_text(record)).unwrap();
+        let read = read::<Told>(&path).map_err(|error| error.to_string());
+        // What nobody reads, nobody writes.
+        let written = write(&path, record).map_err(|error| error.to_string());
+        let wanted = read.as_ref().map(drop).map_err(|why| why.replacen("read", "write", 1));
+        assert_eq!(written, wanted);
+        read
     };
     let bad = "a\u{1b}[2J";
     for (place, field) in [(0, "id"), (1, "list"), (2, "the name"), (3, "n"), (4, "the name")] {
@@ -163,6 +168,19 @@ fn broken_files_are_refused_by_name() {
         assert!(message.contains(wanted) && message.contains("x.json"), "{message}");
     }
     assert!(read::<TestRecord>(&folder.path().join("none.json")).unwrap_err().is_not_found());
+}
+
+#[test]
+fn an_invalid_record_replaces_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.json");
+    let invalid = TestRecord { values: Vec::new(), ..sample() };
+    let wanted = format!("write {}: invalid sample: no values", path.display());
+    assert_eq!(write_new(&path, &invalid).unwrap_err().to_string(), wanted);
+    assert!(!path.exists());
+    write(&path, &sample()).unwrap();
+    assert_eq!(write(&path, &invalid).unwrap_err().to_string(), wanted);
+    assert_eq!(read::<TestRecord>(&path).unwrap(), sample());
 }
 
 #[test]

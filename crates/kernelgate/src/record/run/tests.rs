@@ -1,4 +1,5 @@
 use super::*;
+use crate::measure::limits::Bandwidth;
 
 #[test]
 fn what_names_files_is_a_name_and_errors_are_numbers_from_0() {
@@ -50,4 +51,60 @@ fn impossible_samples_are_invalid() {
         assert!(problem.ends_with(wanted), "{problem}");
     }
     assert!(Samples { contention: Some(1.5), ..samples(&[1], &[1.0]) }.validate().is_err());
+}
+
+/// What a run may hold is what a baseline of it may hold.
+#[test]
+fn a_run_is_as_strict_as_the_baseline_of_it() {
+    let start = Run::start("b", "s1", Environment::cpu(), Provenance::default());
+    let valid = |change: &dyn Fn(&mut Run, &mut CaseRecord)| {
+        let mut run = start.clone();
+        let mut case = CaseRecord::of_samples(vec![100.0, 101.0]);
+        change(&mut run, &mut case);
+        run.cases.insert("a".to_owned(), case);
+        let said = run.validate();
+        if said.is_ok() {
+            let mut baseline = crate::record::Baseline::new("main");
+            baseline.add(&run).unwrap();
+            assert_eq!(baseline.validate(), Ok(()));
+        }
+        said
+    };
+    assert_eq!(valid(&|_, _| ()), Ok(()));
+    let refused = |wanted: &str, change: &dyn Fn(&mut Run, &mut CaseRecord)| {
+        let problem = valid(change).unwrap_err();
+        assert!(problem.ends_with(wanted), "{problem}");
+    };
+    for (bad, shown) in [(-1.0, "-1"), (f64::INFINITY, "inf"), (f64::NAN, "NaN"), (1e300, "1e300")]
+    {
+        let limit = |time_ns| Some(TimeLimit { time_ns, by: "memory".to_owned() });
+        refused(&format!("a limit of {shown} ns a launch"), &|_, case| case.limit = limit(bad));
+        refused(&format!("a clock of {shown} MHz"), &|_, case| {
+            case.samples.clock_mhz = vec![1700.0, bad];
+        });
+        refused(&format!("a host launch of {shown} ns"), &|_, case| {
+            case.samples.host_launch_ns = Some(bad);
+        });
+        let rates = |copy| Bandwidth { working_set_bytes: 1, read: 1e9, copy, write: 1e9 };
+        refused(&format!("a bandwidth of {shown} a second"), &|run, _| {
+            run.limits.bandwidth = vec![rates(1e9), rates(bad)];
+        });
+        refused(&format!("a ceiling (other f32) of {shown} a second"), &|run, _| {
+            run.limits.flops_per_s = [("other f32".to_owned(), bad)].into();
+        });
+        refused(&format!("a clock of {shown} MHz"), &|run, _| {
+            run.limits.clock_mhz = [("memory".to_owned(), bad)].into();
+        });
+    }
+    refused("a limit of 0 ns a launch", &|_, case| {
+        case.limit = Some(TimeLimit { time_ns: 0.0, by: "memory".to_owned() });
+    });
+    refused("3 elements compared of 2", &|_, case| {
+        (case.verification.checked, case.verification.total) = (3, 2);
+    });
+    refused("more launches than can be counted", &|_, case| {
+        case.samples.launches = vec![1 << 63, 1 << 63];
+        case.samples.elapsed_ns = vec![1e25, 1e25];
+    });
+    assert_eq!(valid(&|_, case| case.verification.max_error = f64::MAX), Ok(()));
 }

@@ -1,0 +1,59 @@
+//! JSON as record files have it.
+
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+/// Two-space JSON with sorted keys (`serde_json::Value` sorts them) and lists of plain values on
+/// one line, so that a diff shows one line a list of samples. Entries of the fields in `lines` are
+/// on one line too.
+pub(super) fn pretty(value: &Value, depth: usize, lines: &[&str], out: &mut String) {
+    let is_nested = |value: &Value| value.is_array() || value.is_object();
+    match value {
+        Value::Object(map) if !map.is_empty() => {
+            out.push_str("{\n");
+            for (i, (key, value)) in map.iter().enumerate() {
+                let _ = write!(
+                    out,
+                    "{:indent$}{}: ",
+                    "",
+                    Value::from(key.as_str()),
+                    indent = 2 * (depth + 1)
+                );
+                match value {
+                    Value::Object(entries) if lines.contains(&key.as_str()) => {
+                        line_each(entries, depth + 1, out)
+                    }
+                    value => pretty(value, depth + 1, lines, out),
+                }
+                out.push_str(if i + 1 < map.len() { ",\n" } else { "\n" });
+            }
+            let _ = write!(out, "{:indent$}}}", "", indent = 2 * depth);
+        }
+        Value::Array(items) if items.iter().any(is_nested) => {
+            out.push_str("[\n");
+            for (i, item) in items.iter().enumerate() {
+                let _ = write!(out, "{:indent$}", "", indent = 2 * (depth + 1));
+                pretty(item, depth + 1, lines, out);
+                out.push_str(if i + 1 < items.len() { ",\n" } else { "\n" });
+            }
+            let _ = write!(out, "{:indent$}]", "", indent = 2 * depth);
+        }
+        Value::Array(items) => {
+            let items: Vec<String> = items.iter().map(Value::to_string).collect();
+            let _ = write!(out, "[{}]", items.join(", "));
+        }
+        plain => out.push_str(&plain.to_string()),
+    }
+}
+
+/// The entries of an object, a line each.
+fn line_each(entries: &serde_json::Map<String, Value>, depth: usize, out: &mut String) {
+    out.push_str("{\n");
+    for (i, (key, value)) in entries.iter().enumerate() {
+        let comma = if i + 1 < entries.len() { "," } else { "" };
+        let key = Value::from(key.as_str());
+        let _ = writeln!(out, "{:indent$}{key}: {value}{comma}", "", indent = 2 * (depth + 1));
+    }
+    let _ = write!(out, "{:indent$}}}", "", indent = 2 * depth);
+}
