@@ -202,7 +202,8 @@ fn broken_and_foreign_baselines_are_refused_and_kept() {
         .filter(|line| !line.contains("\"checksum\""))
         .map(|line| format!("{line}\n"))
         .collect();
-    let device = whole.lines().find(|line| line.contains("\"device_name\"")).unwrap();
+    let device = &whole[whole.find("\"device_name\":").unwrap()..];
+    let device = &device[..device.find("\",").unwrap() + 2];
     let edits = [
         (sealed.replace("\"revision\": 1", "\"revision\": 2"), 2, "kernelgate baseline seal"),
         (whole[..whole.len() / 2].to_owned(), 2, "broken or cut short"),
@@ -213,12 +214,12 @@ fn broken_and_foreign_baselines_are_refused_and_kept() {
             "newer kernelgate (schema 7",
         ),
         (
-            whole.replace(device, "\"device_name\": \"Another CPU\","),
+            whole.replace(device, "\"device_name\":\"Another CPU\","),
             4,
             "device_name is `Another CPU`",
         ),
         (whole.replace("\"revision\": 1", "\"revision\": 2"), 4, "revision is `2`"),
-        (whole.replace("\"samples\": 10", "\"samples\": 0"), 2, "0 samples of"),
+        (whole.replace("\"samples\":10", "\"samples\":0"), 2, "0 samples of"),
     ];
     for (text, code, words) in edits {
         assert_ne!(text, whole);
@@ -249,7 +250,7 @@ fn broken_and_foreign_baselines_are_refused_and_kept() {
     std::fs::rename(path.parent().unwrap(), &elsewhere).unwrap();
     std::fs::write(
         elsewhere.join("a.json"),
-        whole.replace(device, "\"device_name\": \"Another CPU\","),
+        whole.replace(device, "\"device_name\":\"Another CPU\","),
     )
     .unwrap();
     package.kernelgate("gate --baseline a").expect(4, &["device_name is `Another CPU`"]);

@@ -24,9 +24,11 @@ pub struct Sessions {
 impl Sessions {
     /// Their runs, no run twice.
     pub fn read(&self, store: &Store) -> anyhow::Result<Vec<Run>> {
-        Ok(match self.session.as_slice() {
-            [] => store.last_sessions(self.last.into())?,
-            folders => store.sessions(folders.iter().map(PathBuf::as_path))?,
-        })
+        if self.session.is_empty() {
+            return Ok(store.last_sessions(self.last.into())?);
+        }
+        let mut runs = store.sessions(self.session.iter().map(PathBuf::as_path))?;
+        runs.sort_by_cached_key(Run::key);
+        Ok(runs)
     }
 }

@@ -206,7 +206,7 @@ impl Baseline {
                 // Errors are of the code that the kept runs are of.
                 entry.numerics = before.numerics.clone().filter(|_| !entry.runs.is_empty());
             }
-            entry.runs.insert(run_key.clone(), CaseRun::of_case(case));
+            entry.runs.insert(run_key.clone(), CaseRun::of_case(case).to_few_digits());
             let numerics = entry.numerics.get_or_insert_default();
             numerics.insert_verified(run.seed, &case.verification);
             self.cases.insert(id.clone(), entry);
@@ -318,6 +318,7 @@ impl Record for Baseline {
     const VERSION: u64 = 2;
     const KIND: &'static str = "baseline";
     const SEALED: bool = true;
+    const LINES: &'static [&'static str] = &["runs", "numerics"];
 
     fn of_version<'de, D: Deserializer<'de>>(version: u64, content: D) -> Result<Self, D::Error> {
         match version {
@@ -462,7 +463,7 @@ mod tests {
         assert!(refused.ends_with("a limit of 0 ns a launch"), "{refused}");
         // The older file stays.
         assert_eq!(limit_of(&file::read(&path).unwrap(), "b"), None);
-        let by_hand = file::to_text(&read).replace("\"time_ns\": 50.0", "\"time_ns\": 0.0");
+        let by_hand = file::to_text(&read).replace("\"time_ns\":50.0", "\"time_ns\":0.0");
         std::fs::write(&path, by_hand).unwrap();
         let refused = file::read_unsealed::<Baseline>(&path).unwrap_err().to_string();
         assert!(refused.ends_with("a limit of 0 ns a launch"), "{refused}");

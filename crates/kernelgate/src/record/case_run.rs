@@ -72,6 +72,18 @@ impl CaseRun {
         Self { costs: case.into(), limit: case.limit.clone(), ..Self::of(&case.samples) }
     }
 
+    /// With as many digits as say something: seven of times, four of the rest.
+    pub fn to_few_digits(mut self) -> Self {
+        self.median_ns = digits(self.median_ns, 7);
+        self.spread = digits(self.spread, 4);
+        let limit = self.limit.iter_mut().map(|limit| (&mut limit.time_ns, 7));
+        let costs = self.costs.host_launch_ns.iter_mut().map(|ns| (ns, 4));
+        let others = self.median_clock_mhz.iter_mut().chain(&mut self.contention);
+        let all = limit.chain(costs).chain(others.map(|number| (number, 4)));
+        all.for_each(|(number, count)| *number = digits(*number, count));
+        self
+    }
+
     /// What deserialising does not enforce.
     ///
     /// # Errors
@@ -94,9 +106,27 @@ impl CaseRun {
     }
 }
 
+/// A number to so many significant digits.
+pub(super) fn digits(number: f64, count: usize) -> f64 {
+    let rounded: Option<f64> = format!("{number:.*e}", count - 1).parse().ok();
+    // The largest may become infinite.
+    rounded.filter(|it| it.is_finite()).unwrap_or(number)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn few_digits_are_the_same_number() {
+        assert_eq!([digits(1348146.384, 7), digits(0.00115122, 4)], [1348146.0, 0.001151]);
+        assert_eq!([digits(0.0, 4), digits(9.9999e-300, 2)], [0.0, 1e-299]);
+        let mut case = CaseRecord::of_samples(vec![1e6 / 3.0, 1e6 / 3.0]);
+        case.samples.contention = Some(2.0 / 3.0);
+        let run = CaseRun::of_case(&case).to_few_digits();
+        assert_eq!((run.median_ns, run.contention), (333_333.3, Some(0.6667)));
+        assert_eq!(run.validate(), Ok(()));
+    }
 
     #[test]
     fn launches_beyond_all_numbers_do_not_overflow() {

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use super::case_run::digits;
 use super::environment::Environment;
 use super::file::Record;
 use super::provenance::Provenance;
@@ -81,7 +82,7 @@ pub struct CaseNumerics {
     pub one_data_set: bool,
 }
 
-/// Errors of several seeds, one entry a seed in both lists, to four significant digits.
+/// Errors of several seeds, one entry a seed in both lists, to three significant digits.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct SeedErrors {
     /// Largest |out - ref| over the largest |ref|.
@@ -98,7 +99,7 @@ impl SeedErrors {
     /// The errors at a position.
     pub fn at(&self, index: usize) -> Errors {
         let [max_error, relative_l2] =
-            [&self.max_error, &self.relative_l2].map(|errors| digits(errors[index]));
+            [&self.max_error, &self.relative_l2].map(|errors| few_digits(errors[index]));
         Errors { max_error, relative_l2, rounding: self.rounding }
     }
 
@@ -108,9 +109,9 @@ impl SeedErrors {
             [(&mut self.max_error, errors.max_error), (&mut self.relative_l2, errors.relative_l2)];
         for (list, error) in lists {
             if in_place {
-                list[index] = digits(error);
+                list[index] = few_digits(error);
             } else {
-                list.insert(index, digits(error));
+                list.insert(index, few_digits(error));
             }
         }
         self.rounding = errors.rounding;
@@ -129,10 +130,9 @@ impl SeedErrors {
     }
 }
 
-/// An error to four significant digits: more say nothing, and baselines are committed.
-fn digits(error: f64) -> f64 {
-    let rounded = format!("{error:.3e}").parse().ok();
-    rounded.filter(|rounded: &f64| rounded.is_finite()).unwrap_or(error)
+/// An error to three significant digits: more say nothing, and baselines are committed.
+fn few_digits(error: f64) -> f64 {
+    digits(error, 3)
 }
 
 impl CaseNumerics {
@@ -248,7 +248,7 @@ mod tests {
         // A seed again, in place of what there was.
         numerics.insert(1, of(0.3), &both(0.3, 0.2));
         assert_eq!(numerics.seeds, [1, 2]);
-        assert_eq!(numerics.errors.relative_l2, [0.3, 0.1235]);
+        assert_eq!(numerics.errors.relative_l2, [0.3, 0.123]);
         assert_eq!(numerics.by_output["b"].relative_l2, [0.2, 1e-9]);
         assert_eq!(numerics.validate(), Ok(()));
         let text = serde_json::to_string(&numerics).unwrap();

@@ -58,6 +58,8 @@ mod tests {
     use crate::measure::limits::TimeLimit;
     use crate::record::file::{self, FileError, Record as _};
     use crate::record::{Baseline, CaseRecord, CaseRun, Environment, Provenance, Run};
+    use crate::verify::Errors;
+    use std::collections::BTreeMap;
 
     /// A baseline as version 1 wrote it, of what `runs` measured.
     fn text(runs: &[Run]) -> String {
@@ -154,6 +156,20 @@ mod tests {
         let mut baseline = Baseline::new("main");
         (1..=3).for_each(|session| baseline.add(&of(&session.to_string())).unwrap());
         let bytes = file::to_text(&baseline).len();
-        assert!(bytes < 300 * 1000, "{bytes}");
+        assert!(bytes < 300 * 600, "{bytes}");
+        // One run alone, with the errors of sixteen seeds.
+        let mut baseline = Baseline::new("main");
+        baseline.add(&of("1")).unwrap();
+        for case in baseline.cases.values_mut() {
+            let numerics = case.numerics.get_or_insert_default();
+            for seed in 1..=16 {
+                let error = 0.004_759_243_539 / seed as f64;
+                let errors =
+                    Errors { max_error: error, relative_l2: error, rounding: 0.003_906_25 };
+                numerics.insert(seed, errors, &BTreeMap::new());
+            }
+        }
+        let bytes = file::to_text(&baseline).len();
+        assert!(bytes < 100 * 1000, "{bytes}");
     }
 }
