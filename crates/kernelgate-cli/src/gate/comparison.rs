@@ -1,7 +1,7 @@
 //! The outcome of `compare`: what was decided of each case, what could not be judged and why, and
 //! the exit code.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
@@ -216,13 +216,17 @@ impl Comparison {
     /// The exit code: refusal before regression before doubt. Where nothing was judged:
     /// inconclusive.
     pub fn exit(&self) -> Exit {
-        let abandoned =
-            |side: &str| self.broken.iter().any(|broken| broken.abandoned && broken.side == side);
+        let abandoned = |side: &str| -> BTreeSet<&str> {
+            let of_side = self.broken.iter().filter(|it| it.abandoned && it.side == side);
+            of_side.map(|it| it.bench.as_str()).collect()
+        };
+        let (in_base, in_head) = (abandoned("base"), abandoned("head"));
         if !self.refused.is_empty() {
             Exit::Refused
         } else if self.count(Verdict::Regressed) > 0
             || !self.failed.is_empty()
-            || abandoned("head")
+            // What breaks in both is not the head's doing.
+            || !in_head.is_subset(&in_base)
             || self.numerics.shown().next().is_some()
             || self.costs.iter().any(CostGrowth::is_shown)
         {
@@ -232,7 +236,7 @@ impl Comparison {
             || !self.costs.is_empty()
             || !self.skipped.is_empty()
             || !self.rules.undecided.is_empty()
-            || abandoned("base")
+            || !in_base.is_empty()
             || (self.judged.is_empty() && self.untimed.is_empty() && self.unaffected.is_empty())
         {
             Exit::Inconclusive
@@ -378,6 +382,8 @@ mod tests {
         assert_eq!(comparison(vec![]).exit(), Exit::Inconclusive);
         assert_eq!(Comparison { failed: one(), ..fine() }.exit(), Exit::Regression);
         assert_eq!(Comparison { skipped: one(), ..fine() }.exit(), Exit::Inconclusive);
+        let both = vec![broken("base", true), broken("head", true)];
+        assert_eq!(Comparison { broken: both, ..fine() }.exit(), Exit::Inconclusive);
         let cost = |further| CostGrowth {
             case: "x".to_owned(),
             cost: Cost::HostTime,
