@@ -79,7 +79,7 @@ impl Policy {
         Self { relative: slower.unwrap_or(self.relative).max(self.relative), ..self }
     }
 
-    /// The same for a time of the baseline, relative.
+    /// Smallest relative change that matters of a case that takes that long in the baseline.
     pub fn threshold(&self, same_device: bool, base_ns: f64) -> f64 {
         self.relative_on(same_device).max(self.absolute_ns / base_ns)
     }
