@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::verify::{Bounds, Errors, OutputComparison};
+use crate::verify::{self, Bounds, Errors, OutputComparison};
 use crate::workload::Tolerance;
 
 /// How an output compared, as stored.
@@ -20,7 +20,7 @@ pub struct VerificationRecord {
     pub total: u64,
     /// What rounding the outputs to their dtypes may cost by itself, relative; 0 where it costs
     /// nothing, and in records from before it was told.
-    #[serde(default, skip_serializing_if = "is_nothing")]
+    #[serde(default, skip_serializing_if = "verify::is_nothing")]
     pub rounding: f64,
     /// The errors of each output, by its name, where several are compared within bounds; absent in
     /// records from before it was told.
@@ -88,11 +88,6 @@ impl From<&Bounds> for Allowed {
         let Tolerance { max_error, relative_l2 } = bounds.allowed();
         Self { max_error, relative_l2 }
     }
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref)]
-fn is_nothing(error: &f64) -> bool {
-    *error == 0.0
 }
 
 /// The outputs of what was timed, run once more after timing, against the reference.

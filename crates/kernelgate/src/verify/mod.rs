@@ -28,8 +28,9 @@ pub struct Errors {
     pub rounding: f64,
 }
 
+/// Whether files leave an error out.
 #[allow(clippy::trivially_copy_pass_by_ref)]
-fn is_nothing(error: &f64) -> bool {
+pub(crate) fn is_nothing(error: &f64) -> bool {
     *error == 0.0
 }
 
