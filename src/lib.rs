@@ -11,6 +11,7 @@ mod driver_tests;
 mod e4m3;
 #[cfg(test)]
 mod gpu_tests;
+mod kernel_files;
 #[cfg(test)]
 mod kernel_tests;
 mod math;

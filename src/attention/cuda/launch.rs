@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use crate::attention::components;
 use crate::attention::definition::Attention;
+use crate::kernel_files::kernel_file;
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::{self, Input, Output};
 use kernelgate::workload::{Dtype, Tensors};
-use kernelgate_cuda::{Argument, Buffer, Device, KernelSpec, MapElement, Source, TensorBoxes};
+use kernelgate_cuda::{Argument, Buffer, Device, KernelSpec, MapElement, TensorBoxes};
 
 /// Bytes of a stored query, key or value element, but in fp8.
 pub const ELEMENT_BYTES: u64 = 2;
@@ -50,17 +51,6 @@ impl From<&components::ComponentShape> for Extents {
     }
 }
 
-const HEADERS: &[(&str, &str)] = &[
-    ("attention/ring.cuh", include_str!("../../../kernels/attention/ring.cuh")),
-    ("attention/shape.cuh", include_str!("../../../kernels/attention/shape.cuh")),
-    ("attention/warp_gemm.cuh", include_str!("../../../kernels/attention/warp_gemm.cuh")),
-    ("attention/warpgroup_gemm.cuh", include_str!("../../../kernels/attention/warpgroup_gemm.cuh")),
-    (
-        "attention/warpgroup_gemm_e4m3.cuh",
-        include_str!("../../../kernels/attention/warpgroup_gemm_e4m3.cuh"),
-    ),
-];
-
 /// A kernel of the family: the macros of `kernels/attention/shape.cuh`, and a build for each of
 /// their values.
 pub const fn kernel(
@@ -79,7 +69,7 @@ pub const fn kernel(
             ]
         },
         variants,
-        ..KernelSpec::new(Source::new(file, text).with_headers(HEADERS), symbol, threads, blocks)
+        ..KernelSpec::new(kernel_file(file, text), symbol, threads, blocks)
     }
 }
 

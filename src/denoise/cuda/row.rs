@@ -2,20 +2,8 @@
 //! that there are builds for.
 
 use crate::denoise::model::{ACTION, Model, PI05, TINY};
-use kernelgate_cuda::{KernelSpec, Source};
-
-const HEADERS: &[(&str, &str)] = &[
-    ("denoise/actions.cuh", include_str!("../../../kernels/denoise/actions.cuh")),
-    ("denoise/model.cuh", include_str!("../../../kernels/denoise/model.cuh")),
-    ("denoise/panel.cuh", include_str!("../../../kernels/denoise/panel.cuh")),
-    ("denoise/persistent.cuh", include_str!("../../../kernels/denoise/persistent.cuh")),
-    (
-        "denoise/persistent_attention.cuh",
-        include_str!("../../../kernels/denoise/persistent_attention.cuh"),
-    ),
-    ("denoise/skinny_gemm.cuh", include_str!("../../../kernels/denoise/skinny_gemm.cuh")),
-    ("denoise/units.cuh", include_str!("../../../kernels/denoise/units.cuh")),
-];
+use crate::kernel_files::kernel_file;
+use kernelgate_cuda::KernelSpec;
 
 /// What builds and grids depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +29,7 @@ pub const fn kernel(
     KernelSpec {
         constants: |_| vec![("THREADS", THREADS)],
         variants: || vec![Items { model: PI05, items: 1, layers: 1 }],
-        ..KernelSpec::new(Source::new(file, text).with_headers(HEADERS), symbol, THREADS, blocks)
+        ..KernelSpec::new(kernel_file(file, text), symbol, THREADS, blocks)
     }
 }
 

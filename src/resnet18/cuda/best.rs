@@ -10,12 +10,13 @@ use super::tiles::{self, Grid};
 use super::weights::{
     bias_name, columns, fragments, live_columns, packed, regions, tiled, tiles_name, weight_name,
 };
+use crate::kernel_files::kernel_file;
 use crate::resnet18::definition::NetworkShape;
 use crate::resnet18::network::{Block, CLASSES, Conv, Map, Network, Stem};
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::Output;
 use kernelgate::workload::{Dtype, Tensors};
-use kernelgate_cuda::{Argument, Device, KernelSpec, Requires, Source};
+use kernelgate_cuda::{Argument, Device, KernelSpec, Requires};
 
 /// The kernels.
 pub const KERNELS: &[KernelSpec<Grid>] = &[LAYERS, STEM];
@@ -58,8 +59,7 @@ const LAYERS: KernelSpec<Grid> = KernelSpec {
     variants: || [4, 8, 16].map(|steps| Grid { steps, blocks: [RANKS, 1] }).to_vec(),
     stages: STAGES,
     ..KernelSpec::new(
-        Source::new("resnet18/best", include_str!("../../../kernels/resnet18/best.cu"))
-            .with_headers(HEADERS),
+        kernel_file("resnet18/best", include_str!("../../../kernels/resnet18/best.cu")),
         "resnet18_best_layers",
         THREADS,
         |grid| [grid.blocks[0], 1, 1],
@@ -99,14 +99,6 @@ const STAGES: &[&str] = &[
     "layer 15",
     "layer 16",
     "classifier",
-];
-
-const HEADERS: &[(&str, &str)] = &[
-    ("resnet18/best.cuh", include_str!("../../../kernels/resnet18/best.cuh")),
-    ("resnet18/best_stem.cuh", include_str!("../../../kernels/resnet18/best_stem.cuh")),
-    ("resnet18/neurons.cuh", include_str!("../../../kernels/resnet18/neurons.cuh")),
-    ("resnet18/packed.cuh", include_str!("../../../kernels/resnet18/packed.cuh")),
-    ("st_bif/neuron.cuh", include_str!("../../../kernels/st_bif/neuron.cuh")),
 ];
 
 /// Regions of the list of layers, of the words that blocks send each other, and of the rounds that

@@ -9,18 +9,19 @@ use super::per_op::{
 use super::sequence::{Memory, Region, Sequence};
 use super::tiles::{Grid, THREADS, TILE, faster, tiled, wide};
 use super::weights::{bias_name, live_columns, packed, regions, stem_columns, weight_name};
+use crate::kernel_files::kernel_file;
 use crate::resnet18::definition::NetworkShape;
 use crate::resnet18::network::{Block, CLASSES, Conv, Network};
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::Output;
 use kernelgate::workload::{Dtype, Tensors};
-use kernelgate_cuda::{Argument, Device, KernelSpec, Source};
+use kernelgate_cuda::{Argument, Device, KernelSpec};
 
 /// The kernels.
 pub const KERNELS: &[KernelSpec<Grid>] = &[BLOCK, BLOCK_WIDE, STEM, POOL, TAIL];
 
 const BLOCK: KernelSpec<Grid> = tiled(
-    Source::new("resnet18/fused", include_str!("../../../kernels/resnet18/fused.cu")),
+    kernel_file("resnet18/fused", include_str!("../../../kernels/resnet18/fused.cu")),
     "resnet18_fused_block",
 );
 const BLOCK_WIDE: KernelSpec<Grid> = wide(BLOCK);

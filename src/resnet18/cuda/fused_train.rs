@@ -9,17 +9,16 @@ use super::fused::{Forward, NULL, activations, currents_name, gradient_name, neu
 use super::jobs::{Jobs, PACKETS};
 use super::per_op::{SOURCES, STAGES, i32s, total};
 use super::sequence::{Memory, Region, Sequence, SequenceWriter};
-use super::tiles::{
-    GROUP, Grid, HEADERS, SHARED_BYTES, THREADS, faster, tile_constants, tiled, wide,
-};
+use super::tiles::{GROUP, Grid, SHARED_BYTES, THREADS, faster, tile_constants, tiled, wide};
 use super::train::{CLASSIFIER, LOSS, contents};
 use super::weights::{columns, live_columns, weight_name};
+use crate::kernel_files::kernel_file;
 use crate::resnet18::definition::{LEARNING_RATE, MOMENTUM, NetworkShape};
 use crate::resnet18::network::{Block, CLASSES, Conv, Network};
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::Output;
 use kernelgate::workload::{Dtype, Tensors};
-use kernelgate_cuda::{Argument, Device, KernelSpec, Source};
+use kernelgate_cuda::{Argument, Device, KernelSpec};
 
 /// The kernels of the backward pass.
 pub const KERNELS: &[KernelSpec<Grid>] = &[BLOCK, BLOCK_WIDE, STEM];
@@ -27,7 +26,7 @@ pub const KERNELS: &[KernelSpec<Grid>] = &[BLOCK, BLOCK_WIDE, STEM];
 pub const STEP_KERNELS: &[KernelSpec<usize>] = &[PACK, WEIGHT_GRADIENTS, SGD];
 
 const BLOCK: KernelSpec<Grid> = tiled(
-    Source::new(
+    kernel_file(
         "resnet18/fused_backward",
         include_str!("../../../kernels/resnet18/fused_backward.cu"),
     ),
@@ -42,8 +41,7 @@ const WEIGHT_GRADIENTS: KernelSpec<usize> = KernelSpec {
     shared_bytes: |_| SHARED_BYTES,
     variants: || vec![1],
     ..KernelSpec::new(
-        Source::new("resnet18/fused_step", include_str!("../../../kernels/resnet18/fused_step.cu"))
-            .with_headers(HEADERS),
+        kernel_file("resnet18/fused_step", include_str!("../../../kernels/resnet18/fused_step.cu")),
         "resnet18_fused_weight_gradients",
         GROUP,
         |blocks| [*blocks, 1, 1],

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::sequence::{Memory, Region, Sequence, SequenceWriter};
 use super::weights::{bias_name, live_columns, packed, regions, stem_columns, weight_name};
+use crate::kernel_files::kernel_file;
 use crate::resnet18::definition::NetworkShape;
 use crate::resnet18::network::{Block, CLASSES, Conv, Map, Network, Window};
 use crate::st_bif::Neurons;
@@ -13,7 +14,7 @@ use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::Output;
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::libraries::gemm::{Spec, WORKSPACE_BYTES};
-use kernelgate_cuda::{Argument, Device, KernelSpec, Source};
+use kernelgate_cuda::{Argument, Device, KernelSpec};
 
 /// Threads a block.
 const THREADS: usize = 256;
@@ -24,9 +25,6 @@ const PACKET: usize = 8;
 pub const STAGES: [&str; 4] =
     ["Layer1_ResBlocks", "Layer2_ResBlocks", "Layer3_ResBlocks", "Layer4_ResBlocks"];
 
-const HEADERS: &[(&str, &str)] =
-    &[("resnet18/spikes.cuh", include_str!("../../../kernels/resnet18/spikes.cuh"))];
-
 /// The kernels: an element a thread, of so many elements.
 pub const KERNELS: &[KernelSpec<usize>] =
     &[ENCODE, GATHER, GATHER_SPIKES, BIAS, ADD, ADD_SPIKES, POOL, CLASSIFY];
@@ -35,8 +33,7 @@ const ENCODE: KernelSpec<usize> = KernelSpec {
     constants: |_| vec![("THREADS", THREADS)],
     variants: || vec![1],
     ..KernelSpec::new(
-        Source::new("resnet18/per_op", include_str!("../../../kernels/resnet18/per_op.cu"))
-            .with_headers(HEADERS),
+        kernel_file("resnet18/per_op", include_str!("../../../kernels/resnet18/per_op.cu")),
         "resnet18_per_op_encode",
         THREADS,
         |elements| [elements.div_ceil(THREADS), 1, 1],

@@ -25,13 +25,6 @@ const STAGES_AHEAD: usize = 3;
 /// Shared memory of a group: two operands in bf16.
 pub const SHARED_BYTES: usize = STAGES_AHEAD * 2 * TILE * TILE * 2;
 
-/// Headers of every kernel with such tiles.
-pub const HEADERS: &[(&str, &str)] = &[
-    ("resnet18/neurons.cuh", include_str!("../../../kernels/resnet18/neurons.cuh")),
-    ("resnet18/tiles.cuh", include_str!("../../../kernels/resnet18/tiles.cuh")),
-    ("st_bif/neuron.cuh", include_str!("../../../kernels/st_bif/neuron.cuh")),
-];
-
 /// What the kernels of one file share, a launch over tiles.
 pub const fn tiled(source: Source, symbol: &'static str) -> KernelSpec<Grid> {
     KernelSpec {
@@ -39,9 +32,7 @@ pub const fn tiled(source: Source, symbol: &'static str) -> KernelSpec<Grid> {
         constants: |_| tile_constants(THREADS),
         shared_bytes: |_| THREADS / GROUP * SHARED_BYTES,
         variants: || [4, 8, 16].map(|steps| Grid { steps, blocks: [1; 2] }).to_vec(),
-        ..KernelSpec::new(source.with_headers(HEADERS), symbol, THREADS, |grid| {
-            [grid.blocks[0], grid.blocks[1], 1]
-        })
+        ..KernelSpec::new(source, symbol, THREADS, |grid| [grid.blocks[0], grid.blocks[1], 1])
     }
 }
 

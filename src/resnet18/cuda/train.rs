@@ -10,6 +10,7 @@ use super::per_op::{
 };
 use super::sequence::{Memory, Region, Sequence, SequenceWriter};
 use super::weights::{bias_name, columns, live_columns, regions, stem_columns, weight_name};
+use crate::kernel_files::kernel_file;
 use crate::resnet18::definition::{LEARNING_RATE, MOMENTUM, NetworkShape};
 use crate::resnet18::network::{Block, CLASSES, Conv, Network};
 use crate::st_bif::Neurons;
@@ -18,7 +19,7 @@ use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::Output;
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::libraries::gemm::Spec;
-use kernelgate_cuda::{Argument, Device, KernelSpec, Source};
+use kernelgate_cuda::{Argument, Device, KernelSpec};
 
 /// Threads a block.
 const THREADS: usize = 256;
@@ -35,7 +36,7 @@ const PACK: KernelSpec<usize> = KernelSpec {
     constants: |_| vec![("THREADS", THREADS)],
     variants: || vec![1],
     ..KernelSpec::new(
-        Source::new("resnet18/train", include_str!("../../../kernels/resnet18/train.cu")),
+        kernel_file("resnet18/train", include_str!("../../../kernels/resnet18/train.cu")),
         "resnet18_train_pack",
         THREADS,
         |elements| [elements.div_ceil(THREADS), 1, 1],

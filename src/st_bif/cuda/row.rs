@@ -1,14 +1,10 @@
 //! What the rows of the family's kernels share, and the arguments that all of them take.
 
+use crate::kernel_files::kernel_file;
 use crate::st_bif::definition::Neurons;
 use crate::st_bif::neuron::Parameters;
 use kernelgate::workload::Dtype;
-use kernelgate_cuda::{Argument, KernelSpec, Source};
-
-const HEADERS: &[(&str, &str)] = &[
-    ("st_bif/columns.cuh", include_str!("../../../kernels/st_bif/columns.cuh")),
-    ("st_bif/neuron.cuh", include_str!("../../../kernels/st_bif/neuron.cuh")),
-];
+use kernelgate_cuda::{Argument, KernelSpec};
 
 /// A kernel of the family, one build an element type.
 pub const fn kernel(
@@ -21,7 +17,7 @@ pub const fn kernel(
     KernelSpec {
         defines: |neurons| vec![element(neurons)],
         variants: || variants(&[8]),
-        ..KernelSpec::new(Source::new(file, text).with_headers(HEADERS), symbol, threads, blocks)
+        ..KernelSpec::new(kernel_file(file, text), symbol, threads, blocks)
     }
 }
 

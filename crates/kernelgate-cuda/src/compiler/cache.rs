@@ -10,7 +10,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
 use super::nvrtc::{self, CompileError};
-use super::source::{Build, HEADERS};
+use super::source::Build;
 
 /// The machine code of a build, from the cache or the compiler.
 ///
@@ -55,7 +55,9 @@ pub fn content_hash(build: &Build, arch: &str) -> Result<String, CompileError> {
 
 fn key(build: &Build, arch: &str, compiler: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
-    (build, build.options(arch), compiler, HEADERS).hash(&mut hasher);
+    let Build { source, defines, constants } = build;
+    (source.file, build.text(), build.headers()).hash(&mut hasher);
+    (defines, constants, build.options(arch), compiler).hash(&mut hasher);
     hasher.finish()
 }
 
@@ -147,11 +149,24 @@ mod tests {
         assert_ne!(base, key(&build("A"), "sm_90a", "13.1"));
         assert_ne!(base, key(&Source::new("b", "text").build(&["A"]), "sm_90a", "13.0"));
         assert_ne!(base, key(&Source::new("a", "other").build(&["A"]), "sm_90a", "13.0"));
-        let with_header = Source::new("a", "text").with_headers(&[("a.cuh", "x")]);
-        assert_ne!(base, key(&with_header.build(&["A"]), "sm_90a", "13.0"));
         // What decides the code but is no part of the name.
         let with_constant = Build { constants: vec![("TILE", 8)], ..build("A") };
         assert_ne!(base, key(&with_constant, "sm_90a", "13.0"));
+    }
+
+    #[test]
+    fn a_key_follows_included_headers_and_no_others() {
+        let hash = |headers| {
+            let source = Source::new("k", "#include \"a.cuh\"").with_headers(headers);
+            key(&source.build(&[]), "sm_90a", "13.0")
+        };
+        let base = hash(&[("a.cuh", "#include \"b.cuh\""), ("b.cuh", "1"), ("c.cuh", "1")]);
+        let other = hash(&[("a.cuh", "#include \"b.cuh\""), ("b.cuh", "1"), ("c.cuh", "2")]);
+        let through = hash(&[("a.cuh", "#include \"b.cuh\""), ("b.cuh", "2"), ("c.cuh", "1")]);
+        let direct = hash(&[("a.cuh", " #include \"b.cuh\""), ("b.cuh", "1"), ("c.cuh", "1")]);
+        assert_eq!(base, other);
+        assert_ne!(base, through);
+        assert_ne!(base, direct);
     }
 
     #[test]

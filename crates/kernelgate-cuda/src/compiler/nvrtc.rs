@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::OnceLock;
 
-use super::source::{Build, HEADERS};
+use super::source::{Build, Header};
 use crate::architecture::number;
 use crate::library::{self, Library};
 
@@ -99,17 +99,17 @@ pub fn identity() -> Result<&'static str, CompileError> {
 /// # Errors
 /// When NVRTC is missing or the source does not compile; the error holds the compiler's log.
 pub fn compile(build: &Build, arch: &str) -> Result<CompiledCubin, CompileError> {
-    compile_text(&build.name(), &build.text(), build.source.headers, &build.options(arch), arch)
+    compile_text(&build.name(), &build.text(), &build.headers(), &build.options(arch), arch)
 }
 
-/// Compiles source text with the common headers and others, each a name and its text.
+/// Compiles source text; it can include these headers and no others.
 ///
 /// # Errors
 /// As [`compile`].
 pub fn compile_text(
     kernel: &str,
     source: &str,
-    headers: &[(&str, &str)],
+    headers: &[Header],
     options: &[String],
     arch: &str,
 ) -> Result<CompiledCubin, CompileError> {
@@ -117,10 +117,8 @@ pub fn compile_text(
     let text = |text: &str| CString::new(text.replace('\0', " ")).expect("no NUL is left");
     let (source, name) =
         (text(source), text(&format!("{}.cu", kernel.split(' ').next().unwrap_or(kernel))));
-    let header_texts: Vec<CString> =
-        HEADERS.iter().chain(headers).map(|(_, source)| text(source)).collect();
-    let header_names: Vec<CString> =
-        HEADERS.iter().chain(headers).map(|(name, _)| text(name)).collect();
+    let header_texts: Vec<CString> = headers.iter().map(|(_, source)| text(source)).collect();
+    let header_names: Vec<CString> = headers.iter().map(|(name, _)| text(name)).collect();
     let pointers = |strings: &[CString]| {
         strings.iter().map(|string| string.as_ptr()).collect::<Vec<*const c_char>>()
     };

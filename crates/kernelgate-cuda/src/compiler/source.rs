@@ -1,40 +1,68 @@
-//! What is compiled: a source file with the headers of its package, and the macros of one build of
-//! it.
+//! Sources: a kernel file, the headers that it includes, and the macros of one build.
 
 use std::borrow::Cow;
 
 use crate::layout;
 
-/// Headers that every kernel may include, by the name it includes them under. They lie in this
-/// crate, so that kernels of other packages reach them too.
-pub const HEADERS: &[(&str, &str)] = &[
-    ("common/bulk.cuh", include_str!("../../kernels/common/bulk.cuh")),
-    ("common/cluster.cuh", include_str!("../../kernels/common/cluster.cuh")),
-    ("common/device_clock.cuh", include_str!("../../kernels/common/device_clock.cuh")),
-    ("common/element.cuh", include_str!("../../kernels/common/element.cuh")),
-    ("common/element16.cuh", include_str!("../../kernels/common/element16.cuh")),
-    ("common/float_ops.cuh", include_str!("../../kernels/common/float_ops.cuh")),
-    ("common/fragments.cuh", include_str!("../../kernels/common/fragments.cuh")),
-    ("common/math.cuh", include_str!("../../kernels/common/math.cuh")),
-    ("common/memory.cuh", include_str!("../../kernels/common/memory.cuh")),
-    ("common/reduce.cuh", include_str!("../../kernels/common/reduce.cuh")),
-    ("common/stages.cuh", include_str!("../../kernels/common/stages.cuh")),
-    ("common/streaming.cuh", include_str!("../../kernels/common/streaming.cuh")),
-    ("common/tensor_copy.cuh", include_str!("../../kernels/common/tensor_copy.cuh")),
-    ("common/types.cuh", include_str!("../../kernels/common/types.cuh")),
-    ("common/warp_gemm.cuh", include_str!("../../kernels/common/warp_gemm.cuh")),
-    ("common/wgmma.cuh", include_str!("../../kernels/common/wgmma.cuh")),
-];
+/// A header: the name that kernels include it by, and its text.
+pub type Header = (&'static str, &'static str);
 
-/// A kernel file, embedded.
+/// A table of embedded headers: a folder, relative to the file that calls this, and the names that
+/// kernels include the headers by, relative to the folder:
+/// `headers!("../kernels", "mine/tile.cuh", "mine/sum.cuh")`.
+#[macro_export]
+macro_rules! headers {
+    ($folder:literal, $($name:literal),+ $(,)?) => {
+        &[$(($name, include_str!(concat!($folder, "/", $name)))),+]
+    };
+}
+
+/// Headers that every kernel may include, in any package.
+pub const COMMON_HEADERS: &[Header] = headers!(
+    "../../kernels",
+    "common/bulk.cuh",
+    "common/cluster.cuh",
+    "common/device_clock.cuh",
+    "common/element.cuh",
+    "common/element16.cuh",
+    "common/float_ops.cuh",
+    "common/fragments.cuh",
+    "common/math.cuh",
+    "common/memory.cuh",
+    "common/reduce.cuh",
+    "common/stages.cuh",
+    "common/streaming.cuh",
+    "common/tensor_copy.cuh",
+    "common/types.cuh",
+    "common/warp_gemm.cuh",
+    "common/wgmma.cuh",
+);
+
+/// Headers of [`COMMON_HEADERS`] and of `package` that a text includes, directly or through other
+/// headers. A header counts when its name occurs in the text, also in a comment or a macro; NVRTC
+/// gets these headers and no others.
+pub fn included(text: &str, package: &[Header]) -> Vec<Header> {
+    let (mut found, mut rest): (Vec<Header>, Vec<Header>) =
+        COMMON_HEADERS.iter().chain(package).copied().partition(|(name, _)| text.contains(name));
+    let mut read = 0;
+    while let Some((_, text)) = found.get(read).copied() {
+        let (named, others) = rest.into_iter().partition(|(name, _)| text.contains(name));
+        found.extend::<Vec<Header>>(named);
+        rest = others;
+        read += 1;
+    }
+    found
+}
+
+/// A kernel file and the headers that it may include.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Source {
     /// What it goes by in messages and records: `family/implementation`, without `.cu`.
     pub file: &'static str,
     /// Its text.
     pub text: &'static str,
-    /// Headers of its package, by the name it includes them under, besides [`HEADERS`].
-    pub headers: &'static [(&'static str, &'static str)],
+    /// Headers of its package, besides [`COMMON_HEADERS`].
+    pub headers: &'static [Header],
 }
 
 impl Source {
@@ -43,8 +71,9 @@ impl Source {
         Self { file, text, headers: &[] }
     }
 
-    /// The same with headers of its package.
-    pub const fn with_headers(self, headers: &'static [(&'static str, &'static str)]) -> Self {
+    /// Lets it include the headers of its package: one table for all kernels of the package, made by
+    /// [`headers!`](crate::headers).
+    pub const fn with_headers(self, headers: &'static [Header]) -> Self {
         Self { headers, ..self }
     }
 
@@ -84,6 +113,11 @@ impl Build {
             Some(layout) => (layout::padding_functions(layout) + self.source.text).into(),
             None => self.source.text.into(),
         }
+    }
+
+    /// The headers that it includes, directly or through other headers.
+    pub fn headers(&self) -> Vec<Header> {
+        included(&[&self.text(), self.defines.join(" ").as_str()].join(" "), self.source.headers)
     }
 
     /// What a kernel of it goes by in records: the build, and the symbol where that is not the
@@ -128,10 +162,30 @@ mod tests {
         let mut files: Vec<_> = entries
             .map(|entry| format!("common/{}", entry.unwrap().file_name().to_string_lossy()))
             .collect();
-        let mut embedded: Vec<_> = HEADERS.iter().map(|(name, _)| (*name).to_owned()).collect();
+        let mut embedded: Vec<_> =
+            COMMON_HEADERS.iter().map(|(name, _)| (*name).to_owned()).collect();
         files.sort();
         embedded.sort();
         assert_eq!(files, embedded);
+    }
+
+    #[test]
+    fn headers_are_found_through_headers_and_macros() {
+        const TABLE: &[Header] = &[
+            ("mine/a.cuh", "#include <mine/b.cuh>"),
+            ("mine/b.cuh", "#include \"common/math.cuh\""),
+            ("mine/c.cuh", ""),
+        ];
+        let names = |text: &'static str, defines: &[&str]| {
+            let build = Source::new("k", text).with_headers(TABLE).build(defines);
+            build.headers().iter().map(|(name, _)| *name).collect::<Vec<_>>()
+        };
+        assert!(names("", &[]).is_empty());
+        assert_eq!(
+            names("#include \"mine/a.cuh\"", &[]),
+            ["mine/a.cuh", "mine/b.cuh", "common/math.cuh"]
+        );
+        assert_eq!(names("#include OTHER", &["OTHER=<mine/c.cuh>"]), ["mine/c.cuh"]);
     }
 
     #[test]

@@ -1,0 +1,33 @@
+//! The headers of `kernels/`, one table for the kernels of all families.
+
+use kernelgate_cuda::Source;
+use kernelgate_cuda::compiler::source::Header;
+
+const HEADERS: &[Header] = kernelgate_cuda::headers!(
+    "../kernels",
+    "attention/ring.cuh",
+    "attention/shape.cuh",
+    "attention/warp_gemm.cuh",
+    "attention/warpgroup_gemm.cuh",
+    "attention/warpgroup_gemm_e4m3.cuh",
+    "denoise/actions.cuh",
+    "denoise/model.cuh",
+    "denoise/panel.cuh",
+    "denoise/persistent.cuh",
+    "denoise/persistent_attention.cuh",
+    "denoise/skinny_gemm.cuh",
+    "denoise/units.cuh",
+    "resnet18/best.cuh",
+    "resnet18/best_stem.cuh",
+    "resnet18/neurons.cuh",
+    "resnet18/packed.cuh",
+    "resnet18/spikes.cuh",
+    "resnet18/tiles.cuh",
+    "st_bif/columns.cuh",
+    "st_bif/neuron.cuh",
+);
+
+/// A kernel file of `kernels/`, which may include every header there.
+pub const fn kernel_file(file: &'static str, text: &'static str) -> Source {
+    Source::new(file, text).with_headers(HEADERS)
+}
