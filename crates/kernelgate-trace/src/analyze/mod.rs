@@ -1,5 +1,6 @@
 //! How the parts of a trace belong together. Absent: tables, judgement.
 
+pub mod classes;
 pub mod graph_nodes;
 pub mod idle;
 pub mod inside;

@@ -1,5 +1,6 @@
 //! What all rules need of a trace, worked out once.
 
+use crate::analyze::classes::{Classes, Communication};
 use crate::analyze::idle::Activity;
 use crate::analyze::operations::{AllOperations, OperationId};
 use crate::analyze::paths::{PathId, ROOT};
@@ -15,6 +16,8 @@ pub struct Context<'a> {
     pub trace: &'a Trace,
     /// Its operations.
     pub all: AllOperations<'a>,
+    /// The class of each operation.
+    pub classes: Classes<'a>,
     /// What each process did on each device.
     pub activities: Vec<Activity>,
     /// What the host did.
@@ -37,7 +40,8 @@ impl<'a> Context<'a> {
 
     fn new(trace: &'a Trace, pass: HostPass, name_of: impl Fn(Name) -> Name, last: i64) -> Self {
         let (activities, host) = pass.finish(trace, name_of, last);
-        Self { trace, all: AllOperations::of(trace), activities, host }
+        let classes = classes(trace, &host);
+        Self { trace, all: AllOperations::of(trace), classes, activities, host }
     }
 
     /// The path of an operation: of the innermost range around its launch, then of the ranges in
@@ -72,4 +76,23 @@ impl<'a> Context<'a> {
         let place = &self.trace.places[self.all.place(operation).0 as usize];
         (self.trace.processes[place.process as usize].pid, place.device)
     }
+}
+
+/// The classes of operations, with copies inside ranges of MPI as communication.
+fn classes<'a>(trace: &'a Trace, host: &Host) -> Classes<'a> {
+    let classes = Classes::new(trace);
+    let paths = &host.paths;
+    // A path is numbered behind the one around it.
+    let mut by_path: Vec<Option<Communication>> = Vec::with_capacity(paths.len());
+    for path in (0..).take(paths.len()) {
+        let own = || Communication::in_range(trace.names.text(paths.name(path)));
+        by_path.push(match path {
+            ROOT => None,
+            _ => by_path[paths.parent(path) as usize].or_else(own),
+        });
+    }
+    if trace.copies.on_gpu.is_empty() || by_path.iter().all(Option::is_none) {
+        return classes;
+    }
+    classes.with_ranges(|copy| by_path[host.launched_in[copy as usize] as usize])
 }

@@ -6,6 +6,7 @@ use hashbrown::HashMap;
 
 use super::cause::{CauseKind, LatelyDone, Why};
 use super::waiting::{Waits, waiting_names};
+use crate::analyze::classes::Classes;
 use crate::analyze::graph_nodes;
 use crate::analyze::idle::{self, Activity, Gap};
 use crate::analyze::launches::NONE;
@@ -194,7 +195,8 @@ impl HostPass {
             launched_in: vec![ROOT; all.len()],
             launched_by: vec![None; all.len() - trace.kernels.on_gpu.len()],
             launched_kernels: vec![0; activities.len()],
-            orphans: all.len(),
+            // No call launches a page migration.
+            orphans: all.len() - Classes::new(trace).migrations(),
             idle_before: vec![0; all.len()],
             of_path: vec![RangeSum::default()],
             kept: Kept { ranges: Vec::new(), of_operation: vec![(NONE, NONE); kept] },
@@ -261,7 +263,7 @@ impl HostPass {
         };
         let path = around.map(|around| around.path);
         let host = &mut self.host;
-        host.orphans -= launched.len();
+        host.orphans = host.orphans.saturating_sub(launched.len());
         let all = AllOperations::of(trace);
         let activity_of = |id| self.activity_of[all.place(id).0 as usize];
         for (index, &id) in launched.iter().enumerate() {

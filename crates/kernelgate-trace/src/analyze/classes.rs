@@ -1,0 +1,368 @@
+//! The class of each operation: compute, communication, copy, page migration, set or whole graph.
+//!
+//! Kernels are classified by the name of their function alone: template arguments and parameters
+//! name types. Absent: what a compute kernel computes.
+
+use super::operations::{AllOperations, Kind, OperationId};
+use crate::model::Trace;
+use crate::model::names::Name;
+
+/// The class of an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Class {
+    /// A kernel that computes.
+    Compute,
+    /// A whole graph: its kernels were not recorded.
+    Graph,
+    /// A kernel or a copy that exchanges data with other ranks.
+    Communication,
+    /// Pages of managed memory that the driver moves on demand.
+    Migration,
+    /// A copy that the program asked for.
+    Copy,
+    /// Memory set to a value.
+    Set,
+}
+
+impl Class {
+    /// Every class, in the order in which concurrent operations hide each other.
+    pub const ALL: [Self; 6] =
+        [Self::Compute, Self::Graph, Self::Communication, Self::Migration, Self::Copy, Self::Set];
+
+    /// As text.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Compute => "compute",
+            Self::Graph => "graph, recorded whole",
+            Self::Communication => "communication",
+            Self::Migration => "page migration",
+            Self::Copy => "copy",
+            Self::Set => "memset",
+        }
+    }
+}
+
+/// A library that communicates, as far as names distinguish them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Library {
+    /// NCCL and RCCL, whose kernels have the same names.
+    Nccl,
+    /// NVSHMEM and its users.
+    Nvshmem,
+    /// All-reduce and exchange kernels of frameworks.
+    Custom,
+    /// MPI: copies inside its ranges.
+    Mpi,
+}
+
+impl Library {
+    /// As text.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Nccl => "NCCL/RCCL",
+            Self::Nvshmem => "NVSHMEM",
+            Self::Custom => "custom",
+            Self::Mpi => "MPI",
+        }
+    }
+}
+
+/// A collective operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Collective {
+    /// Every rank gets the sum.
+    AllReduce,
+    /// Every rank gets the parts of all.
+    AllGather,
+    /// Every rank gets a part of the sum.
+    ReduceScatter,
+    /// Every rank sends a part to each other.
+    AllToAll,
+    /// One rank sends to all.
+    Broadcast,
+    /// One rank gets the sum.
+    Reduce,
+    /// Ranks send to and receive from single others.
+    SendRecv,
+    /// Ranks wait for each other.
+    Barrier,
+    /// The name does not show which.
+    Unknown,
+}
+
+impl Collective {
+    /// As text.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all-reduce",
+            Self::AllGather => "all-gather",
+            Self::ReduceScatter => "reduce-scatter",
+            Self::AllToAll => "all-to-all",
+            Self::Broadcast => "broadcast",
+            Self::Reduce => "reduce",
+            Self::SendRecv => "send/receive",
+            Self::Barrier => "barrier",
+            Self::Unknown => "collective",
+        }
+    }
+
+    /// The collective that a name mentions; separators and case do not matter.
+    pub fn in_name(name: &str) -> Self {
+        let letters: String = name
+            .chars()
+            .filter(char::is_ascii_alphanumeric)
+            .map(|letter| letter.to_ascii_lowercase())
+            .collect();
+        let mentioned = |(words, _): &&(&[&str], Self)| words.iter().any(|w| letters.contains(w));
+        COLLECTIVES.iter().find(mentioned).map_or(Self::Unknown, |(_, collective)| *collective)
+    }
+}
+
+/// Words of names by collective; the first match decides.
+const COLLECTIVES: &[(&[&str], Collective)] = &[
+    (&["reducescatter"], Collective::ReduceScatter),
+    (&["allreduce", "crossdevicereduce"], Collective::AllReduce),
+    (&["allgather"], Collective::AllGather),
+    (&["alltoall", "all2all", "deepep"], Collective::AllToAll),
+    (&["sendrecv", "isend", "irecv", "putmem", "getmem", "send", "recv"], Collective::SendRecv),
+    (&["broadcast", "bcast"], Collective::Broadcast),
+    (&["barrier"], Collective::Barrier),
+    (&["reduce"], Collective::Reduce),
+];
+
+/// Which library communicates, and how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Communication {
+    /// The library.
+    pub library: Library,
+    /// The collective.
+    pub collective: Collective,
+}
+
+/// Words of function names, in lower case, by library; the first match decides.
+const LIBRARIES: &[(Library, &[&str])] = &[
+    (Library::Nccl, &["nccldevkernel", "ncclkernel", "rccldevkernel", "rcclkernel", "msccl"]),
+    (Library::Nvshmem, &["nvshmem", "rocshmem", "deep_ep::"]),
+    (
+        Library::Custom,
+        &[
+            "multimem_",
+            "allreduce",
+            "all_reduce",
+            "cross_device_reduce",
+            "all_gather",
+            "allgather",
+            "reduce_scatter",
+            "reducescatter",
+            "all_to_all",
+            "alltoall",
+            "all2all",
+            "userbuffers_",
+            "symmetric_memory::",
+        ],
+    ),
+];
+
+impl Communication {
+    /// Communication of a kernel by its demangled name; `None` if the kernel computes.
+    pub fn in_kernel(name: &str) -> Option<Self> {
+        let function = function_name(name).to_ascii_lowercase();
+        let found = |(_, words): &&(Library, &[&str])| words.iter().any(|w| function.contains(w));
+        let (library, _) = LIBRARIES.iter().find(found)?;
+        Some(Self { library: *library, collective: Collective::in_name(&function) })
+    }
+
+    /// Communication of copies in a range of MPI, such as `MPI_Allreduce`.
+    pub fn in_range(name: &str) -> Option<Self> {
+        let call = name.rsplit(':').next()?.trim().strip_prefix("MPI_")?;
+        Some(Self { library: Library::Mpi, collective: Collective::in_name(call) })
+    }
+}
+
+/// A demangled name without return type, template arguments and parameters, its namespaces
+/// included.
+pub fn function_name(name: &str) -> String {
+    let mut function = String::new();
+    let mut depth = 0usize;
+    let mut rest = name;
+    while let Some(character) = rest.chars().next() {
+        // Anonymous namespaces look like arguments.
+        let anonymous =
+            ["(anonymous namespace)::", "<unnamed>::"].iter().find(|word| rest.starts_with(**word));
+        if let Some(word) = anonymous {
+            rest = &rest[word.len()..];
+            continue;
+        }
+        match character {
+            '(' if depth == 0 && !function.is_empty() => break,
+            '<' | '(' | '[' | '{' => depth += 1,
+            '>' | ')' | ']' | '}' => depth = depth.saturating_sub(1),
+            ' ' if depth == 0 => function.clear(),
+            _ if depth == 0 => function.push(character),
+            _ => {}
+        }
+        rest = &rest[character.len_utf8()..];
+    }
+    if function.is_empty() { name.to_owned() } else { function }
+}
+
+/// Whether copies of this label are migrations of unified memory, which no call launches.
+pub fn is_migration(label: &str) -> bool {
+    let label = label.to_ascii_lowercase();
+    label.starts_with("unified") || label.contains("uvm")
+}
+
+/// The classes of the operations of a trace.
+#[derive(Debug, Clone)]
+pub struct Classes<'a> {
+    all: AllOperations<'a>,
+    trace: &'a Trace,
+    /// By function.
+    kernels: Vec<Option<Communication>>,
+    /// The labels of copies that are migrations.
+    migrations: Vec<Name>,
+    /// By copy, the collective of MPI around its launch; empty where no range is one of MPI.
+    copies: Vec<Option<Communication>>,
+}
+
+impl<'a> Classes<'a> {
+    /// Classifies by names.
+    pub fn new(trace: &'a Trace) -> Self {
+        let communication = |function: &crate::model::gpu::Function| {
+            Communication::in_kernel(trace.names.text(function.demangled))
+        };
+        let mut labels = trace.copies.kind.clone();
+        labels.sort_unstable();
+        labels.dedup();
+        labels.retain(|&label| is_migration(trace.names.text(label)));
+        Self {
+            all: AllOperations::of(trace),
+            trace,
+            kernels: trace.functions.iter().map(communication).collect(),
+            migrations: labels,
+            copies: Vec::new(),
+        }
+    }
+
+    /// Counts copies as communication where `in_range` finds a range of MPI around their launch.
+    pub fn with_ranges(mut self, in_range: impl Fn(OperationId) -> Option<Communication>) -> Self {
+        let first = self.trace.kernels.on_gpu.len();
+        let copy = |row: usize| in_range(u32::try_from(first + row).ok()?);
+        self.copies = (0..self.trace.copies.on_gpu.len()).map(copy).collect();
+        self
+    }
+
+    /// The class of an operation.
+    pub fn class(&self, id: OperationId) -> Class {
+        match self.all.part(id) {
+            (Kind::Kernel | Kind::Copy, _) if self.communication(id).is_some() => {
+                Class::Communication
+            }
+            (Kind::Kernel, _) => Class::Compute,
+            (Kind::Copy, row) if self.migrations.contains(&self.trace.copies.kind[row]) => {
+                Class::Migration
+            }
+            (Kind::Copy, _) => Class::Copy,
+            (Kind::Set, _) => Class::Set,
+            (Kind::Graph, _) => Class::Graph,
+        }
+    }
+
+    /// How an operation communicates; `None` of all others.
+    pub fn communication(&self, id: OperationId) -> Option<Communication> {
+        match self.all.part(id) {
+            (Kind::Kernel, row) => self.kernels[self.trace.kernels.function[row] as usize],
+            (Kind::Copy, row) => *self.copies.get(row)?,
+            _ => None,
+        }
+    }
+
+    /// How kernels of a function communicate.
+    pub fn function(&self, function: u32) -> Option<Communication> {
+        self.kernels[function as usize]
+    }
+
+    /// How many operations are page migrations.
+    pub fn migrations(&self) -> usize {
+        let kinds = &self.trace.copies.kind;
+        match self.migrations.is_empty() {
+            true => 0,
+            false => kinds.iter().filter(|kind| self.migrations.contains(kind)).count(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn function_names_lose_types_and_keep_namespaces() {
+        assert_eq!(function_name("ampere_sgemm_128x64_tn"), "ampere_sgemm_128x64_tn");
+        assert_eq!(
+            function_name(
+                "void c10d::symmetric_memory::(anonymous namespace)::one_shot<float, 8>(float *)"
+            ),
+            "c10d::symmetric_memory::one_shot"
+        );
+        assert_eq!(function_name("void <unnamed>::softmax<float>(float *)"), "softmax");
+        assert_eq!(function_name("std::enable_if<(bool)1, void>::type f<int>(int)"), "f");
+        assert_eq!(function_name("(odd)"), "(odd)");
+        assert_eq!(function_name(""), "");
+    }
+
+    #[test]
+    fn communication_is_recognised_by_the_function_alone() {
+        let found = |name: &str| {
+            let of_name = Communication::in_kernel(name)?;
+            Some((of_name.library, of_name.collective))
+        };
+        use Collective::{AllGather, AllReduce, AllToAll, ReduceScatter, SendRecv, Unknown};
+        let nccl = [
+            (
+                "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+                AllReduce,
+            ),
+            ("ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclDevComm*, unsigned long)", AllGather),
+            ("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(x)", ReduceScatter),
+            ("ncclDevKernel_SendRecv(x)", SendRecv),
+            ("ncclDevKernel_Generic_4(x)", Unknown),
+        ];
+        for (name, collective) in nccl {
+            assert_eq!(found(name), Some((Library::Nccl, collective)), "{name}");
+        }
+        let custom = [
+            "void c10d::symmetric_memory::multimem_all_reduce_kernel<c10::BFloat16, 8>(void *)",
+            "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(vllm::RankData *)",
+            "void tensorrt_llm::kernels::oneShotAllReduceKernel<float, 4>(Params)",
+        ];
+        for name in custom {
+            assert_eq!(found(name), Some((Library::Custom, AllReduce)), "{name}");
+        }
+        assert_eq!(found("nvshmemi_alltoall_kernel<int>(int)"), Some((Library::Nvshmem, AllToAll)));
+        let compute = [
+            "void at::native::reduce_kernel<512, 1, ReduceOp<float>>(T3)",
+            "void cublasLt::splitKreduce_kernel<32, 16>(cublasSplitKParams<float>)",
+            "void fused_gemm<ncclDevKernel_AllReduce>(ncclComm *)",
+            "void scatter_reduce(float *)",
+        ];
+        for name in compute {
+            assert_eq!(found(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn ranges_of_mpi_name_their_collective() {
+        let found = |name: &str| Communication::in_range(name).map(|found| found.collective);
+        assert_eq!(found("MPI_Allreduce"), Some(Collective::AllReduce));
+        assert_eq!(found("MPI:MPI_Isend"), Some(Collective::SendRecv));
+        assert_eq!(found("forward"), None);
+    }
+
+    #[test]
+    fn migrations_are_copies_of_unified_memory() {
+        assert!(is_migration("Unified Host-to-Device"));
+        assert!(is_migration("CUDA_MEMCPY_KIND_UVM_DTOH"));
+        assert!(!is_migration("Host-to-Device"));
+    }
+}
