@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaGraph, CudaStream, DriverError, sys};
 
-use super::conduct;
 use super::device::Device;
 use super::status::failed;
 use crate::BackendError;
@@ -84,7 +83,7 @@ impl Graph {
     /// # Errors
     /// When the driver refuses.
     pub fn allocates(&self) -> Result<bool, BackendError> {
-        conduct::allocates(self.graph.cu_graph())
+        allocates(self.graph.cu_graph())
     }
 
     /// Edges over which a kernel may begin before the one that it depends on has ended.
@@ -133,6 +132,49 @@ impl Graph {
     pub fn launch(&self) -> Result<(), BackendError> {
         self.graph.launch().map_err(|error| failed("launch a graph", &error))
     }
+}
+
+/// Whether a graph, or a graph inside of it, allocates memory.
+///
+/// # Errors
+/// When the driver refuses.
+fn allocates(graph: sys::CUgraph) -> Result<bool, BackendError> {
+    let told = |error: DriverError| failed("tell a graph's nodes", &error);
+    let mut count = 0;
+    // SAFETY: the graph lives; a null array asks for the number only.
+    unsafe { sys::cuGraphGetNodes(graph, ptr::null_mut(), &raw mut count) }
+        .result()
+        .map_err(told)?;
+    let mut all = vec![ptr::null_mut(); count];
+    if count > 0 {
+        // SAFETY: the graph lives; the array has `count` elements.
+        unsafe { sys::cuGraphGetNodes(graph, all.as_mut_ptr(), &raw mut count) }
+            .result()
+            .map_err(told)?;
+    }
+    for node in all {
+        let mut kind = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
+        // SAFETY: a node of that graph; the pointer is valid.
+        unsafe { sys::cuGraphNodeGetType(node, &raw mut kind) }
+            .result()
+            .map_err(|error| failed("tell the kind of a graph's node", &error))?;
+        let inside = match kind {
+            sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC => true,
+            sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_GRAPH => {
+                let mut child = ptr::null_mut();
+                // SAFETY: a node of that kind, whose graph lives as long as the node.
+                unsafe { sys::cuGraphChildGraphNodeGetGraph(node, &raw mut child) }
+                    .result()
+                    .map_err(told)?;
+                allocates(child)?
+            }
+            _ => false,
+        };
+        if inside {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// A stream in capture; dropped, by a panic for example, it is in capture no longer.
@@ -215,4 +257,30 @@ fn full_edge(stream: &CudaStream) -> Result<(), BackendError> {
     }
     .result()
     .map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::instruments::spin::Spin;
+    use crate::testing::gpu;
+    use cudarc::driver::result;
+
+    #[test]
+    fn a_graph_shows_whether_it_allocates() {
+        let Some((device, _alone)) = gpu() else { return };
+        let spin = Spin::new(&device).unwrap();
+        let stream = device.stream().cu_stream();
+        let graph = Graph::capture(&device, || {
+            // SAFETY: the stream lives; what is allocated in the capture is freed in it.
+            unsafe {
+                let address = result::malloc_async(stream, 64).unwrap();
+                result::free_async(address, stream).unwrap();
+            }
+            spin.launch(1000)
+        })
+        .unwrap();
+        assert!(graph.allocates().unwrap());
+        assert!(!Graph::capture(&device, || spin.launch(1000)).unwrap().allocates().unwrap());
+    }
 }

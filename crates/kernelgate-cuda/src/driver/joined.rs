@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaEvent, CudaStream, sys};
 
-use super::conduct::{bind, current};
 use super::device::Device;
 use super::raw_stream::RawStream;
 use super::status::failed;
+use super::thread_state::{bind, current};
 use crate::BackendError;
 
 /// A stream that other code made, joined with the device's own: what is enqueued on it lies between

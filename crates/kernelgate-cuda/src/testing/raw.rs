@@ -5,8 +5,8 @@ use std::ptr;
 
 use cudarc::driver::{DriverError, sys};
 
-use crate::driver::conduct;
 use crate::driver::raw_stream::RawStream;
+use crate::driver::thread_state;
 use crate::{BackendError, Device};
 
 fn failed(what: &str, error: &DriverError) -> BackendError {
@@ -57,7 +57,7 @@ pub fn begin_capture(stream: RawStream) -> Result<(), BackendError> {
 
 /// Ends a capture of that stream, if there is one.
 pub fn end_capture(stream: RawStream) {
-    conduct::abandon_capture(handle(stream));
+    thread_state::abandon_capture(handle(stream));
 }
 
 /// Whether that stream is in capture.
@@ -65,7 +65,7 @@ pub fn end_capture(stream: RawStream) {
 /// # Errors
 /// When the driver refuses to tell.
 pub fn is_capturing(stream: RawStream) -> Result<bool, BackendError> {
-    conduct::capturing(handle(stream))
+    thread_state::capturing(handle(stream))
 }
 
 /// Whether everything on that stream has finished.

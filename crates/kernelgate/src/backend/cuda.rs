@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use super::executable::no_such_input;
 use crate::backend::{BackendError, Executable};
 use crate::workload::{Dtype, Tensor, Tensors};
-use kernelgate_cuda::driver::{CudaStream, conduct};
+use kernelgate_cuda::driver::{CudaStream, thread_state};
 pub use kernelgate_cuda::{
     Argument, Buffer, Device, Image, JoinedStream, Kernel, KernelSpec, LaunchDims, LaunchShape,
     LoadedKernel, Parameters, PreparedLaunch, RawContext, RawStream, Requires, Source,
@@ -214,7 +214,7 @@ impl Executable for CudaTask {
         let launched = match &mut self.watched {
             Some(left @ 1..) => {
                 *left -= 1;
-                conduct::watched(&self.device, || (self.launch)(&self.outputs))
+                thread_state::checked(&self.device, || (self.launch)(&self.outputs))
             }
             _ => (self.launch)(&self.outputs),
         };

@@ -10,8 +10,8 @@
 //! Where no input can be replaced, or memory is short, the outputs are compared for the old inputs,
 //! and the record says so.
 //!
-//! Results that are reused for inputs that were seen before are right, too. So what was timed runs once
-//! more for the same inputs: the replay before, whose inputs were new, takes no longer.
+//! Results that are reused for inputs that were seen before are right, too. So the check of reuse
+//! ([`reuse`]) replays once more for the same inputs.
 //!
 //! Deliberately absent: defence against code that attacks the process. This finds mistakes and
 //! shortcuts: work on other streams, nothing launched, a remembered result, work in the reset.
@@ -24,13 +24,11 @@ use super::guard;
 use super::problem::{CaseError, Ready, case_error, outputs};
 use super::spent;
 use crate::backend::{BackendError, Executable};
-use crate::measure::{Replay, Stopwatch};
+use crate::measure::Stopwatch;
+use crate::measure::audit::reuse;
 use crate::record::run::{AfterTiming, InputChange};
 use crate::verify::{self, VerifyError};
 use crate::workload::Tensors;
-
-/// Replays for inputs of their own that each have to take longer than the next one.
-const LOOKS: usize = 3;
 
 /// What a process' time for these checks is kept under.
 pub const ACTIVITY: &str = "check after timing";
@@ -72,7 +70,7 @@ pub fn check(
 ) -> Result<AfterTiming, CaseError> {
     if let Some(digest) = digest {
         let same = guard::catch(|| {
-            bring_back(executable)?;
+            reuse::without_results(executable)?;
             stopwatch.replay(executable)?;
             Ok::<_, BackendError>(verify::digest(executable.outputs()?) == digest)
         });
@@ -108,7 +106,7 @@ pub fn check(
             }
             Ok::<_, BackendError>(())
         };
-        bring_back(executable)?;
+        reuse::without_results(executable)?;
         // Without other inputs nothing else tells what the reset computes of them.
         let before = match executable.carries_state() && changed.is_none() {
             true => Some(verify::digest(outputs(executable)?)),
@@ -139,7 +137,7 @@ pub fn check(
             true => Tensors::new(),
             false => group.bound.problem().redraw(&names, ready.seed ^ turn),
         };
-        let reuse = check_reuse(first, (executable, stopwatch), &draw);
+        let reuse = reuse::check(first, (executable, stopwatch), &draw);
         if !matches!(reuse, Ok(false)) {
             replace(executable)?;
         }
@@ -166,53 +164,6 @@ pub fn check(
         max_error: comparison.errors.max_error,
         relative_l2: comparison.errors.relative_l2,
     })
-}
-
-/// Looks whether the first replay for new inputs, with outputs that held no results, took longer than
-/// the next one, which finds both as it left them: what was timed are such next ones. Whether inputs
-/// were replaced by those that `draw` gives, as they are once that is suspected.
-///
-/// # Errors
-/// [`BackendError::NotTimed`] where each of [`LOOKS`] first ones does; when a launch fails.
-fn check_reuse(
-    first: Option<Replay>,
-    (executable, stopwatch): (&mut dyn Executable, &mut dyn Stopwatch),
-    draw: &dyn Fn(u64) -> Tensors,
-) -> Result<bool, BackendError> {
-    let mut first = first;
-    for turn in 0..LOOKS {
-        if turn > 0 {
-            bring_back(executable)?;
-            for (name, values) in draw(turn as u64).iter() {
-                executable.replace_input(name, values)?;
-            }
-            first = stopwatch.replay(executable)?;
-        }
-        let Some(first) = first else { return Ok(turn > 0) };
-        executable.settle()?;
-        let Some(next) = stopwatch.replay(executable)? else { return Ok(turn > 0) };
-        if !first.did_more_than(&next) {
-            return Ok(turn > 0);
-        }
-        if turn + 1 == LOOKS {
-            let more_ns = first.elapsed_ns - next.elapsed_ns;
-            return Err(BackendError::NotTimed(format!(
-                "a launch for new inputs and poisoned outputs takes {:.1} µs longer than the next \
-                 one, which takes {:.1} µs as those that were timed: it reuses what an earlier \
-                 launch computed",
-                more_ns / 1e3,
-                next.elapsed_ns / next.launches.max(1) as f64 / 1e3
-            )));
-        }
-    }
-    Ok(true)
-}
-
-/// Leaves outputs that hold no results, and the state that a launch needs. Inputs are replaced behind
-/// that: what the reset reads of them is none of what a launch computes from.
-fn bring_back(executable: &mut dyn Executable) -> Result<(), BackendError> {
-    executable.poison_outputs()?;
-    executable.settle()
 }
 
 impl Ready {
@@ -250,79 +201,5 @@ impl Ready {
             Err(CaseError::Skip(_)) => Ok(false),
             Err(error) => Err(error),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::cell::Cell;
-    use std::sync::Arc;
-
-    use super::*;
-    use crate::backend::cpu::CpuTask;
-    use crate::measure::{Sample, Technique};
-
-    /// Replays take so long, one after the other, nanoseconds; none where it cannot tell.
-    struct Takes(Vec<Option<f64>>);
-
-    fn replay(elapsed_ns: f64) -> Replay {
-        Replay { elapsed_ns, clock_mhz: None, launches: 10, allowed_ns: 10e3 }
-    }
-
-    impl Stopwatch for Takes {
-        fn time(&mut self, _: &mut dyn Executable, _: u64) -> Result<Sample, BackendError> {
-            unreachable!("nothing is timed here")
-        }
-
-        fn replay(&mut self, _: &mut dyn Executable) -> Result<Option<Replay>, BackendError> {
-            Ok(self.0.remove(0).map(replay))
-        }
-
-        fn technique(&self) -> Technique {
-            Technique::default()
-        }
-    }
-
-    /// The first replay takes so long, then those; how often other inputs were drawn.
-    fn reuse(
-        first_ns: impl Into<Option<f64>>,
-        then_ns: &[Option<f64>],
-    ) -> (Result<bool, BackendError>, usize) {
-        let drawn = Cell::new(0);
-        let x = || Tensors::new().with("x", [1], vec![drawn.get() as f32]);
-        let mut task = CpuTask::new(Arc::new(x()), Tensors::new(), |_, _| {});
-        let mut takes = Takes(then_ns.to_vec());
-        let draw = |_| {
-            drawn.set(drawn.get() + 1);
-            x()
-        };
-        let found = check_reuse(first_ns.into().map(replay), (&mut task, &mut takes), &draw);
-        assert!(takes.0.is_empty(), "{:?} are left", takes.0);
-        (found, drawn.get())
-    }
-
-    #[test]
-    fn results_are_reused_where_each_launch_for_new_inputs_takes_longer_than_the_next() {
-        let (short, long) = (Some(100e3), Some(150e3));
-        let (found, drawn) = reuse(150e3, &[short, long, short, long, short]);
-        let why = found.unwrap_err().to_string();
-        assert!(why.contains("takes 50.0 µs longer") && why.contains("takes 10.0 µs"), "{why}");
-        assert_eq!(drawn, 2);
-        // One that does not is enough, and inputs that were drawn are told of.
-        assert_eq!(reuse(150e3, &[short, long, short, short, short]), (Ok(true), 2));
-        assert_eq!(reuse(110e3, &[short]), (Ok(false), 0));
-        assert_eq!(reuse(150e3, &[None]), (Ok(false), 0));
-        assert_eq!(reuse(150e3, &[short, None]), (Ok(true), 1));
-        // Nothing is launched where nothing would be told.
-        assert_eq!(reuse(None, &[]), (Ok(false), 0));
-    }
-
-    #[test]
-    fn a_replay_that_does_more_takes_longer_at_the_same_clock() {
-        let at = |elapsed_ns, clock| Replay { clock_mhz: Some(clock), ..replay(elapsed_ns) };
-        assert!(!replay(109.9e3).did_more_than(&replay(100e3)));
-        assert!(replay(110.1e3).did_more_than(&replay(100e3)));
-        assert!(!at(200e3, 990.0).did_more_than(&at(100e3, 1980.0)));
-        assert!(at(200e3, 1980.0).did_more_than(&at(100e3, 990.0)));
     }
 }

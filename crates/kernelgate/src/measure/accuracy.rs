@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::audit::cupti::Recording;
 use super::events::EventTimer;
-use super::recorded::Recording;
 use super::{Cache, queue};
 use crate::backend::{BackendError, Executable};
 use crate::stats::median;

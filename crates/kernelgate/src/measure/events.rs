@@ -41,9 +41,6 @@ const FLUSH: u64 = 2;
 /// Resolution of events: no launch takes less.
 const RESOLUTION_NS: f64 = 32.0;
 
-/// A launch that takes less than this share of an empty kernel is not on the stream.
-const MIN_OF_EMPTY: f64 = 0.25;
-
 /// Times launches on one device.
 pub struct EventTimer {
     device: Arc<Device>,

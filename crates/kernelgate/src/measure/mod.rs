@@ -4,18 +4,15 @@
 //! they mean (`stats`, `gate`).
 
 pub mod accuracy;
-mod attached;
+pub(crate) mod audit;
 mod clock;
 pub mod contention;
 pub mod criterion;
 pub mod delay;
 pub mod events;
 pub mod limits;
-mod off_stream;
 pub mod possible;
 mod queue;
-mod recorded;
-mod waiting;
 pub mod wall;
 
 use crate::backend::{BackendError, Executable};
@@ -129,4 +126,20 @@ pub trait Stopwatch {
 
     /// How it does that.
     fn technique(&self) -> Technique;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replay_that_does_more_takes_longer_at_the_same_clock() {
+        let replay =
+            |elapsed_ns| Replay { elapsed_ns, clock_mhz: None, launches: 10, allowed_ns: 10e3 };
+        let at = |elapsed_ns, clock| Replay { clock_mhz: Some(clock), ..replay(elapsed_ns) };
+        assert!(!replay(109.9e3).did_more_than(&replay(100e3)));
+        assert!(replay(110.1e3).did_more_than(&replay(100e3)));
+        assert!(!at(200e3, 990.0).did_more_than(&at(100e3, 1980.0)));
+        assert!(at(200e3, 1980.0).did_more_than(&at(100e3, 990.0)));
+    }
 }

@@ -11,11 +11,11 @@ use kernelgate_cuda::driver::raw_stream::RawStream;
 use kernelgate_cuda::driver::stream_timer::{EmptyReadings, StreamError, StreamTimer};
 use kernelgate_cuda::observe::telemetry::{Reading, Telemetry};
 
-use super::checks::{Checks, Pass};
 use super::recording::{self, Ended};
 use super::samples::{GpuElapsed, SampleLog};
 use crate::exit::Exit;
 use crate::harness::place::DEFAULT_TIMEOUT_S;
+use crate::measure::audit::passes::{Pass, Passes};
 use crate::record::Store;
 use crate::record::text::printable;
 
@@ -30,7 +30,7 @@ struct Inner {
     /// Measured before the first pass.
     readings: Option<EmptyReadings>,
     telemetry: Vec<Reading>,
-    checks: Checks,
+    passes: Passes,
     log: SampleLog,
     began: Instant,
 }
@@ -66,7 +66,7 @@ impl GpuTime {
             timer: StreamTimer::new(stream, timeout())?,
             readings: None,
             telemetry: Vec::new(),
-            checks: Checks::default(),
+            passes: Passes::default(),
             log: SampleLog::start(&Store::discover().criterion),
             began: Instant::now(),
         };
@@ -91,7 +91,7 @@ impl Inner {
             self.readings = Some(self.timer.empty_readings()?);
             self.read_telemetry();
         }
-        let hold = self.checks.next_hold();
+        let hold = self.passes.next_hold();
         self.timer.begin(hold)?;
         self.began = Instant::now();
         Ok(())
@@ -100,10 +100,10 @@ impl Inner {
     fn end(&mut self) -> Result<GpuElapsed, BackendError> {
         let interval = self.timer.end()?;
         let host = self.began.elapsed();
-        let asks = self.checks.asks_for_context(&interval);
+        let asks = self.passes.asks_for_context(&interval);
         let busy = asks.then(|| self.timer.context_busy()).transpose()?;
         if let Some(readings) = &self.readings {
-            let judged = self.checks.judge(Pass { interval, host, busy }, readings);
+            let judged = self.passes.judge(Pass { interval, host, busy }, readings);
             judged.map_err(BackendError::NotTimed)?;
         }
         let drained = interval.drained;
@@ -132,7 +132,7 @@ impl Measurement for GpuTime {
         let inner = &mut *self.inner.borrow_mut();
         // What Criterion reports it formats: the passes to come are of another case.
         if self.formatter.reported.take() {
-            inner.checks = Checks::default();
+            inner.passes = Passes::default();
         }
         if let Err(error) = inner.begin() {
             self.refuse(inner, &error);

@@ -21,9 +21,8 @@
 //!
 //! The time is that between two CUDA events around what the routine enqueues on that stream, all
 //! iterations of a sample together. Nothing is subtracted. A routine that waits for the GPU has the
-//! wait in its time, which the record says: it need not wait, because the measurement does. A
-//! routine of which no time would be true ([`checks`](self)) ends the process with an error and
-//! exit code 1.
+//! wait in its time, which the record says: it need not wait, because the measurement does. If the
+//! time would not be that of the routine's work, the process ends with an error and exit code 1.
 //!
 //! When the measurement is dropped, after the targets of its group, the process' run is recorded:
 //! ids and samples of Criterion's store, as far as they were taken here. `kernelgate gate`,
@@ -32,7 +31,6 @@
 //! blocker, clocks and ceilings of the harness, which need kernels of its own in the bench's
 //! context.
 
-mod checks;
 mod measurement;
 mod recording;
 mod samples;

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{ATTEMPTS, Batch, EventTimer, MIN_OF_EMPTY, RESOLUTION_NS, unless_held_up};
+use super::{ATTEMPTS, Batch, EventTimer, RESOLUTION_NS, unless_held_up};
 use crate::backend::{BackendError, Executable};
+use crate::measure::audit::{allocations, commands, cupti, duration, other_streams, waits};
 use crate::measure::queue::{self, MAX_BURST, MAX_QUEUED};
-use crate::measure::{Cache, Replay, Sample, Stopwatch, Technique, attached, off_stream, recorded};
-use crate::stats;
+use crate::measure::{Cache, Replay, Sample, Stopwatch, Technique};
 use kernelgate_cuda::driver::graph::Graph;
 use kernelgate_cuda::driver::persistence;
 
@@ -15,9 +15,6 @@ use kernelgate_cuda::driver::persistence;
 const MORE_OF_LAUNCH: f64 = 0.25;
 const MORE_OF_ALL: f64 = 0.03;
 const MORE_NS: f64 = 5_000.0;
-
-/// How much longer than the least that a kernel takes launches are of which none can take less.
-const LONG: f64 = 20.0;
 
 /// What is known of a case's launches, and what they were captured as.
 pub struct CasePlan {
@@ -69,17 +66,17 @@ impl EventTimer {
         let captured = queue::captured(&device, executable)?;
         let counted = captured.as_ref().map(Graph::nodes);
         if counted == Some(0) {
-            return Err(off_stream::nothing());
+            return Err(commands::nothing());
         }
         let mut fills_queue = false;
         if executable.is_attached() {
             if let Some(graph) = &captured {
-                attached::check_graph(graph)?;
+                allocations::check_graph(graph)?;
             }
-            attached::check_memory(&device, executable)?;
+            allocations::check_memory(&device, executable)?;
             // Also what could be captured: it may wait only outside of captures.
             let instruments = &mut self.instruments;
-            fills_queue = attached::check_waits(&device, instruments, executable, counted)?;
+            fills_queue = waits::check(&device, instruments, executable, counted)?;
         }
         let commands = match counted {
             Some(commands) => commands,
@@ -87,9 +84,9 @@ impl EventTimer {
             None => self.commands_by_trial(executable)?,
         };
         if commands <= MAX_QUEUED {
-            off_stream::check_writes(&mut self.instruments, executable)?;
+            other_streams::check_writes(&mut self.instruments, executable)?;
         }
-        off_stream::check_duration(&device, executable)?;
+        other_streams::check_duration(&device, executable)?;
         // What carries state on is launched one by one, as it is verified.
         let repeats = !executable.carries_state();
         let batch = if counted.is_some() && commands <= MAX_QUEUED && repeats {
@@ -98,7 +95,7 @@ impl EventTimer {
             None
         };
         if let Some(batch) = &batch {
-            check_alike(batch.graph.nodes(), batch.launches, commands)?;
+            commands::check_alike(batch.graph.nodes(), batch.launches, commands)?;
         }
         let host_bound = commands > MAX_QUEUED;
         let counted = counted.map(|nodes| nodes as u64);
@@ -173,17 +170,7 @@ impl EventTimer {
             plan.host_bound |= burst.host_bound;
             let net_ns: Vec<f64> =
                 burst.intervals_ns.iter().map(|interval| interval - around_ns).collect();
-            let (least_ns, empty_ns) =
-                (MIN_OF_EMPTY * overhead.graph_node_ns, overhead.graph_node_ns);
-            let launch_ns = stats::median(&net_ns) / batch as f64;
-            if launch_ns < least_ns {
-                return Err(off_stream::impossible(launch_ns, empty_ns));
-            }
-            // One of them may have done nothing: that is no noise where the others take long.
-            let shortest_ns = net_ns.iter().copied().fold(f64::INFINITY, f64::min) / batch as f64;
-            if shortest_ns < least_ns && launch_ns > LONG * least_ns {
-                return Err(off_stream::impossible(shortest_ns, empty_ns));
-            }
+            duration::check(&net_ns, batch, overhead.graph_node_ns)?;
             let elapsed_ns: f64 = net_ns.iter().map(|net| net.max(RESOLUTION_NS)).sum();
             sample.elapsed_ns += elapsed_ns;
             if let Some(clock_mhz) = burst.clock_mhz {
@@ -196,17 +183,6 @@ impl EventTimer {
         }
         Ok(sample)
     }
-}
-
-/// Whether launches that were captured together are as many commands as if each had been captured
-/// alone.
-fn check_alike(captured: usize, launches: u64, commands: usize) -> Result<(), BackendError> {
-    if captured as u64 >= launches * commands as u64 {
-        return Ok(());
-    }
-    Err(BackendError::NotTimed(format!(
-        "launches differ in their commands: {commands} in one, {captured} in {launches} together"
-    )))
 }
 
 impl Stopwatch for CaseTimer<'_> {
@@ -247,25 +223,11 @@ impl Stopwatch for CaseTimer<'_> {
         executable: &mut dyn Executable,
     ) -> Result<Option<String>, BackendError> {
         let EventTimer { device, instruments, .. } = &mut *self.timer;
-        recorded::check(device, instruments, executable)
+        cupti::check(device, instruments, executable)
     }
 
     fn technique(&self) -> Technique {
         let batch = self.plan.batch.as_ref().map(|batch| batch.launches);
         Technique { batch, host_bound: self.plan.host_bound, commands: self.plan.counted }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn launches_that_are_captured_together_have_the_commands_of_each() {
-        check_alike(64, 64, 1).unwrap();
-        check_alike(130, 64, 2).unwrap();
-        let fewer = check_alike(22, 33, 1).unwrap_err().to_string();
-        let words = "launches differ in their commands: 1 in one, 22 in 33 together";
-        assert!(fewer.contains(words), "{fewer}");
     }
 }

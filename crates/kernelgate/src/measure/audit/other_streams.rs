@@ -1,10 +1,10 @@
-//! Work that the events on the stream do not enclose: launched on another stream, or not at all.
+//! Work on streams that are not joined with the timed one: the events do not enclose it.
 //!
-//! Two checks. While a blocking kernel holds the stream, nothing of a launch may have been written;
-//! and when the stream is done, the context has to be. The first reads samples of each output, from
-//! its beginning to its end, and is left out where a launch is more commands than can be queued; the
-//! second sees whatever lasts long enough. What both miss a record of a launch may show
-//! ([`super::recorded`]). Deliberately absent: guarding against code that attacks the process.
+//! Two checks. While a blocker holds the stream, a launch may write no output; the check reads
+//! samples from the beginning to the end of each. It is skipped if a launch is more commands than
+//! can be queued. When the stream has finished, the context has to be idle; this shows work that
+//! lasts long enough. CUPTI's record of a launch shows what both miss ([`super::cupti`]).
+//! Deliberately absent: defence against code that attacks the process.
 
 use std::time::{Duration, Instant};
 
@@ -12,36 +12,22 @@ use crate::backend::{BackendError, Executable};
 use kernelgate_cuda::Device;
 use kernelgate_cuda::instruments::timing::Instruments;
 
-/// How long the stream is held at most; a host that is held up for longer sees nothing this time.
+/// How long the stream is held at most. If the host is held up for longer, the check shows nothing.
 const HOLD: Duration = Duration::from_millis(200);
 /// How long work on another stream has to show itself: starting a kernel takes microseconds.
 const SHOWS_WITHIN: Duration = Duration::from_millis(2);
-/// By how much the context may be busy for longer than the stream: what asking costs, and a share
-/// of the launch, below which it does not matter.
+/// How much longer the context may be busy than the stream: the cost of asking, and a share of the
+/// launch that does not matter.
 const ASKING: Duration = Duration::from_micros(60);
 const SHARE: f64 = 0.02;
 /// Launches of which each has to show such work: a host that was held up shows it once.
 const LAUNCHES: usize = 5;
 
-/// The error for a launch that leaves nothing on the stream.
-pub fn nothing() -> BackendError {
-    BackendError::NotTimed("a launch enqueues nothing on the stream that is timed".to_owned())
-}
-
-/// The error for a launch that takes less than a kernel can.
-pub fn impossible(launch_ns: f64, empty_ns: f64) -> BackendError {
-    // What events cost is taken off, and may be more than what they tell of nothing.
-    let launch_ns = launch_ns.max(0.0);
-    BackendError::NotTimed(format!(
-        "a launch takes {launch_ns:.0} ns by the events around it, an empty kernel {empty_ns:.0} ns"
-    ))
-}
-
-/// Holds the stream and launches: no sample of an output may change before the stream is let go. An
-/// output that a reset writes holds no poison to look for, and is left out.
+/// Holds the stream and launches: no sample of an output may change before the stream is released.
+/// Outputs that the reset writes hold no poison, and are skipped.
 ///
 /// # Errors
-/// [`BackendError::NotTimed`] where one does; when the device fails.
+/// [`BackendError::NotTimed`] if one changes; when the device fails.
 pub fn check_writes(
     instruments: &mut Instruments,
     executable: &mut dyn Executable,
@@ -50,7 +36,7 @@ pub fn check_writes(
     // A launch needs its state, which may lie in its outputs.
     executable.reset()?;
     executable.synchronize()?;
-    // Of another row no output is left out: what overwrites poison there works elsewhere.
+    // Without state every output holds poison, or work elsewhere has overwritten it already.
     let poisoned = match executable.carries_state() {
         true => Some(executable.still_poisoned()?),
         false => None,
@@ -65,7 +51,7 @@ pub fn check_writes(
     });
     instruments.release();
     executable.synchronize()?;
-    // A stream that let go by itself says nothing of what came after that.
+    // If the blocker timed out, the launch may have run on the timed stream.
     let is_looked_at = |output: usize| poisoned.as_ref().is_none_or(|poisoned| poisoned[output]);
     let mut outputs = untouched?.into_iter().enumerate();
     let written = outputs.any(|(output, untouched)| !untouched && is_looked_at(output));
@@ -79,10 +65,10 @@ pub fn check_writes(
     Ok(())
 }
 
-/// Launches and waits for the stream: then the context has to be done too.
+/// Launches and waits for the stream: then the context has to be idle.
 ///
 /// # Errors
-/// [`BackendError::NotTimed`] where it is not; when the device fails.
+/// [`BackendError::NotTimed`] if it is not; when the device fails.
 pub fn check_duration(
     device: &Device,
     executable: &mut dyn Executable,
@@ -94,7 +80,7 @@ pub fn check_duration(
         let launched = Instant::now();
         executable.launch()?;
         executable.synchronize()?;
-        // The driver tidies up after a graph when it is first asked about it.
+        // The driver cleans up after a graph when the stream is first synchronised.
         device.synchronize_stream()?;
         let stream_done = Instant::now();
         device.synchronize_context()?;

@@ -1,18 +1,19 @@
-//! Whether the events enclose the routine's work: what each pass of a routine shows, pass by pass.
+//! Whether the events of a Criterion bench enclose its routine's work, pass by pass.
 //!
-//! A pass is what lies between two events: Criterion's warm-up makes passes of 1, 2, 4, 8 …
-//! iterations, then come the samples; how many iterations a pass has is not told. Three looks:
+//! A pass lies between two events. Criterion's warm-up makes passes of 1, 2, 4, 8 … iterations, then
+//! come the samples; Criterion does not say how many iterations a pass has. Three checks:
 //!
-//! - Some passes begin with the stream held, until the pass is enqueued. The interval is then what
-//!   the stream alone did, and one no longer than that of two events in a row is of nothing.
+//! - Some passes begin with the stream held until the pass is enqueued. The interval is then the
+//!   work of the stream alone. If it is no longer than that of two events in a row, the routine
+//!   enqueued nothing.
 //! - A routine that waits for the stream, or for the whole context, outlasts the hold. Its first
-//!   pass then shows what it enqueued before it waited; where that is nothing, and each of three
-//!   later passes takes long all the same, the time is that of the host or of another stream.
-//! - When a pass is done, the whole context has to be.
+//!   pass then shows the work that it enqueued before it waited. If that is nothing, and each of
+//!   three later passes takes long nevertheless, the time is of the host or of another stream.
+//! - When a pass has finished, the whole context has to be idle.
 //!
-//! Deliberately absent: clocks and events ([`StreamTimer`]). What waits for the whole context and
-//! works on another stream for less than [`SHOWN_LATER`] is not seen; a host that is held up for
-//! longer than that in each of the three passes is taken for such work.
+//! A routine that waits for the whole context and works on another stream for less than
+//! [`SHOWN_LATER`] is not detected. A host that is held up for longer than that in each of the three
+//! passes is refused like such work. Deliberately absent: clocks and events ([`StreamTimer`]).
 //!
 //! [`StreamTimer`]: kernelgate_cuda::driver::stream_timer::StreamTimer
 
@@ -32,28 +33,27 @@ const DECIDING: [u32; 3] = [1, 2, 4];
 const LATER_HOLD: Duration = Duration::from_millis(1);
 /// The share of the least command's own time from which on an interval is of more than nothing.
 const OF_LEAST: f64 = 0.25;
-/// By how much the context may be busy for longer than the stream: what asking costs, and a share
-/// of the pass, below which it does not matter.
+/// How much longer the context may be busy than the stream: the cost of asking, and a share of the
+/// pass that does not matter.
 const ASKING: Duration = Duration::from_micros(60);
 const SHARE: f64 = 0.02;
 /// Passes of which each has to show such work: a host that was held up shows it once.
 const BUSY_PASSES: u32 = 5;
-/// Passes, none of them held, that show what a routine that waits takes: each has to show work
-/// elsewhere, because a host that was held up shows it in one.
+/// Passes without a hold, each of which has to show the work of a routine that waits: a host that
+/// was held up shows it in one.
 const SHOWING: [u32; 3] = [3, 5, 6];
-/// What such a pass takes at least, beyond the waits in it, where work elsewhere is told from the
-/// host's own: nanoseconds.
+/// Least time of such a pass beyond its waits that is evidence of work elsewhere, nanoseconds.
 pub const SHOWN_LATER: f64 = 100_000.0;
-/// What the waits of a pass may take, as a multiple of one wait for each iteration.
+/// Time of the waits of a pass, as a multiple of one wait for each iteration.
 const TIMES_THE_WAIT: f64 = 2.0;
 
-/// A routine's passes so far. One a case.
+/// The passes of one case so far.
 #[derive(Debug, Clone, Default)]
-pub struct Checks {
+pub struct Passes {
     passes: u32,
     waits: Waits,
     last: Duration,
-    /// What the first pass showed, where it outlasted its hold, nanoseconds.
+    /// Interval of the first pass, if it outlasted its hold, nanoseconds.
     first_ns: Option<f64>,
     /// Of the passes in [`SHOWING`], the one that took the least beyond its waits.
     shown: Option<Shown>,
@@ -71,26 +71,26 @@ enum Waits {
     Yes,
 }
 
-/// What a pass took, nanoseconds: all of it, and beyond the waits in it.
+/// Time of a pass, nanoseconds: all of it, and beyond its waits.
 #[derive(Debug, Clone, Copy)]
 struct Shown {
     elapsed_ns: f64,
     beyond_ns: f64,
 }
 
-/// What a pass showed.
+/// One pass.
 #[derive(Debug, Clone, Copy)]
 pub struct Pass {
     /// Between its events.
     pub interval: Interval,
     /// Time of the host from the first event to the last.
     pub host: Duration,
-    /// How long the context was busy when the last event had happened, where that was asked.
+    /// How long the context was busy after the last event, if that was measured.
     pub busy: Option<Duration>,
 }
 
-impl Checks {
-    /// How long the next pass is to be held at most; none where it is not to be held.
+impl Passes {
+    /// How long to hold the stream for the next pass at most; `None`: no hold.
     pub fn next_hold(&self) -> Option<Duration> {
         let pass = self.passes + 1;
         match self.waits {
@@ -103,16 +103,16 @@ impl Checks {
         }
     }
 
-    /// Whether the pass that has just ended is to be followed by a look at the whole context: not
-    /// one that was held, beside which other streams had the time to finish.
+    /// Whether to measure how long the context is busy after this pass: not after a hold, during
+    /// which other streams had time to finish.
     pub const fn asks_for_context(&self, interval: &Interval) -> bool {
         !self.context_done && interval.held.is_none()
     }
 
-    /// Takes note of a pass.
+    /// Adds a pass.
     ///
     /// # Errors
-    /// A fragment that says why no time of the routine would be true.
+    /// The reason why the routine has no true time.
     pub fn judge(&mut self, pass: Pass, readings: &EmptyReadings) -> Result<(), String> {
         self.passes += 1;
         self.last = pass.host;
@@ -150,7 +150,7 @@ impl Checks {
         pass.busy.map_or(Ok(()), |busy| self.check_context(busy, elapsed_ns))
     }
 
-    /// Of a routine that waits: whether the stream did anything before the first wait.
+    /// For a routine that waits: whether the stream worked before the first wait.
     fn check_waiting(&self, readings: &EmptyReadings) -> Result<(), String> {
         let first_ns = self.first_ns.filter(|&first_ns| first_ns <= readings.waited_ns);
         let shown = self.shown.filter(|shown| shown.beyond_ns > SHOWN_LATER);
@@ -201,18 +201,18 @@ mod tests {
 
     /// Runs passes until one is refused, 64 at most; which were held, and the refusal.
     fn run(routine: &Routine) -> (Vec<u32>, Option<String>) {
-        let (mut checks, mut held) = (Checks::default(), Vec::new());
+        let (mut passes, mut held) = (Passes::default(), Vec::new());
         for pass in 1..=64 {
-            let hold = checks.next_hold();
+            let hold = passes.next_hold();
             held.extend(hold.map(|_| pass));
             let free_ns = (routine.free_ns)(pass);
             let elapsed_ns = if hold.is_some() { routine.held_ns } else { free_ns };
             let interval =
                 Interval { elapsed_ns, drained: false, held: hold.map(|_| !routine.waits) };
-            let asked = checks.asks_for_context(&interval);
+            let asked = passes.asks_for_context(&interval);
             let busy = asked.then(|| Duration::from_micros(routine.busy_us));
             let host = Duration::from_nanos(free_ns as u64);
-            if let Err(why) = checks.judge(Pass { interval, host, busy }, &READINGS) {
+            if let Err(why) = passes.judge(Pass { interval, host, busy }, &READINGS) {
                 return (held, Some(why));
             }
         }
@@ -237,13 +237,13 @@ mod tests {
         let (held, why) = run(&nothing);
         assert!(held == [1] && why.unwrap().contains("enqueues nothing"));
         // One that stops enqueueing later.
-        let (mut checks, mut refused) = (Checks::default(), None);
+        let (mut passes, mut refused) = (Passes::default(), None);
         for pass in 1..=64 {
             let elapsed_ns = if pass < 20 { 9e3 } else { 1250.0 };
-            let held = checks.next_hold().map(|_| true);
+            let held = passes.next_hold().map(|_| true);
             let interval = Interval { elapsed_ns, drained: false, held };
             let pass_ns = Pass { interval, host: Duration::ZERO, busy: None };
-            if checks.judge(pass_ns, &READINGS).is_err() {
+            if passes.judge(pass_ns, &READINGS).is_err() {
                 refused = Some(pass);
                 break;
             }
@@ -278,26 +278,26 @@ mod tests {
     fn a_context_that_is_busy_afterwards_is_refused_where_every_pass_shows_it() {
         let beside = Routine { held_ns: 5e4, free_ns: |_| 5e4, waits: false, busy_us: 400 };
         assert!(run(&beside).1.unwrap().contains("busy for 400 µs after"));
-        let mut checks = Checks::default();
+        let mut passes = Passes::default();
         for busy_us in [400, 400, 400, 400, 3, 400, 400] {
             let interval = Interval { elapsed_ns: 5e4, drained: false, held: None };
-            let busy = checks.asks_for_context(&interval).then(|| Duration::from_micros(busy_us));
+            let busy = passes.asks_for_context(&interval).then(|| Duration::from_micros(busy_us));
             let pass = Pass { interval, host: Duration::ZERO, busy };
-            assert_eq!(checks.judge(pass, &READINGS), Ok(()));
+            assert_eq!(passes.judge(pass, &READINGS), Ok(()));
         }
     }
 
     #[test]
     fn holds_grow_with_what_passes_take() {
-        let mut checks = Checks::default();
-        assert_eq!(checks.next_hold(), Some(FIRST_HOLD));
+        let mut passes = Passes::default();
+        assert_eq!(passes.next_hold(), Some(FIRST_HOLD));
         let interval = Interval { elapsed_ns: 1e7, drained: false, held: Some(false) };
         let pass = Pass { interval, host: Duration::from_millis(10), busy: None };
-        checks.judge(pass, &READINGS).unwrap();
-        assert_eq!(checks.next_hold(), Some(Duration::from_millis(45)));
-        checks.judge(Pass { host: Duration::from_secs(9), ..pass }, &READINGS).unwrap();
-        assert_eq!(checks.next_hold(), None);
-        checks.judge(Pass { host: Duration::from_secs(9), ..pass }, &READINGS).unwrap();
-        assert_eq!(checks.next_hold(), Some(LONGEST_HOLD));
+        passes.judge(pass, &READINGS).unwrap();
+        assert_eq!(passes.next_hold(), Some(Duration::from_millis(45)));
+        passes.judge(Pass { host: Duration::from_secs(9), ..pass }, &READINGS).unwrap();
+        assert_eq!(passes.next_hold(), None);
+        passes.judge(Pass { host: Duration::from_secs(9), ..pass }, &READINGS).unwrap();
+        assert_eq!(passes.next_hold(), Some(LONGEST_HOLD));
     }
 }

@@ -1,11 +1,11 @@
-//! Work that the events on the stream do not enclose, by CUPTI's record of a launch: also what
-//! writes no output and is done before the stream is, which [`super::off_stream`] cannot see.
+//! Work on other streams, by CUPTI's record of a launch: also work that writes no output and
+//! finishes before the stream does, which [`super::other_streams`] cannot see.
 //!
-//! The stream is held while the case is launched. What begins then, or ends after a mark that
-//! follows on the stream, is on another one. A launch of more commands than the queue holds returns
-//! only once the stream goes on: then what it put on other streams afterwards may be anywhere in
-//! time, and only that all of it is on one stream tells that there is none. Where CUPTI tells
-//! nothing, the row says so. Deliberately absent: what to do about it.
+//! The stream is held while the case is launched. An operation that begins during the hold, or ends
+//! after a mark that follows on the stream, runs on another stream. A launch of more commands than
+//! the queue holds returns only once the stream goes on. Operations on other streams may then be
+//! anywhere in time, and the record is conclusive only if all of them are on one stream. If CUPTI
+//! shows nothing, the record of the case says so.
 
 use std::time::Duration;
 
@@ -15,25 +15,24 @@ use kernelgate_cuda::instruments::timing::Instruments;
 use kernelgate_cuda::observe::activity::Activity;
 use kernelgate_cuda::observe::cupti::{Recorded, Recorder};
 
-/// How long the stream is held at most; a host that is held up for longer sees nothing this time.
+/// How long the stream is held at most. If the host is held up for longer, the check shows nothing.
 const HOLD: Duration = Duration::from_millis(200);
 /// How long work on another stream has to begin after the launch has returned.
 const BEGINS_WITHIN: Duration = Duration::from_millis(2);
-/// How much earlier than the end of the hold that is: work in order may begin while the blocker
-/// ends. Nanoseconds.
+/// How much earlier than the end of the hold an operation on another stream begins, nanoseconds:
+/// work in order may begin while the blocker ends.
 const EARLY_NS: u64 = BEGINS_WITHIN.as_nanos() as u64 / 2;
-/// How much later than the mark begins work that was in order may end, nanoseconds.
+/// How much later than the begin of the mark work in order may end, nanoseconds.
 const LATE_NS: u64 = 2_000;
 
-/// CUPTI in the process, which leaves it again whatever becomes of the launch, a panic of its closure
-/// included.
+/// CUPTI attached to the process. It is detached on drop, also after a panic of the launch's closure.
 pub struct Recording<'a> {
     device: &'a Device,
     recorder: Option<Recorder>,
 }
 
 impl<'a> Recording<'a> {
-    /// Begins; none where CUPTI is missing.
+    /// Attaches CUPTI; `None` if it is missing.
     ///
     /// # Errors
     /// When CUPTI refuses.
@@ -42,12 +41,12 @@ impl<'a> Recording<'a> {
         Ok(recorder.map(|recorder| Self { device, recorder: Some(recorder) }))
     }
 
-    /// The time of the records' clock, nanoseconds.
+    /// Now, on the clock of the records, nanoseconds.
     pub fn now(&self) -> u64 {
         self.recorder.as_ref().map_or(0, Recorder::now)
     }
 
-    /// Ends; what began after a time of that clock.
+    /// Detaches CUPTI, and returns the records that began after a time of that clock.
     ///
     /// # Errors
     /// When the device fails, or CUPTI.
@@ -65,19 +64,19 @@ impl<'a> Recording<'a> {
 impl Drop for Recording<'_> {
     fn drop(&mut self) {
         if let Some(recorder) = self.recorder.take() {
-            // Nothing may run while it leaves; where the device is lost, nothing does.
+            // Nothing may run while CUPTI detaches. On a lost device nothing does.
             let _ = self.device.synchronize_context();
             let _ = recorder.detach();
         }
     }
 }
 
-/// Launches while the stream is held, and looks at the record of it. CUPTI leaves the process
-/// afterwards. Where there is nothing to look at, why: CUPTI is missing, another program has it, or
-/// its record does not show enough, which is no fault of the case.
+/// Launches while the stream is held, and checks CUPTI's record of it. CUPTI is detached
+/// afterwards. Returns the reason if the record is not conclusive, which is no fault of the case:
+/// CUPTI is missing, another program uses it, or the record shows too little.
 ///
 /// # Errors
-/// [`BackendError::NotTimed`] where something ran on another stream; when the device fails.
+/// [`BackendError::NotTimed`] if something ran on another stream; when the device fails.
 pub fn check(
     device: &Device,
     instruments: &mut Instruments,
@@ -113,11 +112,11 @@ pub fn check(
     }
 }
 
-/// The first operation that began while the stream was held, or ended after the mark; `held` says
-/// whether it was until the launch had returned.
+/// The first operation that began while the stream was held, or ended after the mark. `held`: the
+/// stream was held until the launch had returned.
 ///
 /// # Errors
-/// Why the record does not say.
+/// Why the record is not conclusive.
 fn outside(record: &Activity, held: bool) -> Result<Option<String>, String> {
     let name = |kernel: u32| record.names[kernel as usize].as_str();
     let own = |symbol| {

@@ -1,72 +1,32 @@
-//! What launches of other code must not do while they are timed: wait for the GPU, and allocate.
-//! What they leave behind on the thread is looked at when they are launched
-//! ([`kernelgate_cuda::driver::conduct`]).
+//! Launches that wait for the GPU: the host's time would be in their samples.
+//!
+//! A launch is enqueued behind a blocker. If it returns only once the blocker ends, it waits for the
+//! GPU, or for room in the queue. CUPTI's record of the calls decides which ([`super::calls`]).
 
 use std::time::{Duration, Instant};
 
-use super::queue::MAX_QUEUED;
-use super::waiting::{self, HeldUpBy};
+use super::calls::{self, HeldUpBy};
 use crate::backend::{BackendError, Executable};
+use crate::measure::queue::MAX_QUEUED;
 use kernelgate_cuda::Device;
-use kernelgate_cuda::driver::graph::Graph;
-use kernelgate_cuda::driver::memory;
 use kernelgate_cuda::instruments::timing::Instruments;
 
 /// How long the stream is held for a launch that might wait for it.
 const HOLD: Duration = Duration::from_millis(200);
-/// Launches of which each has to take memory away: a driver may do so once.
+/// Launches of which one has to return early for it to count as one that does not wait.
 const LAUNCHES: usize = 3;
 
-fn refused(why: String) -> BackendError {
-    BackendError::NotTimed(why)
-}
-
-/// Looks for allocations among the commands of a launch.
+/// Launches while the stream is held. Returns whether the launch filled the queue, so that it is
+/// more than can be queued ahead. `commands` is the number of commands of a launch, if it could be
+/// captured.
 ///
 /// # Errors
-/// [`BackendError::NotTimed`] where there are some; when the driver refuses.
-pub fn check_graph(graph: &Graph) -> Result<(), BackendError> {
-    if graph.allocates()? {
-        return Err(refused(
-            "a launch allocates device memory in the order of the stream".to_owned(),
-        ));
-    }
-    Ok(())
-}
-
-/// Launches, and looks at free memory and at the device's pool, whose peak begins anew.
-///
-/// # Errors
-/// [`BackendError::NotTimed`] where each launch takes some away, or takes some of the pool for a
-/// while; when one fails.
-pub fn check_memory(device: &Device, executable: &mut dyn Executable) -> Result<(), BackendError> {
-    let mut least = u64::MAX;
-    for _ in 0..LAUNCHES {
-        executable.settle()?;
-        memory::forget_peak(device)?;
-        let ((before, _), pool) = (device.memory()?, memory::taken(device)?.pool);
-        executable.launch()?;
-        executable.synchronize()?;
-        let ((after, _), peak) = (device.memory()?, memory::taken(device)?.pool_peak);
-        least = least.min(before.saturating_sub(after).max(peak.saturating_sub(pool)));
-    }
-    if least > 0 {
-        return Err(refused(format!("each launch allocates {least} bytes of device memory")));
-    }
-    Ok(())
-}
-
-/// Launches while the stream is held, and looks at the clock. A launch that returns only when the
-/// stream is let go waits for the GPU, or for room in the queue: then whether the launch is more
-/// than can be queued. `counted` is of how many commands it is, where it could be captured.
-///
-/// # Errors
-/// [`BackendError::NotTimed`] where it waits for the GPU; when it fails.
-pub fn check_waits(
+/// [`BackendError::NotTimed`] if it waits for the GPU; when it fails.
+pub fn check(
     device: &Device,
     instruments: &mut Instruments,
     executable: &mut dyn Executable,
-    counted: Option<usize>,
+    commands: Option<usize>,
 ) -> Result<bool, BackendError> {
     let mut hold = HOLD;
     let Some(took) = outlasts(hold, instruments, executable)? else { return Ok(false) };
@@ -82,17 +42,17 @@ pub fn check_waits(
             return Ok(false);
         }
     }
-    let held_up_by = waiting::recorded(device, instruments, executable, hold)?;
-    let may_fill = match (&held_up_by, counted) {
+    let held_up_by = calls::recorded(device, instruments, executable, hold)?;
+    let may_fill = match (&held_up_by, commands) {
         (None, Some(commands)) => commands > MAX_QUEUED,
         (None, None) => returns_early(device, executable)?,
         (Some(_), _) => false,
     };
-    waits(held_up_by, may_fill).map_or(Ok(true), |why| Err(refused(why)))
+    waits(held_up_by, may_fill).map_or(Ok(true), |why| Err(BackendError::NotTimed(why)))
 }
 
-/// Launches while the stream is held for so long: how long the launch took, where it returned only
-/// when the stream had let go by itself.
+/// Launches while the stream is held for so long. Returns how long the launch took, if it returned
+/// only after the blocker had timed out.
 fn outlasts(
     hold: Duration,
     instruments: &mut Instruments,
@@ -109,9 +69,9 @@ fn outlasts(
     Ok((took >= hold.mul_f64(0.9) && !instruments.released()).then_some(took))
 }
 
-/// Why a launch that a held stream held up has no time; none where its commands filled the queue,
-/// which CUPTI tells. Where it does not, that is taken for so if the launch is of more commands than
-/// are queued ahead, or if it returns while the GPU still works, which is all that can be said.
+/// Why a launch that a held stream held up has no time. `None` if its commands filled the queue.
+/// Without CUPTI's answer, `may_fill` decides: the launch is more commands than are queued ahead, or
+/// returns while the GPU still works.
 fn waits(held_up_by: Option<HeldUpBy>, may_fill: bool) -> Option<String> {
     const WAITS: &str = "a launch waits for the GPU";
     const HOW: &str = "it synchronises, copies to the host, or frees memory";

@@ -1,31 +1,31 @@
-//! What holds up a launch while its stream is held: the queue, which has no room for more of its
-//! commands, or a wait for the GPU. CUPTI's record of the calls tells.
+//! The reason why a launch does not return while its stream is held, by CUPTI's record of its
+//! calls: the queue has no room for more commands, or the launch waits for the GPU.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::queue::MAX_QUEUED;
-use super::recorded::Recording;
+use super::cupti::Recording;
 use crate::backend::{BackendError, Executable};
+use crate::measure::queue::MAX_QUEUED;
 use kernelgate_cuda::Device;
 use kernelgate_cuda::instruments::timing::Instruments;
 use kernelgate_cuda::observe::activity::{Activity, CallRecord, CopyRecord};
 use kernelgate_cuda::observe::cupti::Recorded;
 
-/// What held up a launch.
+/// The reason why a launch did not return.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HeldUpBy {
-    /// The queue was full: it waits for nothing but room.
+    /// The queue was full.
     Queue,
     /// A call of the driver or of the runtime that waits for the GPU, by its name.
     Call(String),
-    /// No call that is known to: the host looks again and again, or the driver waits in a launch.
+    /// No known call: the host polls, or the driver waits inside of a launch.
     Unknown,
 }
 
-/// Launches once more while the stream is held, recorded; none where CUPTI is missing or lost
-/// records. Before any sample, and only for a launch that would be refused otherwise: recording
-/// changes times, and CUPTI leaves the process again.
+/// Launches once more while the stream is held, recorded by CUPTI, which is detached afterwards.
+/// `None` if CUPTI is missing or lost records. Recording changes times, so this runs before any
+/// sample, and only for a launch that would be refused otherwise.
 ///
 /// # Errors
 /// When the launch fails, or the device.
@@ -45,12 +45,12 @@ pub fn recorded(
     launched?;
     executable.synchronize()?;
     let Ok(mut record) = recording.end(begun) else { return Ok(None) };
-    // What came behind the launch waits by right.
+    // Calls after the launch may wait.
     record.calls.retain(|call| call.start < returned);
     Ok(held_up_by(&record, hold))
 }
 
-/// What held up the launch that a record is of, on a stream that was held for so long; none where
+/// The reason why a recorded launch did not return, on a stream that was held for `hold`. `None` if
 /// records were lost.
 fn held_up_by(record: &Activity, hold: Duration) -> Option<HeldUpBy> {
     if record.dropped > 0 {
@@ -65,8 +65,8 @@ fn held_up_by(record: &Activity, hold: Duration) -> Option<HeldUpBy> {
         let found = copies.binary_search_by_key(&call.correlation, |copy| copy.correlation);
         found.ok().map(|found| &copies[found])
     };
-    // Where the queue held it up, a wait of the same thread behind that may be short: the stream has
-    // gone on meanwhile. Before, it is for what was launched earlier.
+    // After the queue was full, a wait of the same thread may be short, because the stream has gone
+    // on meanwhile. Before that, a wait is for earlier launches.
     let first = record.calls.iter().find(|call| held_up(call));
     let is_behind = |call: &CallRecord| {
         first.is_some_and(|first| call.thread == first.thread && call.start >= first.end)
@@ -78,24 +78,23 @@ fn held_up_by(record: &Activity, hold: Duration) -> Option<HeldUpBy> {
     if let Some(call) = waits {
         return Some(HeldUpBy::Call(name(call).to_owned()));
     }
-    // A queue has room for so many at least.
+    // Fewer commands than this fit any queue.
     let enqueued = record.calls.iter().filter(|call| enqueues(name(call), copy_of(call)));
     let many = enqueued.map(|call| call.correlation).collect::<BTreeSet<_>>().len() > MAX_QUEUED;
     Some(if many && first.is_some() { HeldUpBy::Queue } else { HeldUpBy::Unknown })
 }
 
-/// The name of a function without the interface that it is of.
+/// The name of a function without the prefix of the runtime or the driver.
 fn function(name: &str) -> &str {
     name.strip_prefix("cuda").or_else(|| name.strip_prefix("cu")).unwrap_or(name)
 }
 
-/// Whether a copy is between the GPU and memory of the host that is not pinned, which the driver
-/// copies itself.
+/// Whether a copy is between the GPU and pageable host memory, which the driver copies itself.
 const fn is_pageable(copy: &CopyRecord) -> bool {
     copy.source == 1 || copy.target == 1
 }
 
-/// Whether a call waits for what is on a stream, however long that took.
+/// Whether a call waits for the work of a stream, however long it took.
 fn waits(name: &str, copy: Option<&CopyRecord>) -> bool {
     let (function, to_host) = (function(name), copy.is_some_and(|copy| copy.kind == 2));
     let frees = ["MemFree", "Free"].iter().any(|free| function.starts_with(free));
@@ -104,7 +103,7 @@ fn waits(name: &str, copy: Option<&CopyRecord>) -> bool {
         || (to_host && (!function.contains("Async") || copy.is_some_and(is_pageable)))
 }
 
-/// Whether a call only puts something into the queue, and waits for nothing but room in it.
+/// Whether a call only enqueues, and waits for nothing but room in the queue.
 fn enqueues(name: &str, copy: Option<&CopyRecord>) -> bool {
     const ENQUEUE: [&str; 9] = [
         "Launch",

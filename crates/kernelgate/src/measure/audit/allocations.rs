@@ -1,0 +1,44 @@
+//! Launches that allocate device memory, in the order of the stream or outside of it.
+
+use crate::backend::{BackendError, Executable};
+use kernelgate_cuda::Device;
+use kernelgate_cuda::driver::graph::Graph;
+use kernelgate_cuda::driver::memory;
+
+/// Launches of which each has to allocate: a driver may do so once.
+const LAUNCHES: usize = 3;
+
+/// Looks for allocations among the commands of a captured launch.
+///
+/// # Errors
+/// [`BackendError::NotTimed`] if there are any; when the driver refuses.
+pub fn check_graph(graph: &Graph) -> Result<(), BackendError> {
+    if graph.allocates()? {
+        return Err(BackendError::NotTimed(
+            "a launch allocates device memory in the order of the stream".to_owned(),
+        ));
+    }
+    Ok(())
+}
+
+/// Launches, and compares free memory and the peak of the device's pool before and after.
+///
+/// # Errors
+/// [`BackendError::NotTimed`] if each launch allocates; when one fails.
+pub fn check_memory(device: &Device, executable: &mut dyn Executable) -> Result<(), BackendError> {
+    let mut least = u64::MAX;
+    for _ in 0..LAUNCHES {
+        executable.settle()?;
+        memory::forget_peak(device)?;
+        let ((before, _), pool) = (device.memory()?, memory::taken(device)?.pool);
+        executable.launch()?;
+        executable.synchronize()?;
+        let ((after, _), peak) = (device.memory()?, memory::taken(device)?.pool_peak);
+        least = least.min(before.saturating_sub(after).max(peak.saturating_sub(pool)));
+    }
+    if least > 0 {
+        let why = format!("each launch allocates {least} bytes of device memory");
+        return Err(BackendError::NotTimed(why));
+    }
+    Ok(())
+}
