@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use super::executable::no_such_input;
-use crate::backend::{BackendError, Executable};
+use crate::backend::{Allowed, BackendError, Executable};
 use crate::workload::{Dtype, Tensor, Tensors};
 use kernelgate_cuda::driver::{CudaStream, thread_state};
 pub use kernelgate_cuda::{
@@ -137,8 +137,9 @@ pub struct CudaTask {
     outputs: Vec<Output>,
     launch: LaunchFn,
     reset: Option<ResetFn>,
-    /// Launches of other code that are still to be watched; none where the code is the row's own.
-    watched: Option<u32>,
+    allowed: Allowed,
+    /// Launches so far after which the state of the thread was checked.
+    checked: u32,
     memory_uses: Vec<(&'static str, u64)>,
     host: Tensors,
 }
@@ -146,8 +147,9 @@ pub struct CudaTask {
 /// Enqueues what brings the state back that launches carry on.
 type ResetFn = Box<dyn FnMut() -> Result<(), BackendError>>;
 
-/// Launches of other code that are watched: those that verify it, and the first that time it.
-const WATCHED: u32 = 8;
+/// Launches after which the state of the thread is checked: those that verify, and the first that
+/// are timed.
+const CHECKED: u32 = 8;
 
 impl CudaTask {
     /// `launch` enqueues everything that overwrites the outputs on the device's stream, and never
@@ -166,7 +168,8 @@ impl CudaTask {
             outputs,
             launch: Box::new(launch),
             reset: None,
-            watched: None,
+            allowed: Allowed::OWN_ROW,
+            checked: 0,
             memory_uses: Vec::new(),
             host: Tensors::new(),
         }
@@ -186,10 +189,10 @@ impl CudaTask {
         Self { memory_uses, ..self }
     }
 
-    /// The same where `launch` calls other code: what that must not do while it is timed (wait,
-    /// allocate, change the current context, leave a capture open) is looked for, and an error.
+    /// For a `launch` that calls other code: it is an error if that waits, allocates, changes the
+    /// current context or leaves a capture open ([`Allowed::ATTACHED_ROW`]).
     pub fn attached(self) -> Self {
-        Self { watched: Some(WATCHED), ..self }
+        Self { allowed: Allowed::ATTACHED_ROW, ..self }
     }
 }
 
@@ -206,17 +209,16 @@ impl Executable for CudaTask {
         self.reset.is_some()
     }
 
-    fn is_attached(&self) -> bool {
-        self.watched.is_some()
+    fn allowed(&self) -> Allowed {
+        self.allowed
     }
 
     fn launch(&mut self) -> Result<(), BackendError> {
-        let launched = match &mut self.watched {
-            Some(left @ 1..) => {
-                *left -= 1;
-                thread_state::checked(&self.device, || (self.launch)(&self.outputs))
-            }
-            _ => (self.launch)(&self.outputs),
+        let launched = if !self.allowed.contexts && self.checked < CHECKED {
+            self.checked += 1;
+            thread_state::checked(&self.device, || (self.launch)(&self.outputs))
+        } else {
+            (self.launch)(&self.outputs)
         };
         // Other code tells its errors in its own words, of which none says that the device is lost.
         launched.map_err(|error| match self.device.synchronize() {

@@ -2,6 +2,7 @@
 
 use kernelgate_cuda::BackendError;
 
+use super::allowed::Allowed;
 use crate::workload::{Tensor, Tensors};
 
 /// A problem made ready on a backend: inputs placed, outputs allocated, nothing left to compile or
@@ -27,10 +28,9 @@ pub trait Executable {
         false
     }
 
-    /// Whether launches are of other code, of which nothing is known: what it must not do while it
-    /// is timed is looked for.
-    fn is_attached(&self) -> bool {
-        false
+    /// What launches may do in a timed region besides enqueueing work.
+    fn allowed(&self) -> Allowed {
+        Allowed::OWN_ROW
     }
 
     /// Starts the computation once; may return before it has finished.

@@ -2,6 +2,7 @@
 //!
 //! Deliberately absent: clocks. A backend launches and synchronises; `measure` times.
 
+mod allowed;
 pub mod cpu;
 pub mod cuda;
 mod executable;
@@ -9,6 +10,7 @@ pub mod host_timeout;
 mod implementation;
 mod target;
 
+pub use allowed::Allowed;
 pub use executable::Executable;
 pub use implementation::{CudaPrepare, Implementation, Prepare};
 pub use kernelgate_cuda::BackendError;

@@ -25,7 +25,7 @@ use super::problem::{CaseError, Ready, case_error, outputs};
 use super::spent;
 use crate::backend::{BackendError, Executable};
 use crate::measure::Stopwatch;
-use crate::measure::audit::reuse;
+use crate::measure::audit::{Refusal, reuse};
 use crate::record::run::{AfterTiming, InputChange};
 use crate::verify::{self, VerifyError};
 use crate::workload::Tensors;
@@ -127,9 +127,7 @@ pub fn check(
         let comparison = verify::compare(&outputs, expected, &ready.bounds)?;
         drop(compare);
         if before.is_some() && before == after {
-            let why =
-                "a launch leaves the outputs as its reset made them, which is not in the time";
-            return Err(BackendError::NotTimed(why.to_owned()).into());
+            return Err(BackendError::from(Refusal::ComputedByReset).into());
         }
         let replaced = changed.iter().flat_map(|changed| changed.values.iter());
         let names: Vec<&str> = replaced.map(|(name, _)| name).collect();

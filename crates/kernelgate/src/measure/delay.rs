@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::Cache;
 use super::events::{CasePlan, EventTimer};
-use crate::backend::{BackendError, Executable};
+use crate::backend::{Allowed, BackendError, Executable};
 use crate::stats;
 use crate::workload::{Tensor, Tensors};
 use kernelgate_cuda::instruments::bandwidth::Passes;
@@ -300,8 +300,8 @@ impl Executable for Delayed<'_> {
         self.inner.carries_state()
     }
 
-    fn is_attached(&self) -> bool {
-        self.inner.is_attached()
+    fn allowed(&self) -> Allowed {
+        self.inner.allowed()
     }
 
     fn launch(&mut self) -> Result<(), BackendError> {

@@ -13,6 +13,7 @@ use std::time::Duration;
 pub use case::CasePlan;
 
 use super::Cache;
+use super::audit::Refusal;
 use super::clock::ClockWatch;
 use super::limits::Overhead;
 use super::queue::{self, MAX_BURST, MAX_QUEUED};
@@ -67,11 +68,7 @@ impl Burst {
     /// The same, where the host's time is in none of the intervals.
     fn without_host(self) -> Result<Self, BackendError> {
         if self.host_bound {
-            return Err(BackendError::NotTimed(
-                "the host was held up for longer than the GPU can wait for it, in each attempt: \
-                 its time would be in what is measured"
-                    .to_owned(),
-            ));
+            return Err(Refusal::HostHeldUp.into());
         }
         Ok(self)
     }

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use super::audit::Refusal;
 use crate::backend::{BackendError, Executable};
 use kernelgate_cuda::Device;
 use kernelgate_cuda::driver::graph::Graph;
@@ -49,10 +50,7 @@ pub fn check_fits(
     if fits(commands, launches) {
         return Ok(());
     }
-    Err(BackendError::NotTimed(format!(
-        "{launches} launches of {commands} commands are too many to queue ahead: the host's time \
-         would be in them"
-    )))
+    Err(Refusal::TooManyCommands { launches, commands }.into())
 }
 
 #[cfg(test)]

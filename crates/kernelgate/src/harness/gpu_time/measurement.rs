@@ -15,6 +15,7 @@ use super::recording::{self, Ended};
 use super::samples::{GpuElapsed, SampleLog};
 use crate::exit::Exit;
 use crate::harness::place::DEFAULT_TIMEOUT_S;
+use crate::measure::audit::Allowed;
 use crate::measure::audit::passes::{Pass, Passes};
 use crate::record::Store;
 use crate::record::text::printable;
@@ -66,7 +67,7 @@ impl GpuTime {
             timer: StreamTimer::new(stream, timeout())?,
             readings: None,
             telemetry: Vec::new(),
-            passes: Passes::default(),
+            passes: Passes::new(Allowed::CRITERION_ROUTINE),
             log: SampleLog::start(&Store::discover().criterion),
             began: Instant::now(),
         };
@@ -103,8 +104,7 @@ impl Inner {
         let asks = self.passes.asks_for_context(&interval);
         let busy = asks.then(|| self.timer.context_busy()).transpose()?;
         if let Some(readings) = &self.readings {
-            let judged = self.passes.judge(Pass { interval, host, busy }, readings);
-            judged.map_err(BackendError::NotTimed)?;
+            self.passes.add(Pass { interval, host, busy }, readings)?;
         }
         let drained = interval.drained;
         Ok(GpuElapsed { ns: interval.elapsed_ns, drained, by_routine: false })
@@ -132,7 +132,7 @@ impl Measurement for GpuTime {
         let inner = &mut *self.inner.borrow_mut();
         // What Criterion reports it formats: the passes to come are of another case.
         if self.formatter.reported.take() {
-            inner.passes = Passes::default();
+            inner.passes = Passes::new(Allowed::CRITERION_ROUTINE);
         }
         if let Err(error) = inner.begin() {
             self.refuse(inner, &error);

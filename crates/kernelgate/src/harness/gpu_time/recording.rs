@@ -9,10 +9,12 @@ use crate::display::{self, terminal};
 use crate::exit::Exit;
 use crate::harness::session::Session;
 use crate::harness::{args, bench_run, saving};
+use crate::measure::audit::{Subject, duration};
 use crate::record::criterion_store::{self, Stored, StoredCase};
 use crate::record::text::{check_plain, one_line, printable, printable_path};
 use crate::record::{CaseRecord, Environment, Lock, Provenance, Run, Samples, Store, file};
 use crate::stats;
+use kernelgate_cuda::BackendError;
 use kernelgate_cuda::driver::device::DeviceFacts;
 use kernelgate_cuda::observe::telemetry::Reading;
 
@@ -22,9 +24,6 @@ pub const RECORD: &str = "KERNELGATE_RECORD";
 
 /// Makes the executable one that `kernelgate` drives by Criterion's flags, told without running it.
 pub const MARK: &str = "\0kernelgate GPU time in Criterion's main\0";
-
-/// An iteration that takes less than this share of the least command enqueued none.
-const OF_LEAST: f64 = 0.25;
 
 /// How the process came to its end.
 pub enum Ended {
@@ -119,12 +118,8 @@ fn of_stored(stored: &Stored, log: &SampleLog, least_ns: f64, environment: Envir
             Origin::Here { samples, host_bound } => {
                 let record = of_case(case, samples, host_bound);
                 let launch_ns = stats::median(&record.samples.per_launch_ns());
-                if launch_ns < OF_LEAST * least_ns {
-                    let why = format!(
-                        "has no time: an iteration takes {launch_ns:.0} ns by the events, the \
-                         least command {least_ns:.0} ns"
-                    );
-                    run.failed.insert(one_line(id), why);
+                if let Err(why) = duration::check(Subject::Routine, launch_ns, least_ns) {
+                    run.failed.insert(one_line(id), BackendError::from(why).to_string());
                 } else if let Err(why) = check_plain(id) {
                     run.skipped.insert(one_line(id), why);
                 } else {

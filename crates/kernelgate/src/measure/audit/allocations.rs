@@ -1,5 +1,6 @@
 //! Launches that allocate device memory, in the order of the stream or outside of it.
 
+use super::refusal::Refusal;
 use crate::backend::{BackendError, Executable};
 use kernelgate_cuda::Device;
 use kernelgate_cuda::driver::graph::Graph;
@@ -14,9 +15,7 @@ const LAUNCHES: usize = 3;
 /// [`BackendError::NotTimed`] if there are any; when the driver refuses.
 pub fn check_graph(graph: &Graph) -> Result<(), BackendError> {
     if graph.allocates()? {
-        return Err(BackendError::NotTimed(
-            "a launch allocates device memory in the order of the stream".to_owned(),
-        ));
+        return Err(Refusal::AllocatesInOrder.into());
     }
     Ok(())
 }
@@ -36,9 +35,8 @@ pub fn check_memory(device: &Device, executable: &mut dyn Executable) -> Result<
         let ((after, _), peak) = (device.memory()?, memory::taken(device)?.pool_peak);
         least = least.min(before.saturating_sub(after).max(peak.saturating_sub(pool)));
     }
-    if least > 0 {
-        let why = format!("each launch allocates {least} bytes of device memory");
-        return Err(BackendError::NotTimed(why));
+    match least {
+        0 => Ok(()),
+        bytes => Err(Refusal::Allocates { bytes }.into()),
     }
-    Ok(())
 }

@@ -1,23 +1,27 @@
 //! The commands that launches leave in a capture of the stream.
 
-use crate::backend::BackendError;
+use super::refusal::{Refusal, Subject};
 
-/// The error for a launch that enqueues nothing on the stream.
-pub fn nothing() -> BackendError {
-    BackendError::NotTimed("a launch enqueues nothing on the stream that is timed".to_owned())
+/// Checks that a launch has commands.
+///
+/// # Errors
+/// If it has none.
+pub const fn check_any(commands: Option<usize>) -> Result<(), Refusal> {
+    match commands {
+        Some(0) => Err(Refusal::NothingEnqueued(Subject::Launch)),
+        _ => Ok(()),
+    }
 }
 
 /// Checks that launches that were captured together have the commands of each.
 ///
 /// # Errors
-/// [`BackendError::NotTimed`] if they have fewer.
-pub fn check_alike(captured: usize, launches: u64, commands: usize) -> Result<(), BackendError> {
-    if captured as u64 >= launches * commands as u64 {
+/// If they have fewer.
+pub const fn check_alike(together: usize, launches: u64, alone: usize) -> Result<(), Refusal> {
+    if together as u64 >= launches * alone as u64 {
         return Ok(());
     }
-    Err(BackendError::NotTimed(format!(
-        "launches differ in their commands: {commands} in one, {captured} in {launches} together"
-    )))
+    Err(Refusal::CommandsDiffer { alone, together, launches })
 }
 
 #[cfg(test)]
@@ -25,11 +29,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_launch_without_commands_is_refused() {
+        assert!(check_any(Some(1)).is_ok() && check_any(None).is_ok());
+        assert_eq!(check_any(Some(0)), Err(Refusal::NothingEnqueued(Subject::Launch)));
+    }
+
+    #[test]
     fn launches_that_are_captured_together_have_the_commands_of_each() {
-        check_alike(64, 64, 1).unwrap();
-        check_alike(130, 64, 2).unwrap();
-        let fewer = check_alike(22, 33, 1).unwrap_err().to_string();
+        assert_eq!(check_alike(64, 64, 1), Ok(()));
+        assert_eq!(check_alike(130, 64, 2), Ok(()));
+        let fewer = check_alike(22, 33, 1).unwrap_err();
+        assert_eq!(fewer, Refusal::CommandsDiffer { alone: 1, together: 22, launches: 33 });
         let words = "launches differ in their commands: 1 in one, 22 in 33 together";
-        assert!(fewer.contains(words), "{fewer}");
+        assert_eq!(fewer.to_string(), words);
     }
 }

@@ -9,6 +9,7 @@
 
 use std::time::Duration;
 
+use super::refusal::Refusal;
 use crate::backend::{BackendError, Executable};
 use kernelgate_cuda::Device;
 use kernelgate_cuda::instruments::timing::Instruments;
@@ -104,9 +105,7 @@ pub fn check(
         Err(error) => return Ok(Some(error.to_string())),
     };
     match outside(&record, held) {
-        Ok(Some(what)) => Err(BackendError::NotTimed(format!(
-            "{what} on another stream than the one that is timed, by CUPTI's record of a launch"
-        ))),
+        Ok(Some(operation)) => Err(Refusal::RecordedElsewhere { operation }.into()),
         Ok(None) => Ok(None),
         Err(why) => Ok(Some(why)),
     }
@@ -136,8 +135,8 @@ fn outside(record: &Activity, held: bool) -> Result<Option<String>, String> {
     let found = (all.clone().filter(|&(start, end, ..)| is_timed(start, end)))
         .find(|&(start, end, ..)| early(start) || end > mark + LATE_NS);
     match found {
-        Some((.., "")) => Ok(Some("a copy or set of memory runs".to_owned())),
-        Some((.., name)) => Ok(Some(format!("kernel `{name}` runs"))),
+        Some((.., "")) => Ok(Some("a copy or set of memory".to_owned())),
+        Some((.., name)) => Ok(Some(format!("kernel `{name}`"))),
         None if record.dropped > 0 => Err(format!("CUPTI lost {} records", record.dropped)),
         None if !held && all.any(|(_, _, on, _)| on != blocker.on) => {
             Err("the stream was not held until the launch had returned".to_owned())
@@ -178,13 +177,13 @@ mod tests {
         assert_eq!(outside(&record(14 * MS, 15 * MS)), Ok(None));
         let jitter = record(14 * MS - 1_000, 15 * MS + 1_000);
         assert_eq!(outside(&jitter), Ok(None), "clocks of hardware");
-        let theirs = Ok(Some("kernel `theirs` runs".to_owned()));
+        let theirs = Ok(Some("kernel `theirs`".to_owned()));
         assert_eq!(outside(&record(11 * MS, 11 * MS + 5_000)), theirs);
         assert_eq!(outside(&record(14 * MS, 16 * MS)), theirs);
         assert_eq!(outside(&record(0, 0)), Ok(None), "without times");
         let copy = CopyRecord { start: 12 * MS, end: 13 * MS, ..Default::default() };
         let copied = Activity { copies: vec![copy], ..record(14 * MS, 15 * MS) };
-        assert_eq!(outside(&copied), Ok(Some("a copy or set of memory runs".to_owned())));
+        assert_eq!(outside(&copied), Ok(Some("a copy or set of memory".to_owned())));
     }
 
     #[test]
@@ -196,7 +195,7 @@ mod tests {
         let unknown = "the stream was not held until the launch had returned".to_owned();
         assert_eq!(outside(&other), Err(unknown), "joined or not");
         other.kernels[1].start = 11 * MS;
-        assert_eq!(outside(&other), Ok(Some("kernel `theirs` runs".to_owned())));
+        assert_eq!(outside(&other), Ok(Some("kernel `theirs`".to_owned())));
     }
 
     #[test]
@@ -206,6 +205,6 @@ mod tests {
         assert_eq!(outside(&empty), Err(lacks));
         let lost = |start| Activity { dropped: 3, ..record(start, 15 * MS) };
         assert_eq!(outside(&lost(14 * MS)), Err("CUPTI lost 3 records".to_owned()));
-        assert_eq!(outside(&lost(11 * MS)), Ok(Some("kernel `theirs` runs".to_owned())));
+        assert_eq!(outside(&lost(11 * MS)), Ok(Some("kernel `theirs`".to_owned())));
     }
 }

@@ -1,10 +1,10 @@
-//! Launches that take less than a kernel can.
+//! Launches and iterations that take less than the GPU needs for anything.
 
-use crate::backend::BackendError;
+use super::refusal::{Refusal, Subject};
 use crate::stats;
 
-/// A launch that takes less than this share of an empty kernel is not on the stream.
-pub const MIN_OF_EMPTY: f64 = 0.25;
+/// Least share of the least command (an empty kernel, a fill of one byte) that work takes.
+pub const SHARE_OF_LEAST: f64 = 0.25;
 /// Launches whose median is so many times the least possible: none of them can be below it by noise.
 const LONG: f64 = 20.0;
 
@@ -12,26 +12,27 @@ const LONG: f64 = 20.0;
 /// timing. An empty kernel takes `empty_ns`.
 ///
 /// # Errors
-/// [`BackendError::NotTimed`] if launches take less than a kernel can, or one of long launches does.
-pub fn check(times_ns: &[f64], launches: u64, empty_ns: f64) -> Result<(), BackendError> {
-    let least_ns = MIN_OF_EMPTY * empty_ns;
+/// If launches take less than a kernel can, or one of long launches does.
+pub fn check_launches(times_ns: &[f64], launches: u64, empty_ns: f64) -> Result<(), Refusal> {
     let launch_ns = stats::median(times_ns) / launches as f64;
-    if launch_ns < least_ns {
-        return Err(impossible(launch_ns, empty_ns));
-    }
-    let shortest_ns = times_ns.iter().copied().fold(f64::INFINITY, f64::min) / launches as f64;
-    if shortest_ns < least_ns && launch_ns > LONG * least_ns {
-        return Err(impossible(shortest_ns, empty_ns));
+    check(Subject::Launch, launch_ns, empty_ns)?;
+    if launch_ns > LONG * SHARE_OF_LEAST * empty_ns {
+        let shortest_ns = times_ns.iter().copied().fold(f64::INFINITY, f64::min) / launches as f64;
+        check(Subject::Launch, shortest_ns, empty_ns)?;
     }
     Ok(())
 }
 
-fn impossible(launch_ns: f64, empty_ns: f64) -> BackendError {
-    // The overhead that was subtracted may be more than the events read around nothing.
-    let launch_ns = launch_ns.max(0.0);
-    BackendError::NotTimed(format!(
-        "a launch takes {launch_ns:.0} ns by the events around it, an empty kernel {empty_ns:.0} ns"
-    ))
+/// Checks the time of one launch or iteration against that of the least command, nanoseconds.
+///
+/// # Errors
+/// If it takes less.
+pub fn check(subject: Subject, elapsed_ns: f64, least_ns: f64) -> Result<(), Refusal> {
+    if elapsed_ns < SHARE_OF_LEAST * least_ns {
+        // The overhead that was subtracted may be more than the events read around nothing.
+        return Err(Refusal::TooShort { subject, elapsed_ns: elapsed_ns.max(0.0), least_ns });
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -40,20 +41,25 @@ mod tests {
 
     const EMPTY_NS: f64 = 1000.0;
 
+    fn launch(elapsed_ns: f64) -> Refusal {
+        Refusal::TooShort { subject: Subject::Launch, elapsed_ns, least_ns: EMPTY_NS }
+    }
+
     #[test]
     fn a_launch_takes_a_quarter_of_an_empty_kernel_at_least() {
-        assert!(check(&[2600.0, 2500.0, 2550.0], 10, EMPTY_NS).is_ok());
-        let short = check(&[2400.0, -50.0, 2600.0], 10, EMPTY_NS).unwrap_err().to_string();
-        assert!(short.contains("takes 240 ns") && short.contains("kernel 1000 ns"), "{short}");
-        let negative = check(&[-400.0], 1, EMPTY_NS).unwrap_err().to_string();
-        assert!(negative.contains("takes 0 ns"), "{negative}");
+        assert_eq!(check_launches(&[2600.0, 2500.0, 2550.0], 10, EMPTY_NS), Ok(()));
+        let short = check_launches(&[2400.0, -50.0, 2600.0], 10, EMPTY_NS).unwrap_err();
+        assert_eq!(short, launch(240.0));
+        let words = "a launch takes 240 ns by the events around it, an empty kernel 1000 ns";
+        assert_eq!(short.to_string(), words);
+        assert_eq!(check_launches(&[-400.0], 1, EMPTY_NS), Err(launch(0.0)));
     }
 
     #[test]
     fn one_launch_of_nothing_among_long_ones_is_refused() {
         // Among short ones it is noise.
-        assert!(check(&[900.0, 100.0, 900.0], 1, EMPTY_NS).is_ok());
-        let skipped = check(&[6000.0, 100.0, 6000.0], 1, EMPTY_NS).unwrap_err().to_string();
-        assert!(skipped.contains("takes 100 ns"), "{skipped}");
+        assert_eq!(check_launches(&[900.0, 100.0, 900.0], 1, EMPTY_NS), Ok(()));
+        let skipped = check_launches(&[6000.0, 100.0, 6000.0], 1, EMPTY_NS);
+        assert_eq!(skipped, Err(launch(100.0)));
     }
 }

@@ -19,6 +19,10 @@
 
 use std::time::Duration;
 
+use super::context::AfterStream;
+use super::duration::SHARE_OF_LEAST;
+use super::refusal::{Refusal, Subject};
+use crate::backend::Allowed;
 use kernelgate_cuda::driver::stream_timer::{EmptyReadings, Interval};
 
 /// How long the first pass is held at most.
@@ -31,14 +35,6 @@ const TIMES_THE_LAST: u32 = 4;
 const DECIDING: [u32; 3] = [1, 2, 4];
 /// How long later passes are held at most: enough for one that enqueues nothing to end.
 const LATER_HOLD: Duration = Duration::from_millis(1);
-/// The share of the least command's own time from which on an interval is of more than nothing.
-const OF_LEAST: f64 = 0.25;
-/// How much longer the context may be busy than the stream: the cost of asking, and a share of the
-/// pass that does not matter.
-const ASKING: Duration = Duration::from_micros(60);
-const SHARE: f64 = 0.02;
-/// Passes of which each has to show such work: a host that was held up shows it once.
-const BUSY_PASSES: u32 = 5;
 /// Passes without a hold, each of which has to show the work of a routine that waits: a host that
 /// was held up shows it in one.
 const SHOWING: [u32; 3] = [3, 5, 6];
@@ -48,8 +44,9 @@ pub const SHOWN_LATER: f64 = 100_000.0;
 const TIMES_THE_WAIT: f64 = 2.0;
 
 /// The passes of one case so far.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Passes {
+    allowed: Allowed,
     passes: u32,
     waits: Waits,
     last: Duration,
@@ -57,9 +54,7 @@ pub struct Passes {
     first_ns: Option<f64>,
     /// Of the passes in [`SHOWING`], the one that took the least beyond its waits.
     shown: Option<Shown>,
-    context_done: bool,
-    busy: u32,
-    shortest_busy: Option<Duration>,
+    after: AfterStream,
 }
 
 /// Whether a routine waits for what it enqueued.
@@ -90,6 +85,19 @@ pub struct Pass {
 }
 
 impl Passes {
+    /// No pass yet of a routine with these permissions.
+    pub fn new(allowed: Allowed) -> Self {
+        Self {
+            allowed,
+            passes: 0,
+            waits: Waits::default(),
+            last: Duration::ZERO,
+            first_ns: None,
+            shown: None,
+            after: AfterStream::new(Subject::Routine),
+        }
+    }
+
     /// How long to hold the stream for the next pass at most; `None`: no hold.
     pub fn next_hold(&self) -> Option<Duration> {
         let pass = self.passes + 1;
@@ -106,14 +114,14 @@ impl Passes {
     /// Whether to measure how long the context is busy after this pass: not after a hold, during
     /// which other streams had time to finish.
     pub const fn asks_for_context(&self, interval: &Interval) -> bool {
-        !self.context_done && interval.held.is_none()
+        !self.after.was_idle() && interval.held.is_none()
     }
 
     /// Adds a pass.
     ///
     /// # Errors
-    /// The reason why the routine has no true time.
-    pub fn judge(&mut self, pass: Pass, readings: &EmptyReadings) -> Result<(), String> {
+    /// The reason why the routine has no time.
+    pub fn add(&mut self, pass: Pass, readings: &EmptyReadings) -> Result<(), Refusal> {
         self.passes += 1;
         self.last = pass.host;
         let elapsed_ns = pass.interval.elapsed_ns;
@@ -121,10 +129,8 @@ impl Passes {
             Some(true) => {
                 self.waits = Waits::No;
                 let own_ns = (readings.least_ns - readings.nothing_ns).max(0.0);
-                if elapsed_ns <= readings.nothing_ns + OF_LEAST * own_ns {
-                    return Err("the routine enqueues nothing on the stream that is timed; what \
-                                runs on another stream, or on the host, has no time here"
-                        .to_owned());
+                if elapsed_ns <= readings.nothing_ns + SHARE_OF_LEAST * own_ns {
+                    return Err(Refusal::NothingEnqueued(Subject::Routine));
                 }
             }
             Some(false) if self.waits == Waits::Unknown => {
@@ -133,6 +139,9 @@ impl Passes {
                 }
                 if self.passes >= DECIDING[DECIDING.len() - 1] {
                     self.waits = Waits::Yes;
+                    if !self.allowed.waits {
+                        return Err(Refusal::Waits(Subject::Routine));
+                    }
                 }
             }
             _ => {}
@@ -147,39 +156,16 @@ impl Passes {
                 self.check_waiting(readings)?;
             }
         }
-        pass.busy.map_or(Ok(()), |busy| self.check_context(busy, elapsed_ns))
+        let elapsed = Duration::from_nanos(elapsed_ns as u64);
+        pass.busy.map_or(Ok(()), |busy| self.after.add(elapsed, busy))
     }
 
     /// For a routine that waits: whether the stream worked before the first wait.
-    fn check_waiting(&self, readings: &EmptyReadings) -> Result<(), String> {
+    fn check_waiting(&self, readings: &EmptyReadings) -> Result<(), Refusal> {
         let first_ns = self.first_ns.filter(|&first_ns| first_ns <= readings.waited_ns);
         let shown = self.shown.filter(|shown| shown.beyond_ns > SHOWN_LATER);
-        let (Some(first_ns), Some(shown)) = (first_ns, shown) else { return Ok(()) };
-        Err(format!(
-            "the routine takes {:.0} µs between the events, and the stream did nothing in it while \
-             the host waited ({:.0} µs): it works on another stream, or on the host",
-            shown.elapsed_ns / 1e3,
-            first_ns / 1e3
-        ))
-    }
-
-    fn check_context(&mut self, busy: Duration, elapsed_ns: f64) -> Result<(), String> {
-        let allowed = ASKING + Duration::from_nanos((SHARE * elapsed_ns) as u64);
-        if busy <= allowed {
-            self.context_done = true;
-            return Ok(());
-        }
-        let shortest = self.shortest_busy.map_or(busy, |shortest| shortest.min(busy));
-        self.shortest_busy = Some(shortest);
-        self.busy += 1;
-        if self.busy < BUSY_PASSES {
-            return Ok(());
-        }
-        Err(format!(
-            "the routine keeps the GPU busy for {} µs after the stream that is timed has \
-             finished: it works on another stream",
-            shortest.as_micros()
-        ))
+        let (Some(held_ns), Some(shown)) = (first_ns, shown) else { return Ok(()) };
+        Err(Refusal::WaitsForWorkElsewhere { elapsed_ns: shown.elapsed_ns, held_ns })
     }
 }
 
@@ -189,6 +175,10 @@ mod tests {
 
     const READINGS: EmptyReadings =
         EmptyReadings { nothing_ns: 1300.0, least_ns: 3000.0, waited_ns: 20_000.0 };
+
+    fn routine_passes() -> Passes {
+        Passes::new(Allowed::CRITERION_ROUTINE)
+    }
 
     /// A routine by what its stream does in a pass when it is held and not, nanoseconds, whether it
     /// outlasts every hold, and for how long the context is busy afterwards, microseconds.
@@ -200,8 +190,12 @@ mod tests {
     }
 
     /// Runs passes until one is refused, 64 at most; which were held, and the refusal.
-    fn run(routine: &Routine) -> (Vec<u32>, Option<String>) {
-        let (mut passes, mut held) = (Passes::default(), Vec::new());
+    fn run(routine: &Routine) -> (Vec<u32>, Option<Refusal>) {
+        run_with(Allowed::CRITERION_ROUTINE, routine)
+    }
+
+    fn run_with(allowed: Allowed, routine: &Routine) -> (Vec<u32>, Option<Refusal>) {
+        let (mut passes, mut held) = (Passes::new(allowed), Vec::new());
         for pass in 1..=64 {
             let hold = passes.next_hold();
             held.extend(hold.map(|_| pass));
@@ -212,7 +206,7 @@ mod tests {
             let asked = passes.asks_for_context(&interval);
             let busy = asked.then(|| Duration::from_micros(routine.busy_us));
             let host = Duration::from_nanos(free_ns as u64);
-            if let Err(why) = passes.judge(Pass { interval, host, busy }, &READINGS) {
+            if let Err(why) = passes.add(Pass { interval, host, busy }, &READINGS) {
                 return (held, Some(why));
             }
         }
@@ -235,15 +229,15 @@ mod tests {
     fn a_routine_that_leaves_nothing_on_the_stream_is_refused() {
         let nothing = Routine { held_ns: 1300.0, free_ns: |_| 1e6, waits: false, busy_us: 0 };
         let (held, why) = run(&nothing);
-        assert!(held == [1] && why.unwrap().contains("enqueues nothing"));
+        assert_eq!((held, why), (vec![1], Some(Refusal::NothingEnqueued(Subject::Routine))));
         // One that stops enqueueing later.
-        let (mut passes, mut refused) = (Passes::default(), None);
+        let (mut passes, mut refused) = (routine_passes(), None);
         for pass in 1..=64 {
             let elapsed_ns = if pass < 20 { 9e3 } else { 1250.0 };
             let held = passes.next_hold().map(|_| true);
             let interval = Interval { elapsed_ns, drained: false, held };
             let pass_ns = Pass { interval, host: Duration::ZERO, busy: None };
-            if passes.judge(pass_ns, &READINGS).is_err() {
+            if passes.add(pass_ns, &READINGS).is_err() {
                 refused = Some(pass);
                 break;
             }
@@ -257,11 +251,19 @@ mod tests {
         let grows = |pass: u32| 225e3 * f64::from(1_u32 << (pass - 1));
         let elsewhere = Routine { held_ns: 15e3, free_ns: grows, waits: true, busy_us: 0 };
         let (held, why) = run(&elsewhere);
-        let why = why.unwrap();
-        assert!(held == [1, 2, 4] && why.contains("900 µs") && why.contains("another stream"));
+        let waits = |elapsed_ns| Refusal::WaitsForWorkElsewhere { elapsed_ns, held_ns: 15e3 };
+        assert_eq!((held, why), (vec![1, 2, 4], Some(waits(900e3))));
         // A pass of one iteration each, as where the warm-up ends after the first.
         let slow = Routine { free_ns: |_| 70e6, ..elsewhere };
-        assert!(run(&slow).1.unwrap().contains("70000 µs"));
+        assert_eq!(run(&slow).1, Some(waits(70e6)));
+    }
+
+    #[test]
+    fn a_routine_that_may_not_wait_is_refused_for_a_wait() {
+        let grows = |pass: u32| 35e3 * f64::from(1_u32 << (pass - 1).min(20));
+        let waits = Routine { held_ns: 18e3, free_ns: grows, waits: true, busy_us: 5 };
+        let refused = Some(Refusal::Waits(Subject::Routine));
+        assert_eq!(run_with(Allowed::ATTACHED_ROW, &waits), (vec![1, 2, 4], refused));
     }
 
     #[test]
@@ -277,27 +279,29 @@ mod tests {
     #[test]
     fn a_context_that_is_busy_afterwards_is_refused_where_every_pass_shows_it() {
         let beside = Routine { held_ns: 5e4, free_ns: |_| 5e4, waits: false, busy_us: 400 };
-        assert!(run(&beside).1.unwrap().contains("busy for 400 µs after"));
-        let mut passes = Passes::default();
+        let busy = Duration::from_micros(400);
+        let refused = Refusal::BusyAfterStream { subject: Subject::Routine, busy };
+        assert_eq!(run(&beside).1, Some(refused));
+        let mut passes = routine_passes();
         for busy_us in [400, 400, 400, 400, 3, 400, 400] {
             let interval = Interval { elapsed_ns: 5e4, drained: false, held: None };
             let busy = passes.asks_for_context(&interval).then(|| Duration::from_micros(busy_us));
             let pass = Pass { interval, host: Duration::ZERO, busy };
-            assert_eq!(passes.judge(pass, &READINGS), Ok(()));
+            assert_eq!(passes.add(pass, &READINGS), Ok(()));
         }
     }
 
     #[test]
     fn holds_grow_with_what_passes_take() {
-        let mut passes = Passes::default();
+        let mut passes = routine_passes();
         assert_eq!(passes.next_hold(), Some(FIRST_HOLD));
         let interval = Interval { elapsed_ns: 1e7, drained: false, held: Some(false) };
         let pass = Pass { interval, host: Duration::from_millis(10), busy: None };
-        passes.judge(pass, &READINGS).unwrap();
+        passes.add(pass, &READINGS).unwrap();
         assert_eq!(passes.next_hold(), Some(Duration::from_millis(45)));
-        passes.judge(Pass { host: Duration::from_secs(9), ..pass }, &READINGS).unwrap();
+        passes.add(Pass { host: Duration::from_secs(9), ..pass }, &READINGS).unwrap();
         assert_eq!(passes.next_hold(), None);
-        passes.judge(Pass { host: Duration::from_secs(9), ..pass }, &READINGS).unwrap();
+        passes.add(Pass { host: Duration::from_secs(9), ..pass }, &READINGS).unwrap();
         assert_eq!(passes.next_hold(), Some(LONGEST_HOLD));
     }
 }

@@ -4,6 +4,7 @@
 //! the next one finds the same inputs and its own results. A row that reuses results is faster the
 //! second time, and the samples are of such launches.
 
+use super::refusal::Refusal;
 use crate::backend::{BackendError, Executable};
 use crate::measure::{Replay, Stopwatch};
 use crate::workload::Tensors;
@@ -40,13 +41,8 @@ pub fn check(
         }
         if turn + 1 == TRIES {
             let more_ns = first.elapsed_ns - next.elapsed_ns;
-            return Err(BackendError::NotTimed(format!(
-                "a launch for new inputs and poisoned outputs takes {:.1} µs longer than the next \
-                 one, which takes {:.1} µs as those that were timed: it reuses what an earlier \
-                 launch computed",
-                more_ns / 1e3,
-                next.elapsed_ns / next.launches.max(1) as f64 / 1e3
-            )));
+            let next_ns = next.elapsed_ns / next.launches.max(1) as f64;
+            return Err(Refusal::Reuses { more_ns, next_ns }.into());
         }
     }
     Ok(true)

@@ -6,6 +6,7 @@
 use std::time::{Duration, Instant};
 
 use super::calls::{self, HeldUpBy};
+use super::refusal::{Refusal, Subject};
 use crate::backend::{BackendError, Executable};
 use crate::measure::queue::MAX_QUEUED;
 use kernelgate_cuda::Device;
@@ -48,7 +49,8 @@ pub fn check(
         (None, None) => returns_early(device, executable)?,
         (Some(_), _) => false,
     };
-    waits(held_up_by, may_fill).map_or(Ok(true), |why| Err(BackendError::NotTimed(why)))
+    judge(held_up_by, may_fill)?;
+    Ok(true)
 }
 
 /// Launches while the stream is held for so long. Returns how long the launch took, if it returned
@@ -69,20 +71,16 @@ fn outlasts(
     Ok((took >= hold.mul_f64(0.9) && !instruments.released()).then_some(took))
 }
 
-/// Why a launch that a held stream held up has no time. `None` if its commands filled the queue.
+/// Judges a launch that a held stream held up: it has a time only if its commands filled the queue.
 /// Without CUPTI's answer, `may_fill` decides: the launch is more commands than are queued ahead, or
 /// returns while the GPU still works.
-fn waits(held_up_by: Option<HeldUpBy>, may_fill: bool) -> Option<String> {
-    const WAITS: &str = "a launch waits for the GPU";
-    const HOW: &str = "it synchronises, copies to the host, or frees memory";
+fn judge(held_up_by: Option<HeldUpBy>, may_fill: bool) -> Result<(), Refusal> {
     match held_up_by {
-        Some(HeldUpBy::Queue) => None,
-        Some(HeldUpBy::Call(call)) => Some(format!("{WAITS} in `{call}`")),
-        Some(HeldUpBy::Unknown) => Some(format!("{WAITS}: {HOW}")),
-        None if may_fill => None,
-        None => Some(format!(
-            "{WAITS}: {HOW}; or it is more commands than can be queued, which CUPTI would tell"
-        )),
+        Some(HeldUpBy::Queue) => Ok(()),
+        Some(HeldUpBy::Call(call)) => Err(Refusal::WaitsIn { subject: Subject::Launch, call }),
+        Some(HeldUpBy::Unknown) => Err(Refusal::Waits(Subject::Launch)),
+        None if may_fill => Ok(()),
+        None => Err(Refusal::WaitsOrFillsQueue),
     }
 }
 
@@ -107,17 +105,14 @@ mod tests {
     #[test]
     fn only_a_launch_that_fills_the_queue_does_not_wait_for_the_gpu() {
         for may_fill in [false, true] {
-            assert_eq!(waits(Some(HeldUpBy::Queue), may_fill), None);
-            let unknown = waits(Some(HeldUpBy::Unknown), may_fill).unwrap();
-            assert!(
-                unknown.starts_with("a launch waits for the GPU: it synchronises"),
-                "{unknown}"
-            );
-            let call = waits(Some(HeldUpBy::Call("cuMemFree_v2".to_owned())), may_fill);
-            assert_eq!(call.unwrap(), "a launch waits for the GPU in `cuMemFree_v2`");
+            assert_eq!(judge(Some(HeldUpBy::Queue), may_fill), Ok(()));
+            let unknown = judge(Some(HeldUpBy::Unknown), may_fill);
+            assert_eq!(unknown, Err(Refusal::Waits(Subject::Launch)));
+            let call = judge(Some(HeldUpBy::Call("cuMemFree_v2".to_owned())), may_fill);
+            let words = "a launch waits for the GPU in `cuMemFree_v2`";
+            assert_eq!(call.unwrap_err().to_string(), words);
         }
-        assert_eq!(waits(None, true), None);
-        let unknown = waits(None, false).unwrap();
-        assert!(unknown.contains("waits for the GPU") && unknown.contains("CUPTI"), "{unknown}");
+        assert_eq!(judge(None, true), Ok(()));
+        assert_eq!(judge(None, false), Err(Refusal::WaitsOrFillsQueue));
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{ATTEMPTS, Batch, EventTimer, RESOLUTION_NS, unless_held_up};
 use crate::backend::{BackendError, Executable};
-use crate::measure::audit::{allocations, commands, cupti, duration, other_streams, waits};
+use crate::measure::audit::{commands, cupti, duration, launches};
 use crate::measure::queue::{self, MAX_BURST, MAX_QUEUED};
 use crate::measure::{Cache, Replay, Sample, Stopwatch, Technique};
 use kernelgate_cuda::driver::graph::Graph;
@@ -65,28 +65,15 @@ impl EventTimer {
         let device = Arc::clone(&self.device);
         let captured = queue::captured(&device, executable)?;
         let counted = captured.as_ref().map(Graph::nodes);
-        if counted == Some(0) {
-            return Err(commands::nothing());
-        }
-        let mut fills_queue = false;
-        if executable.is_attached() {
-            if let Some(graph) = &captured {
-                allocations::check_graph(graph)?;
-            }
-            allocations::check_memory(&device, executable)?;
-            // Also what could be captured: it may wait only outside of captures.
-            let instruments = &mut self.instruments;
-            fills_queue = waits::check(&device, instruments, executable, counted)?;
-        }
+        commands::check_any(counted)?;
+        let fills_queue =
+            launches::check_allowed(&device, &mut self.instruments, executable, captured.as_ref())?;
         let commands = match counted {
             Some(commands) => commands,
             None if fills_queue => usize::MAX,
             None => self.commands_by_trial(executable)?,
         };
-        if commands <= MAX_QUEUED {
-            other_streams::check_writes(&mut self.instruments, executable)?;
-        }
-        other_streams::check_duration(&device, executable)?;
+        launches::check_streams(&device, &mut self.instruments, executable, commands)?;
         // What carries state on is launched one by one, as it is verified.
         let repeats = !executable.carries_state();
         let batch = if counted.is_some() && commands <= MAX_QUEUED && repeats {
@@ -170,7 +157,7 @@ impl EventTimer {
             plan.host_bound |= burst.host_bound;
             let net_ns: Vec<f64> =
                 burst.intervals_ns.iter().map(|interval| interval - around_ns).collect();
-            duration::check(&net_ns, batch, overhead.graph_node_ns)?;
+            duration::check_launches(&net_ns, batch, overhead.graph_node_ns)?;
             let elapsed_ns: f64 = net_ns.iter().map(|net| net.max(RESOLUTION_NS)).sum();
             sample.elapsed_ns += elapsed_ns;
             if let Some(clock_mhz) = burst.clock_mhz {

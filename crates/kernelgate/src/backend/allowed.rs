@@ -1,0 +1,23 @@
+//! What launches may do in a timed region besides enqueueing work on the timed stream and on streams
+//! that are joined with it. The audit (`measure`) refuses the rest.
+
+/// Permissions of the code that is timed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Allowed {
+    /// Allocate device memory.
+    pub allocations: bool,
+    /// Wait for the GPU. The host's time is then in the samples, and the record says so.
+    pub waits: bool,
+    /// Leave another context current on the thread.
+    pub contexts: bool,
+}
+
+impl Allowed {
+    /// A row written for this harness. A wait or an allocation in it is a choice of its author, and
+    /// part of its time.
+    pub const OWN_ROW: Self = Self { allocations: true, waits: true, contexts: true };
+    /// A row that launches other code, of which nothing is known.
+    pub const ATTACHED_ROW: Self = Self { allocations: false, waits: false, contexts: false };
+    /// The routine of a Criterion bench: the host's work is part of what such a bench measures.
+    pub const CRITERION_ROUTINE: Self = Self { allocations: true, waits: true, contexts: true };
+}

@@ -1,0 +1,111 @@
+//! Work that lasts longer than the timed stream: the context is busy after the stream has finished.
+
+use std::time::{Duration, Instant};
+
+use super::refusal::{Refusal, Subject};
+use crate::backend::{BackendError, Executable};
+use kernelgate_cuda::Device;
+
+/// How much longer the context may be busy than the stream: the cost of asking, and a share of the
+/// launch or pass that does not matter.
+const ASKING: Duration = Duration::from_micros(60);
+const SHARE: f64 = 0.02;
+/// Repetitions that all have to show such work: a host that was held up shows it once.
+const REPETITIONS: u32 = 5;
+
+/// The context after launches or passes.
+#[derive(Debug, Clone)]
+pub struct AfterStream {
+    subject: Subject,
+    busy: u32,
+    shortest: Duration,
+    idle: bool,
+}
+
+impl AfterStream {
+    /// Nothing measured yet.
+    pub const fn new(subject: Subject) -> Self {
+        Self { subject, busy: 0, shortest: Duration::MAX, idle: false }
+    }
+
+    /// Whether the context was idle after some repetition: no further one is needed.
+    pub const fn was_idle(&self) -> bool {
+        self.idle
+    }
+
+    /// Adds a repetition that took `elapsed`, after which the context was busy for so long.
+    ///
+    /// # Errors
+    /// If every repetition has shown work.
+    pub fn add(&mut self, elapsed: Duration, busy: Duration) -> Result<(), Refusal> {
+        if busy <= ASKING + elapsed.mul_f64(SHARE) {
+            self.idle = true;
+            return Ok(());
+        }
+        self.shortest = self.shortest.min(busy);
+        self.busy += 1;
+        if self.busy < REPETITIONS {
+            return Ok(());
+        }
+        Err(Refusal::BusyAfterStream { subject: self.subject, busy: self.shortest })
+    }
+}
+
+/// Launches and waits for the stream: then the context has to be idle.
+///
+/// # Errors
+/// [`BackendError::NotTimed`] if it is not; when the device fails.
+pub fn check(device: &Device, executable: &mut dyn Executable) -> Result<(), BackendError> {
+    let mut after = AfterStream::new(Subject::Launch);
+    while !after.was_idle() {
+        executable.reset()?;
+        device.synchronize_context()?;
+        let launched = Instant::now();
+        executable.launch()?;
+        executable.synchronize()?;
+        // The driver cleans up after a graph when the stream is first synchronised.
+        device.synchronize_stream()?;
+        let stream_done = Instant::now();
+        device.synchronize_context()?;
+        let busy = stream_done.elapsed();
+        after.add(launched.elapsed(), busy)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Microseconds of repetitions that take 50 µs each.
+    fn add(after: &mut AfterStream, busy_us: u64) -> Result<(), Refusal> {
+        after.add(Duration::from_micros(50), Duration::from_micros(busy_us))
+    }
+
+    #[test]
+    fn a_context_that_is_busy_after_each_repetition_is_refused() {
+        let mut after = AfterStream::new(Subject::Launch);
+        for busy_us in [400, 300, 500, 400] {
+            assert_eq!(add(&mut after, busy_us), Ok(()));
+        }
+        let busy = Duration::from_micros(300);
+        let refused = Refusal::BusyAfterStream { subject: Subject::Launch, busy };
+        assert_eq!(add(&mut after, 400), Err(refused));
+    }
+
+    #[test]
+    fn one_idle_context_is_enough() {
+        let mut after = AfterStream::new(Subject::Routine);
+        for busy_us in [400, 400, 400, 400, 3] {
+            assert_eq!(add(&mut after, busy_us), Ok(()));
+        }
+        assert!(after.was_idle());
+    }
+
+    #[test]
+    fn a_share_of_a_long_repetition_does_not_matter() {
+        let mut after = AfterStream::new(Subject::Launch);
+        after.add(Duration::from_millis(5), Duration::from_micros(150)).unwrap();
+        assert!(after.was_idle());
+    }
+}

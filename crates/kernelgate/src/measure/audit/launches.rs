@@ -1,0 +1,48 @@
+//! The checks of a row's launches before its samples, in their order.
+
+use super::{allocations, context, waits, writes};
+use crate::backend::{BackendError, Executable};
+use crate::measure::queue::MAX_QUEUED;
+use kernelgate_cuda::Device;
+use kernelgate_cuda::driver::graph::Graph;
+use kernelgate_cuda::instruments::timing::Instruments;
+
+/// Checks that launches do nothing that they are not allowed to. Returns whether a launch fills the
+/// queue. `captured` is a launch, if it can be captured.
+///
+/// # Errors
+/// [`BackendError::NotTimed`] if they do; when a launch fails.
+pub fn check_allowed(
+    device: &Device,
+    instruments: &mut Instruments,
+    executable: &mut dyn Executable,
+    captured: Option<&Graph>,
+) -> Result<bool, BackendError> {
+    let allowed = executable.allowed();
+    if !allowed.allocations {
+        captured.map_or(Ok(()), allocations::check_graph)?;
+        allocations::check_memory(device, executable)?;
+    }
+    if allowed.waits {
+        return Ok(false);
+    }
+    // Also if it could be captured: it may wait only outside of captures.
+    waits::check(device, instruments, executable, captured.map(Graph::nodes))
+}
+
+/// Checks that a launch of so many commands works on the timed stream alone, as far as its outputs
+/// and its duration show.
+///
+/// # Errors
+/// [`BackendError::NotTimed`] if it does not; when a launch fails.
+pub fn check_streams(
+    device: &Device,
+    instruments: &mut Instruments,
+    executable: &mut dyn Executable,
+    commands: usize,
+) -> Result<(), BackendError> {
+    if commands <= MAX_QUEUED {
+        writes::check(instruments, executable)?;
+    }
+    context::check(device, executable)
+}

@@ -1,0 +1,173 @@
+//! The findings of the audit: reasons why a time would not be that of the work.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::backend::BackendError;
+
+/// Code whose time is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Subject {
+    /// A launch of a row.
+    Launch,
+    /// The routine of a Criterion bench.
+    Routine,
+}
+
+impl Subject {
+    /// One execution, and the least command that it is compared with.
+    const fn once(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Launch => ("a launch", "an empty kernel"),
+            Self::Routine => ("an iteration", "the least command"),
+        }
+    }
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Launch => "a launch",
+            Self::Routine => "the routine",
+        })
+    }
+}
+
+/// The reason why a row or a routine has no time.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Refusal {
+    /// The stream has nothing to do.
+    #[error(
+        "{0} enqueues nothing on the stream that is timed; what runs on another stream, or on the \
+         host, has no time here"
+    )]
+    NothingEnqueued(Subject),
+    /// Launches that were captured together have fewer commands than each alone.
+    #[error(
+        "launches differ in their commands: {alone} in one, {together} in {launches} together"
+    )]
+    CommandsDiffer {
+        /// Commands of one launch.
+        alone: usize,
+        /// Commands of all of them, captured together.
+        together: usize,
+        /// Launches captured together.
+        launches: u64,
+    },
+    /// Less time than the GPU needs for anything.
+    #[error(
+        "{} takes {elapsed_ns:.0} ns by the events around it, {} {least_ns:.0} ns",
+        subject.once().0, subject.once().1
+    )]
+    TooShort {
+        /// The code.
+        subject: Subject,
+        /// Its time, nanoseconds.
+        elapsed_ns: f64,
+        /// Time of the least command, nanoseconds.
+        least_ns: f64,
+    },
+    /// Work before the stream gets to it.
+    #[error(
+        "a launch writes its outputs while the stream that is timed is held: it works on another \
+         stream"
+    )]
+    WritesWhileHeld,
+    /// Work after the stream has finished.
+    #[error(
+        "{subject} keeps the GPU busy for {} µs after the stream that is timed has finished: it \
+         works on another stream",
+        busy.as_micros()
+    )]
+    BusyAfterStream {
+        /// The code.
+        subject: Subject,
+        /// The shortest such time of all repetitions.
+        busy: Duration,
+    },
+    /// Work on another stream, recorded by CUPTI.
+    #[error(
+        "{operation} runs on another stream than the one that is timed, by CUPTI's record of a \
+         launch"
+    )]
+    RecordedElsewhere {
+        /// The operation.
+        operation: String,
+    },
+    /// A pass that waits for work on another stream.
+    #[error(
+        "the routine takes {:.0} µs between the events, and the stream did nothing in it while the \
+         host waited ({:.0} µs): it works on another stream, or on the host",
+        elapsed_ns / 1e3, held_ns / 1e3
+    )]
+    WaitsForWorkElsewhere {
+        /// Shortest time of a pass that was not held, nanoseconds.
+        elapsed_ns: f64,
+        /// Time of the stream alone in the first pass, nanoseconds.
+        held_ns: f64,
+    },
+    /// An allocation among the commands.
+    #[error("a launch allocates device memory in the order of the stream")]
+    AllocatesInOrder,
+    /// Device memory is taken.
+    #[error("each launch allocates {bytes} bytes of device memory")]
+    Allocates {
+        /// The least of all launches.
+        bytes: u64,
+    },
+    /// The host waits for the GPU in a known call.
+    #[error("{subject} waits for the GPU in `{call}`")]
+    WaitsIn {
+        /// The code.
+        subject: Subject,
+        /// Function of the driver or the runtime.
+        call: String,
+    },
+    /// The host waits for the GPU.
+    #[error("{0} waits for the GPU: it synchronises, copies to the host, or frees memory")]
+    Waits(Subject),
+    /// The host waits for the GPU, or for room in the queue.
+    #[error(
+        "a launch waits for the GPU: it synchronises, copies to the host, or frees memory; or it is \
+         more commands than can be queued, which CUPTI would tell"
+    )]
+    WaitsOrFillsQueue,
+    /// Results are returned that an earlier launch computed.
+    #[error(
+        "a launch for new inputs and poisoned outputs takes {:.1} µs longer than the next one, \
+         which takes {:.1} µs as those that were timed: it reuses what an earlier launch computed",
+        more_ns / 1e3, next_ns / 1e3
+    )]
+    Reuses {
+        /// Additional time of the first launch, nanoseconds.
+        more_ns: f64,
+        /// Time of the next launch, nanoseconds.
+        next_ns: f64,
+    },
+    /// The reset computes the results.
+    #[error("a launch leaves the outputs as its reset made them, which is not in the time")]
+    ComputedByReset,
+    /// Time of the host between the events.
+    #[error(
+        "the host was held up for longer than the GPU can wait for it, in each attempt: its time \
+         would be in what is measured"
+    )]
+    HostHeldUp,
+    /// More commands than are queued ahead.
+    #[error(
+        "{launches} launches of {commands} commands are too many to queue ahead: the host's time \
+         would be in them"
+    )]
+    TooManyCommands {
+        /// Launches.
+        launches: usize,
+        /// Commands of one.
+        commands: usize,
+    },
+}
+
+impl From<Refusal> for BackendError {
+    fn from(refusal: Refusal) -> Self {
+        Self::NotTimed(refusal.to_string())
+    }
+}

@@ -1,0 +1,52 @@
+//! Outputs that are written before the timed stream gets to them.
+//!
+//! While a blocker holds the stream, a launch may write no output; the check reads samples from the
+//! beginning to the end of each. It is skipped if a launch is more commands than can be queued.
+
+use std::time::Duration;
+
+use super::refusal::Refusal;
+use crate::backend::{BackendError, Executable};
+use kernelgate_cuda::instruments::timing::Instruments;
+
+/// How long the stream is held at most. If the host is held up for longer, the check shows nothing.
+const HOLD: Duration = Duration::from_millis(200);
+/// How long work on another stream has to show itself: starting a kernel takes microseconds.
+const SHOWS_WITHIN: Duration = Duration::from_millis(2);
+/// Holds the stream and launches: no sample of an output may change before the stream is released.
+/// Outputs that the reset writes hold no poison, and are skipped.
+///
+/// # Errors
+/// [`BackendError::NotTimed`] if one changes; when the device fails.
+pub fn check(
+    instruments: &mut Instruments,
+    executable: &mut dyn Executable,
+) -> Result<(), BackendError> {
+    executable.poison_outputs()?;
+    // A launch needs its state, which may lie in its outputs.
+    executable.reset()?;
+    executable.synchronize()?;
+    // Without state every output holds poison, or work elsewhere has overwritten it already.
+    let poisoned = match executable.carries_state() {
+        true => Some(executable.still_poisoned()?),
+        false => None,
+    };
+    if poisoned.as_ref().is_some_and(|poisoned| !poisoned.contains(&true)) {
+        return Ok(());
+    }
+    instruments.block(HOLD)?;
+    let untouched = executable.launch().and_then(|()| {
+        std::thread::sleep(SHOWS_WITHIN);
+        executable.still_poisoned()
+    });
+    instruments.release();
+    executable.synchronize()?;
+    // If the blocker timed out, the launch may have run on the timed stream.
+    let is_looked_at = |output: usize| poisoned.as_ref().is_none_or(|poisoned| poisoned[output]);
+    let mut outputs = untouched?.into_iter().enumerate();
+    let written = outputs.any(|(output, untouched)| !untouched && is_looked_at(output));
+    if written && instruments.released() {
+        return Err(Refusal::WritesWhileHeld.into());
+    }
+    Ok(())
+}
