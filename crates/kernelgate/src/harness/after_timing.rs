@@ -18,10 +18,11 @@
 
 use std::borrow::Cow;
 
+use super::case_error::{CaseError, guarded};
 use super::cases::Group;
 use super::changed_inputs::ChangedInputs;
 use super::guard;
-use super::problem::{CaseError, Ready, case_error, outputs};
+use super::problem::{Ready, outputs};
 use super::spent;
 use crate::backend::{BackendError, Executable};
 use crate::measure::Stopwatch;
@@ -69,12 +70,12 @@ pub fn check(
     digest: Option<&str>,
 ) -> Result<AfterTiming, CaseError> {
     if let Some(digest) = digest {
-        let same = guard::catch(|| {
+        let same = guarded(|| {
             reuse::without_results(executable)?;
             stopwatch.replay(executable)?;
-            Ok::<_, BackendError>(verify::digest(executable.outputs()?) == digest)
-        });
-        if same.map_err(CaseError::Fail)?.map_err(|error| case_error(error.into()))? {
+            Ok::<_, VerifyError>(verify::digest(executable.outputs()?) == digest)
+        })?;
+        if same {
             return Ok(AfterTiming::SAME_BITS);
         }
     }
@@ -145,7 +146,7 @@ pub fn check(
     let carries_state = executable.carries_state();
     let how = changed.map_or(InputChange::Same, ChangedInputs::change);
     let comparison = compared.map_err(CaseError::Fail)?.map_err(|error| match error {
-        VerifyError::Backend(_) => case_error(error),
+        VerifyError::Backend(_) => error.into(),
         wrong => CaseError::Fail(format!(
             "after timing, {}: {wrong}; what was timed does not compute its outputs from its \
              inputs{}",

@@ -7,12 +7,12 @@ use criterion::{BenchmarkGroup, Criterion, Throughput};
 
 use super::after_timing::{self, Checked};
 use super::args::Flags;
+use super::case_error::{CaseError, guarded};
 use super::cases::{Case, Group, Selection};
 use super::deadline::Deadline;
 use super::device_memory::MemoryWatch;
 use super::error::HarnessError;
-use super::guard;
-use super::problem::{CaseError, Ready};
+use super::problem::Ready;
 use super::progress::BenchProgress;
 use super::recorder::Recorder;
 use super::references::References;
@@ -305,10 +305,7 @@ impl Execution<'_> {
         let on = self.target.kind();
         let sampling = self.trial.as_ref().map_or(TrialSampling::MEASURED, |trial| trial.sampling);
         let mut delayed = match Delay::of(&flags.delay, &case.id) {
-            Some(delay) => {
-                let made = guard::catch(|| timer.delay(executable, (delay, case.cache)));
-                Some(made.map_err(CaseError::Fail)?.map_err(backend_error)?)
-            }
+            Some(delay) => Some(guarded(|| timer.delay(executable, (delay, case.cache)))?),
             None => None,
         };
         if delayed.is_some() {
@@ -322,11 +319,10 @@ impl Execution<'_> {
         };
         ready.memory.see();
         let making = spent::on("stopwatch");
-        let stopwatch = guard::catch(|| timer.case(executable, case.cache));
-        let mut stopwatch = stopwatch.map_err(CaseError::Fail)?.map_err(backend_error)?;
+        let mut stopwatch = guarded(|| timer.case(executable, case.cache))?;
         drop(making);
         let timing = spent::on("time");
-        let timed = guard::catch(|| {
+        let mut samples = guarded(|| {
             let Some(criterion_group) = criterion_group else {
                 return timing::trial(executable, stopwatch.as_mut(), sampling, launch);
             };
@@ -341,14 +337,12 @@ impl Execution<'_> {
                 plan,
                 flags,
             )
-        });
-        let mut samples = timed.map_err(CaseError::Fail)?.map_err(backend_error)?;
+        })?;
         samples.delay_size = delay_size;
         // A process of a comparison that measures is to be short.
         let measures = self.trial.as_ref().is_some_and(TrialState::measures);
         if self.target.kind() == BackendKind::Cuda && !measures {
-            let host = guard::catch(|| timing::host_launch_ns(executable));
-            samples.host_launch_ns = Some(host.map_err(CaseError::Fail)?.map_err(backend_error)?);
+            samples.host_launch_ns = Some(guarded(|| timing::host_launch_ns(executable))?);
         }
         drop(timing);
         ready.memory.see();
@@ -370,9 +364,8 @@ impl Execution<'_> {
             samples.unrecorded = match &checked.elsewhere {
                 Some(known) => known.clone(),
                 None => {
-                    let looked = guard::catch(|| stopwatch.check_elsewhere(executable));
-                    let told = looked.map_err(CaseError::Fail)?.map_err(backend_error)?;
-                    checked.elsewhere.insert(told).clone()
+                    let unrecorded = guarded(|| stopwatch.check_elsewhere(executable))?;
+                    checked.elsewhere.insert(unrecorded).clone()
                 }
             };
         }
@@ -445,13 +438,6 @@ pub(super) fn check_floor(
     let floor = floor.filter(|_| on == BackendKind::Cuda);
     let fault = floor.and_then(|floor| floor.broken_by(&samples.per_launch_ns()));
     fault.map_or(Ok(()), |why| Err(CaseError::Fail(why)))
-}
-
-fn backend_error(error: BackendError) -> CaseError {
-    match error {
-        BackendError::Lost(_) => CaseError::Lost(error.to_string()),
-        other => CaseError::Fail(other.to_string()),
-    }
 }
 
 /// Goes through the cases; returns with the exit code where a trial spent its time.

@@ -9,6 +9,7 @@ mod answer;
 pub mod args;
 mod bench_run;
 mod binary;
+mod case_error;
 pub mod cases;
 mod changed_inputs;
 mod deadline;

@@ -5,6 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub use super::case_error::CaseError;
+use super::case_error::guarded;
 use super::cases::{Case, Group};
 use super::changed_inputs::ChangedInputs;
 use super::device_memory::MemoryWatch;
@@ -46,17 +48,6 @@ pub struct Ready {
     pub changed: Option<ChangedInputs>,
     /// What device memory the implementation takes, where that is measured.
     pub memory: MemoryWatch,
-}
-
-/// Why a problem or case has no result.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum CaseError {
-    /// It cannot run here.
-    Skip(String),
-    /// It is wrong or broke.
-    Fail(String),
-    /// It broke the device: nothing after it can run.
-    Lost(String),
 }
 
 impl Ready {
@@ -186,7 +177,7 @@ impl Ready {
             CaseError::Fail(format!("the reference is the row `{row}`, and there is none"))
         })?;
         let told = |why| format!("the row `{row}`, which is the reference: {why}");
-        let of_reference = |error| match case_error(error) {
+        let of_reference = |error| match CaseError::from(error) {
             CaseError::Lost(why) => CaseError::Lost(why),
             CaseError::Skip(why) => CaseError::Skip(told(why)),
             CaseError::Fail(why) => CaseError::Fail(told(why)),
@@ -264,13 +255,11 @@ impl Ready {
     ) -> Result<(Box<dyn Executable>, VerificationRecord, Duration), CaseError> {
         let known_digest = known.as_ref().and_then(|known| known.digest.as_deref());
         let _activity = spent::on("verify");
-        let launched = guard::catch(|| {
+        let (mut executable, (digest, launch)) = guarded(|| {
             let mut executable = self.prepare(group, case, target)?;
             let outcome = timed_digest(executable.as_mut(), known_digest);
             keep_if_lost(executable, outcome.map_err(VerifyError::from))
-        });
-        let (mut executable, (digest, launch)) =
-            launched.map_err(CaseError::Fail)?.map_err(case_error)?;
+        })?;
         if group.bound.problem().reference_from().is_nothing() {
             // Those that a row before computed are none of this one.
             self.expected.clear();
@@ -279,8 +268,7 @@ impl Ready {
             return Ok((executable, known, launch));
         }
         self.compute_reference(group)?;
-        let compared = guard::catch(|| self.compare(group, case, outputs(executable.as_mut())?));
-        let comparison = compared.map_err(CaseError::Fail)?.map_err(case_error)?;
+        let comparison = guarded(|| self.compare(group, case, outputs(executable.as_mut())?))?;
         Ok((executable, self.found(comparison, Some(digest)), launch))
     }
 
@@ -343,15 +331,14 @@ impl Ready {
         target: &Target,
     ) -> Result<(Box<dyn Executable>, OutputComparison), CaseError> {
         let _activity = spent::on("verify");
-        let verified = guard::catch(|| {
+        guarded(|| {
             let mut executable = self.prepare(group, case, target)?;
             let compared = verify::launch_on_poison(executable.as_mut())
                 .and_then(|()| outputs(executable.as_mut()))
                 .map_err(VerifyError::from)
                 .and_then(|outputs| self.compare(group, case, outputs));
             keep_if_lost(executable, compared)
-        });
-        verified.map_err(CaseError::Fail)?.map_err(case_error)
+        })
     }
 }
 
@@ -399,16 +386,5 @@ fn keep_if_lost<T>(
             }
             Err(error)
         }
-    }
-}
-
-/// What a wrong output, or a launch that failed, means for the case.
-pub fn case_error(error: VerifyError) -> CaseError {
-    match error {
-        VerifyError::Backend(
-            reason @ (BackendError::OutOfMemory { .. } | BackendError::Unsupported(_)),
-        ) => CaseError::Skip(reason.to_string()),
-        VerifyError::Backend(lost @ BackendError::Lost(_)) => CaseError::Lost(lost.to_string()),
-        wrong => CaseError::Fail(wrong.to_string()),
     }
 }

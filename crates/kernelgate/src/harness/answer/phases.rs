@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::backend::{BackendError, Executable, Target};
+use crate::harness::case_error::{CaseError, guarded};
 use crate::harness::cases::{Case, Group};
-use crate::harness::guard;
-use crate::harness::problem::{CaseError, Ready, case_error};
+use crate::harness::problem::Ready;
 use crate::measure::wall::process_time;
 use crate::protocol::Repetitions;
 use crate::trace::PhaseTime;
@@ -36,7 +36,7 @@ pub fn of(
     let steps = repetitions.steps.map(|steps| steps as usize);
     let counts = steps.map_or(MIN_LAUNCHES..=MAX_LAUNCHES, |steps| steps..=steps);
     let warm_up = repetitions.warm_up.unwrap_or(WARM_UP);
-    let measured = guard::catch(|| {
+    guarded(|| {
         let mut executable = None;
         let prepare = phase("prepare", 1..=1, || {
             executable =
@@ -62,9 +62,8 @@ pub fn of(
             // To free what a hung kernel uses is to wait for it.
             std::mem::forget(executable);
         }
-        phases
-    });
-    measured.map_err(CaseError::Fail)?.map_err(|error| case_error(VerifyError::from(error)))
+        phases.map_err(VerifyError::from)
+    })
 }
 
 fn phase(

@@ -10,12 +10,13 @@ use super::each::each_implementation;
 use crate::backend::{BackendError, Target};
 use crate::display::time;
 use crate::harness::cases::{Case, Group, Selection};
-use crate::harness::problem::{CaseError, Ready, case_error};
+use crate::harness::problem::{CaseError, Ready};
 use crate::measure::accuracy::{self, TraceRow};
 use crate::measure::events::EventTimer;
 use crate::measure::limits::Limits;
 use crate::protocol::{Part, TimingReport};
 use crate::record::Environment;
+use crate::verify::VerifyError;
 use crate::workload::Work;
 
 /// Measures every part, or only one.
@@ -77,7 +78,7 @@ pub fn cases(
     let one = |group: &Group<'_>, case: &Case, ready: &mut Ready| {
         let (mut executable, _) = ready.verify(group, case, &target)?;
         let row = accuracy::case_against_cupti(&mut events, &case.id, executable.as_mut())
-            .map_err(|error| case_error(error.into()))?;
+            .map_err(VerifyError::from)?;
         // Said now: the answer comes at the end, and not at all where the user ends this before.
         if let Some(row) = &row {
             eprintln!("      {}", in_words(row));

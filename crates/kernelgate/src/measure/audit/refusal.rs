@@ -43,9 +43,7 @@ pub enum Refusal {
     )]
     NothingEnqueued(Subject),
     /// Launches that were captured together have fewer commands than each alone.
-    #[error(
-        "launches differ in their commands: {alone} in one, {together} in {launches} together"
-    )]
+    #[error("launches differ in their commands: {alone} in one, {together} in {launches} together")]
     CommandsDiffer {
         /// Commands of one launch.
         alone: usize,
