@@ -8,7 +8,7 @@ use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::{self, CudaTask, Output};
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::Device;
-use kernelgate_cuda::libraries::gemm::{self, Batch, Blas, Gemm, Spec};
+use kernelgate_cuda::libraries::gemm::{self, Blas, Gemm, GemmOperands, GemmSpec, MatrixDtype};
 use kernelgate_cuda::observe::range::within;
 
 /// Whether the library is there and is asked for such types.
@@ -26,10 +26,14 @@ pub fn scores(
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
-    let ComponentShape { s, d, .. } = problem.shape;
-    let spec = Spec { rows: s, columns: s, depth: d, transposed: true, wide: true };
+    let ComponentShape { s, d, dtype, .. } = problem.shape;
+    let spec = GemmSpec {
+        b_transposed: true,
+        alpha: 1.0 / (d as f32).sqrt(),
+        ..GemmSpec::new(s, s, d, matrix_dtype(dtype), MatrixDtype::F32)
+    };
     let out = Output::new(device, "scores", problem.shape.pairs(), Dtype::F32)?;
-    task(device, &problem.shape, spec, 1.0 / (d as f32).sqrt(), inputs, ["q", "k"], out)
+    task(device, &problem.shape, spec, inputs, ["q", "k"], out)
 }
 
 /// p v of every head.
@@ -39,28 +43,31 @@ pub fn values(
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let ComponentShape { s, d, dtype, .. } = problem.shape;
-    let spec = Spec { rows: s, columns: d, depth: s, transposed: false, wide: false };
+    let spec = GemmSpec::new(s, d, s, matrix_dtype(dtype), matrix_dtype(dtype));
     let out = Output::new(device, "out", problem.shape.vectors(), dtype)?;
-    task(device, &problem.shape, spec, 1.0, inputs, ["probabilities", "v"], out)
+    task(device, &problem.shape, spec, inputs, ["probabilities", "v"], out)
 }
 
-/// `out = scale · x w` of every head.
+const fn matrix_dtype(dtype: Dtype) -> MatrixDtype {
+    if matches!(dtype, Dtype::F16) { MatrixDtype::F16 } else { MatrixDtype::Bf16 }
+}
+
+/// One GEMM of a batch for every head.
 fn task(
     device: &Arc<Device>,
     shape: &ComponentShape,
-    spec: Spec,
-    scale: f32,
+    spec: GemmSpec,
     inputs: &Tensors,
     names: [&'static str; 2],
     out: Output,
 ) -> Result<CudaTask, BackendError> {
     let blas = Blas::open(device, 1)?;
-    let batch = Batch { count: shape.b * shape.h, scale, half: shape.dtype == Dtype::F16 };
-    let mut gemm = Gemm::batched(&blas, spec, batch)?;
-    let [x, w] = upload(device, inputs, names)?;
-    gemm.choose(&[[x.address(), w.address(), out.address()]])?;
-    let inputs = cuda::inputs([(names[0], &x), (names[1], &w)]);
+    let mut gemm = Gemm::new(&blas, GemmSpec { batch_count: shape.b * shape.h, ..spec })?;
+    let [a, b] = upload(device, inputs, names)?;
+    gemm.choose(&[GemmOperands::new(a.address(), b.address(), out.address())])?;
+    let inputs = cuda::inputs([(names[0], &a), (names[1], &b)]);
     Ok(CudaTask::new(device, inputs, vec![out], move |outputs| {
-        within("gemm", || gemm.launch(0, x.address(), w.address(), outputs[0].address()))
+        let operands = GemmOperands::new(a.address(), b.address(), outputs[0].address());
+        within("gemm", || gemm.launch(0, &operands))
     }))
 }

@@ -18,7 +18,7 @@ use crate::denoise::model::{ACTION, Model};
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::Output;
 use kernelgate::workload::{Dtype, Tensors};
-use kernelgate_cuda::libraries::gemm::{Blas, Spec, WORKSPACE_BYTES};
+use kernelgate_cuda::libraries::gemm::{Blas, GemmSpec, MatrixDtype, WORKSPACE_BYTES};
 use kernelgate_cuda::{Argument, Device, KernelSpec};
 
 use memory::{coded, encoded, extents, padded};
@@ -307,8 +307,10 @@ impl PerOpWriter<'_> {
         self.plan.end();
 
         self.plan.begin(phase("Attn"));
-        let spec =
-            Spec { rows: s * heads, columns: keys, depth: head_dim, transposed: true, wide: true };
+        let spec = GemmSpec {
+            b_transposed: true,
+            ..GemmSpec::new(s * heads, keys, head_dim, MatrixDtype::Bf16, MatrixDtype::F32)
+        };
         self.gemm_of(spec, "q", memory.address("keys"), "scores");
         let scale = Argument::F32((1.0 / (head_dim as f64).sqrt()) as f32);
         let sizes = i32s(&[context, keys]);
@@ -384,8 +386,7 @@ impl PerOpWriter<'_> {
             index if index == 2 * depth => memory.address("final_style"),
             index => memory.layer(if index % 2 == 0 { "style1" } else { "style2" }, index / 2),
         };
-        let spec =
-            Spec { rows: 1, columns: 3 * width, depth: width, transposed: false, wide: true };
+        let spec = GemmSpec::new(1, 3 * width, width, MatrixDtype::Bf16, MatrixDtype::F32);
         self.plan.gemm(lane, spec, memory.address("cond"), weights, self.style_address(index))
     }
 
@@ -443,7 +444,12 @@ impl PerOpWriter<'_> {
 
     /// A GEMM in bf16: y `[rows, columns]` = x `[rows, depth]` · w `[depth, columns]`.
     fn gemm(&mut self, rows: usize, columns: usize, depth: usize, x: &str, w: u64, y: &str) {
-        self.gemm_of(Spec { rows, columns, depth, transposed: false, wide: false }, x, w, y)
+        self.gemm_of(
+            GemmSpec::new(rows, columns, depth, MatrixDtype::Bf16, MatrixDtype::Bf16),
+            x,
+            w,
+            y,
+        )
     }
 
     /// The same of several (w, y), concurrently with what comes next in the first lane, or before
@@ -455,7 +461,7 @@ impl PerOpWriter<'_> {
         x: &str,
         gemms: [(u64, &str); N],
     ) {
-        let spec = Spec { rows, columns, depth, transposed: false, wide: false };
+        let spec = GemmSpec::new(rows, columns, depth, MatrixDtype::Bf16, MatrixDtype::Bf16);
         for (number, (w, y)) in gemms.into_iter().enumerate() {
             let lane = if self.concurrent { STYLES + 1 + number } else { 0 };
             if lane > 0 {
@@ -473,7 +479,7 @@ impl PerOpWriter<'_> {
         }
     }
 
-    fn gemm_of(&mut self, spec: Spec, x: &str, w: u64, y: &str) {
+    fn gemm_of(&mut self, spec: GemmSpec, x: &str, w: u64, y: &str) {
         let (x, y) = (self.memory.address(x), self.memory.address(y));
         self.plan.gemm(0, spec, x, w, y)
     }

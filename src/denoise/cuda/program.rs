@@ -13,7 +13,7 @@ use kernelgate_cuda::architecture::overlaps_launches;
 use kernelgate_cuda::driver::event::Crossing;
 use kernelgate_cuda::driver::persistence::SetAside;
 use kernelgate_cuda::driver::window::Window;
-use kernelgate_cuda::libraries::gemm::{Blas, Gemm, Spec};
+use kernelgate_cuda::libraries::gemm::{Blas, Gemm, GemmOperands, GemmSpec};
 use kernelgate_cuda::observe::range::Range;
 use kernelgate_cuda::{Argument, Device, KernelSpec, LaunchAttributes, LoadedKernel};
 
@@ -60,7 +60,9 @@ impl LaunchSequence {
                 Op::Launch { kernel, arguments, attributes } => {
                     self.kernels[*kernel].launch_with(*attributes, arguments)?
                 }
-                Op::Gemm { lane, gemm, x, w, y } => self.gemms[*gemm].launch(*lane, *x, *w, *y)?,
+                Op::Gemm { lane, gemm, x, w, y } => {
+                    self.gemms[*gemm].launch(*lane, &GemmOperands::new(*x, *w, *y))?
+                }
                 Op::Cross { crossing, from, to } => {
                     let blas = self.blas.as_ref().expect("lanes are the library's");
                     self.crossings[*crossing].mark(blas.stream(*from))?;
@@ -87,7 +89,7 @@ pub enum Written {
         window: Option<Window>,
     },
     /// A GEMM of the matrices at these addresses, in a lane; kernels are in the first.
-    Gemm { lane: usize, spec: Spec, x: u64, w: u64, y: u64 },
+    Gemm { lane: usize, spec: GemmSpec, x: u64, w: u64, y: u64 },
     /// Later work in one lane waits for the work that is in another so far.
     Cross { from: usize, to: usize },
     /// A named range begins.
@@ -146,7 +148,7 @@ impl LaunchPlan {
     /// Adds a GEMM of the matrices at these addresses, in a lane. They are as the spec says and
     /// live as a launch's; y overlaps neither x nor w, and nothing that may run concurrently
     /// uses y.
-    pub fn gemm(&mut self, lane: usize, spec: Spec, x: u64, w: u64, y: u64) {
+    pub fn gemm(&mut self, lane: usize, spec: GemmSpec, x: u64, w: u64, y: u64) {
         self.written.push(Written::Gemm { lane, spec, x, w, y });
     }
 
@@ -193,7 +195,7 @@ impl LaunchPlan {
             _set_aside: set_aside,
         };
         let mut loaded: BTreeMap<(&'static str, usize, usize), usize> = BTreeMap::new();
-        let mut described: Vec<Spec> = Vec::new();
+        let mut described: Vec<GemmSpec> = Vec::new();
         for written in self.written {
             program.ops.push(match written {
                 Written::Begin(name) => Op::Begin(name),
@@ -241,11 +243,13 @@ impl LaunchPlan {
         // Every GEMM is timed on all that it multiplies here: layer after layer of weights, as in
         // the program.
         for (number, gemm) in program.gemms.iter_mut().enumerate() {
-            let operands: Vec<[u64; 3]> = program
+            let operands: Vec<GemmOperands> = program
                 .ops
                 .iter()
                 .filter_map(|op| match *op {
-                    Op::Gemm { gemm, x, w, y, .. } if gemm == number => Some([x, w, y]),
+                    Op::Gemm { gemm, x, w, y, .. } if gemm == number => {
+                        Some(GemmOperands::new(x, w, y))
+                    }
                     _ => None,
                 })
                 .take(MAX_TIMED)

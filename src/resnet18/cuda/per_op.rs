@@ -13,7 +13,7 @@ use crate::st_bif::cuda::{PER_STEP, parameters};
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::Output;
 use kernelgate::workload::{Dtype, Tensors};
-use kernelgate_cuda::libraries::gemm::{Spec, WORKSPACE_BYTES};
+use kernelgate_cuda::libraries::gemm::{GemmSpec, MatrixDtype, WORKSPACE_BYTES};
 use kernelgate_cuda::{Argument, Device, KernelSpec};
 
 /// Threads a block.
@@ -272,7 +272,10 @@ impl Writer<'_> {
         let weight = memory.address(&weight_name(conv));
         let currents = memory.address(to);
         let filters = window.output.channels;
-        let spec = Spec { rows, columns: filters, depth: columns, transposed: true, wide: true };
+        let spec = GemmSpec {
+            b_transposed: true,
+            ..GemmSpec::new(rows, filters, columns, MatrixDtype::Bf16, MatrixDtype::F32)
+        };
         self.sequence.gemm(spec, [operand, weight, currents])?;
         self.bias(conv, to, self.shape.neuron().threshold as f32, 1.0)
     }
@@ -418,7 +421,10 @@ pub fn stem_gemm(
 ) -> Result<(), BackendError> {
     let rows = frames * stem.window.output.pixels();
     let filters = stem.window.output.channels;
-    let spec = Spec { rows, columns: filters, depth: columns, transposed: true, wide: true };
+    let spec = GemmSpec {
+        b_transposed: true,
+        ..GemmSpec::new(rows, filters, columns, MatrixDtype::Bf16, MatrixDtype::F32)
+    };
     let memory = sequence.memory();
     let operands =
         [memory.address("operand"), memory.address(&weight_name(stem)), memory.address(to)];

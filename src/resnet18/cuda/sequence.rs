@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use kernelgate::backend::BackendError;
 use kernelgate_cuda::architecture::overlaps_launches;
-use kernelgate_cuda::libraries::gemm::{Blas, Gemm, Spec};
+use kernelgate_cuda::libraries::gemm::{Blas, Gemm, GemmOperands, GemmSpec};
 use kernelgate_cuda::observe::range::Range;
 use kernelgate_cuda::{Argument, Buffer, Device, KernelSpec, LaunchAttributes, LoadedKernel};
 
 /// One entry.
 enum Step {
     Launch { kernel: LoadedKernel, arguments: Vec<Argument>, attributes: LaunchAttributes },
-    Gemm(Rc<Gemm>, [u64; 3]),
+    Gemm(Rc<Gemm>, GemmOperands),
     Begin(String),
     End,
 }
@@ -24,7 +24,7 @@ pub struct Sequence {
     device: Arc<Device>,
     memory: Memory,
     blas: Rc<Blas>,
-    gemms: Vec<(Spec, Rc<Gemm>)>,
+    gemms: Vec<(GemmSpec, Rc<Gemm>)>,
     steps: Vec<Step>,
 }
 
@@ -92,7 +92,8 @@ impl Sequence {
     ///
     /// # Errors
     /// When the library knows no algorithm.
-    pub fn gemm(&mut self, spec: Spec, operands: [u64; 3]) -> Result<(), BackendError> {
+    pub fn gemm(&mut self, spec: GemmSpec, [a, b, d]: [u64; 3]) -> Result<(), BackendError> {
+        let operands = GemmOperands::new(a, b, d);
         let gemm = match self.gemms.iter().find(|(known, _)| *known == spec) {
             Some((_, gemm)) => Rc::clone(gemm),
             None => {
@@ -128,7 +129,7 @@ impl Sequence {
                 Step::Launch { kernel, arguments, attributes } => {
                     kernel.launch_with(*attributes, arguments)?
                 }
-                Step::Gemm(gemm, [x, w, y]) => gemm.launch(0, *x, *w, *y)?,
+                Step::Gemm(gemm, operands) => gemm.launch(0, operands)?,
                 Step::Begin(name) => ranges.push(Range::new(name)),
                 Step::End => drop(ranges.pop()),
             }

@@ -18,7 +18,7 @@ use crate::st_bif::cuda::replay_kernel;
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::Output;
 use kernelgate::workload::{Dtype, Tensors};
-use kernelgate_cuda::libraries::gemm::Spec;
+use kernelgate_cuda::libraries::gemm::{GemmSpec, MatrixDtype};
 use kernelgate_cuda::{Argument, Device, KernelSpec};
 
 /// Threads a block.
@@ -167,7 +167,7 @@ impl<'a> TrainWriter<'a> {
         self.forward.sequence.launch(kernel, &items, &arguments.concat())
     }
 
-    fn gemm(&mut self, spec: Spec, [x, w, y]: [&str; 3]) -> Result<(), BackendError> {
+    fn gemm(&mut self, spec: GemmSpec, [x, w, y]: [&str; 3]) -> Result<(), BackendError> {
         let memory = self.forward.sequence.memory();
         let operands = [x, w, y].map(|name| memory.address(name));
         self.forward.sequence.gemm(spec, operands)
@@ -371,7 +371,7 @@ impl<'a> TrainWriter<'a> {
         let (filters, columns) = (conv.window.output.channels, columns(network, conv));
         let rows = shape.frames() * conv.window.output.pixels();
         self.ranged("Weight_Gradients", |writer| {
-            let spec = Spec { rows: filters, columns, depth: rows, transposed: false, wide: true };
+            let spec = GemmSpec::new(filters, columns, rows, MatrixDtype::Bf16, MatrixDtype::F32);
             writer.gemm(spec, ["transposed", "operand", "weight_gradient"])?;
             let tiles = filters.div_ceil(TILE);
             let fed = shape.fed() * shape.b * conv.window.output.pixels();
@@ -399,7 +399,7 @@ impl<'a> TrainWriter<'a> {
         let window = &conv.window;
         let (frames, columns) = (self.forward.shape.frames(), live_columns(conv));
         let (rows, depth) = (frames * window.output.pixels(), window.output.channels);
-        let spec = Spec { rows, columns, depth, transposed: false, wide: true };
+        let spec = GemmSpec::new(rows, columns, depth, MatrixDtype::Bf16, MatrixDtype::F32);
         self.gemm(spec, ["rounded", &weight_name(conv), "gathered_gradient"])?;
         let taps = window.live_taps();
         let elements = frames * window.input.elements();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::lt::{self, LtError};
+use super::gemm::{Blas, Gemm, GemmOperands, GemmSpec, MatrixDtype};
 use crate::BackendError;
 use crate::library::{self, Library};
 use crate::{Buffer, Device};
@@ -46,31 +46,30 @@ impl Operands {
         }
     }
 
-    const fn types(self) -> (lt::DataType, lt::DataType, lt::Compute) {
-        use lt::Compute::{CUBLAS_COMPUTE_32F as COMPUTE, CUBLAS_COMPUTE_32F_FAST_TF32 as TENSOR};
-        use lt::DataType as D;
-        match self {
-            Self::Fp8 => (D::CUDA_R_8F_E4M3, D::CUDA_R_16BF, COMPUTE),
-            Self::Bf16 => (D::CUDA_R_16BF, D::CUDA_R_16BF, COMPUTE),
-            Self::F16 => (D::CUDA_R_16F, D::CUDA_R_16F, COMPUTE),
-            Self::Tf32 => (D::CUDA_R_32F, D::CUDA_R_32F, TENSOR),
-            Self::F32 => (D::CUDA_R_32F, D::CUDA_R_32F, COMPUTE),
+    /// The GEMM of square matrices, as the library sees it Aᵀ·B: the form that every dtype supports
+    /// and fp8 needs.
+    const fn square(self, size: usize) -> GemmSpec {
+        use MatrixDtype as D;
+        let (input, output) = match self {
+            Self::Fp8 => (D::E4m3, D::Bf16),
+            Self::Bf16 => (D::Bf16, D::Bf16),
+            Self::F16 => (D::F16, D::F16),
+            Self::Tf32 | Self::F32 => (D::F32, D::F32),
+        };
+        GemmSpec {
+            b_transposed: true,
+            tf32: matches!(self, Self::Tf32),
+            ..GemmSpec::new(size, size, size, input, output)
         }
     }
 }
 
-/// D = Aᵀ·B of square matrices on a device, and the algorithms that the library proposes for it.
+/// B·Aᵀ of square matrices on a device, and the algorithms that the library proposes for it.
 pub struct SquareGemm {
-    device: Arc<Device>,
-    handle: lt::Object,
-    description: lt::Object,
-    operand: lt::Object,
-    result: lt::Object,
-    algorithms: Vec<lt::Algorithm>,
+    gemm: Gemm,
     a: Buffer,
     b: Buffer,
     d: Buffer,
-    workspace: Buffer,
 }
 
 const WORKSPACE_BYTES: usize = 32 << 20;
@@ -90,50 +89,27 @@ impl SquareGemm {
         if library::load(Library::CublasLt).is_none() {
             return Ok(None);
         }
-        let (input, output, compute) = operands.types();
+        let spec = operands.square(size as usize);
         let elements = (size * size) as usize;
         if [a, b].iter().any(|matrix| matrix.len() != elements * operands.bytes()) {
             return Err(BackendError::Launch(format!(
                 "a GEMM of {size} by {size} with operands of another size"
             )));
         }
-        let output_bytes = if operands == Operands::Fp8 { 2 } else { operands.bytes() };
-        // In this order: from here on the destructor gives back what was made.
-        let mut gemm = Self {
-            device: Arc::clone(device),
-            handle: std::ptr::null_mut(),
-            description: std::ptr::null_mut(),
-            operand: std::ptr::null_mut(),
-            result: std::ptr::null_mut(),
-            algorithms: Vec::new(),
-            a: device.upload(a)?,
-            b: device.upload(b)?,
-            d: device.allocate(elements * output_bytes)?,
-            workspace: device.allocate(WORKSPACE_BYTES)?,
-        };
-        gemm.handle = lt::create().map_err(failed("open"))?;
-        // The transposed form is the one that every dtype supports, and fp8 needs.
-        gemm.description = lt::description(compute, lt::DataType::CUDA_R_32F, true)
-            .map_err(failed("describe a GEMM"))?;
-        let layout =
-            |dtype| lt::layout(dtype, size, size, size as i64).map_err(failed("describe a matrix"));
-        gemm.operand = layout(input)?;
-        gemm.result = layout(output)?;
-        let layouts = [gemm.operand, gemm.operand, gemm.result];
-        // SAFETY: handle, description and layouts were made above and are alive.
-        let proposed =
-            unsafe { lt::propose(gemm.handle, gemm.description, layouts, WORKSPACE_BYTES) };
-        gemm.algorithms = match proposed {
+        let [a, b] = [device.upload(a)?, device.upload(b)?];
+        let d = device.allocate(elements * spec.d.bytes())?;
+        let blas = Blas::with_workspace(device, 1, WORKSPACE_BYTES)?;
+        match Gemm::new(&blas, spec) {
+            Ok(gemm) => Ok(Some(Self { gemm, a, b, d })),
             // fp8 before sm_89: no ceiling, and no work that has one.
-            Err(LtError::NOT_SUPPORTED) => return Ok(None),
-            proposed => proposed.map_err(failed("propose an algorithm"))?,
-        };
-        Ok(Some(gemm))
+            Err(error) if error.is_unsupported() => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// How many algorithms there are.
     pub fn algorithms(&self) -> usize {
-        self.algorithms.len()
+        self.gemm.algorithms()
     }
 
     /// Enqueues the GEMM by one of them.
@@ -141,39 +117,7 @@ impl SquareGemm {
     /// # Errors
     /// When the library refuses.
     pub fn launch(&self, algorithm: usize) -> Result<(), BackendError> {
-        let launch = lt::Launch {
-            handle: self.handle,
-            description: self.description,
-            scale: 1.0,
-            matrices: [&self.a, &self.b, &self.d].map(Buffer::address),
-            layouts: [self.operand, self.operand, self.result],
-            algorithm: &raw const self.algorithms[algorithm],
-            workspace: (self.workspace.address(), WORKSPACE_BYTES),
-            stream: self.device.stream().cu_stream().cast(),
-        };
-        // SAFETY: handle, descriptions and algorithm belong together and to this GEMM; the buffers
-        // are as large as described and live as long as `self`.
-        unsafe { lt::matmul(launch) }.map_err(failed("launch a GEMM"))
+        let [a, b, d] = [&self.a, &self.b, &self.d].map(Buffer::address);
+        self.gemm.launch_algorithm(algorithm, 0, &GemmOperands::new(b, a, d))
     }
-}
-
-impl Drop for SquareGemm {
-    fn drop(&mut self) {
-        // SAFETY: each is destroyed once, if it was made; nothing of the GEMM runs any more once
-        // the buffers are freed in order.
-        unsafe {
-            for (kind, object) in [
-                (lt::Kind::Layout, self.result),
-                (lt::Kind::Layout, self.operand),
-                (lt::Kind::Description, self.description),
-                (lt::Kind::Handle, self.handle),
-            ] {
-                lt::destroy(kind, object);
-            }
-        }
-    }
-}
-
-pub(super) fn failed(action: &'static str) -> impl Fn(LtError) -> BackendError {
-    move |error| BackendError::Launch(format!("cuBLASLt failed to {action}: {error}"))
 }

@@ -8,7 +8,9 @@ use std::sync::OnceLock;
 use cudarc::cublaslt::sys;
 
 pub use sys::cublasComputeType_t as Compute;
+pub use sys::cublasLtEpilogue_t as Epilogue;
 pub use sys::cublasLtMatmulAlgo_t as Algorithm;
+pub use sys::cublasLtMatmulDescAttributes_t as Attribute;
 pub use sys::cudaDataType_t as DataType;
 
 use crate::library::{self, Library};
@@ -69,7 +71,7 @@ struct Api {
     set_layout: Set<sys::cublasLtMatrixLayoutAttribute_t>,
     create_description: unsafe extern "C" fn(*mut Object, Compute, DataType) -> c_int,
     destroy_description: Destroy,
-    set_description: Set<sys::cublasLtMatmulDescAttributes_t>,
+    set_description: Set<Attribute>,
     create_preference: unsafe extern "C" fn(*mut Object) -> c_int,
     destroy_preference: Destroy,
     set_preference: Set<sys::cublasLtMatmulPreferenceAttributes_t>,
@@ -183,30 +185,32 @@ pub unsafe fn batch(layout: Object, count: i32, stride: i64) -> Result<(), LtErr
     }
 }
 
-/// Describes a GEMM whose scalars are of that type; `transposed` if its first matrix is.
+/// Describes a GEMM without epilogue, of matrices that are not transposed.
 ///
 /// # Errors
 /// When the library is missing or fails.
-pub fn description(
-    compute: Compute,
-    scalars: DataType,
-    transposed: bool,
-) -> Result<Object, LtError> {
-    use sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA as TRANSPOSE_A;
+pub fn description(compute: Compute, scalars: DataType) -> Result<Object, LtError> {
     let api = api()?;
     // SAFETY: the address is valid.
-    let description =
-        made(|description| unsafe { (api.create_description)(description, compute, scalars) })?;
-    // CUBLAS_OP_T or CUBLAS_OP_N.
-    let operation = i32::from(transposed);
-    // SAFETY: the description is alive; the attribute is of that type and copied.
-    let set = unsafe {
-        let value = (&raw const operation).cast();
-        (api.set_description)(description, TRANSPOSE_A, value, size_of_val(&operation))
-    };
-    done(set).map(|()| description).inspect_err(|_| {
-        // SAFETY: made above, and not used again.
-        unsafe { destroy(Kind::Description, description) }
+    made(|description| unsafe { (api.create_description)(description, compute, scalars) })
+}
+
+/// Sets an attribute of a description.
+///
+/// # Safety
+/// The description is alive, and the library's attribute is of type `T`.
+///
+/// # Errors
+/// When the library is missing or refuses.
+pub unsafe fn set<T: Copy>(
+    description: Object,
+    attribute: Attribute,
+    value: T,
+) -> Result<(), LtError> {
+    let api = api()?;
+    // SAFETY: the caller's promise; the value is copied.
+    done(unsafe {
+        (api.set_description)(description, attribute, (&raw const value).cast(), size_of::<T>())
     })
 }
 
@@ -239,8 +243,17 @@ pub unsafe fn destroy(kind: Kind, object: Object) {
 /// Algorithms asked for.
 const MAX_ALGORITHMS: usize = 8;
 
-/// The algorithms that the library proposes for d = a·b with matrices of these layouts (a, b, d),
-/// the most promising first; at least one.
+/// Limits on the algorithms that the library may propose.
+#[derive(Debug, Clone, Copy)]
+pub struct Preference {
+    /// Most workspace, bytes.
+    pub workspace_bytes: usize,
+    /// Alignment of all matrices, bytes; `None` for the library's default, 256.
+    pub alignment: Option<u32>,
+}
+
+/// The algorithms that the library proposes for matrices of these layouts (a, b, c, d), the most
+/// promising first; at least one.
 ///
 /// # Safety
 /// The handle, the description and the layouts are alive.
@@ -250,10 +263,16 @@ const MAX_ALGORITHMS: usize = 8;
 pub unsafe fn propose(
     handle: Object,
     description: Object,
-    [a, b, d]: [Object; 3],
-    workspace_bytes: usize,
+    [a, b, c, d]: [Object; 4],
+    Preference { workspace_bytes, alignment }: Preference,
 ) -> Result<Vec<Algorithm>, LtError> {
-    use sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES as MOST;
+    use sys::cublasLtMatmulPreferenceAttributes_t::{
+        CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES as MAX_WORKSPACE,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES as ALIGNMENT_A,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES as ALIGNMENT_B,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES as ALIGNMENT_C,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES as ALIGNMENT_D,
+    };
     let api = api()?;
     // SAFETY: the address is valid.
     let preference = made(|preference| unsafe { (api.create_preference)(preference) })?;
@@ -265,17 +284,22 @@ pub unsafe fn propose(
         reserved: [0; 4],
     };
     let (mut proposals, mut count) = ([blank; MAX_ALGORITHMS], 0);
-    // SAFETY: what the caller passed is alive; the attribute is a size_t and copied; there is room
-    // for the proposals asked for.
+    // SAFETY: what the caller passed is alive; the attributes are a size_t and u32s and copied;
+    // there is room for the proposals asked for.
     let outcome = unsafe {
         let value = (&raw const workspace_bytes).cast();
-        let set = (api.set_preference)(preference, MOST, value, size_of::<usize>());
+        let mut set = (api.set_preference)(preference, MAX_WORKSPACE, value, size_of::<usize>());
+        for attribute in [ALIGNMENT_A, ALIGNMENT_B, ALIGNMENT_C, ALIGNMENT_D] {
+            let Some(bytes) = alignment.filter(|_| set == 0) else { break };
+            let value = (&raw const bytes).cast();
+            set = (api.set_preference)(preference, attribute, value, size_of::<u32>());
+        }
         let asked = (api.propose)(
             handle,
             description,
             a,
             b,
-            d,
+            c,
             d,
             preference,
             MAX_ALGORITHMS as c_int,
@@ -295,19 +319,45 @@ pub unsafe fn propose(
     if algorithms.is_empty() { Err(LtError::NOT_SUPPORTED) } else { Ok(algorithms) }
 }
 
-/// A GEMM to be enqueued: d = scale · a·b, f32 scalars.
+/// Factors of the product and of C, of the type that the description names.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Scalars {
+    /// alpha and beta for sums in f32.
+    F32([f32; 2]),
+    /// alpha and beta for sums in i32.
+    I32([i32; 2]),
+}
+
+impl Scalars {
+    /// Their type.
+    pub const fn data_type(&self) -> DataType {
+        match self {
+            Self::F32(_) => DataType::CUDA_R_32F,
+            Self::I32(_) => DataType::CUDA_R_32I,
+        }
+    }
+
+    fn addresses(&self) -> [*const c_void; 2] {
+        match self {
+            Self::F32([alpha, beta]) => [ptr::from_ref(alpha).cast(), ptr::from_ref(beta).cast()],
+            Self::I32([alpha, beta]) => [ptr::from_ref(alpha).cast(), ptr::from_ref(beta).cast()],
+        }
+    }
+}
+
+/// A GEMM to be enqueued: d = alpha · a·b + beta · c.
 #[derive(Clone, Copy)]
 pub struct Launch {
     /// Of [`create`].
     pub handle: Object,
     /// Of [`description`].
     pub description: Object,
-    /// Factor of the result.
-    pub scale: f32,
-    /// Device addresses of a, b and d.
-    pub matrices: [u64; 3],
+    /// alpha and beta.
+    pub scalars: Scalars,
+    /// Device addresses of a, b, c and d.
+    pub matrices: [u64; 4],
     /// Their layouts.
-    pub layouts: [Object; 3],
+    pub layouts: [Object; 4],
     /// The algorithm; null for one that the library chooses.
     pub algorithm: *const Algorithm,
     /// Device address and size of the workspace, bytes.
@@ -319,29 +369,29 @@ pub struct Launch {
 /// Enqueues a GEMM.
 ///
 /// # Safety
-/// Everything in it belongs together and is alive, the matrices until they have been multiplied.
+/// Everything in it belongs together and is alive, the matrices until they have been multiplied;
+/// the scalars are of the description's type.
 ///
 /// # Errors
 /// When the library refuses.
 pub unsafe fn matmul(launch: Launch) -> Result<(), LtError> {
     let api = api()?;
-    let (scale, zero) = (launch.scale, 0f32);
-    let [a, b, d] = launch.matrices.map(|address| address as *mut c_void);
-    let [a_layout, b_layout, d_layout] = launch.layouts;
-    // SAFETY: the caller's promise; the scalars are f32 as the description says and are read during
-    // the call.
+    let [alpha, beta] = launch.scalars.addresses();
+    let [a, b, c, d] = launch.matrices.map(|address| address as *mut c_void);
+    let [a_layout, b_layout, c_layout, d_layout] = launch.layouts;
+    // SAFETY: the caller's promise; the scalars are read during the call.
     done(unsafe {
         (api.matmul)(
             launch.handle,
             launch.description,
-            (&raw const scale).cast(),
+            alpha,
             a,
             a_layout,
             b,
             b_layout,
-            (&raw const zero).cast(),
-            d,
-            d_layout,
+            beta,
+            c,
+            c_layout,
             d,
             d_layout,
             launch.algorithm,

@@ -1,0 +1,92 @@
+//! Epilogues: work on the result of a GEMM before it is stored.
+
+use crate::libraries::lt;
+
+/// An activation function of an epilogue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// max(x, 0). Its aux is a mask of a bit an element.
+    Relu,
+    /// GELU by tanh. Its aux is the input of the function, in the dtype of D.
+    Gelu,
+}
+
+/// Work on the result before it is stored. A bias has one element a column of D.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Epilogue {
+    /// D = alpha·A·B + beta·C.
+    #[default]
+    None,
+    /// Adds the bias.
+    Bias,
+    /// Adds the bias, if there is one, and applies a function.
+    Activation {
+        /// The function.
+        function: Activation,
+        /// Whether a bias is added first.
+        bias: bool,
+        /// Whether aux is written, for [`Self::ActivationGradient`].
+        aux: bool,
+    },
+    /// Multiplies the result by the derivative of a function, for the aux of its forward pass.
+    ActivationGradient {
+        /// The function.
+        function: Activation,
+        /// Whether the sum of D over its rows is written: the gradient of the bias.
+        bias_gradient: bool,
+    },
+    /// Also writes the sum of op(A) over k: m elements.
+    BiasGradientA,
+    /// Also writes the sum of op(B) over k: n elements.
+    BiasGradientB,
+}
+
+impl Epilogue {
+    pub(super) const fn has_bias(self) -> bool {
+        match self {
+            Self::None => false,
+            Self::Bias | Self::BiasGradientA | Self::BiasGradientB => true,
+            Self::Activation { bias, .. } => bias,
+            Self::ActivationGradient { bias_gradient, .. } => bias_gradient,
+        }
+    }
+
+    pub(super) const fn aux_function(self) -> Option<Activation> {
+        match self {
+            Self::Activation { function, aux: true, .. }
+            | Self::ActivationGradient { function, .. } => Some(function),
+            _ => None,
+        }
+    }
+
+    /// The library's A is this B: it computes Dᵀ = op(B)ᵀ·op(A)ᵀ.
+    pub(super) const fn kind(self) -> lt::Epilogue {
+        use Activation::{Gelu, Relu};
+        use lt::Epilogue as E;
+        match self {
+            Self::None => E::CUBLASLT_EPILOGUE_DEFAULT,
+            Self::Bias => E::CUBLASLT_EPILOGUE_BIAS,
+            Self::Activation { function: Relu, bias, aux } => match (bias, aux) {
+                (false, false) => E::CUBLASLT_EPILOGUE_RELU,
+                (true, false) => E::CUBLASLT_EPILOGUE_RELU_BIAS,
+                (false, true) => E::CUBLASLT_EPILOGUE_RELU_AUX,
+                (true, true) => E::CUBLASLT_EPILOGUE_RELU_AUX_BIAS,
+            },
+            Self::Activation { function: Gelu, bias, aux } => match (bias, aux) {
+                (false, false) => E::CUBLASLT_EPILOGUE_GELU,
+                (true, false) => E::CUBLASLT_EPILOGUE_GELU_BIAS,
+                (false, true) => E::CUBLASLT_EPILOGUE_GELU_AUX,
+                (true, true) => E::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+            },
+            Self::ActivationGradient { function, bias_gradient } => match (function, bias_gradient)
+            {
+                (Relu, false) => E::CUBLASLT_EPILOGUE_DRELU,
+                (Relu, true) => E::CUBLASLT_EPILOGUE_DRELU_BGRAD,
+                (Gelu, false) => E::CUBLASLT_EPILOGUE_DGELU,
+                (Gelu, true) => E::CUBLASLT_EPILOGUE_DGELU_BGRAD,
+            },
+            Self::BiasGradientA => E::CUBLASLT_EPILOGUE_BGRADB,
+            Self::BiasGradientB => E::CUBLASLT_EPILOGUE_BGRADA,
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Why there is no GEMM.
+
+use super::dtype::MatrixDtype;
+use super::epilogue::Epilogue;
+use crate::BackendError;
+use crate::libraries::lt::LtError;
+
+/// Why a GEMM is refused.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum GemmError {
+    /// m, n, k or the batch count is zero.
+    #[error("a GEMM of {m} x {n}, k = {k}, batch {batch_count} is empty")]
+    Empty {
+        /// Rows of D.
+        m: usize,
+        /// Columns of D.
+        n: usize,
+        /// Length of the sums.
+        k: usize,
+        /// GEMMs in the batch.
+        batch_count: usize,
+    },
+    /// A leading dimension is shorter than a row.
+    #[error("matrix {matrix} has rows of {row} elements and a leading dimension of {ld}")]
+    LeadingDimension {
+        /// `A`, `B`, `C` or `D`.
+        matrix: char,
+        /// Its leading dimension, elements.
+        ld: usize,
+        /// Elements of a row.
+        row: usize,
+    },
+    /// The results of a batch overlap.
+    #[error(
+        "results of {m} x {n} overlap: one is {stride} elements behind the other, rows are {ld} apart"
+    )]
+    OverlappingResults {
+        /// Elements from one result to the next.
+        stride: usize,
+        /// Elements from one row to the next.
+        ld: usize,
+        /// Rows of D.
+        m: usize,
+        /// Columns of D.
+        n: usize,
+    },
+    /// cuBLASLt has no GEMM of these dtypes.
+    #[error("cuBLASLt multiplies no {a} by {b} into {d}{}", if *.tf32 { " in TF32" } else { "" })]
+    Dtypes {
+        /// Dtype of A.
+        a: MatrixDtype,
+        /// Dtype of B.
+        b: MatrixDtype,
+        /// Dtype of D.
+        d: MatrixDtype,
+        /// Whether TF32 is requested.
+        tf32: bool,
+    },
+    /// cuBLASLt has no such epilogue for this dtype.
+    #[error("cuBLASLt has no epilogue {epilogue:?} for results in {d}")]
+    Epilogue {
+        /// The epilogue.
+        epilogue: Epilogue,
+        /// Dtype of D.
+        d: MatrixDtype,
+    },
+    /// A scale belongs to a matrix that is not fp8.
+    #[error("matrix {matrix} is {dtype}: only fp8 matrices have a scale or an amax")]
+    Scale {
+        /// `A`, `B` or `D`.
+        matrix: char,
+        /// Its dtype.
+        dtype: MatrixDtype,
+    },
+    /// Sums of integers are scaled by integers.
+    #[error("alpha = {alpha} and beta = {beta} must be integers for sums in i32")]
+    Scalars {
+        /// Factor of the product.
+        alpha: f32,
+        /// Factor of C.
+        beta: f32,
+    },
+    /// The library's heuristic proposes nothing.
+    #[error("cuBLASLt has no algorithm for a GEMM of {m} x {n}, k = {k}: {status}")]
+    NoAlgorithm {
+        /// Rows of D.
+        m: usize,
+        /// Columns of D.
+        n: usize,
+        /// Length of the sums.
+        k: usize,
+        /// Status of the library.
+        status: LtError,
+    },
+    /// The library failed.
+    #[error("cuBLASLt failed to {action}: {status}")]
+    Library {
+        /// The call.
+        action: &'static str,
+        /// Status of the library.
+        status: LtError,
+    },
+    /// A launch lacks an address that the description asks for.
+    #[error("a launch of this GEMM needs the address of {0}")]
+    MissingOperand(&'static str),
+    /// `KERNELGATE_GEMMS` is set to another word.
+    #[error("KERNELGATE_GEMMS takes `seen` or `none`, not `{0}`")]
+    Variable(String),
+}
+
+impl GemmError {
+    /// Whether the library does not compute it, or not on this GPU: a skip and no fault.
+    pub const fn is_unsupported(&self) -> bool {
+        matches!(self, Self::Dtypes { .. } | Self::Epilogue { .. } | Self::NoAlgorithm { .. })
+    }
+
+    /// An error of the library while it does something.
+    pub(in crate::libraries) fn library(action: &'static str) -> impl Fn(LtError) -> Self {
+        move |status| Self::Library { action, status }
+    }
+}
+
+impl From<GemmError> for BackendError {
+    fn from(error: GemmError) -> Self {
+        match error.is_unsupported() {
+            true => Self::Unsupported(error.to_string()),
+            false => Self::Launch(error.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unsupported_gemms_are_skips_and_failures_are_not() {
+        let refused = GemmError::NoAlgorithm { m: 8, n: 64, k: 3, status: LtError::NOT_SUPPORTED };
+        let reason = "cuBLASLt has no algorithm for a GEMM of 8 x 64, k = 3: \
+                      CUBLAS_STATUS_NOT_SUPPORTED";
+        assert_eq!(BackendError::from(refused), BackendError::Unsupported(reason.to_owned()));
+        let failed = GemmError::Library { action: "open", status: LtError::NO_FUNCTION };
+        assert!(matches!(BackendError::from(failed), BackendError::Launch(_)));
+        let empty = GemmError::Empty { m: 0, n: 1, k: 1, batch_count: 1 };
+        assert!(matches!(BackendError::from(empty), BackendError::Launch(_)));
+    }
+}

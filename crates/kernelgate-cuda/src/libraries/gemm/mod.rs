@@ -1,0 +1,480 @@
+//! GEMMs of row-major matrices by cuBLASLt, for implementations that stand on the library.
+//!
+//! [`GemmSpec`] describes a GEMM, [`Gemm`] holds the library's algorithms for it, and
+//! [`GemmOperands`] are the addresses of a launch. Everything is described and chosen while a case
+//! is prepared; launching allocates nothing and can be captured.
+
+mod dtype;
+mod epilogue;
+mod error;
+mod spec;
+#[cfg(test)]
+mod tests;
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaStream, sys};
+
+pub use dtype::MatrixDtype;
+pub use epilogue::{Activation, Epilogue};
+pub use error::GemmError;
+pub use spec::{GemmSpec, Scales};
+
+use super::lt::{self, Attribute};
+use crate::BackendError;
+use crate::driver::event::EventPool;
+use crate::driver::graph::Graph;
+use crate::library::{self, Library};
+use crate::{Buffer, Device};
+
+/// Device memory that the library may use during a GEMM, for each lane.
+pub const WORKSPACE_BYTES: usize = 16 << 20;
+
+/// The library on one device, with lanes: GEMMs in different lanes may run concurrently.
+pub struct Blas {
+    device: Arc<Device>,
+    handle: lt::Object,
+    lanes: Vec<Lane>,
+    workspace_bytes: usize,
+}
+
+/// A stream with a workspace; the first is the device's stream.
+struct Lane {
+    stream: Arc<CudaStream>,
+    workspace: Buffer,
+}
+
+impl Blas {
+    /// Opens the library with so many lanes, at least one.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] where it is missing; when it fails or memory is short.
+    pub fn open(device: &Arc<Device>, lanes: usize) -> Result<Rc<Self>, BackendError> {
+        Self::with_workspace(device, lanes, WORKSPACE_BYTES)
+    }
+
+    /// Opens the library with a workspace of another size in each lane.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] where it is missing; when it fails or memory is short.
+    pub fn with_workspace(
+        device: &Arc<Device>,
+        lanes: usize,
+        workspace_bytes: usize,
+    ) -> Result<Rc<Self>, BackendError> {
+        available().map_err(BackendError::Unsupported)?;
+        let lane = |number: usize| {
+            let stream =
+                if number == 0 { Arc::clone(device.stream()) } else { device.another_stream()? };
+            Ok(Lane { stream, workspace: device.allocate(workspace_bytes)? })
+        };
+        let lanes = (0..lanes.max(1)).map(lane).collect::<Result<_, BackendError>>()?;
+        let handle = lt::create().map_err(GemmError::library("open"))?;
+        Ok(Rc::new(Self { device: Arc::clone(device), handle, lanes, workspace_bytes }))
+    }
+
+    /// The stream of a lane.
+    pub fn stream(&self, lane: usize) -> &Arc<CudaStream> {
+        &self.lanes[lane].stream
+    }
+}
+
+/// Whether the library is there.
+///
+/// # Errors
+/// How to get it.
+pub fn available() -> Result<(), String> {
+    let missing =
+        || format!("{} is missing: {}", Library::CublasLt.name(), Library::CublasLt.advice());
+    library::load(Library::CublasLt).map(drop).ok_or_else(missing)
+}
+
+impl Drop for Blas {
+    fn drop(&mut self) {
+        // SAFETY: destroyed once; every GEMM of it holds a count and is gone.
+        unsafe { lt::destroy(lt::Kind::Handle, self.handle) };
+    }
+}
+
+/// Device addresses of a launch; matrices lie as the GEMM's [`GemmSpec`] describes. Those that its
+/// epilogue and scales do not ask for are ignored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct GemmOperands {
+    /// A.
+    pub a: u64,
+    /// B.
+    pub b: u64,
+    /// C, where it is not D.
+    pub c: Option<u64>,
+    /// D; overlaps neither A nor B, and C only where both are one matrix.
+    pub d: u64,
+    /// The bias, or its gradient.
+    pub bias: Option<u64>,
+    /// Aux of the epilogue: [`GemmSpec::aux_bytes`].
+    pub aux: Option<u64>,
+    /// Factor of A, an f32.
+    pub scale_a: Option<u64>,
+    /// Factor of B, an f32.
+    pub scale_b: Option<u64>,
+    /// Factor of D, an f32.
+    pub scale_d: Option<u64>,
+    /// Largest magnitude of D before its factor, an f32.
+    pub amax_d: Option<u64>,
+}
+
+impl GemmOperands {
+    /// Matrices alone.
+    pub const fn new(a: u64, b: u64, d: u64) -> Self {
+        Self {
+            a,
+            b,
+            c: None,
+            d,
+            bias: None,
+            aux: None,
+            scale_a: None,
+            scale_b: None,
+            scale_d: None,
+            amax_d: None,
+        }
+    }
+
+    /// The attributes that hold the addresses which the description needs besides the matrices. A
+    /// and B are exchanged for the library.
+    ///
+    /// # Errors
+    /// The name of the first that the launch lacks.
+    fn attributes(&self, spec: &GemmSpec) -> Result<Pointers, GemmError> {
+        use Attribute as At;
+        let mut pointers = [None; 6];
+        let needs = [
+            (
+                spec.bias_elements().is_some(),
+                At::CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                self.bias,
+                "the bias",
+            ),
+            (
+                spec.aux_ld().is_some(),
+                At::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
+                self.aux,
+                "aux",
+            ),
+            (spec.scales.b, At::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, self.scale_b, "B's scale"),
+            (spec.scales.a, At::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, self.scale_a, "A's scale"),
+            (spec.scales.d, At::CUBLASLT_MATMUL_DESC_D_SCALE_POINTER, self.scale_d, "D's scale"),
+            (spec.scales.amax_d, At::CUBLASLT_MATMUL_DESC_AMAX_D_POINTER, self.amax_d, "D's amax"),
+        ];
+        for (pointer, (needed, attribute, address, name)) in pointers.iter_mut().zip(needs) {
+            if needed {
+                let address = address.ok_or(GemmError::MissingOperand(name))?;
+                *pointer = Some((attribute, address));
+            }
+        }
+        Ok(pointers)
+    }
+}
+
+/// Attributes of a description that are device addresses.
+type Pointers = [Option<(Attribute, u64)>; 6];
+
+/// A GEMM, or a batch, and the algorithms that the library proposes for it, of which one is used.
+pub struct Gemm {
+    blas: Rc<Blas>,
+    spec: GemmSpec,
+    description: lt::Object,
+    /// Of the library's A, B, C and D; C is null where it lies as D does.
+    layouts: [lt::Object; 4],
+    algorithms: Vec<lt::Algorithm>,
+    chosen: usize,
+    tool: Option<Tool>,
+}
+
+/// What is done for compute-sanitizer, by `KERNELGATE_GEMMS`. It does not see the stores of
+/// cuBLASLt's kernels by bulk copies, and would report every read of D: D is filled with NaN first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Tool {
+    /// `seen`: filled, then computed.
+    Seen,
+    /// `none`: filled only, so that what is computed of it is wrong. Under racecheck 2025.3 those
+    /// kernels break down, or take minutes.
+    None,
+}
+
+impl Tool {
+    fn requested() -> Result<Option<Self>, GemmError> {
+        match std::env::var("KERNELGATE_GEMMS").unwrap_or_default().as_str() {
+            "" => Ok(None),
+            "seen" => Ok(Some(Self::Seen)),
+            "none" => Ok(Some(Self::None)),
+            other => Err(GemmError::Variable(other.to_owned())),
+        }
+    }
+}
+
+/// How much faster another algorithm than the library's first must be to be chosen: less could be
+/// noise, and the choice another one in the next process.
+const CLEARLY_FASTER: f64 = 0.97;
+/// Rounds of which the fastest counts.
+const ROUNDS: usize = 3;
+
+impl Gemm {
+    /// Describes a GEMM and asks for its algorithms; the library's first is used until another one
+    /// is chosen.
+    ///
+    /// # Errors
+    /// When the description is wrong, the library fails or knows no algorithm.
+    pub fn new(blas: &Rc<Blas>, spec: GemmSpec) -> Result<Self, GemmError> {
+        spec.check()?;
+        // From here on the destructor gives back what was made.
+        let mut gemm = Self {
+            blas: Rc::clone(blas),
+            spec,
+            description: std::ptr::null_mut(),
+            layouts: [std::ptr::null_mut(); 4],
+            algorithms: Vec::new(),
+            chosen: 0,
+            tool: Tool::requested()?,
+        };
+        gemm.describe()?;
+        gemm.describe_layouts()?;
+        gemm.algorithms = gemm.propose()?;
+        Ok(gemm)
+    }
+
+    /// What it computes.
+    pub const fn spec(&self) -> &GemmSpec {
+        &self.spec
+    }
+
+    /// How many algorithms the library proposes.
+    pub fn algorithms(&self) -> usize {
+        self.algorithms.len()
+    }
+
+    fn describe(&mut self) -> Result<(), GemmError> {
+        use Attribute as At;
+        let spec = self.spec;
+        let failed = || GemmError::library("describe a GEMM");
+        self.description =
+            lt::description(spec.compute(), spec.scalars().data_type()).map_err(failed())?;
+        // CUBLAS_OP_T or CUBLAS_OP_N, a 32-bit enumeration; the library's A is this B.
+        let operations = [
+            (At::CUBLASLT_MATMUL_DESC_TRANSA, spec.b_transposed),
+            (At::CUBLASLT_MATMUL_DESC_TRANSB, spec.a_transposed),
+        ];
+        for (attribute, transposed) in operations {
+            self.set(attribute, i32::from(transposed))?;
+        }
+        if spec.epilogue != Epilogue::None {
+            self.set(At::CUBLASLT_MATMUL_DESC_EPILOGUE, spec.epilogue.kind())?;
+        }
+        if spec.bias_elements().is_some() && spec.a.is_fp8() {
+            self.set(At::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, spec.bias().data_type())?;
+        }
+        if let Some(ld) = spec.aux_ld() {
+            self.set(At::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, ld as i64)?;
+            if spec.batch_count > 1 {
+                let stride = (spec.m * ld) as i64;
+                self.set(At::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, stride)?;
+            }
+        }
+        // The library proposes algorithms for a description whose pointers are set; a launch sets
+        // its own.
+        let placeholder = Some(self.blas.lanes[0].workspace.address());
+        let placeholders = GemmOperands {
+            bias: placeholder,
+            aux: placeholder,
+            scale_a: placeholder,
+            scale_b: placeholder,
+            scale_d: placeholder,
+            amax_d: placeholder,
+            ..GemmOperands::default()
+        };
+        self.set_pointers(&placeholders)
+    }
+
+    fn set<T: Copy>(&self, attribute: Attribute, value: T) -> Result<(), GemmError> {
+        // SAFETY: the description is alive; every caller passes the type that cublasLt.h names for
+        // the attribute.
+        unsafe { lt::set(self.description, attribute, value) }
+            .map_err(GemmError::library("describe a GEMM"))
+    }
+
+    fn set_pointers(&self, operands: &GemmOperands) -> Result<(), GemmError> {
+        let pointers = operands.attributes(&self.spec)?;
+        pointers
+            .into_iter()
+            .flatten()
+            .try_for_each(|(attribute, address)| self.set(attribute, address))
+    }
+
+    fn describe_layouts(&mut self) -> Result<(), GemmError> {
+        let spec::Layouts { a, b, c, d } = self.spec.layouts();
+        let count = self.spec.batch_count;
+        let different = (c != d).then_some(c);
+        for (object, layout) in self.layouts.iter_mut().zip([Some(a), Some(b), different, Some(d)])
+        {
+            let Some(layout) = layout else { continue };
+            let (rows, columns) = (layout.rows as u64, layout.columns as u64);
+            *object = lt::layout(layout.dtype.data_type(), rows, columns, layout.ld as i64)
+                .map_err(GemmError::library("describe a matrix"))?;
+            if count > 1 {
+                // SAFETY: the layout was made above and is alive.
+                unsafe { lt::batch(*object, count as i32, layout.batch_stride as i64) }
+                    .map_err(GemmError::library("describe a batch"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Layouts of all four matrices.
+    const fn all_layouts(&self) -> [lt::Object; 4] {
+        let [a, b, c, d] = self.layouts;
+        [a, b, if c.is_null() { d } else { c }, d]
+    }
+
+    fn propose(&self) -> Result<Vec<lt::Algorithm>, GemmError> {
+        let GemmSpec { m, n, k, alignment, .. } = self.spec;
+        let preference = lt::Preference {
+            workspace_bytes: self.blas.workspace_bytes,
+            alignment: (alignment != spec::DEFAULT_ALIGNMENT).then_some(alignment),
+        };
+        // SAFETY: handle, description and layouts are alive as long as this.
+        let proposed = unsafe {
+            lt::propose(self.blas.handle, self.description, self.all_layouts(), preference)
+        };
+        proposed.map_err(|status| match status {
+            lt::LtError::NOT_SUPPORTED => GemmError::NoAlgorithm { m, n, k, status },
+            status => GemmError::Library { action: "propose an algorithm", status },
+        })
+    }
+
+    /// Times every algorithm on all of these operands, one after the other as a graph, and keeps the
+    /// fastest from here on. Many different operands are as cold as they will be when the GEMM is
+    /// one of many.
+    ///
+    /// The contents of what it writes are lost. Under a tool nothing is timed and the library's
+    /// first is kept.
+    ///
+    /// # Errors
+    /// When the device fails. An algorithm that does not run is passed over.
+    pub fn choose(&mut self, operands: &[GemmOperands]) -> Result<(), BackendError> {
+        if self.tool.is_some() {
+            return Ok(());
+        }
+        let device = Arc::clone(&self.blas.device);
+        let events = EventPool::new(&device, 2)?;
+        let mut times = Vec::new();
+        for algorithm in 0..self.algorithms.len() {
+            self.chosen = algorithm;
+            let enqueue = || operands.iter().try_for_each(|operands| self.launch(0, operands));
+            // One launch first: what it loads cannot be loaded during a capture.
+            if enqueue().is_err() {
+                times.push(f64::INFINITY);
+                continue;
+            }
+            device.synchronize()?;
+            let graph = Graph::capture(&device, enqueue)?;
+            let mut fastest = f64::INFINITY;
+            for _ in 0..ROUNDS {
+                events.record(0)?;
+                graph.launch()?;
+                events.record(1)?;
+                device.synchronize()?;
+                fastest = f64::min(fastest, events.elapsed_ns(0, 1)?);
+            }
+            times.push(fastest);
+        }
+        self.chosen = fastest(&times);
+        Ok(())
+    }
+
+    /// Enqueues it in a lane; the operands are alive until it has been computed.
+    ///
+    /// # Errors
+    /// When an operand is missing, or the library refuses.
+    pub fn launch(&self, lane: usize, operands: &GemmOperands) -> Result<(), BackendError> {
+        if self.tool.is_some() {
+            self.fill(lane, operands)?;
+        }
+        if self.tool == Some(Tool::None) {
+            return Ok(());
+        }
+        self.launch_algorithm(self.chosen, lane, operands)
+    }
+
+    /// Enqueues it by one of its algorithms.
+    ///
+    /// # Errors
+    /// When an operand is missing, or the library refuses.
+    pub(super) fn launch_algorithm(
+        &self,
+        algorithm: usize,
+        lane: usize,
+        operands: &GemmOperands,
+    ) -> Result<(), BackendError> {
+        let lane = &self.blas.lanes[lane];
+        self.set_pointers(operands)?;
+        let &GemmOperands { a, b, c, d, .. } = operands;
+        let launch = lt::Launch {
+            handle: self.blas.handle,
+            description: self.description,
+            scalars: self.spec.scalars(),
+            matrices: [b, a, c.unwrap_or(d), d],
+            layouts: self.all_layouts(),
+            algorithm: self.algorithms.get(algorithm).map_or(std::ptr::null(), std::ptr::from_ref),
+            workspace: (lane.workspace.address(), self.blas.workspace_bytes),
+            stream: lane.stream.cu_stream().cast(),
+        };
+        // SAFETY: handle, description, layouts and algorithm belong together; the workspace lives
+        // as long as `self`; the operands are addresses on the device and used there only.
+        let launched = unsafe { lt::matmul(launch) };
+        Ok(launched.map_err(GemmError::library("launch a GEMM"))?)
+    }
+
+    /// Fills D with NaN, unless it holds C: the gaps between rows and matrices stay.
+    fn fill(&self, lane: usize, operands: &GemmOperands) -> Result<(), BackendError> {
+        if self.spec.beta != 0.0 && operands.c.is_none_or(|c| c == operands.d) {
+            return Ok(());
+        }
+        let stream = self.blas.lanes[lane].stream.cu_stream();
+        let (d, element) = (self.spec.layouts().d, self.spec.d.bytes());
+        for index in 0..self.spec.batch_count {
+            let address = operands.d + (index * d.batch_stride * element) as u64;
+            // SAFETY: D is an address on the device with room for the result.
+            unsafe {
+                sys::cuMemsetD2D8Async(
+                    address,
+                    d.ld * element,
+                    0xff,
+                    d.rows * element,
+                    d.columns,
+                    stream,
+                )
+            }
+            .result()
+            .map_err(|error| BackendError::Launch(format!("fill a result: {error}")))?;
+        }
+        Ok(())
+    }
+}
+
+/// The first, unless another one is clearly faster.
+fn fastest(times: &[f64]) -> usize {
+    let Some(&first) = times.first() else { return 0 };
+    let (best, &time) =
+        times.iter().enumerate().min_by(|a, b| a.1.total_cmp(b.1)).expect("there is a first");
+    if time < CLEARLY_FASTER * first { best } else { 0 }
+}
+
+impl Drop for Gemm {
+    fn drop(&mut self) {
+        // SAFETY: each is destroyed once, if it was made.
+        unsafe {
+            self.layouts.into_iter().for_each(|layout| lt::destroy(lt::Kind::Layout, layout));
+            lt::destroy(lt::Kind::Description, self.description);
+        }
+    }
+}

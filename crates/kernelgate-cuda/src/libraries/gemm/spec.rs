@@ -1,0 +1,384 @@
+//! Description of a GEMM of row-major matrices, and its layout as cuBLASLt sees it.
+
+use super::dtype::MatrixDtype;
+use super::epilogue::{Activation, Epilogue};
+use super::error::GemmError;
+use crate::libraries::lt;
+
+/// Device scalars of an fp8 GEMM, each an f32: factors of A and B, the factor of D before it is
+/// rounded, and the largest magnitude of D before that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Scales {
+    /// Whether A has one.
+    pub a: bool,
+    /// Whether B has one.
+    pub b: bool,
+    /// Whether D has one.
+    pub d: bool,
+    /// Whether the largest magnitude of D is written.
+    pub amax_d: bool,
+}
+
+/// D `[m, n]` = epilogue(alpha · op(A) `[m, k]` · op(B) `[k, n]` + beta · C `[m, n]`), a batch of
+/// them; matrices are row-major.
+///
+/// Write the fields that differ: `GemmSpec { b_transposed: true, ..GemmSpec::new(m, n, k, Bf16, F32)
+/// }`. Leading dimensions and strides are in elements; `None` means that rows and matrices follow
+/// each other without a gap.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GemmSpec {
+    /// Rows of D.
+    pub m: usize,
+    /// Columns of D.
+    pub n: usize,
+    /// Length of the sums.
+    pub k: usize,
+    /// Dtype of A.
+    pub a: MatrixDtype,
+    /// Dtype of B.
+    pub b: MatrixDtype,
+    /// Dtype of D.
+    pub d: MatrixDtype,
+    /// Whether f32 matrices are rounded to TF32, for the tensor cores.
+    pub tf32: bool,
+    /// Whether A lies as `[k, m]`, else as `[m, k]`.
+    pub a_transposed: bool,
+    /// Whether B lies as `[n, k]`, else as `[k, n]`.
+    pub b_transposed: bool,
+    /// Elements from one row of A, as it lies, to the next.
+    pub lda: Option<usize>,
+    /// Elements from one row of B, as it lies, to the next.
+    pub ldb: Option<usize>,
+    /// Elements from one row of C to the next; `None` is `ldd`.
+    pub ldc: Option<usize>,
+    /// Elements from one row of D to the next.
+    pub ldd: Option<usize>,
+    /// GEMMs in the batch.
+    pub batch_count: usize,
+    /// Elements from one A of the batch to the next; 0 where all share one.
+    pub stride_a: Option<usize>,
+    /// Elements from one B of the batch to the next; 0 where all share one.
+    pub stride_b: Option<usize>,
+    /// Elements from one C of the batch to the next; `None` is `stride_d`.
+    pub stride_c: Option<usize>,
+    /// Elements from one D of the batch to the next.
+    pub stride_d: Option<usize>,
+    /// Factor of the product.
+    pub alpha: f32,
+    /// Factor of C, which is not read where this is 0. C is D unless the launch names another.
+    pub beta: f32,
+    /// Work on the result before it is stored.
+    pub epilogue: Epilogue,
+    /// Scales of fp8 matrices.
+    pub scales: Scales,
+    /// Alignment that the addresses of all matrices have at least, bytes. Algorithms that need more
+    /// are not proposed; the library's default is 256.
+    pub alignment: u32,
+}
+
+/// Alignment that the library expects of matrices.
+pub(super) const DEFAULT_ALIGNMENT: u32 = 256;
+
+/// A matrix as the library sees it: column-major.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Layout {
+    pub dtype: MatrixDtype,
+    pub rows: usize,
+    pub columns: usize,
+    /// Elements from one column to the next.
+    pub ld: usize,
+    /// Elements from one matrix of a batch to the next.
+    pub batch_stride: usize,
+}
+
+/// Matrices in the library's order: its A is this B, because it computes Dᵀ = op(B)ᵀ·op(A)ᵀ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Layouts {
+    pub a: Layout,
+    pub b: Layout,
+    pub c: Layout,
+    pub d: Layout,
+}
+
+impl GemmSpec {
+    /// D = A·B of one dtype, without batch, epilogue or gaps.
+    pub const fn new(m: usize, n: usize, k: usize, inputs: MatrixDtype, d: MatrixDtype) -> Self {
+        Self {
+            m,
+            n,
+            k,
+            a: inputs,
+            b: inputs,
+            d,
+            tf32: false,
+            a_transposed: false,
+            b_transposed: false,
+            lda: None,
+            ldb: None,
+            ldc: None,
+            ldd: None,
+            batch_count: 1,
+            stride_a: None,
+            stride_b: None,
+            stride_c: None,
+            stride_d: None,
+            alpha: 1.0,
+            beta: 0.0,
+            epilogue: Epilogue::None,
+            scales: Scales { a: false, b: false, d: false, amax_d: false },
+            alignment: DEFAULT_ALIGNMENT,
+        }
+    }
+
+    /// Dtype of C: that of D, and bf16 for D in fp8.
+    pub const fn c(&self) -> MatrixDtype {
+        if self.d.is_fp8() { MatrixDtype::Bf16 } else { self.d }
+    }
+
+    /// Dtype of the bias and of its gradient: that of D, and a 16-bit one for fp8 matrices.
+    pub const fn bias(&self) -> MatrixDtype {
+        match self.d {
+            d if !self.a.is_fp8() => d,
+            MatrixDtype::F16 => MatrixDtype::F16,
+            _ => MatrixDtype::Bf16,
+        }
+    }
+
+    /// Elements of the bias or of its gradient; `None` for an epilogue without one.
+    pub const fn bias_elements(&self) -> Option<usize> {
+        match self.epilogue {
+            Epilogue::BiasGradientA => Some(self.m),
+            epilogue if epilogue.has_bias() => Some(self.n),
+            _ => None,
+        }
+    }
+
+    /// Elements from one row of aux to the next, bits for ReLU; `None` for an epilogue without aux.
+    pub const fn aux_ld(&self) -> Option<usize> {
+        match self.epilogue.aux_function() {
+            Some(Activation::Relu) => Some(self.n.next_multiple_of(128)),
+            Some(Activation::Gelu) => Some(self.n.next_multiple_of(8)),
+            None => None,
+        }
+    }
+
+    /// Bytes of aux for the whole batch.
+    pub const fn aux_bytes(&self) -> Option<usize> {
+        match (self.epilogue.aux_function(), self.aux_ld()) {
+            (Some(Activation::Relu), Some(ld)) => Some(self.batch_count * self.m * ld / 8),
+            (Some(Activation::Gelu), Some(ld)) => {
+                Some(self.batch_count * self.m * ld * self.d.bytes())
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the dtypes go together and the extents and strides describe matrices.
+    ///
+    /// # Errors
+    /// The first that does not.
+    pub fn check(&self) -> Result<(), GemmError> {
+        let &Self { m, n, k, batch_count, a, b, d, tf32, epilogue, alpha, beta, .. } = self;
+        if m == 0 || n == 0 || k == 0 || batch_count == 0 {
+            return Err(GemmError::Empty { m, n, k, batch_count });
+        }
+        if !self.dtypes_go_together() {
+            return Err(GemmError::Dtypes { a, b, d, tf32 });
+        }
+        if d == MatrixDtype::I32 && epilogue != Epilogue::None {
+            return Err(GemmError::Epilogue { epilogue, d });
+        }
+        if d == MatrixDtype::I32 && (alpha.fract() != 0.0 || beta.fract() != 0.0) {
+            return Err(GemmError::Scalars { alpha, beta });
+        }
+        let Scales { a: scale_a, b: scale_b, d: scale_d, amax_d } = self.scales;
+        for (matrix, dtype, scaled) in
+            [('A', a, scale_a), ('B', b, scale_b), ('D', d, scale_d || amax_d)]
+        {
+            if scaled && !dtype.is_fp8() {
+                return Err(GemmError::Scale { matrix, dtype });
+            }
+        }
+        let layouts = self.layouts();
+        // The library's columns are rows here.
+        for (matrix, layout) in
+            [('A', layouts.b), ('B', layouts.a), ('C', layouts.c), ('D', layouts.d)]
+        {
+            if layout.ld < layout.rows {
+                return Err(GemmError::LeadingDimension {
+                    matrix,
+                    ld: layout.ld,
+                    row: layout.rows,
+                });
+            }
+        }
+        // One result behind the other, or all of them within the rows of one leading dimension.
+        let (ld, stride) = (layouts.d.ld, layouts.d.batch_stride);
+        let behind = stride >= (m - 1) * ld + n;
+        let interleaved = stride >= n && (batch_count - 1) * stride + n <= ld;
+        if batch_count > 1 && !behind && !interleaved {
+            return Err(GemmError::OverlappingResults { stride, ld, m, n });
+        }
+        Ok(())
+    }
+
+    /// Whether cuBLASLt's table of types has them.
+    const fn dtypes_go_together(&self) -> bool {
+        use MatrixDtype::{Bf16, E4m3, E5m2, F16, F32, I8, I32};
+        if self.tf32 && !matches!(self.a, F32) {
+            return false;
+        }
+        matches!(
+            (self.a, self.b, self.d),
+            (Bf16, Bf16, Bf16 | F32)
+                | (F16, F16, F16 | F32)
+                | (F32, F32, F32)
+                | (I8, I8, I32)
+                | (E4m3, E4m3, Bf16 | F16 | F32 | E4m3)
+                | (E4m3, E5m2, Bf16 | F16 | F32 | E4m3 | E5m2)
+                | (E5m2, E4m3, Bf16 | F16 | F32 | E4m3 | E5m2)
+        )
+    }
+
+    pub(super) const fn compute(&self) -> lt::Compute {
+        match (self.d, self.tf32) {
+            (MatrixDtype::I32, _) => lt::Compute::CUBLAS_COMPUTE_32I,
+            (_, true) => lt::Compute::CUBLAS_COMPUTE_32F_FAST_TF32,
+            (_, false) => lt::Compute::CUBLAS_COMPUTE_32F,
+        }
+    }
+
+    pub(super) const fn scalars(&self) -> lt::Scalars {
+        match self.d {
+            MatrixDtype::I32 => lt::Scalars::I32([self.alpha as i32, self.beta as i32]),
+            _ => lt::Scalars::F32([self.alpha, self.beta]),
+        }
+    }
+
+    /// The matrices as the library sees them: a row-major matrix is a column-major one of swapped
+    /// extents.
+    pub(super) fn layouts(&self) -> Layouts {
+        let layout = |dtype, [rows, columns]: [usize; 2], ld: Option<usize>, stride| {
+            let ld = ld.unwrap_or(rows);
+            let batch_stride = Option::unwrap_or(stride, ld * columns);
+            Layout { dtype, rows, columns, ld, batch_stride }
+        };
+        let &Self { m, n, k, .. } = self;
+        let a = if self.a_transposed { [m, k] } else { [k, m] };
+        let b = if self.b_transposed { [k, n] } else { [n, k] };
+        let (ldc, stride_c) = (self.ldc.or(self.ldd), self.stride_c.or(self.stride_d));
+        Layouts {
+            a: layout(self.b, b, self.ldb, self.stride_b),
+            b: layout(self.a, a, self.lda, self.stride_a),
+            c: layout(self.c(), [n, m], ldc, stride_c),
+            d: layout(self.d, [n, m], self.ldd, self.stride_d),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::MatrixDtype::{Bf16, E4m3, E5m2, F16, F32, I8, I32};
+    use super::*;
+
+    const PLAIN: GemmSpec = GemmSpec::new(6, 4, 10, Bf16, F32);
+
+    fn extents(layout: Layout) -> [usize; 4] {
+        [layout.rows, layout.columns, layout.ld, layout.batch_stride]
+    }
+
+    #[test]
+    fn row_major_matrices_are_column_major_ones_of_swapped_extents() {
+        let layouts = PLAIN.layouts();
+        assert_eq!(extents(layouts.a), [4, 10, 4, 40], "B");
+        assert_eq!(extents(layouts.b), [10, 6, 10, 60], "A");
+        assert_eq!(extents(layouts.d), [4, 6, 4, 24]);
+        assert_eq!(layouts.c, layouts.d);
+        let both = GemmSpec { a_transposed: true, b_transposed: true, ..PLAIN }.layouts();
+        assert_eq!(extents(both.a), [10, 4, 10, 40], "B");
+        assert_eq!(extents(both.b), [6, 10, 6, 60], "A");
+        assert_eq!(both.d, layouts.d);
+    }
+
+    #[test]
+    fn matrices_of_a_batch_follow_each_other_unless_strides_are_given() {
+        let gaps = GemmSpec { ldb: Some(7), ldd: Some(9), batch_count: 3, ..PLAIN };
+        let layouts = gaps.layouts();
+        assert_eq!(extents(layouts.a), [4, 10, 7, 70]);
+        assert_eq!(extents(layouts.d), [4, 6, 9, 54]);
+        assert_eq!(layouts.c, layouts.d, "C lies as D does");
+        let shared = GemmSpec { stride_b: Some(0), stride_d: Some(100), ldc: Some(4), ..gaps };
+        let layouts = shared.layouts();
+        assert_eq!((layouts.a.batch_stride, layouts.d.batch_stride), (0, 100));
+        assert_eq!(extents(layouts.c), [4, 6, 4, 100]);
+        assert_eq!(shared.check(), Ok(()));
+    }
+
+    #[test]
+    fn extents_and_strides_of_no_matrix_are_refused() {
+        let refused = |spec: GemmSpec| spec.check().unwrap_err();
+        assert!(matches!(refused(GemmSpec { k: 0, ..PLAIN }), GemmError::Empty { k: 0, .. }));
+        let short = GemmSpec { lda: Some(9), ..PLAIN };
+        assert_eq!(refused(short), GemmError::LeadingDimension { matrix: 'A', ld: 9, row: 10 });
+        assert_eq!(GemmSpec { a_transposed: true, ..short }.check(), Ok(()));
+        let overlapping = GemmSpec { batch_count: 2, stride_d: Some(23), ..PLAIN };
+        assert_eq!(
+            refused(overlapping),
+            GemmError::OverlappingResults { stride: 23, ld: 4, m: 6, n: 4 }
+        );
+        // The next result begins in the gap behind the last row, or in that behind the first.
+        let behind = GemmSpec { ldd: Some(8), stride_d: Some(44), ..overlapping };
+        let interleaved = GemmSpec { stride_d: Some(4), ..behind };
+        assert_eq!([behind, interleaved].map(|spec| spec.check()), [Ok(()), Ok(())]);
+        assert!(GemmSpec { batch_count: 3, ..interleaved }.check().is_err());
+    }
+
+    #[test]
+    fn dtypes_follow_the_librarys_table() {
+        let checked = |a, b, d| GemmSpec { b, ..GemmSpec::new(16, 16, 16, a, d) }.check();
+        for (a, b, d) in [(F16, F16, F16), (I8, I8, I32), (E4m3, E5m2, E5m2), (F32, F32, F32)] {
+            assert_eq!(checked(a, b, d), Ok(()));
+        }
+        for (a, b, d) in [(F16, Bf16, F32), (E5m2, E5m2, Bf16), (I8, I8, F32), (F32, F32, Bf16)] {
+            assert_eq!(checked(a, b, d), Err(GemmError::Dtypes { a, b, d, tf32: false }));
+        }
+        assert!(GemmSpec { tf32: true, ..PLAIN }.check().unwrap_err().is_unsupported());
+        let integers = GemmSpec::new(16, 16, 16, I8, I32);
+        let halved = GemmSpec { alpha: 0.5, ..integers };
+        assert_eq!(halved.check(), Err(GemmError::Scalars { alpha: 0.5, beta: 0.0 }));
+        let biased = GemmSpec { epilogue: Epilogue::Bias, ..integers };
+        assert!(biased.check().unwrap_err().is_unsupported());
+        let scales = Scales { d: true, ..Scales::default() };
+        let scaled = GemmSpec { scales, ..GemmSpec::new(16, 16, 16, E4m3, Bf16) };
+        assert_eq!(scaled.check(), Err(GemmError::Scale { matrix: 'D', dtype: Bf16 }));
+    }
+
+    #[test]
+    fn fp8_results_have_16_bit_companions() {
+        let fp8 = |d| GemmSpec::new(16, 16, 16, E4m3, d);
+        assert_eq!([E4m3, F16, F32].map(|d| fp8(d).bias()), [Bf16, F16, Bf16]);
+        assert_eq!([E4m3, F16, F32].map(|d| fp8(d).c()), [Bf16, F16, F32]);
+        assert_eq!(PLAIN.bias(), F32);
+    }
+
+    #[test]
+    fn aux_rows_are_padded_as_the_library_wants_them() {
+        let spec = |function| GemmSpec {
+            n: 200,
+            batch_count: 2,
+            epilogue: Epilogue::Activation { function, bias: false, aux: true },
+            ..PLAIN
+        };
+        let relu = spec(Activation::Relu);
+        assert_eq!((relu.aux_ld(), relu.aux_bytes()), (Some(256), Some(2 * 6 * 256 / 8)));
+        let gelu = GemmSpec { n: 201, ..spec(Activation::Gelu) };
+        assert_eq!((gelu.aux_ld(), gelu.aux_bytes()), (Some(208), Some(2 * 6 * 208 * 4)));
+        assert_eq!((PLAIN.aux_ld(), PLAIN.aux_bytes()), (None, None));
+        assert_eq!(relu.bias_elements(), None);
+        let sums = |epilogue| GemmSpec { epilogue, ..PLAIN }.bias_elements();
+        assert_eq!(
+            [Epilogue::BiasGradientA, Epilogue::BiasGradientB, Epilogue::Bias].map(sums),
+            [Some(6), Some(4), Some(4)]
+        );
+    }
+}

@@ -1,0 +1,482 @@
+//! GEMMs against fp64, with operands whose products and sums every dtype holds exactly. They need a
+//! GPU and cuBLASLt, and skip combinations that the library has not on this GPU.
+
+use super::*;
+use crate::testing::gpu;
+
+use MatrixDtype::{Bf16, E4m3, E5m2, F16, F32, I8, I32};
+
+#[test]
+fn the_first_algorithm_stays_unless_another_is_clearly_faster() {
+    assert_eq!(fastest(&[]), 0);
+    assert_eq!(fastest(&[100.0, 98.0, 101.0]), 0);
+    assert_eq!(fastest(&[100.0, 98.0, 90.0]), 2);
+    assert_eq!(fastest(&[f64::INFINITY, 98.0]), 1);
+}
+
+#[test]
+fn a_launch_names_the_operand_that_it_lacks() {
+    let epilogue = Epilogue::Activation { function: Activation::Relu, bias: true, aux: true };
+    let scales = Scales { a: true, ..Scales::default() };
+    let spec = GemmSpec { epilogue, scales, ..GemmSpec::new(16, 16, 16, E4m3, Bf16) };
+    let mut operands = GemmOperands::new(1, 2, 3);
+    for name in ["the bias", "aux", "A's scale"] {
+        assert_eq!(operands.attributes(&spec), Err(GemmError::MissingOperand(name)));
+        match name {
+            "the bias" => operands.bias = Some(4),
+            "aux" => operands.aux = Some(5),
+            _ => operands.scale_a = Some(6),
+        }
+    }
+    let set: Vec<_> = operands.attributes(&spec).unwrap().into_iter().flatten().collect();
+    use Attribute as At;
+    assert_eq!(
+        set,
+        [
+            (At::CUBLASLT_MATMUL_DESC_BIAS_POINTER, 4),
+            (At::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, 5),
+            // The library's B is this A.
+            (At::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, 6),
+        ]
+    );
+    let plain = GemmSpec::new(16, 16, 16, Bf16, Bf16);
+    assert_eq!(operands.attributes(&plain).unwrap(), [None; 6], "others are ignored");
+}
+
+/// Exponent and significand bits of a float.
+const fn float_bits(dtype: MatrixDtype) -> Option<(u32, u32)> {
+    match dtype {
+        Bf16 => Some((8, 7)),
+        F16 => Some((5, 10)),
+        F32 => Some((8, 23)),
+        E4m3 => Some((4, 3)),
+        E5m2 => Some((5, 2)),
+        I8 | I32 => None,
+    }
+}
+
+/// The code of a value that the dtype holds exactly.
+fn code(value: f64, dtype: MatrixDtype) -> u32 {
+    let Some((exponent_bits, significand_bits)) = float_bits(dtype) else {
+        return value as i32 as u32;
+    };
+    if value == 0.0 {
+        return 0;
+    }
+    let exponent = value.abs().log2().floor();
+    let significand = (value.abs() / exponent.exp2() - 1.0) * f64::from(1u32 << significand_bits);
+    assert_eq!(significand.fract(), 0.0, "{value} in {dtype}");
+    let bias = (1i32 << (exponent_bits - 1)) - 1;
+    let sign = u32::from(value < 0.0) << (exponent_bits + significand_bits);
+    sign | ((exponent as i32 + bias) as u32) << significand_bits | significand as u32
+}
+
+fn value(code: u32, dtype: MatrixDtype) -> f64 {
+    let Some((exponent_bits, significand_bits)) = float_bits(dtype) else {
+        return f64::from(code as i32);
+    };
+    let bias = (1i32 << (exponent_bits - 1)) - 1;
+    let significand = f64::from(code & ((1 << significand_bits) - 1));
+    let fraction = significand / f64::from(1u32 << significand_bits);
+    let exponent = (code >> significand_bits & ((1 << exponent_bits) - 1)) as i32;
+    let sign = if code >> (exponent_bits + significand_bits) & 1 == 1 { -1.0 } else { 1.0 };
+    match exponent {
+        0 => sign * fraction * f64::from(1 - bias).exp2(),
+        _ => sign * (1.0 + fraction) * f64::from(exponent - bias).exp2(),
+    }
+}
+
+#[test]
+fn codes_are_those_of_the_formats() {
+    assert_eq!(code(-1.5, F32), (-1.5f32).to_bits());
+    assert_eq!([code(448.0, E4m3), code(-2.25, E4m3), code(1.0, E5m2)], [0x7e, 0xc1, 0x3c]);
+    assert_eq!([code(1.0, F16), code(-2.0, Bf16)], [0x3c00, 0xc000]);
+    for dtype in [Bf16, F16, F32, E4m3, E5m2] {
+        for x in [0.0, 1.0, -1.5, 4.0] {
+            assert_eq!(value(code(x, dtype), dtype), x, "{dtype}");
+        }
+    }
+    assert_eq!(value(code(-3.0, I32), I32), -3.0);
+}
+
+fn bytes(values: &[f64], dtype: MatrixDtype) -> Vec<u8> {
+    let size = dtype.bytes();
+    values.iter().flat_map(|&x| code(x, dtype).to_le_bytes()[..size].to_vec()).collect()
+}
+
+fn values(bytes: &[u8], dtype: MatrixDtype) -> Vec<f64> {
+    let word = |chunk: &[u8]| {
+        let mut word = [0; 4];
+        word[..chunk.len()].copy_from_slice(chunk);
+        u32::from_le_bytes(word)
+    };
+    bytes.chunks(dtype.bytes()).map(|chunk| value(word(chunk), dtype)).collect()
+}
+
+/// Whole numbers from -2 to 2, other ones for every seed.
+fn whole_numbers(count: usize, seed: usize) -> Vec<f64> {
+    let number = |i: usize| ((i * 7919 + seed * 104_729 + i * i * 31) % 5) as f64 - 2.0;
+    (0..count).map(number).collect()
+}
+
+/// Where the elements of a row-major matrix lie.
+#[derive(Clone, Copy)]
+struct Place {
+    transposed: bool,
+    ld: usize,
+    stride: usize,
+}
+
+impl Place {
+    const fn at(self, batch: usize, row: usize, column: usize) -> usize {
+        let (row, column) = if self.transposed { (column, row) } else { (row, column) };
+        batch * self.stride + row * self.ld + column
+    }
+}
+
+/// A GEMM's operands on the host and the device.
+struct Fixture {
+    spec: GemmSpec,
+    host: [Vec<f64>; 3],
+    bias: Vec<f64>,
+    buffers: [Buffer; 4],
+    bias_buffer: Buffer,
+    aux: Buffer,
+    blas: Rc<Blas>,
+}
+
+impl Fixture {
+    /// `None` where there is no cuBLASLt.
+    fn new(device: &Arc<Device>, spec: GemmSpec) -> Option<Self> {
+        let blas = match Blas::open(device, 1) {
+            Err(BackendError::Unsupported(reason)) => {
+                eprintln!("skipped: {reason}");
+                return None;
+            }
+            blas => blas.unwrap(),
+        };
+        let spec::Layouts { a, b, c, d } = spec.layouts();
+        let elements = |layout: spec::Layout| {
+            (spec.batch_count - 1) * layout.batch_stride + layout.ld * layout.columns
+        };
+        let host = [(b, 1), (a, 2), (c, 3)].map(|(it, seed)| whole_numbers(elements(it), seed));
+        let upload = |values: &[f64], dtype| device.upload(&bytes(values, dtype)).unwrap();
+        let buffers = [
+            upload(&host[0], spec.a),
+            upload(&host[1], spec.b),
+            upload(&host[2], spec.c()),
+            device.allocate(elements(d) * spec.d.bytes()).unwrap(),
+        ];
+        let bias = whole_numbers(spec.bias_elements().unwrap_or(1), 4);
+        let bias_buffer = upload(&bias, spec.bias());
+        let aux = device.allocate(spec.aux_bytes().unwrap_or(1)).unwrap();
+        Some(Self { spec, host, bias, buffers, bias_buffer, aux, blas })
+    }
+
+    fn operands(&self) -> GemmOperands {
+        let [a, b, c, d] = [0, 1, 2, 3].map(|index| self.buffers[index].address());
+        GemmOperands {
+            c: Some(c),
+            bias: Some(self.bias_buffer.address()),
+            aux: Some(self.aux.address()),
+            ..GemmOperands::new(a, b, d)
+        }
+    }
+
+    /// Launches it by every algorithm. False where the library has none on this GPU.
+    fn launch(&self, operands: &GemmOperands) -> bool {
+        let mut gemm = match Gemm::new(&self.blas, self.spec) {
+            Err(error) if error.is_unsupported() => {
+                eprintln!("skipped: {:?}: {error}", self.spec);
+                return false;
+            }
+            gemm => gemm.unwrap(),
+        };
+        gemm.choose(std::slice::from_ref(operands)).unwrap();
+        gemm.launch(0, operands).unwrap();
+        true
+    }
+
+    fn place(&self, matrix: char) -> Place {
+        let spec::Layouts { a, b, c, d } = self.spec.layouts();
+        let (layout, transposed) = match matrix {
+            'A' => (b, self.spec.a_transposed),
+            'B' => (a, self.spec.b_transposed),
+            'C' => (c, false),
+            _ => (d, false),
+        };
+        Place { transposed, ld: layout.ld, stride: layout.batch_stride }
+    }
+
+    /// alpha·A·B + beta·C of one element.
+    fn product(&self, batch: usize, row: usize, column: usize) -> f64 {
+        let (at_a, at_b, at_c) = (self.place('A'), self.place('B'), self.place('C'));
+        let [a, b, c] = &self.host;
+        let terms = (0..self.spec.k)
+            .map(|index| a[at_a.at(batch, row, index)] * b[at_b.at(batch, index, column)]);
+        let sum: f64 = terms.sum();
+        f64::from(self.spec.alpha) * sum
+            + f64::from(self.spec.beta) * c[at_c.at(batch, row, column)]
+    }
+
+    fn download(&self, buffer: &Buffer, dtype: MatrixDtype) -> Vec<f64> {
+        let mut bytes = vec![0; buffer.bytes()];
+        buffer.download(&mut bytes).unwrap();
+        values(&bytes, dtype)
+    }
+
+    /// Compares every element of D with its value in fp64.
+    fn check(&self, tolerance: f64, expected: impl Fn(usize, usize, usize) -> f64) {
+        let (found, place) = (self.download(&self.buffers[3], self.spec.d), self.place('D'));
+        for batch in 0..self.spec.batch_count {
+            for (row, column) in
+                (0..self.spec.m).flat_map(|row| (0..self.spec.n).map(move |column| (row, column)))
+            {
+                let (found, expected) =
+                    (found[place.at(batch, row, column)], expected(batch, row, column));
+                assert!(
+                    (found - expected).abs() <= tolerance * expected.abs().max(1.0),
+                    "{:?}: [{batch}, {row}, {column}]: {found} and not {expected}",
+                    self.spec
+                );
+            }
+        }
+    }
+}
+
+/// Launches a GEMM and compares D with alpha·A·B + beta·C.
+fn agrees(device: &Arc<Device>, spec: GemmSpec) {
+    let Some(fixture) = Fixture::new(device, spec) else { return };
+    if fixture.launch(&fixture.operands()) {
+        fixture.check(0.0, |batch, row, column| fixture.product(batch, row, column));
+    }
+}
+
+const TRANSPOSITIONS: [[bool; 2]; 4] = [[false, false], [false, true], [true, false], [true, true]];
+
+#[test]
+fn transposed_operands_agree_with_fp64_in_every_dtype() {
+    let Some((device, _alone)) = gpu() else { return };
+    for (inputs, d, tf32) in [
+        (Bf16, F32, false),
+        (Bf16, Bf16, false),
+        (F16, F16, false),
+        (F16, F32, false),
+        (F32, F32, false),
+        (F32, F32, true),
+    ] {
+        for [a_transposed, b_transposed] in TRANSPOSITIONS {
+            let spec = GemmSpec::new(24, 40, 32, inputs, d);
+            agrees(&device, GemmSpec { tf32, a_transposed, b_transposed, ..spec });
+        }
+    }
+}
+
+#[test]
+fn leading_dimensions_and_small_alignments_agree_with_fp64() {
+    let Some((device, _alone)) = gpu() else { return };
+    for [a_transposed, b_transposed] in TRANSPOSITIONS {
+        let (lda, ldb) = (Some(48), Some(56));
+        let gaps = GemmSpec {
+            lda,
+            ldb,
+            ldc: Some(72),
+            ldd: Some(64),
+            beta: 2.0,
+            ..GemmSpec::new(24, 40, 32, Bf16, F32)
+        };
+        agrees(&device, GemmSpec { a_transposed, b_transposed, ..gaps });
+        // Rows of 5, 3 and 7 elements.
+        let odd = GemmSpec { alignment: 4, ..GemmSpec::new(5, 7, 3, F32, F32) };
+        agrees(&device, GemmSpec { a_transposed, b_transposed, ..odd });
+    }
+}
+
+#[test]
+fn alpha_and_beta_scale_the_product_and_c() {
+    let Some((device, _alone)) = gpu() else { return };
+    let spec = GemmSpec { alpha: 0.5, beta: -3.0, ..GemmSpec::new(32, 16, 64, F16, F32) };
+    agrees(&device, spec);
+    // C is D.
+    let Some(fixture) = Fixture::new(&device, spec) else { return };
+    let gemm = Gemm::new(&fixture.blas, spec).unwrap();
+    let operands = GemmOperands { c: None, ..fixture.operands() };
+    fixture.buffers[3].overwrite(&bytes(&fixture.host[2], F32)).unwrap();
+    gemm.launch(0, &operands).unwrap();
+    fixture.check(0.0, |batch, row, column| fixture.product(batch, row, column));
+}
+
+#[test]
+fn batches_with_gaps_and_shared_operands_agree_with_fp64() {
+    let Some((device, _alone)) = gpu() else { return };
+    let batch = GemmSpec { batch_count: 3, ..GemmSpec::new(16, 24, 32, Bf16, F32) };
+    agrees(&device, batch);
+    agrees(&device, GemmSpec { stride_b: Some(0), beta: 1.0, ..batch });
+    agrees(&device, GemmSpec { stride_a: Some(640), stride_d: Some(512), ..batch });
+    // Heads of `[rows, heads, columns]`: a matrix begins within the row of another.
+    let heads = GemmSpec { lda: Some(96), stride_a: Some(32), ..batch };
+    agrees(&device, GemmSpec { ldd: Some(72), stride_d: Some(24), ..heads });
+}
+
+#[test]
+fn integers_and_fp8_agree_with_fp64() {
+    let Some((device, _alone)) = gpu() else { return };
+    let library_order = |b, spec: GemmSpec| GemmSpec { b, b_transposed: true, ..spec };
+    agrees(
+        &device,
+        library_order(I8, GemmSpec { alpha: 3.0, ..GemmSpec::new(32, 64, 128, I8, I32) }),
+    );
+    for (a, b, d) in [(E4m3, E4m3, Bf16), (E4m3, E5m2, F32), (E5m2, E4m3, F16)] {
+        agrees(&device, library_order(b, GemmSpec::new(32, 64, 128, a, d)));
+    }
+    // Not on every GPU: skipped where the library declines.
+    for [a_transposed, b_transposed] in TRANSPOSITIONS {
+        let spec = GemmSpec::new(32, 64, 128, E4m3, Bf16);
+        agrees(&device, GemmSpec { a_transposed, b_transposed, ..spec });
+    }
+}
+
+#[test]
+fn fp8_scales_are_applied_and_amax_is_written() {
+    let Some((device, _alone)) = gpu() else { return };
+    let spec = GemmSpec {
+        b_transposed: true,
+        scales: Scales { a: true, b: true, d: true, amax_d: true },
+        ..GemmSpec::new(32, 64, 16, E4m3, E4m3)
+    };
+    let Some(fixture) = Fixture::new(&device, spec) else { return };
+    let scalar = |x: f32| device.upload(&x.to_le_bytes()).unwrap();
+    let [a, b, d, amax] = [0.5, 4.0, 0.25, 0.0].map(scalar);
+    let operands = GemmOperands {
+        scale_a: Some(a.address()),
+        scale_b: Some(b.address()),
+        scale_d: Some(d.address()),
+        amax_d: Some(amax.address()),
+        ..fixture.operands()
+    };
+    if !fixture.launch(&operands) {
+        return;
+    }
+    let scaled = |batch, row, column| 0.5 * 4.0 * fixture.product(batch, row, column);
+    // Three bits of significand.
+    fixture.check(1.0 / 16.0, |batch, row, column| 0.25 * scaled(batch, row, column));
+    let all = (0..32).flat_map(|row| (0..64).map(move |column| (row, column)));
+    let largest = all.map(|(row, column)| scaled(0, row, column).abs()).fold(0.0, f64::max);
+    assert_eq!(fixture.download(&amax, F32), [largest]);
+}
+
+/// GELU by tanh, and its derivative.
+fn gelu(x: f64) -> (f64, f64) {
+    let c = (2.0 / std::f64::consts::PI).sqrt();
+    let tanh = (c * (x + 0.044715 * x.powi(3))).tanh();
+    let slope = c * (1.0 + 3.0 * 0.044715 * x * x) * (1.0 - tanh * tanh);
+    (0.5 * x * (1.0 + tanh), 0.5 * (1.0 + tanh) + 0.5 * x * slope)
+}
+
+fn relu(x: f64) -> (f64, f64) {
+    (x.max(0.0), if x > 0.0 { 1.0 } else { 0.0 })
+}
+
+#[test]
+fn a_bias_is_added_to_every_row() {
+    let Some((device, _alone)) = gpu() else { return };
+    for (inputs, d) in [(Bf16, Bf16), (F16, F32), (F32, F32)] {
+        let spec = GemmSpec { epilogue: Epilogue::Bias, ..GemmSpec::new(32, 48, 16, inputs, d) };
+        let Some(fixture) = Fixture::new(&device, spec) else { return };
+        if fixture.launch(&fixture.operands()) {
+            fixture.check(0.0, |batch, row, column| {
+                fixture.product(batch, row, column) + fixture.bias[column]
+            });
+        }
+    }
+}
+
+#[test]
+fn activations_and_their_gradients_agree_with_fp64() {
+    let Some((device, _alone)) = gpu() else { return };
+    for (function, exact) in
+        [(Activation::Relu, relu as fn(f64) -> (f64, f64)), (Activation::Gelu, gelu)]
+    {
+        for (bias, aux) in [(false, false), (true, false), (false, true), (true, true)] {
+            let epilogue = Epilogue::Activation { function, bias, aux };
+            // Halves keep the argument of the function near zero.
+            let spec = GemmSpec { alpha: 0.125, epilogue, ..GemmSpec::new(32, 48, 16, Bf16, Bf16) };
+            let Some(forward) = Fixture::new(&device, spec) else { return };
+            if !forward.launch(&forward.operands()) {
+                continue;
+            }
+            let argument = |batch, row, column| {
+                let bias = if bias { forward.bias[column] } else { 0.0 };
+                forward.product(batch, row, column) + bias
+            };
+            // A bf16 result, of an argument in f32.
+            forward.check(1.0 / 128.0, |batch, row, column| exact(argument(batch, row, column)).0);
+            if aux {
+                for bias_gradient in [false, true] {
+                    let epilogue = Epilogue::ActivationGradient { function, bias_gradient };
+                    gradient_agrees(&device, epilogue, &forward, |row, column| {
+                        exact(argument(0, row, column)).1
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// Launches the gradient of an activation with the aux of its forward pass.
+fn gradient_agrees(
+    device: &Arc<Device>,
+    epilogue: Epilogue,
+    forward: &Fixture,
+    derivative: impl Fn(usize, usize) -> f64,
+) {
+    let GemmSpec { m, n, .. } = forward.spec;
+    let spec = GemmSpec { epilogue, b_transposed: true, ..GemmSpec::new(m, n, 24, Bf16, Bf16) };
+    let Some(fixture) = Fixture::new(device, spec) else { return };
+    let operands = GemmOperands { aux: Some(forward.aux.address()), ..fixture.operands() };
+    if !fixture.launch(&operands) {
+        return;
+    }
+    let gradient = |row, column| fixture.product(0, row, column) * derivative(row, column);
+    // The argument of GELU is kept in bf16.
+    let tolerance = 1.0 / 32.0;
+    fixture.check(tolerance, |_, row, column| gradient(row, column));
+    if spec.bias_elements().is_some() {
+        let sums = fixture.download(&fixture.bias_buffer, spec.bias());
+        for (column, &found) in sums.iter().enumerate() {
+            let terms = (0..m).map(|row| gradient(row, column));
+            let (sum, scale) =
+                terms.fold((0.0, 1.0f64), |(sum, scale), term| (sum + term, scale + term.abs()));
+            assert!((found - sum).abs() <= tolerance * scale, "[{column}]: {found} and not {sum}");
+        }
+    }
+}
+
+#[test]
+fn bias_gradients_sum_an_operand_over_k() {
+    let Some((device, _alone)) = gpu() else { return };
+    for epilogue in [Epilogue::BiasGradientA, Epilogue::BiasGradientB] {
+        for [a_transposed, b_transposed] in TRANSPOSITIONS {
+            let spec = GemmSpec {
+                epilogue,
+                a_transposed,
+                b_transposed,
+                ..GemmSpec::new(32, 48, 64, Bf16, Bf16)
+            };
+            let Some(fixture) = Fixture::new(&device, spec) else { return };
+            if !fixture.launch(&fixture.operands()) {
+                continue;
+            }
+            let (at_a, at_b) = (fixture.place('A'), fixture.place('B'));
+            let [a, b, _] = &fixture.host;
+            let found = fixture.download(&fixture.bias_buffer, spec.bias());
+            for (index, found) in found.into_iter().enumerate() {
+                let sum: f64 = match epilogue {
+                    Epilogue::BiasGradientA => (0..64).map(|k| a[at_a.at(0, index, k)]).sum(),
+                    _ => (0..64).map(|k| b[at_b.at(0, k, index)]).sum(),
+                };
+                assert_eq!(found, sum, "{spec:?}: [{index}]");
+            }
+        }
+    }
+}
