@@ -15,7 +15,7 @@ pub enum Library {
     Cupti,
     /// `libnvidia-ml`: clocks, power, temperature, other processes. Comes with the driver only.
     Nvml,
-    /// `libcudnn`: a peer for attention; optional.
+    /// `libcudnn`: operation graphs.
     Cudnn,
 }
 
@@ -83,15 +83,14 @@ impl Library {
         match self {
             Self::Driver | Self::Nvrtc => "without it no case runs on a GPU",
             Self::CublasLt => {
-                "without it ceilings of GEMMs are not measured, and rows that call it are skipped \
-                 (denoise: cuda/per_op, cuda/graph; attention: cuda/cudnn)"
+                "without it ceilings of GEMMs are not measured, and rows that call it are skipped"
             }
             Self::Cupti => {
                 "without it no record of a launch shows work on other streams, `kernelgate profile` \
                  records nothing, and `kernelgate timing` has nothing to compare with"
             }
             Self::Nvml => "without it clocks, power and other processes are not recorded",
-            Self::Cudnn => "only the cuda/cudnn rows need it",
+            Self::Cudnn => "only rows that call it need it",
         }
     }
 }
