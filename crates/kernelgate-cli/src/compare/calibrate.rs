@@ -15,7 +15,7 @@ use super::{CompareError, ComparisonRequest, Planted, SideSource, rounds};
 use crate::gate::calibration::{Calibration, ComparisonKind, Known, Series, differing, recommend};
 use crate::gate::comparison::Comparison;
 use crate::gate::paired::TestPlan;
-use kernelgate::record::{Environment, Provenance, Trials, file, timestamp};
+use kernelgate::record::{Environment, Provenance, Shard, Trials, file, timestamp};
 use kernelgate::stats::median;
 
 /// Processes before a comparison that say what a share of a case's time is.
@@ -40,8 +40,8 @@ pub struct CalibrationRequest {
     pub single: usize,
     /// Comparisons with the host busy with co-running load while the head runs.
     pub sham: usize,
-    /// Which of how many parts of all these, from 0.
-    pub shard: (usize, usize),
+    /// The part of all these to measure; all of them where absent.
+    pub shard: Option<Shard>,
     /// What counts as slower.
     pub plan: TestPlan,
     /// Most cases where none are named.
@@ -159,13 +159,11 @@ fn schedule(wanted: &CalibrationRequest) -> Vec<(ComparisonKind, usize)> {
         tasks.extend((0..count).map(|number| ((number as f64 + 0.5) / count as f64, kind, number)));
     }
     tasks.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let (part, parts) = wanted.shard;
-    tasks
-        .into_iter()
-        .enumerate()
-        .filter(|(index, _)| index % parts.max(1) == part)
-        .map(|(_, (_, kind, number))| (kind, number))
-        .collect()
+    let tasks = tasks.into_iter().map(|(_, kind, number)| (kind, number));
+    match wanted.shard {
+        Some(shard) => shard.deal(tasks).collect(),
+        None => tasks.collect(),
+    }
 }
 
 fn is_done(calibration: &Calibration, (kind, number): (ComparisonKind, usize)) -> bool {
@@ -418,7 +416,7 @@ fn tell(progress: &ComparisonProgress, known: &Known) {
 mod tests {
     use super::*;
 
-    fn wanted(shard: (usize, usize)) -> CalibrationRequest {
+    fn wanted(shard: Option<Shard>) -> CalibrationRequest {
         CalibrationRequest {
             null: 7,
             layouts: 1,
@@ -440,7 +438,7 @@ mod tests {
 
     #[test]
     fn shards_share_everything_and_nothing_twice() {
-        let whole = schedule(&wanted((0, 1)));
+        let whole = schedule(&wanted(None));
         assert_eq!(whole.len(), 21);
         // The first half has its part of every kind that there are several of.
         for kind in [
@@ -452,8 +450,9 @@ mod tests {
         ] {
             assert!(whole[..11].iter().any(|task| task.0 == kind), "{kind:?}");
         }
+        let shards = (1..=4).map(|index| Shard { index, count: 4 });
         let parts: Vec<(ComparisonKind, usize)> =
-            (0..4).flat_map(|part| schedule(&wanted((part, 4)))).collect();
+            shards.flat_map(|shard| schedule(&wanted(Some(shard)))).collect();
         assert_eq!(parts.len(), whole.len());
         assert!(whole.iter().all(|task| parts.contains(task)));
     }

@@ -19,7 +19,7 @@ use crate::report::calibration;
 use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
 use kernelgate::harness::filter::Filter;
-use kernelgate::record::{Store, file};
+use kernelgate::record::{Shard, Store, file};
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -72,8 +72,8 @@ pub struct Arguments {
     #[arg(long)]
     resume: bool,
     /// Measure only one of several parts, to be merged later
-    #[arg(long, value_name = "I/N", value_parser = parse_shard)]
-    shard: Option<(usize, usize)>,
+    #[arg(long, value_name = "I/N")]
+    shard: Option<Shard>,
     /// Measure nothing: put together what parts, or several runs, measured
     #[arg(
         long,
@@ -115,7 +115,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     check(arguments)?;
     let folder = store.work.join("calibrate");
     let state = match arguments.shard {
-        Some((part, parts)) => folder.join(format!("part-{}-of-{parts}.json", part + 1)),
+        Some(shard) => folder.join(format!("part-{}.json", shard.label())),
         None => folder.join("state.json"),
     };
     let plan = arguments.limits.asked()?.or(TestPlan::default());
@@ -152,7 +152,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         each: arguments.power_comparisons,
         single: arguments.single,
         sham: arguments.sham,
-        shard: arguments.shard.unwrap_or((0, 1)),
+        shard: arguments.shard,
         plan,
         cases: arguments.cases,
         named: names_cases(arguments),
@@ -267,27 +267,4 @@ fn print(arguments: &Arguments, calibration: &Calibration, at: &Path) -> anyhow:
     }
     eprintln!("written to {}", printable_path(at));
     Ok(())
-}
-
-fn parse_shard(text: &str) -> Result<(usize, usize), String> {
-    let parts = text.split_once('/').and_then(|(part, parts)| {
-        Some((part.parse::<usize>().ok()?, parts.parse::<usize>().ok()?))
-    });
-    let valid = parts.filter(|(part, parts)| (1..=*parts).contains(part) && *parts <= 1000);
-    valid
-        .map(|(part, parts)| (part - 1, parts))
-        .ok_or_else(|| format!("`{text}`: a part is 1/4, 2/4, …"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parts_are_counted_from_one() {
-        assert_eq!((parse_shard("1/4"), parse_shard("4/4")), (Ok((0, 4)), Ok((3, 4))));
-        for bad in ["", "0/4", "5/4", "1", "a/b", "1/0", "-1/2"] {
-            assert!(parse_shard(bad).is_err(), "{bad}");
-        }
-    }
 }

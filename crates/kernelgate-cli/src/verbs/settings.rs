@@ -10,21 +10,17 @@ use crate::compare::progress::parse_duration;
 use crate::gate::paired::TestPlan;
 use kernelgate::harness::args::EffortName;
 use kernelgate::harness::place::BackendName;
-use kernelgate::record::TrialSampling;
-use kernelgate::record::text::printable;
+use kernelgate::record::{Shard, TrialSampling};
 use kernelgate::workload::Override;
 
 /// Part of the time of a case that warms it up.
 const WARM_UP: f64 = 0.25;
 
-/// The part of the cases that benches which are asked take, as `KERNELGATE_SHARD` tells them; in
-/// words that go behind how many cases there are. Nothing where they take all.
+/// The shard that `KERNELGATE_SHARD` gives to benches, in words that follow the number of cases;
+/// empty where benches take all cases. Benches refuse what is not a shard.
 pub fn shard_words() -> String {
-    let shard = std::env::var("KERNELGATE_SHARD").unwrap_or_default();
-    if shard.is_empty() {
-        return String::new();
-    }
-    format!("; of shard {} only (KERNELGATE_SHARD)", printable(&shard))
+    let shard = std::env::var("KERNELGATE_SHARD").ok().and_then(|it| it.parse::<Shard>().ok());
+    shard.map_or_else(String::new, |shard| format!("; of shard {shard} only (KERNELGATE_SHARD)"))
 }
 
 /// Which cases, where and from what.

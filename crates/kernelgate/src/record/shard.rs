@@ -1,4 +1,4 @@
-//! A part of a selection, so that several processes, or machines, share the work.
+//! A part of the work, so that several processes, or machines, share it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,8 +10,7 @@ use super::file::text_hash;
 /// Most shards.
 const MAX: u32 = 1000;
 
-/// One of several parts, which have every problem once. A problem belongs to the same part
-/// whatever other problems there are: its name decides.
+/// One of several parts that together have every piece of the work once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Shard {
     /// Which, from 1.
@@ -21,12 +20,19 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// Whether a problem, `workload/problem`, belongs to it: with all of its implementations, which
-    /// share inputs and reference.
+    /// Whether a problem, `workload/problem`, belongs to it, with all of its implementations, which
+    /// share inputs and reference. The name alone decides, so that a problem stays in its shard
+    /// whatever other problems there are.
     pub fn has(self, problem: &str) -> bool {
         let hash = text_hash(problem);
         let number = u64::from_str_radix(hash.get(..15).unwrap_or_default(), 16);
         number.is_ok_and(|number| number % u64::from(self.count) == u64::from(self.index - 1))
+    }
+
+    /// Its items of a list that every shard has in the same order: each `count`-th.
+    pub fn deal<T>(self, items: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
+        let (skipped, step) = (self.index.saturating_sub(1) as usize, self.count.max(1) as usize);
+        items.into_iter().skip(skipped).step_by(step)
     }
 
     /// What deserialising does not enforce.
@@ -76,6 +82,12 @@ mod tests {
         for bad in ["", "0/4", "5/4", "1", "a/b", "1/0", "-1/2", "1/1001", "0/0"] {
             assert!(bad.parse::<Shard>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn shards_deal_out_each_item_of_a_list_once() {
+        let dealt = |index| Shard { index, count: 3 }.deal(0..7).collect::<Vec<_>>();
+        assert_eq!([1, 2, 3].map(dealt), [vec![0, 3, 6], vec![1, 4], vec![2, 5]]);
     }
 
     #[test]
