@@ -13,7 +13,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use kernelgate::measure::limits::TimeLimit;
-use kernelgate::record::{Baseline, CaseRecord, Environment, Provenance, Run, Store, file};
+use kernelgate::record::{Baseline, CaseRecord, Environment, ProcessRun, Provenance, Store, file};
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -29,7 +29,7 @@ fn main() {
 }
 
 /// A run whose times differ a little from those of every other.
-fn run(session: usize, cases: usize, samples: usize) -> Run {
+fn run(session: usize, cases: usize, samples: usize) -> ProcessRun {
     let case = |index: usize| {
         let time = |sample: usize| {
             1e6 * (1.0 + (1.0 + (session * 7919 + index * 104_729 + sample) as f64).sin() / 300.0)
@@ -46,10 +46,15 @@ fn run(session: usize, cases: usize, samples: usize) -> Run {
         case.work.flops.insert("matmul bf16".to_owned(), 1 << 40);
         (format!("{}/s{s}_d{d}_causal_bf16/cuda/row{row}/{cache}", case.workload), case)
     };
-    Run {
+    ProcessRun {
         complete: true,
         cases: (0..cases).map(case).collect(),
-        ..Run::start("large", &format!("s{session}"), Environment::cpu(), Provenance::default())
+        ..ProcessRun::start(
+            "large",
+            &format!("s{session}"),
+            Environment::cpu(),
+            Provenance::default(),
+        )
     }
 }
 
@@ -78,7 +83,7 @@ fn read(path: &Path) {
     let started = Instant::now();
     let cases = match file::read::<Baseline>(path) {
         Ok(baseline) => baseline.cases.len(),
-        Err(_) => file::read::<Run>(path).expect("a baseline or a run").cases.len(),
+        Err(_) => file::read::<ProcessRun>(path).expect("a baseline or a run").cases.len(),
     };
     println!("{cases} cases in {:.2} s, peak {}", started.elapsed().as_secs_f64(), peak());
 }

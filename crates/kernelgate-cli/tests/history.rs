@@ -8,18 +8,18 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use crate::package::Package;
-use kernelgate::record::{CaseRecord, Environment, Provenance, Run, file};
+use kernelgate::record::{CaseRecord, Environment, ProcessRun, Provenance, file};
 
 const CASE: &str = "w/f/n1/cpu/hot";
 
 /// A run record, `number` minutes after the first; the device is known by name only.
 fn write(folder: &Path, number: usize, commit: Option<String>) -> PathBuf {
     let time_ns = if number >= 12 { 1.1e6 } else { 1e6 };
-    let run = Run {
+    let run = ProcessRun {
         started: format!("2026-01-01T{:02}:{:02}:00.000Z", number / 60, number % 60),
         cases: [(CASE.to_owned(), CaseRecord::of_samples(vec![time_ns; 10]))].into(),
         complete: true,
-        ..Run::start(
+        ..ProcessRun::start(
             "bench",
             &format!("s{number}"),
             Environment { machine: Some("host".to_owned()), ..Environment::cpu() },

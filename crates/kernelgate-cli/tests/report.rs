@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use kernelgate::measure::limits::{Limits, TimeLimit};
-use kernelgate::record::{Baseline, CaseRecord, Environment, Provenance, Run, file};
+use kernelgate::record::{Baseline, CaseRecord, Environment, ProcessRun, Provenance, file};
 
 /// A case with an id that would be markup.
 const MARKUP: &str = "w/<script>alert(1)<\u{2f}script>&\"ä/n512_f32/cuda/fast/hot";
@@ -18,8 +18,8 @@ fn case(problem: &str, implementation: &str, cache: &str, time_ns: f64) -> (Stri
     (format!("w/f/{problem}/{implementation}/{cache}"), case)
 }
 
-fn run(session: &str, scale: f64) -> Run {
-    let mut run = Run::start("b", session, Environment::cpu(), Provenance::default());
+fn run(session: &str, scale: f64) -> ProcessRun {
+    let mut run = ProcessRun::start("b", session, Environment::cpu(), Provenance::default());
     for (i, n) in [512, 1024, 2048].into_iter().enumerate() {
         let time = 1e6 * scale * (i + 1) as f64;
         let problem = format!("n{n}_f32");
@@ -54,7 +54,7 @@ impl Records {
         self.folder.path().join(name)
     }
 
-    fn run(&self, session: &str, run: &Run) {
+    fn run(&self, session: &str, run: &ProcessRun) {
         file::write(&self.path(&format!("runs/{session}/b.json")), run).unwrap();
     }
 
@@ -236,11 +236,11 @@ fn times_over_commits_come_from_the_store() {
     for number in 0..20 {
         let time = if number < 12 { 1e6 } else { 1.1e6 };
         let commit = Some(format!("{number:040x}"));
-        let run = Run {
+        let run = ProcessRun {
             started: format!("2026-01-01T00:{number:02}:00.000Z"),
             cases: [case("n512_f32", "cuda/fast", "hot", time)].into(),
             complete: true,
-            ..Run::start(
+            ..ProcessRun::start(
                 "b",
                 &format!("s{number:02}"),
                 Environment::cpu(),

@@ -19,11 +19,11 @@ use kernelgate::harness::filter::Filter;
 use kernelgate::measure::contention::CpuTime;
 use kernelgate::record::criterion_store::{self as store, StoredCase, unnumbered};
 use kernelgate::record::text::{check_plain, one_line};
-use kernelgate::record::{CaseRecord, Provenance, Run, Samples, TrialSampling, file};
+use kernelgate::record::{CaseRecord, ProcessRun, Provenance, Samples, TrialSampling, file};
 
 /// Exit code of a Rust program that panicked.
 const PANICKED: i32 = 101;
-/// Name of a process' whole wall time in [`Run::spent_s`], as benches of this harness have it.
+/// Name of a process' whole wall time in [`ProcessRun::spent_s`], as benches of this harness have it.
 const WHOLE: &str = "whole";
 
 /// Why a bench has no list of cases.
@@ -104,7 +104,7 @@ pub fn command(
 }
 
 /// What a process recorded itself: one with times of a GPU's stream, where it took any.
-fn own_record(trial: &TrialProcess<'_>) -> Result<Option<Run>, String> {
+fn own_record(trial: &TrialProcess<'_>) -> Result<Option<ProcessRun>, String> {
     match file::read(&trial.request.record) {
         Ok(run) => Ok(Some(run)),
         Err(error) if error.is_not_found() => Ok(None),
@@ -116,7 +116,7 @@ fn own_record(trial: &TrialProcess<'_>) -> Result<Option<Run>, String> {
 ///
 /// # Errors
 /// A fragment that says how the process failed.
-pub fn measure(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>) -> Result<Run, String> {
+pub fn measure(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>) -> Result<ProcessRun, String> {
     measure_listed(setup, trial, &Listed::default())
 }
 
@@ -128,7 +128,7 @@ pub fn measure_listed(
     setup: &TrialSetup<'_>,
     trial: &TrialProcess<'_>,
     listed: &Listed,
-) -> Result<Run, String> {
+) -> Result<ProcessRun, String> {
     const STORE: &str = "criterion-trial";
     let mut command = command(setup, trial, STORE)?;
     let (before, started) = (CpuTime::now_of_children(), Instant::now());
@@ -148,12 +148,12 @@ pub fn measure_listed(
     };
     let own = own_record(trial)?;
     let environment = own.as_ref().map_or(setup.environment, |own| &own.environment);
-    let mut run = Run {
+    let mut run = ProcessRun {
         complete: true,
         executable: Some(trial.hash.to_owned()),
         spent_s: [(WHOLE.to_owned(), wall_s)].into(),
         telemetry: own.as_ref().map(|own| own.telemetry.clone()).unwrap_or_default(),
-        ..Run::start(&bench, &trial.request.session, environment.clone(), provenance)
+        ..ProcessRun::start(&bench, &trial.request.session, environment.clone(), provenance)
     };
     let filter = Filter::parse(setup.filter, false).map_err(|error| error.to_string())?;
     let matches = |title: &&String| filter.matches(unnumbered(title).unwrap_or(title));
@@ -207,7 +207,7 @@ fn fresh_store(setup: &TrialSetup<'_>, name: &str) -> Result<PathBuf, String> {
 /// Cases whose source overrides the sampling that the flags ask for, each with what it sets: more
 /// samples, or samples that together take much longer than was asked for though shorter ones would
 /// have been possible.
-pub fn overridden(run: &Run, sampling: &TrialSampling) -> BTreeMap<String, Vec<String>> {
+pub fn overridden(run: &ProcessRun, sampling: &TrialSampling) -> BTreeMap<String, Vec<String>> {
     /// Criterion plans with the time that it saw while it warmed up, which may be a guess.
     const MUCH_LONGER: f64 = 3.0;
     let mut settings: BTreeMap<String, Vec<String>> = BTreeMap::new();

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use super::process::{TrialProcess, TrialSetup, finish, of_package};
 use crate::benches::ask::within_limit;
 use kernelgate::protocol::{self, Action, Request, Response, ResponseBody};
-use kernelgate::record::{Run, file};
+use kernelgate::record::{ProcessRun, file};
 
 /// Runs a trial; its run, or none where it has no case that was asked for.
 ///
@@ -17,13 +17,13 @@ pub fn measure(
     setup: &TrialSetup<'_>,
     trial: &TrialProcess<'_>,
     version: u64,
-) -> Result<Option<Run>, String> {
+) -> Result<Option<ProcessRun>, String> {
     let mut command = command(setup, trial, version, "order.json")?;
     command.stdout(Stdio::null());
     let ended = finish(setup, &mut command, trial.timeout)?;
     let status = ended.status;
     within_limit(&trial.request.record)?;
-    match file::read::<Run>(&trial.request.record) {
+    match file::read::<ProcessRun>(&trial.request.record) {
         // A case that fails makes the exit code 1, and is in the run.
         Ok(run) if run.complete && matches!(status.code(), Some(0 | 1)) => Ok(Some(run)),
         Err(error) if error.is_not_found() && status.success() => Ok(None),

@@ -6,13 +6,13 @@ use super::install::Driver;
 use super::process::{TrialProcess, TrialSetup};
 use super::{by_criterion, by_protocol};
 use crate::benches::child::Running;
-use kernelgate::record::Run;
+use kernelgate::record::ProcessRun;
 
 /// Runs a trial; its run, or none where it has no case that was asked for.
 ///
 /// # Errors
 /// A fragment that says how it failed.
-pub fn run(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>) -> Result<Option<Run>, String> {
+pub fn run(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>) -> Result<Option<ProcessRun>, String> {
     match trial.driver {
         Driver::Protocol(version) => by_protocol::measure(setup, trial, version),
         Driver::Criterion => by_criterion::measure(setup, trial).map(Some),

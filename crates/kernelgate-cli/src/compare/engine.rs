@@ -16,7 +16,9 @@ use crate::gate::comparison::{Broken, Comparison, CriterionBench};
 use crate::gate::costs;
 use crate::gate::paired::{Arm, Outcome, TestPlan, Timing, decide_each};
 use crate::gate::rules::{FILE, Rules};
-use kernelgate::record::{FileError, Run, TrialRecord, TrialRequest, TrialSampling, Trials, file};
+use kernelgate::record::{
+    FileError, ProcessRun, TrialRecord, TrialRequest, TrialSampling, Trials, file,
+};
 
 /// Failed processes of a side after which its bench is abandoned.
 const MAX_BROKEN: usize = 2;
@@ -243,7 +245,7 @@ impl<'a> Engine<'a> {
         bench: &str,
         request: &TrialRequest,
         timeout: Duration,
-    ) -> Result<Option<Run>, String> {
+    ) -> Result<Option<ProcessRun>, String> {
         let trial = self.trial(arm, bench, request, timeout)?;
         let setup = self.setup();
         let busy = (arm == Arm::Head).then(|| self.start_co_running(&setup, &trial)).transpose()?;
@@ -388,7 +390,7 @@ impl<'a> Engine<'a> {
 
     /// What a process found of each case. A threshold in nanoseconds that was asked for is meant
     /// for every time.
-    fn timings(&self, run: &Run) -> BTreeMap<String, Timing> {
+    fn timings(&self, run: &ProcessRun) -> BTreeMap<String, Timing> {
         let mut timings = rounds::timings(run);
         timings.values_mut().for_each(|timing| timing.averaged &= !self.request.absolute_for_all);
         timings

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::gate::Refusal;
-use kernelgate::record::Run;
+use kernelgate::record::ProcessRun;
 
 /// What the runs that verified both sides of a bench say together.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -29,12 +29,13 @@ pub struct Matched {
 
 impl Matched {
     /// Sorts the cases of a bench; a side without the bench has no run.
-    pub fn add(&mut self, base: Option<&Run>, head: Option<&Run>) {
-        let ids = |run: Option<&Run>| {
+    pub fn add(&mut self, base: Option<&ProcessRun>, head: Option<&ProcessRun>) {
+        let ids = |run: Option<&ProcessRun>| {
             run.into_iter().flat_map(|run| run.cases.keys().cloned()).collect::<BTreeSet<String>>()
         };
         let (base_ids, head_ids) = (ids(base), ids(head));
-        let failed = |run: Option<&Run>| run.map(|run| run.failed.clone()).unwrap_or_default();
+        let failed =
+            |run: Option<&ProcessRun>| run.map(|run| run.failed.clone()).unwrap_or_default();
         let (base_failed, head_failed) = (failed(base), failed(head));
         let skipped = |id: &String| head.and_then(|run| run.skipped.get(id)).cloned();
         for (id, error) in base_failed.iter().filter(|(id, _)| !head_failed.contains_key(*id)) {
@@ -93,7 +94,12 @@ impl Matched {
 
     /// Takes cases out of a run whose ids another bench has, by the benches that have cases so far,
     /// and keeps that.
-    pub fn set_apart(&mut self, run: &mut Run, owners: &BTreeMap<String, String>, bench: &str) {
+    pub fn set_apart(
+        &mut self,
+        run: &mut ProcessRun,
+        owners: &BTreeMap<String, String>,
+        bench: &str,
+    ) {
         let other = |id: &String| owners.get(id).filter(|owner| *owner != bench).cloned();
         let ids: Vec<String> =
             run.cases.keys().chain(run.failed.keys()).chain(run.skipped.keys()).cloned().collect();
@@ -110,14 +116,14 @@ impl Matched {
 
     /// Keeps cases that neither side can measure, with the reason of the head: for benches whose
     /// every case is asked for.
-    pub fn keep_skipped(&mut self, base: Option<&Run>, head: Option<&Run>) {
+    pub fn keep_skipped(&mut self, base: Option<&ProcessRun>, head: Option<&ProcessRun>) {
         let (Some(base), Some(head)) = (base, head) else { return };
         let both = head.skipped.iter().filter(|(id, _)| base.skipped.contains_key(*id));
         self.unmeasured.extend(both.map(|(id, why)| (id.clone(), why.clone())));
     }
 
     /// Adds a bench that failed while it was verified, as far as the other side tells its cases.
-    pub fn abandon(&mut self, base: Option<&Run>, head: Option<&Run>, why: &str) {
+    pub fn abandon(&mut self, base: Option<&ProcessRun>, head: Option<&ProcessRun>, why: &str) {
         for run in base.iter().chain(&head) {
             self.unmeasured.extend(run.cases.keys().map(|id| (id.clone(), why.to_owned())));
         }
@@ -141,7 +147,7 @@ impl Matched {
 }
 
 /// Fields of a case's definition and environment that differ, with both values.
-fn differences(base: &Run, head: &Run, id: &str) -> Vec<(String, String, String)> {
+fn differences(base: &ProcessRun, head: &ProcessRun, id: &str) -> Vec<(String, String, String)> {
     let (a, b) = (&base.cases[id], &head.cases[id]);
     let fields = [
         ("revision", a.revision.to_string(), b.revision.to_string()),
@@ -165,10 +171,10 @@ mod tests {
     use super::*;
     use kernelgate::record::{CaseRecord, Environment, Provenance};
 
-    fn run(cases: &[&str], failed: &[&str], skipped: &[&str]) -> Run {
+    fn run(cases: &[&str], failed: &[&str], skipped: &[&str]) -> ProcessRun {
         let reasons =
             |ids: &[&str]| ids.iter().map(|id| ((*id).to_owned(), "why".to_owned())).collect();
-        Run {
+        ProcessRun {
             complete: true,
             cases: cases
                 .iter()
@@ -176,7 +182,7 @@ mod tests {
                 .collect(),
             skipped: reasons(skipped),
             failed: reasons(failed),
-            ..Run::start("b", "verify", Environment::cpu(), Provenance::default())
+            ..ProcessRun::start("b", "verify", Environment::cpu(), Provenance::default())
         }
     }
 
@@ -233,7 +239,7 @@ mod tests {
     fn support_that_the_head_adds_is_new_and_memory_that_the_base_lacked_is_not() {
         let mut matched = Matched::default();
         let base = run(&[], &[], &["supported now", "too large before"]);
-        let base = Run { unsupported: ["supported now".to_owned()].into(), ..base };
+        let base = ProcessRun { unsupported: ["supported now".to_owned()].into(), ..base };
         matched.add(Some(&base), Some(&run(&["supported now", "too large before"], &[], &[])));
         assert_eq!(matched.new, ["supported now"]);
         assert_eq!(matched.unmeasured.keys().collect::<Vec<_>>(), ["too large before"]);

@@ -20,7 +20,9 @@ use crate::gate::paired::Arm;
 use crate::gate::rules::Rules;
 use kernelgate::record::numerics::DataSets;
 use kernelgate::record::run::VerificationRecord;
-use kernelgate::record::{CaseNumerics, LaunchCosts, Run, TrialRequest, TrialSampling, file};
+use kernelgate::record::{
+    CaseNumerics, LaunchCosts, ProcessRun, TrialRequest, TrialSampling, file,
+};
 
 /// What both sides' verification tells besides time.
 #[derive(Debug, Default)]
@@ -58,7 +60,7 @@ impl Engine<'_> {
         let ours = |bench: &&Bench| matches!(bench.driver, Driver::Protocol(_));
         for bench in prepared.benches.iter().filter(ours) {
             let read = |path| {
-                file::read::<Run>(path)
+                file::read::<ProcessRun>(path)
                     .map_err(|error| CompareError::Usage(format!("failed to {error}")))
             };
             let [base, head] = [read(&bench.verified[0])?, read(&bench.verified[1])?];
@@ -177,7 +179,7 @@ impl Engine<'_> {
         bench: &Bench,
         cases: &BTreeSet<String>,
         seed: u64,
-    ) -> Option<Run> {
+    ) -> Option<ProcessRun> {
         let request = TrialRequest {
             session: format!("verify-seed-{seed}"),
             record: self.session.work.join("seed.json"),

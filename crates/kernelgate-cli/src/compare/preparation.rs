@@ -12,7 +12,7 @@ use super::session::{Bench, Prepared};
 use super::{CompareError, ComparisonRequest, folder, rounds};
 use crate::gate::comparison::CriterionBench;
 use crate::gate::paired::Arm;
-use kernelgate::record::{Run, TrialRequest, TrialSampling, file};
+use kernelgate::record::{ProcessRun, TrialRequest, TrialSampling, file};
 
 /// A process that only verifies: references may take long.
 const VERIFY_TIMEOUT: Duration = Duration::from_secs(1800);
@@ -23,7 +23,7 @@ const PROCESS_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A run that verified an executable, or showed that it measures.
 struct Verified {
-    run: Run,
+    run: ProcessRun,
     path: PathBuf,
     took: Duration,
     driver: Driver,
@@ -159,7 +159,7 @@ impl Engine<'_> {
         let driver = executable.driver;
         let sources = &self.session.sides[index(arm)].sources;
         let known = |path: PathBuf| {
-            let run = file::read::<Run>(&path).ok()?;
+            let run = file::read::<ProcessRun>(&path).ok()?;
             // What it read beside itself is of that commit.
             let read = sources.is_none() || run.provenance.commit == *sources;
             let same = read && run.complete && run.executable.as_ref() == Some(&executable.hash);

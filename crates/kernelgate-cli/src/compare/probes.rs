@@ -7,7 +7,7 @@ use super::engine::Engine;
 use super::session::Prepared;
 use super::{CompareError, rounds};
 use crate::gate::paired::Arm;
-use kernelgate::record::{CaseRecord, Run};
+use kernelgate::record::{CaseRecord, ProcessRun};
 
 /// What delays on a GPU are made of.
 #[derive(Debug, Default)]
@@ -49,7 +49,12 @@ impl Engine<'_> {
     }
 
     /// One process of a side a bench, timed as any other.
-    fn once(&self, prepared: &Prepared, arm: Arm, session: &str) -> Result<Vec<Run>, CompareError> {
+    fn once(
+        &self,
+        prepared: &Prepared,
+        arm: Arm,
+        session: &str,
+    ) -> Result<Vec<ProcessRun>, CompareError> {
         let mut runs = Vec::new();
         for bench in &prepared.benches {
             let request = self.trial_request(bench, arm, session.to_owned(), bench.cases.clone());

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::gate::paired::{Arm, Block, Observed, Outcome, TestPlan};
 use kernelgate::record::criterion_store::IMPLEMENTATION;
-use kernelgate::record::{CaseRecord, Run, Timing, TrialRecord};
+use kernelgate::record::{CaseRecord, ProcessRun, Timing, TrialRecord};
 use kernelgate::stats::{median, weighted_median};
 
 /// Why a case has no time that the process neither timed, failed nor skipped.
@@ -28,7 +28,7 @@ pub const fn arm(block: usize, place: usize) -> Arm {
 /// sample's mean, the weight with which a median has the least variance; and where something else
 /// interrupts samples, the longest ones, which are hit most often, do not outvote the rest as they
 /// would in a mean, a slope, or a median weighted by the number itself.
-pub fn timings(run: &Run) -> BTreeMap<String, Timing> {
+pub fn timings(run: &ProcessRun) -> BTreeMap<String, Timing> {
     let others = run.telemetry.iter().filter_map(|reading| reading.other_processes).max();
     let of = |case: &CaseRecord| {
         let samples = &case.samples;
@@ -111,7 +111,7 @@ pub fn undecided(
 
 /// Cases that were asked for and have no time in a run, with the reason: skipped in it, or absent
 /// from it without a word.
-pub fn skips(asked: &BTreeSet<String>, run: Option<&Run>) -> BTreeMap<String, String> {
+pub fn skips(asked: &BTreeSet<String>, run: Option<&ProcessRun>) -> BTreeMap<String, String> {
     let timed = |id: &&String| run.is_some_and(|run| run.cases.contains_key(*id));
     let failed = |id: &&String| run.is_some_and(|run| run.failed.contains_key(*id));
     let reason =
@@ -203,11 +203,11 @@ mod tests {
         let asked: BTreeSet<String> = ["gone", "short", "timed", "wrong"].map(str::to_owned).into();
         let reasons =
             |ids: &[&str]| ids.iter().map(|id| ((*id).to_owned(), "why".to_owned())).collect();
-        let run = Run {
+        let run = ProcessRun {
             cases: [("timed".to_owned(), CaseRecord::of_samples(vec![1.0]))].into(),
             skipped: reasons(&["short", "not asked for"]),
             failed: reasons(&["wrong"]),
-            ..Run::start("b", "r1-b0-p0", Environment::cpu(), Provenance::default())
+            ..ProcessRun::start("b", "r1-b0-p0", Environment::cpu(), Provenance::default())
         };
         let skipped = skips(&asked, Some(&run));
         assert_eq!(
@@ -239,9 +239,9 @@ mod tests {
         // Linear sampling: 1 to 5 times as many iterations, the short samples far off.
         let mut case = CaseRecord::of_samples(vec![30.0, 44.0, 30.3, 40.0, 50.5]);
         case.samples.launches = vec![1, 2, 3, 4, 5];
-        let run = |case: &CaseRecord| Run {
+        let run = |case: &CaseRecord| ProcessRun {
             cases: [("x".to_owned(), case.clone())].into(),
-            ..Run::start("b", "s", Environment::cpu(), Provenance::default())
+            ..ProcessRun::start("b", "s", Environment::cpu(), Provenance::default())
         };
         let found = |case: &CaseRecord| timings(&run(case))["x"];
         assert_eq!((found(&case).time_ns, found(&case).averaged), (10.1, false));

@@ -11,11 +11,11 @@ use super::single_run::CalibratedSpreads;
 use super::{Doubt, GateReport, Judged, Policy, Refusal, Verdict};
 use kernelgate::record::{
     Baseline, BaselineCase, BaselineRun, CaseNumerics, CaseRecord, CaseRun, EarlierRuns,
-    LaunchCosts, Numerics, Provenance, Run,
+    LaunchCosts, Numerics, ProcessRun, Provenance,
 };
 
 /// A case as several process runs measured it.
-type Measured<'a> = [(&'a Run, &'a CaseRecord)];
+type Measured<'a> = [(&'a ProcessRun, &'a CaseRecord)];
 
 /// Compares runs with a baseline. `runs` is not empty; several runs of one bench binary are several
 /// process runs of its cases. `spreads` are the device's, where it was calibrated; `rules` are the
@@ -23,12 +23,12 @@ type Measured<'a> = [(&'a Run, &'a CaseRecord)];
 /// are added by [`judge_numerics`].
 pub fn compare(
     baseline: &Baseline,
-    runs: &[Run],
+    runs: &[ProcessRun],
     policy: Policy,
     spreads: &CalibratedSpreads,
     rules: &Rules,
 ) -> GateReport {
-    let mut head: BTreeMap<&str, Vec<(&Run, &CaseRecord)>> = BTreeMap::new();
+    let mut head: BTreeMap<&str, Vec<(&ProcessRun, &CaseRecord)>> = BTreeMap::new();
     for run in runs {
         for (id, case) in &run.cases {
             head.entry(id).or_default().push((run, case));
@@ -96,7 +96,7 @@ pub fn compare(
         failed,
         interrupted: runs.iter().filter(|run| !run.complete).map(|run| run.bench.clone()).collect(),
         missing_shards: shards::missing(runs),
-        own: runs.iter().filter(|run| baseline.has(run)).map(Run::key).collect(),
+        own: runs.iter().filter(|run| baseline.has(run)).map(ProcessRun::key).collect(),
         numerics: NumericsReport::default(),
         costs: grown_costs,
         rules: costs::unjudged(rules, &bounds),
@@ -108,7 +108,7 @@ pub fn compare(
 pub fn judge_numerics(
     report: GateReport,
     baseline: &Baseline,
-    runs: &[Run],
+    runs: &[ProcessRun],
     records: &[Numerics],
     (policy, rules): (&NumericsPolicy, &Rules),
 ) -> GateReport {
@@ -171,7 +171,11 @@ fn commits<'a>(provenances: impl Iterator<Item = &'a Provenance>) -> Vec<String>
     provenances.map(Provenance::short).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-fn other_device(baseline: &Baseline, runs: &[Run], judged: &[Judged]) -> Option<(String, String)> {
+fn other_device(
+    baseline: &Baseline,
+    runs: &[ProcessRun],
+    judged: &[Judged],
+) -> Option<(String, String)> {
     let used: Vec<&BaselineRun> = used(baseline, judged).collect();
     let mut pairs = runs
         .iter()
@@ -191,7 +195,7 @@ fn judge(
     let base = &baseline.cases[id];
     // Contention on the host changes the times of its own cores only.
     let contended = head.iter().all(|(run, _)| run.environment.on_host());
-    let same = |run: &Run| {
+    let same = |run: &ProcessRun| {
         base.runs.keys().all(|key| run.environment.same_device(&baseline.runs[key].environment))
     };
     let same_device = head.iter().all(|(run, _)| same(run));

@@ -3,12 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kernelgate::record::{Run, Shard};
+use kernelgate::record::{ProcessRun, Shard};
 
 /// Why runs of a bench are neither process runs of the same code nor the parts of one measurement,
 /// with the first of them and the one that differs; none where they belong together.
-pub fn differing(runs: &[Run]) -> Option<String> {
-    let mut first: BTreeMap<&str, &Run> = BTreeMap::new();
+pub fn differing(runs: &[ProcessRun]) -> Option<String> {
+    let mut first: BTreeMap<&str, &ProcessRun> = BTreeMap::new();
     for run in runs {
         let other = *first.entry(&run.bench).or_insert(run);
         if let Some((field, one, two)) = difference(other, run) {
@@ -24,9 +24,9 @@ pub fn differing(runs: &[Run]) -> Option<String> {
     None
 }
 
-fn difference(one: &Run, two: &Run) -> Option<(&'static str, String, String)> {
-    let count = |run: &Run| run.shard.map_or(1, |shard| shard.count).to_string();
-    let code = |run: &Run| run.provenance.short();
+fn difference(one: &ProcessRun, two: &ProcessRun) -> Option<(&'static str, String, String)> {
+    let count = |run: &ProcessRun| run.shard.map_or(1, |shard| shard.count).to_string();
+    let code = |run: &ProcessRun| run.provenance.short();
     let fields = [
         ("number of shards", count(one), count(two)),
         ("commit", code(one), code(two)),
@@ -44,10 +44,11 @@ fn difference(one: &Run, two: &Run) -> Option<(&'static str, String, String)> {
 /// The executables of two runs, where they differ and should not. Machines that share the cases,
 /// or are of one model, build their own of a clean commit; where they are not known to be two, it
 /// is other code.
-fn other_build(one: &Run, two: &Run) -> Option<[String; 2]> {
+fn other_build(one: &ProcessRun, two: &ProcessRun) -> Option<[String; 2]> {
     let settled = one.provenance.commit.is_some() && !one.provenance.dirty;
     let sharded = one.shard.is_some() || two.shard.is_some();
-    let named = |run: &Run| run.environment.gpu.is_some() || run.environment.machine.is_some();
+    let named =
+        |run: &ProcessRun| run.environment.gpu.is_some() || run.environment.machine.is_some();
     let two_machines = named(one) && named(two) && !two.environment.same_device(&one.environment);
     if settled && (sharded || two_machines) {
         return None;
@@ -62,7 +63,7 @@ fn other_build(one: &Run, two: &Run) -> Option<[String; 2]> {
 
 /// Shards that several others lack: "attention, shard 3/4". A single shard is judged by itself,
 /// where each machine judges its own.
-pub fn missing(runs: &[Run]) -> Vec<String> {
+pub fn missing(runs: &[ProcessRun]) -> Vec<String> {
     let mut there: BTreeMap<&str, BTreeSet<Shard>> = BTreeMap::new();
     for run in runs {
         there.entry(&run.bench).or_default().extend(run.shard);
@@ -82,34 +83,34 @@ mod tests {
     use super::*;
     use kernelgate::record::{Environment, Provenance};
 
-    fn shard(index: u32, count: u32) -> Run {
+    fn shard(index: u32, count: u32) -> ProcessRun {
         let commit = Provenance { commit: Some("aaaa".to_owned()), dirty: false };
-        Run {
+        ProcessRun {
             shard: Some(Shard { index, count }),
             executable: Some(format!("built for {index}")),
-            ..Run::start("b", "s", Environment::cpu(), commit)
+            ..ProcessRun::start("b", "s", Environment::cpu(), commit)
         }
     }
 
     #[test]
     fn shards_of_one_measurement_belong_together_and_others_do_not() {
-        let with = |other: Run| differing(&[shard(1, 2), other]);
+        let with = |other: ProcessRun| differing(&[shard(1, 2), other]);
         assert_eq!(with(shard(2, 2)), None);
         let dirty = Provenance { dirty: true, ..shard(1, 2).provenance };
-        let whole = Run { shard: None, ..shard(2, 2) };
+        let whole = ProcessRun { shard: None, ..shard(2, 2) };
         let elsewhere = Environment { threads: 99, ..Environment::cpu() };
         for (other, field) in [
             (shard(2, 3), "number of shards is `2`"),
             (whole, "number of shards"),
-            (Run { provenance: dirty.clone(), ..shard(2, 2) }, "commit is `aaaa`"),
-            (Run { effort: "quick".to_owned(), ..shard(2, 2) }, "effort"),
-            (Run { seed: 2, ..shard(2, 2) }, "seed"),
-            (Run { environment: elsewhere, ..shard(2, 2) }, "threads"),
+            (ProcessRun { provenance: dirty.clone(), ..shard(2, 2) }, "commit is `aaaa`"),
+            (ProcessRun { effort: "quick".to_owned(), ..shard(2, 2) }, "effort"),
+            (ProcessRun { seed: 2, ..shard(2, 2) }, "seed"),
+            (ProcessRun { environment: elsewhere, ..shard(2, 2) }, "threads"),
         ] {
             let why = with(other).unwrap();
             assert!(why.starts_with(field), "{why}");
         }
-        let changed = |index| Run { provenance: dirty.clone(), ..shard(index, 2) };
+        let changed = |index| ProcessRun { provenance: dirty.clone(), ..shard(index, 2) };
         let why = differing(&[changed(1), changed(2)]).unwrap();
         assert!(why.starts_with("executable is `built for 1` in the run s/b-1-of-2"), "{why}");
     }
@@ -118,20 +119,22 @@ mod tests {
     fn whole_runs_are_process_runs_of_the_same_code() {
         let mut here = Environment::cpu();
         here.machine = Some("this host".to_owned());
-        let whole = || Run { shard: None, environment: here.clone(), ..shard(1, 1) };
-        let why = |other: Run| differing(&[whole(), Run { session: "t".to_owned(), ..other }]);
+        let whole = || ProcessRun { shard: None, environment: here.clone(), ..shard(1, 1) };
+        let why = |other: ProcessRun| {
+            differing(&[whole(), ProcessRun { session: "t".to_owned(), ..other }])
+        };
         assert_eq!(why(whole()), None);
-        assert_eq!(why(Run { executable: None, ..whole() }), None);
+        assert_eq!(why(ProcessRun { executable: None, ..whole() }), None);
         // Another bench is no process run of this one.
         let foreign = Provenance { commit: Some("bbbb".to_owned()), dirty: false };
-        let other = || Run { provenance: foreign.clone(), ..whole() };
-        assert_eq!(why(Run { bench: "c".to_owned(), ..other() }), None);
-        let rebuilt = Run { executable: Some("other flags".to_owned()), ..whole() };
+        let other = || ProcessRun { provenance: foreign.clone(), ..whole() };
+        assert_eq!(why(ProcessRun { bench: "c".to_owned(), ..other() }), None);
+        let rebuilt = ProcessRun { executable: Some("other flags".to_owned()), ..whole() };
         for (run, wanted) in [
             (other(), "commit is `aaaa` in the run s/b and `bbbb` in the run t/b: these are no"),
             (rebuilt.clone(), "executable is `built for 1` in the run s/b and `other flags`"),
-            (Run { effort: "quick".to_owned(), ..whole() }, "effort is `default`"),
-            (Run { seed: 2, ..whole() }, "seed is `1`"),
+            (ProcessRun { effort: "quick".to_owned(), ..whole() }, "effort is `default`"),
+            (ProcessRun { seed: 2, ..whole() }, "seed is `1`"),
         ] {
             let why = why(run).unwrap();
             assert!(why.starts_with(wanted), "{why}");
@@ -140,9 +143,9 @@ mod tests {
         // Two machines of one model build their own.
         let mut there = here.clone();
         there.machine = Some("another host".to_owned());
-        assert_eq!(why(Run { environment: there, ..rebuilt.clone() }), None);
+        assert_eq!(why(ProcessRun { environment: there, ..rebuilt.clone() }), None);
         let nameless = Environment { machine: None, ..here.clone() };
-        assert!(why(Run { environment: nameless, ..rebuilt }).is_some());
+        assert!(why(ProcessRun { environment: nameless, ..rebuilt }).is_some());
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::calibration::{Calibration, Series};
 use super::interval::{SingleRun, SpreadSource};
-use kernelgate::record::{BaselineCase, Environment, Run};
+use kernelgate::record::{BaselineCase, Environment, ProcessRun};
 use kernelgate::stats::{median, quantile};
 
 /// Fewest processes from which a calibration tells how runs of a case differ.
@@ -66,7 +66,7 @@ impl CalibratedSpreads {
     }
 
     /// For a single run that is judged.
-    pub fn of_head(&self, id: &str, run: &Run, assumed: f64) -> SingleRun {
+    pub fn of_head(&self, id: &str, run: &ProcessRun, assumed: f64) -> SingleRun {
         self.get(id, &run.environment).unwrap_or_else(|| of_policy(assumed))
     }
 }

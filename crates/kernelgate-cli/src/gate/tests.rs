@@ -3,41 +3,41 @@ use super::interval::SpreadSource;
 use super::rules::Rules;
 use super::single_run::CalibratedSpreads;
 use super::*;
-use kernelgate::record::{Baseline, CaseRecord, Environment, Provenance, Run};
+use kernelgate::record::{Baseline, CaseRecord, Environment, ProcessRun, Provenance};
 
 /// Without a calibration of the device.
-fn compare(baseline: &Baseline, runs: &[Run], policy: Policy) -> GateReport {
+fn compare(baseline: &Baseline, runs: &[ProcessRun], policy: Policy) -> GateReport {
     super::compare(baseline, runs, policy, &CalibratedSpreads::default(), &Rules::default())
 }
 
-fn run(session: &str, times: &[(&str, f64)]) -> Run {
+fn run(session: &str, times: &[(&str, f64)]) -> ProcessRun {
     let environment = Environment { machine: Some("here".to_owned()), ..Environment::cpu() };
     let samples = |time: f64| (0..11).map(|i| time * (1.0 + 0.001 * f64::from(i - 5))).collect();
-    Run {
+    ProcessRun {
         complete: true,
         cases: times
             .iter()
             .map(|&(id, time)| (id.to_owned(), CaseRecord::of_samples(samples(time))))
             .collect(),
-        ..Run::start("b", session, environment, Provenance::default())
+        ..ProcessRun::start("b", session, environment, Provenance::default())
     }
 }
 
-fn baseline(run: &Run) -> Baseline {
+fn baseline(run: &ProcessRun) -> Baseline {
     let mut baseline = Baseline::new("main");
     baseline.merge(run);
     baseline
 }
 
 /// The same run as two process runs.
-fn twice(run: &Run) -> Baseline {
+fn twice(run: &ProcessRun) -> Baseline {
     let mut baseline = baseline(run);
-    baseline.add(&Run { session: format!("{}-again", run.session), ..run.clone() }).unwrap();
+    baseline.add(&ProcessRun { session: format!("{}-again", run.session), ..run.clone() }).unwrap();
     baseline
 }
 
 /// Against a baseline of two runs.
-fn compare_default(base: &Run, head: &Run) -> GateReport {
+fn compare_default(base: &ProcessRun, head: &ProcessRun) -> GateReport {
     compare(&twice(base), std::slice::from_ref(head), Policy::default())
 }
 
@@ -83,7 +83,7 @@ fn a_change_that_matters_and_cannot_be_detected_is_not_called_unchanged() {
         base.add(&run(session, &[("a", time)])).unwrap();
     }
     let at = |times: &[f64]| {
-        let heads: Vec<Run> = times
+        let heads: Vec<ProcessRun> = times
             .iter()
             .enumerate()
             .map(|(i, time)| run(&format!("h{i}"), &[("a", *time)]))
@@ -150,7 +150,7 @@ fn another_device_or_definition_is_refused_with_the_field() {
     let report = compare_default(&base, &more);
     let refusal = &report.refused[0];
     assert_eq!((refusal.field.as_str(), refusal.base.as_str()), ("work", "read 8 B, write 8 B"));
-    let reseeded = Run { seed: 2, ..base.clone() };
+    let reseeded = ProcessRun { seed: 2, ..base.clone() };
     assert_eq!(compare_default(&base, &reseeded).refused[0].field, "seed");
 }
 
@@ -178,7 +178,7 @@ fn load_from_others_excuses_a_slow_side_and_not_on_a_gpu() {
         (report.judged[0].verdict, report.judged[0].head_contention),
         (Verdict::Inconclusive, 0.5)
     );
-    let on_gpu = |mut run: Run| {
+    let on_gpu = |mut run: ProcessRun| {
         run.environment.device_kind = "cuda".to_owned();
         run
     };
@@ -194,8 +194,8 @@ fn times_that_are_too_long_decide_nothing_against_the_code() {
         change(&mut run.cases.get_mut("a").unwrap().samples);
         run
     };
-    let verdict = |base: &Run, head: &Run| {
-        let head = Run { session: "2".to_owned(), ..head.clone() };
+    let verdict = |base: &ProcessRun, head: &ProcessRun| {
+        let head = ProcessRun { session: "2".to_owned(), ..head.clone() };
         let judged = &compare_default(base, &head).judged[0];
         (judged.verdict, judged.reason)
     };
@@ -233,7 +233,7 @@ fn several_runs_narrow_the_interval_and_others_are_not_added() {
     for (session, time) in [("2", 1.01e6), ("3", 0.99e6)] {
         baseline.add(&run(session, &[("a", time)])).unwrap();
     }
-    let heads: Vec<Run> = ["4", "5"].map(|session| run(session, &[("a", 1.1e6)])).to_vec();
+    let heads: Vec<ProcessRun> = ["4", "5"].map(|session| run(session, &[("a", 1.1e6)])).to_vec();
     let report = compare(&baseline, &heads, Policy::default());
     let judged = &report.judged[0];
     assert_eq!((judged.verdict, judged.base_runs, judged.head_runs), (Verdict::Regressed, 3, 2));
@@ -299,9 +299,9 @@ fn a_baseline_of_one_run_blames_nobody_for_what_runs_may_differ_by() {
 }
 
 /// The run as an executable measured it that was built from that commit.
-fn of_commit(commit: &str, run: Run) -> Run {
+fn of_commit(commit: &str, run: ProcessRun) -> ProcessRun {
     let provenance = Provenance { commit: Some(commit.to_owned()), dirty: false };
-    Run { provenance, executable: Some(format!("built from {commit}")), ..run }
+    ProcessRun { provenance, executable: Some(format!("built from {commit}")), ..run }
 }
 
 /// Five runs of one commit, within ±1 %.

@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 
 use super::HistoryError;
-use super::process_run::RecordFile;
+use super::indexed_run::RecordFile;
 use super::store::{HistoryStore, Skipped};
 use kernelgate::record::file;
 

@@ -11,7 +11,7 @@ use rusqlite::{
 };
 
 use super::HistoryError;
-use super::process_run::ProcessRun;
+use super::indexed_run::IndexedRun;
 use kernelgate::record::Provenance;
 
 /// Version of the tables.
@@ -67,11 +67,11 @@ pub struct Row {
     pub process: String,
     /// Milliseconds since 1970.
     pub started_ms: i64,
-    /// As [`ProcessRun::model`].
+    /// As [`IndexedRun::model`].
     pub model: String,
-    /// As [`ProcessRun::card`].
+    /// As [`IndexedRun::card`].
     pub card: String,
-    /// As [`ProcessRun::device`].
+    /// As [`IndexedRun::device`].
     pub device: String,
     /// Of which code.
     pub provenance: Provenance,
@@ -275,7 +275,7 @@ pub struct IndexedFolder {
     /// When it was changed last, nanoseconds since 1970; none where it is gone.
     pub modified: Option<i64>,
     /// What its files hold.
-    pub runs: Vec<ProcessRun>,
+    pub runs: Vec<IndexedRun>,
     /// Files that hold nothing, with the reason.
     pub skipped: Vec<(String, String)>,
 }
@@ -324,7 +324,7 @@ impl<'t> Writer<'t> {
         for (file, problem) in &indexed.skipped {
             self.skipped.execute(params![folder, file, problem])?;
         }
-        for ProcessRun { key, process, started_ms, model, card, device, provenance, cases } in
+        for IndexedRun { key, process, started_ms, model, card, device, provenance, cases } in
             &indexed.runs
         {
             let Provenance { commit, dirty } = provenance;

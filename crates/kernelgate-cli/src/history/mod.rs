@@ -8,8 +8,8 @@
 
 pub mod import;
 pub mod index;
+pub mod indexed_run;
 pub mod order;
-pub mod process_run;
 pub mod prune;
 pub mod series;
 pub mod store;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::HistoryError;
 use super::index::{FolderName, FolderRun};
-use super::process_run::RecordFile;
+use super::indexed_run::RecordFile;
 use super::store::{HistoryStore, json_files};
 
 /// Removes the folders of records of which no process run is among the last `keep` of its bench

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::HistoryError;
 use super::index::{FolderName, Index, IndexedFolder};
-use super::process_run::RecordFile;
+use super::indexed_run::RecordFile;
 
 /// What bench processes wrote.
 pub(super) const RUNS: &str = "runs";

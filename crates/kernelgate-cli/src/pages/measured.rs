@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kernelgate::display::{self, natural};
 use kernelgate::measure::limits::{Limits, TimeLimit};
 use kernelgate::record::WorkRecord;
-use kernelgate::record::{Baseline, CaseRecord, Environment, Provenance, Run};
+use kernelgate::record::{Baseline, CaseRecord, Environment, ProcessRun, Provenance};
 use kernelgate::stats::{self, Spread};
 use kernelgate::verify::Errors;
 
@@ -182,7 +182,7 @@ impl Measured {
     ///
     /// # Errors
     /// When they are of several devices.
-    pub fn of(runs: &[Run], baselines: &[Baseline]) -> Result<Self, SeveralDevices> {
+    pub fn of(runs: &[ProcessRun], baselines: &[Baseline]) -> Result<Self, SeveralDevices> {
         let mut all = Gatherer::default();
         baselines.iter().for_each(|baseline| all.add_baseline(baseline));
         for run in runs {
@@ -198,7 +198,7 @@ impl Measured {
 }
 
 impl Gatherer {
-    fn add_run(&mut self, run: &Run, is_known: bool) {
+    fn add_run(&mut self, run: &ProcessRun, is_known: bool) {
         if !is_known {
             self.sources.push(Source {
                 environment: run.environment.clone(),
@@ -402,7 +402,7 @@ fn facts(sources: &[Source]) -> Vec<(&'static str, String)> {
 mod tests {
     use super::*;
 
-    fn run(session: &str, time_ns: f64) -> Run {
+    fn run(session: &str, time_ns: f64) -> ProcessRun {
         let case = |(id, cache, time_ns): (&str, &str, f64)| {
             let mut case = CaseRecord::of_samples(vec![time_ns]);
             case.cache = cache.to_owned();
@@ -415,9 +415,9 @@ mod tests {
             ("w/f/n512/cpu/hot", "hot", time_ns),
             ("w/f/n512/cpu/cold", "cold", 4.0 * time_ns),
         ];
-        Run {
+        ProcessRun {
             cases: cases.into_iter().map(case).collect(),
-            ..Run::start("b", session, Environment::cpu(), Provenance::default())
+            ..ProcessRun::start("b", session, Environment::cpu(), Provenance::default())
         }
     }
 
@@ -445,7 +445,7 @@ mod tests {
         let (held, other) = (run("1", 100.0), run("2", 300.0));
         let mut baseline = Baseline::new("main");
         baseline.merge(&held);
-        let of = |runs: &[Run]| {
+        let of = |runs: &[ProcessRun]| {
             let measured = Measured::of(runs, std::slice::from_ref(&baseline)).unwrap();
             (measured.cases[0].medians_ns.clone(), measured.cases[0].of_limit())
         };

@@ -2,11 +2,11 @@
 
 use kernelgate::display::table::Table;
 use kernelgate::display::{bytes, time};
-use kernelgate::record::{LaunchCosts, Run};
+use kernelgate::record::{LaunchCosts, ProcessRun};
 
 /// A row a case, within a terminal's width where there is one; "-" where something is unknown.
 /// Device memory is what was measured, else what the row declares, which is marked.
-pub fn text(runs: &[Run], columns: Option<usize>) -> String {
+pub fn text(runs: &[ProcessRun], columns: Option<usize>) -> String {
     let mut table =
         Table::new(&["case", "device memory", "commands", "host time", "max error", "relative L2"]);
     let shown = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::gate::comparison::Comparison;
-use kernelgate::record::Run;
+use kernelgate::record::ProcessRun;
 use kernelgate::stats::{Spread, median};
 
 /// A case's time with a range, nanoseconds a launch.
@@ -27,7 +27,7 @@ pub type Metrics = BTreeMap<String, Metric>;
 
 /// Of runs: the median over the process runs with their range, with one run the quartiles of its
 /// samples.
-pub fn of_runs(runs: &[Run]) -> Metrics {
+pub fn of_runs(runs: &[ProcessRun]) -> Metrics {
     let mut spreads: BTreeMap<&String, Vec<Spread>> = BTreeMap::new();
     for (id, case) in runs.iter().flat_map(|run| &run.cases) {
         spreads.entry(id).or_default().push(Spread::of(&case.samples.per_launch_ns()));

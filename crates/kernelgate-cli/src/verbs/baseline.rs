@@ -22,7 +22,7 @@ use kernelgate::exit::Exit;
 use kernelgate::protocol::{Action, ResponseBody};
 use kernelgate::record::environment::Mismatch;
 use kernelgate::record::store::check_name;
-use kernelgate::record::{Baseline, CaseRun, Environment, Run, Store, file};
+use kernelgate::record::{Baseline, CaseRun, Environment, ProcessRun, Store, file};
 use kernelgate::stats::median;
 
 /// A bench that does not say what it runs on by then is treated as hung.
@@ -173,7 +173,7 @@ fn find(
     Ok(Exit::Fine)
 }
 
-fn add(store: &Store, name: &str, runs: &[Run]) -> anyhow::Result<Exit> {
+fn add(store: &Store, name: &str, runs: &[ProcessRun]) -> anyhow::Result<Exit> {
     if let Some(why) = shards::differing(runs) {
         println!("refused: {}", printable(&why));
         return Ok(Exit::Refused);

@@ -16,7 +16,7 @@ use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
 use kernelgate::record::store::StoreError;
 use kernelgate::record::text::printable;
-use kernelgate::record::{Baseline, Provenance, Run, Store, file};
+use kernelgate::record::{Baseline, ProcessRun, Provenance, Store, file};
 use regex::Regex;
 
 #[derive(Debug, clap::Args)]
@@ -87,7 +87,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 pub fn judge(
     store: &Store,
     baseline: &str,
-    runs: &[Run],
+    runs: &[ProcessRun],
     policy: Policy,
     numerics: NumericsPolicy,
 ) -> anyhow::Result<GateReport> {
@@ -129,7 +129,7 @@ fn elsewhere(error: StoreError, store: &Store, name: &str) -> anyhow::Error {
 fn compare_with_baseline(
     store: &Store,
     name: &str,
-    runs: &[Run],
+    runs: &[ProcessRun],
     (policy, numerics, rules): (Policy, NumericsPolicy, Rules),
 ) -> Result<GateReport, StoreError> {
     let device = runs.first().map(|run| run.environment.slug()).unwrap_or_default();
@@ -169,7 +169,7 @@ fn compare_with_baseline(
 }
 
 /// The code that those of the baseline's cases are of that were measured now and match, none twice.
-fn code_of(baseline: &Baseline, runs: &[Run], wanted: &Regex) -> Vec<Provenance> {
+fn code_of(baseline: &Baseline, runs: &[ProcessRun], wanted: &Regex) -> Vec<Provenance> {
     let cases = runs.iter().flat_map(|run| run.cases.keys()).filter(|case| wanted.is_match(case));
     let keys = cases.filter_map(|id| baseline.cases.get(id)).flat_map(|case| case.runs.keys());
     let code = keys.map(|key| &baseline.runs[key].provenance);

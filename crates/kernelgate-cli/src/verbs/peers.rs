@@ -26,7 +26,7 @@ use kernelgate::display::time;
 use kernelgate::exit::Exit;
 use kernelgate::protocol::{Action, PeerProgram, ResponseBody};
 use kernelgate::record::store::check_name;
-use kernelgate::record::{CaseRecord, Run, Store, file};
+use kernelgate::record::{CaseRecord, ProcessRun, Store, file};
 use kernelgate::stats::median;
 
 #[derive(Debug, clap::Args)]
@@ -237,7 +237,7 @@ const LIBRARIES: &[&str] = &["cuda/cudnn"];
 
 /// By problem, among the hot GPU cases: the fastest kernel of our own, and every library's. The id
 /// of a problem is a case's without implementation and cache.
-fn problems<'a>(runs: &'a [Run], filter: Option<&Regex>) -> BTreeMap<String, Vec<Ours<'a>>> {
+fn problems<'a>(runs: &'a [ProcessRun], filter: Option<&Regex>) -> BTreeMap<String, Vec<Ours<'a>>> {
     let mut problems: BTreeMap<String, Vec<Ours<'a>>> = BTreeMap::new();
     let gpu = runs.iter().filter(|run| run.environment.gpu.is_some());
     for (id, case) in gpu.flat_map(|run| &run.cases).filter(|(_, case)| case.cache == "hot") {

@@ -20,7 +20,7 @@ use kernelgate::exit::Exit;
 use kernelgate::harness::filter::Filter;
 use kernelgate::record::store::StoreError;
 use kernelgate::record::text::{printable, printable_path};
-use kernelgate::record::{Baseline, FileError, Run, Store, file};
+use kernelgate::record::{Baseline, FileError, ProcessRun, Store, file};
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -153,7 +153,7 @@ fn of_store(
 }
 
 /// What the paths hold. In a folder what is neither a run nor a baseline is named and left out.
-fn records(paths: &[PathBuf]) -> anyhow::Result<(Vec<Run>, Vec<Baseline>)> {
+fn records(paths: &[PathBuf]) -> anyhow::Result<(Vec<ProcessRun>, Vec<Baseline>)> {
     let (mut runs, mut baselines) = (Vec::new(), Vec::new());
     for path in paths {
         let files = if path.is_dir() { files(path) } else { vec![path.clone()] };
@@ -161,7 +161,7 @@ fn records(paths: &[PathBuf]) -> anyhow::Result<(Vec<Run>, Vec<Baseline>)> {
             return Err(StoreError::NoRun(path.clone()).into());
         }
         for file in files {
-            match file::read::<Run>(&file) {
+            match file::read::<ProcessRun>(&file) {
                 Ok(run) => runs.push(run),
                 Err(FileError::Foreign { .. }) => match file::read::<Baseline>(&file) {
                     Ok(baseline) => baselines.push(baseline),

@@ -10,7 +10,7 @@ use crate::report::{costs, metrics};
 use kernelgate::display::{runs, terminal};
 use kernelgate::exit::Exit;
 use kernelgate::record::text::printable;
-use kernelgate::record::{Run, Store};
+use kernelgate::record::{ProcessRun, Store};
 
 /// How runs are printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -70,8 +70,8 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 }
 
 /// A line for each bench process that ended before its cases did.
-fn interrupted(runs: &[Run]) -> String {
+fn interrupted(runs: &[ProcessRun]) -> String {
     let ended = runs.iter().filter(|run| !run.complete);
-    let line = |run: &Run| format!("\n{}", printable(&run.interrupted()));
+    let line = |run: &ProcessRun| format!("\n{}", printable(&run.interrupted()));
     ended.map(line).collect()
 }

@@ -15,7 +15,7 @@ use kernelgate::exit::Exit;
 use kernelgate::record::environment::Mismatch;
 use kernelgate::record::store::check_name;
 use kernelgate::record::text::printable_path;
-use kernelgate::record::{Baseline, Run, Store, file};
+use kernelgate::record::{Baseline, ProcessRun, Store, file};
 
 /// A `cargo bench` that takes longer is stuck.
 const TIMEOUT: Duration = Duration::from_secs(24 * 3600);
@@ -96,9 +96,9 @@ fn measure(
     store: &Store,
     running: &Running,
     finished: &Finished,
-) -> anyhow::Result<Vec<Vec<Run>>> {
+) -> anyhow::Result<Vec<Vec<ProcessRun>>> {
     let started = jiff::Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
-    let mut sessions: Vec<Vec<Run>> = Vec::new();
+    let mut sessions: Vec<Vec<ProcessRun>> = Vec::new();
     for number in 1..=arguments.runs {
         eprintln!("run {number} of {}", arguments.runs);
         let session = format!("{started}-{}-{number}", std::process::id());
@@ -118,7 +118,7 @@ fn measure(
     Ok(sessions)
 }
 
-fn baseline_path(store: &Store, name: &str, runs: &[Run]) -> anyhow::Result<PathBuf> {
+fn baseline_path(store: &Store, name: &str, runs: &[ProcessRun]) -> anyhow::Result<PathBuf> {
     let device = runs.first().map(|run| run.environment.slug()).unwrap_or_default();
     Ok(store.baseline_path(&device, name)?)
 }
@@ -130,7 +130,11 @@ fn check_file(path: &Path, name: &str) -> anyhow::Result<()> {
 }
 
 /// Makes the baseline of the sessions.
-fn write(arguments: &Arguments, store: &Store, sessions: &[Vec<Run>]) -> anyhow::Result<Exit> {
+fn write(
+    arguments: &Arguments,
+    store: &Store,
+    sessions: &[Vec<ProcessRun>],
+) -> anyhow::Result<Exit> {
     let path = baseline_path(store, &arguments.name, &sessions[0])?;
     let _lock = locked(&path)?;
     let mut baseline = Baseline::open(&path, &arguments.name)

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use kernelgate::record::{Run, Store};
+use kernelgate::record::{ProcessRun, Store};
 
 /// Which recorded invocations a verb is about.
 #[derive(Debug, clap::Args)]
@@ -23,12 +23,12 @@ pub struct Sessions {
 
 impl Sessions {
     /// Their runs, no run twice.
-    pub fn read(&self, store: &Store) -> anyhow::Result<Vec<Run>> {
+    pub fn read(&self, store: &Store) -> anyhow::Result<Vec<ProcessRun>> {
         if self.session.is_empty() {
             return Ok(store.last_sessions(self.last.into())?);
         }
         let mut runs = store.sessions(self.session.iter().map(PathBuf::as_path))?;
-        runs.sort_by_cached_key(Run::key);
+        runs.sort_by_cached_key(ProcessRun::key);
         Ok(runs)
     }
 }

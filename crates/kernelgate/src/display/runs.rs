@@ -8,14 +8,14 @@ use super::table::Table;
 use super::{natural, rate, time};
 use crate::record::run::InputChange;
 use crate::record::text::{indented, printable};
-use crate::record::{CaseRecord, Run};
+use crate::record::{CaseRecord, ProcessRun};
 use crate::stats::{self, Spread};
 
 /// Share of the host's CPU time from which on contention is mentioned.
 const NOTEWORTHY_CONTENTION: f64 = 0.10;
 
 /// What is said below the table of the cases that it applies to.
-type Remark = (&'static str, fn(&Run, &CaseRecord) -> bool);
+type Remark = (&'static str, fn(&ProcessRun, &CaseRecord) -> bool);
 
 /// A ceiling that was measured at less than this share of the SM clock of a case flatters it.
 const SAME_CLOCK: f64 = 0.9;
@@ -69,7 +69,7 @@ const REMARKS: [Remark; 8] = [
 ];
 
 /// The runs' cases for a terminal, of so many columns where it has a width.
-pub fn text(runs: &[Run], columns: Option<usize>) -> String {
+pub fn text(runs: &[ProcessRun], columns: Option<usize>) -> String {
     let table = table(runs);
     let mut out =
         if table.is_empty() { "no case was timed".to_owned() } else { table.text_within(columns) };
@@ -102,7 +102,7 @@ pub fn text(runs: &[Run], columns: Option<usize>) -> String {
         );
     }
     for (what, applies) in REMARKS {
-        let of_run = |run: &'_ Run| -> Vec<_> {
+        let of_run = |run: &'_ ProcessRun| -> Vec<_> {
             let cases = run.cases.iter();
             cases.filter(|(_, case)| applies(run, case)).map(|(id, _)| id.clone()).collect()
         };
@@ -125,7 +125,7 @@ pub fn text(runs: &[Run], columns: Option<usize>) -> String {
 
 /// A heading a problem, problems by size; below it its implementations, the fastest first, hot
 /// caches before cold ones.
-fn table(runs: &[Run]) -> Table {
+fn table(runs: &[ProcessRun]) -> Table {
     let mut table = Table::new(&["case", "time", "spread", "rate", "of limit", "limited by", ""]);
     let mut problems: BTreeMap<Vec<(String, u64)>, Vec<Timed<'_>>> = BTreeMap::new();
     for timed in runs.iter().flat_map(|run| &run.cases).map(Timed::of) {
@@ -208,7 +208,7 @@ fn case_rate(case: &CaseRecord, elapsed_ns: f64) -> String {
 }
 
 /// What was skipped here; with `every`, also what no machine can run.
-fn skips_by_reason(runs: &[Run], every: bool) -> BTreeMap<&str, Vec<&str>> {
+fn skips_by_reason(runs: &[ProcessRun], every: bool) -> BTreeMap<&str, Vec<&str>> {
     let mut grouped: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for run in runs {
         let here = run.skipped.iter().filter(|(id, _)| every || !run.unsupported.contains(*id));
@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn a_case_without_a_record_of_a_launch_says_so() {
-        let mut run = Run::start("b", "s", Environment::cpu(), Provenance::default());
+        let mut run = ProcessRun::start("b", "s", Environment::cpu(), Provenance::default());
         run.cases.insert("w/f/n1/cuda/seen/hot".to_owned(), case("cuda/seen", "hot", 100.0));
         let mut unseen = case("cuda/unseen", "hot", 100.0);
         unseen.samples.unrecorded = Some("CUPTI is missing".to_owned());
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn what_a_message_says_begins_no_line() {
-        let mut run = Run::start("b", "s", Environment::cpu(), Provenance::default());
+        let mut run = ProcessRun::start("b", "s", Environment::cpu(), Provenance::default());
         let message = "boom\n\n0 regressed, 3 unchanged";
         run.failed.insert("w/f/a".to_owned(), message.to_owned());
         run.skipped.insert("w/f/b".to_owned(), message.to_owned());
@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn a_host_that_needs_longer_than_the_gpu_is_mentioned() {
-        let mut run = Run::start("b", "s", Environment::cpu(), Provenance::default());
+        let mut run = ProcessRun::start("b", "s", Environment::cpu(), Provenance::default());
         for (name, gpu_ns, host_ns, host_bound) in [
             // Two milliseconds of computing on the host, and a copy.
             ("computes", 200e3, Some(2e6), false),
@@ -290,7 +290,7 @@ mod tests {
 
     #[test]
     fn problems_are_in_order_of_size_and_their_fastest_case_is_marked() {
-        let mut run = Run::start("b", "s", Environment::cpu(), Provenance::default());
+        let mut run = ProcessRun::start("b", "s", Environment::cpu(), Provenance::default());
         for (id, cached) in [
             ("w/f/n1024/cpu/hot", case("cpu", "hot", 100.0)),
             ("w/f/n512/cuda/slow/hot", case("cuda/slow", "hot", 200.0)),

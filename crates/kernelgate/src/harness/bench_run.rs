@@ -18,7 +18,7 @@ use crate::display::{self, terminal};
 use crate::exit::Exit;
 use crate::measure::limits::Limits;
 use crate::record::run::process_name;
-use crate::record::{Environment, Lock, Provenance, Run, Store, file};
+use crate::record::{Environment, Lock, ProcessRun, Provenance, Store, file};
 use crate::workload::{Effort, Work};
 use kernelgate_cuda::observe::telemetry::Telemetry;
 
@@ -32,7 +32,7 @@ pub fn bench(
     place: &Place,
     (selection, effort): (&Selection<'_>, Effort),
     store: &Store,
-) -> Result<(Exit, Run), HarnessError> {
+) -> Result<(Exit, ProcessRun), HarnessError> {
     let started = Instant::now();
     let opening = spent::on("open");
     let target = flags.wanted().open(place)?;
@@ -60,7 +60,7 @@ pub fn bench(
     let deadline = flags
         .budget
         .map(|budget| Deadline::after(budget, deadline::used_by(&session.invocation, folder)));
-    let mut run = Run {
+    let mut run = ProcessRun {
         effort: effort.name().to_owned(),
         seed: flags.seed,
         shard: flags.shard,
@@ -70,7 +70,7 @@ pub fn bench(
         executable: executable_hash(),
         invocation: Some(session.invocation.clone()),
         stated_commit,
-        ..Run::start(name, &session.name, environment, provenance)
+        ..ProcessRun::start(name, &session.name, environment, provenance)
     };
     let baseline = flags
         .save_baseline

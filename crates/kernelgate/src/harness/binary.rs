@@ -23,7 +23,7 @@ use crate::exit::Exit;
 use crate::measure::criterion::Elapsed;
 use crate::protocol::{self, Action, Part, Request, Response, ResponseBody};
 use crate::record::text::printable;
-use crate::record::{Environment, Run, Shard, Store, TrialRequest, file, trial_request};
+use crate::record::{Environment, ProcessRun, Shard, Store, TrialRequest, file, trial_request};
 use crate::suite::Suite;
 use crate::workload::Effort;
 use kernelgate_cuda::observe::range::Range;
@@ -366,7 +366,7 @@ impl Harness {
         &self,
         flags: &Flags,
         place: &Place,
-        run: &Run,
+        run: &ProcessRun,
     ) -> Result<(), HarnessError> {
         let asked = flags.filter.is_some() || !flags.axis.is_empty();
         // Another shard may have it, and a budget may end before the first case.

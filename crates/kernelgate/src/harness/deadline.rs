@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 
 use crate::display::duration;
-use crate::record::{Run, file};
+use crate::record::{ProcessRun, file};
 
 /// The end of a budget.
 #[derive(Debug, Clone, Copy)]
@@ -32,7 +32,7 @@ impl Deadline {
 /// folder: benches of one `cargo bench` share a budget.
 pub fn used_by(invocation: &str, folder: &Path) -> Duration {
     let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let runs = files.filter_map(|entry| file::read::<Run>(&entry.path()).ok());
+    let runs = files.filter_map(|entry| file::read::<ProcessRun>(&entry.path()).ok());
     let of_it = runs.filter(|run| run.invocation.as_deref() == Some(invocation));
     let starts = of_it.filter_map(|run| run.started.parse::<Timestamp>().ok());
     let first = starts.min().map(|first| Timestamp::now().duration_since(first));

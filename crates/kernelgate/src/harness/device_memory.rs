@@ -143,7 +143,7 @@ mod tests {
     use crate::harness::recorder::Recorder;
     use crate::harness::trial::{BuildOutputs, TrialState};
     use crate::measure::criterion::Elapsed;
-    use crate::record::{Environment, Provenance, Run, TrialSampling};
+    use crate::record::{Environment, ProcessRun, Provenance, TrialSampling};
     use crate::workload::{Dtype, Effort};
     use kernelgate_cuda::Source;
     use kernelgate_cuda::testing::gpu;
@@ -248,7 +248,7 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
         let own = suites.iter().map(AsRef::as_ref);
         let selection = select(own, Effort::Default, &place, &[], &Filter::All).unwrap();
         let folder = tempfile::tempdir().unwrap();
-        let run = Run::start("b", "s", Environment::of(&target), Provenance::default());
+        let run = ProcessRun::start("b", "s", Environment::of(&target), Provenance::default());
         let recorder = Recorder::start(run, folder.path().join("run.json"), None).unwrap();
         let mut execution = Execution {
             flags: &flags,

@@ -11,7 +11,7 @@ use crate::backend::host_timeout;
 use crate::exit::Exit;
 use crate::record::environment::Gpu;
 use crate::record::text::{printable, printable_path};
-use crate::record::{CaseRecord, FileError, Run, file};
+use crate::record::{CaseRecord, FileError, ProcessRun, file};
 use kernelgate_cuda::observe::telemetry::Reading;
 
 /// A run and its file.
@@ -21,7 +21,7 @@ pub struct Recorder {
 }
 
 struct State {
-    run: Run,
+    run: ProcessRun,
     path: PathBuf,
     /// Baseline that is to be written at the end.
     pending_baseline: Option<String>,
@@ -34,7 +34,7 @@ impl Recorder {
     /// # Errors
     /// When the file cannot be written.
     pub fn start(
-        run: Run,
+        run: ProcessRun,
         path: PathBuf,
         pending_baseline: Option<String>,
     ) -> Result<Self, FileError> {
@@ -119,7 +119,7 @@ impl Recorder {
     }
 
     /// The run so far.
-    pub fn run(&self) -> Run {
+    pub fn run(&self) -> ProcessRun {
         self.lock().run.clone()
     }
 
@@ -179,14 +179,17 @@ impl Recorder {
     ///
     /// # Errors
     /// What `write` returns.
-    pub fn save_baseline<E>(&self, write: impl FnOnce(&Run) -> Result<(), E>) -> Result<(), E> {
+    pub fn save_baseline<E>(
+        &self,
+        write: impl FnOnce(&ProcessRun) -> Result<(), E>,
+    ) -> Result<(), E> {
         let mut state = self.lock();
         write(&state.run)?;
         state.pending_baseline = None;
         Ok(())
     }
 
-    fn update(&self, change: impl FnOnce(&mut Run)) -> Result<(), FileError> {
+    fn update(&self, change: impl FnOnce(&mut ProcessRun)) -> Result<(), FileError> {
         let mut state = self.lock();
         change(&mut state.run);
         state.run.environment.gpu.iter_mut().for_each(Gpu::note_libraries);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::cases::Selection;
 use super::error::HarnessError;
 use crate::record::baseline::ReplacedRuns;
-use crate::record::{Baseline, FileError, Run, Store, file};
+use crate::record::{Baseline, FileError, ProcessRun, Store, file};
 
 /// The file that the run will be merged into, checked now: an unreadable one, or a folder that
 /// cannot be written, is found before anything is measured. Runs that it is going to replace are
@@ -13,7 +13,7 @@ use crate::record::{Baseline, FileError, Run, Store, file};
 pub fn open(
     store: &Store,
     name: &str,
-    run: &Run,
+    run: &ProcessRun,
     selection: &Selection<'_>,
 ) -> Result<PathBuf, HarnessError> {
     let path = store.baseline_path(&run.environment.slug(), name)?;
@@ -25,7 +25,7 @@ pub fn open(
 }
 
 /// Merges the run. The caller holds the file's lock.
-pub fn save(path: &Path, name: &str, run: &Run) -> Result<(), FileError> {
+pub fn save(path: &Path, name: &str, run: &ProcessRun) -> Result<(), FileError> {
     let mut baseline = Baseline::open(path, name)?;
     let replaced = baseline.replaced_by(run, run.cases.keys().map(String::as_str));
     baseline.merge(run);

@@ -7,7 +7,7 @@ use sysinfo::{Pid, ProcessRefreshKind, ProcessesToUpdate, System};
 use super::error::HarnessError;
 use crate::record::sessions::session_name;
 use crate::record::store::check_name;
-use crate::record::{Run, Store, file};
+use crate::record::{ProcessRun, Store, file};
 
 /// Names the session.
 pub const VARIABLE: &str = "KERNELGATE_SESSION";
@@ -47,7 +47,7 @@ impl Session {
         &self,
         store: &Store,
         bench: &str,
-        run: impl Fn(&Path) -> Run,
+        run: impl Fn(&Path) -> ProcessRun,
     ) -> Result<PathBuf, HarnessError> {
         let names = std::iter::once(bench.to_owned());
         for name in names.chain((2..).map(|number| format!("{bench}-{number}"))) {
@@ -57,7 +57,7 @@ impl Session {
                 Err(error) if error.is_there_already() => {}
                 Err(error) => return Err(error.into()),
             }
-            let there = file::read::<Run>(&path).ok().and_then(|run| run.invocation);
+            let there = file::read::<ProcessRun>(&path).ok().and_then(|run| run.invocation);
             if there.as_deref() != Some(&self.invocation) {
                 return Err(HarnessError::Usage(format!(
                     "{VARIABLE}={}: an earlier run of that name is in {}: choose another name, or \
@@ -119,9 +119,9 @@ mod tests {
             invocation: invocation.to_owned(),
         };
         let record = |invocation: &str| {
-            let run = Run {
+            let run = ProcessRun {
                 invocation: Some(invocation.to_owned()),
-                ..Run::start("b", "par", Environment::cpu(), Provenance::default())
+                ..ProcessRun::start("b", "par", Environment::cpu(), Provenance::default())
             };
             session(invocation).record(&store, "b", |_| run.clone())
         };
@@ -139,7 +139,7 @@ mod tests {
         });
         let (written, refused) = (written.into_inner().unwrap(), refused.into_inner().unwrap());
         let [(first, path)] = &written[..] else { panic!("{written:?}") };
-        assert_eq!(file::read::<Run>(path).unwrap().invocation.as_deref(), Some(*first));
+        assert_eq!(file::read::<ProcessRun>(path).unwrap().invocation.as_deref(), Some(*first));
         let named = |error: &String| error.contains("par: an earlier run of that name is in");
         assert!(refused.len() == 3 && refused.iter().all(named), "{refused:?}");
         // A second bench of that name in one invocation.

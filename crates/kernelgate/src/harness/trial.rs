@@ -16,7 +16,7 @@ use super::error::HarnessError;
 use super::filter::Filter;
 use crate::measure::delay::Delay;
 use crate::record::run::VerificationRecord;
-use crate::record::{Run, TrialRequest, TrialSampling, file, tensors};
+use crate::record::{ProcessRun, TrialRequest, TrialSampling, file, tensors};
 use crate::workload::Tensors;
 
 /// What a process that carries out a trial request knows besides its flags.
@@ -24,7 +24,7 @@ pub struct TrialState {
     /// How long to time.
     pub sampling: TrialSampling,
     /// The run that verified this executable.
-    pub verified: Option<Run>,
+    pub verified: Option<ProcessRun>,
     /// Folder of inputs drawn earlier.
     pub inputs: Option<PathBuf>,
     /// Outputs of builds that no reference verifies.
@@ -103,7 +103,7 @@ pub fn delays(flags: &Flags, selection: &Selection<'_>) -> BTreeMap<String, u64>
 }
 
 /// Says that launches are delayed.
-pub fn warn_of_delays(run: &Run) {
+pub fn warn_of_delays(run: &ProcessRun) {
     if !run.delays.is_empty() {
         eprintln!(
             "warning: launches are delayed on purpose (KERNELGATE_DELAY), nanoseconds: {}",

@@ -14,7 +14,7 @@ use super::trial::{BuildOutputs, TrialState, delays, warn_of_delays};
 use super::{after_timing, spent};
 use crate::backend::BackendKind;
 use crate::exit::Exit;
-use crate::record::{Environment, Provenance, Run, Store, TrialRequest, file};
+use crate::record::{Environment, ProcessRun, Provenance, Store, TrialRequest, file};
 use crate::workload::Effort;
 use kernelgate_cuda::observe::telemetry::Telemetry;
 
@@ -43,17 +43,17 @@ pub fn carry_out(
         inputs: request.inputs,
         outputs: BuildOutputs { keep: request.keep_outputs, base: request.base_outputs },
     };
-    let mut run = Run {
+    let mut run = ProcessRun {
         effort: effort.name().to_owned(),
         seed: flags.seed,
         delays: delays(flags, selection),
         executable,
         skipped: selection.skipped.iter().cloned().collect(),
         unsupported: selection.unsupported.clone(),
-        ..Run::start(bench, &request.session, environment, Provenance::of(&store.root))
+        ..ProcessRun::start(bench, &request.session, environment, Provenance::of(&store.root))
     };
     if let Some(path) = &request.verified {
-        let earlier: Run = file::read(path)?;
+        let earlier: ProcessRun = file::read(path)?;
         // Another executable's bits, or another device's, say nothing about this one.
         let same = earlier.executable.is_some()
             && earlier.executable == run.executable

@@ -10,7 +10,7 @@ use super::case_run::CaseRun;
 use super::environment::Mismatch;
 use super::file::{self, FileError, Record};
 use super::numerics::Numerics;
-use super::run::{CaseRecord, Run};
+use super::run::{CaseRecord, ProcessRun};
 use crate::measure::possible::LAUNCH_NS;
 
 mod entries;
@@ -71,14 +71,14 @@ impl Baseline {
     /// Runs of the same session, and runs of one executable built from one commit without changes,
     /// add up. All others are replaced, so that a case never mixes commits; of several that are
     /// replaced their medians stay as [`BaselineCase::earlier`].
-    pub fn merge(&mut self, run: &Run) {
+    pub fn merge(&mut self, run: &ProcessRun) {
         self.insert(run, |baseline, key| baseline.belongs(key, run));
     }
 
     /// The runs that [`Self::merge`] of a run with these cases replaces, by what they are of.
     pub fn replaced_by<'a>(
         &self,
-        run: &Run,
+        run: &ProcessRun,
         cases: impl IntoIterator<Item = &'a str>,
     ) -> Vec<ReplacedRuns> {
         let mut replaced: BTreeMap<String, (usize, usize)> = BTreeMap::new();
@@ -98,7 +98,7 @@ impl Baseline {
     }
 
     /// Whether a run of the baseline is of the same session or the same code as another.
-    fn belongs(&self, key: &str, run: &Run) -> bool {
+    fn belongs(&self, key: &str, run: &ProcessRun) -> bool {
         let there = &self.runs[key];
         let session = key.split('/').next().unwrap_or_default();
         let clean = there.provenance.commit.is_some() && !there.provenance.dirty;
@@ -112,7 +112,7 @@ impl Baseline {
     }
 
     /// What sets a run of the baseline apart from one that it does not belong to.
-    fn difference(&self, key: &str, run: &Run) -> String {
+    fn difference(&self, key: &str, run: &ProcessRun) -> String {
         let there = &self.runs[key];
         let commit = there.provenance.short();
         if there.provenance != run.provenance || there.provenance.commit.is_none() {
@@ -131,7 +131,7 @@ impl Baseline {
     /// # Errors
     /// When the run's cases differ from the baseline's, with every field that differs; nothing is
     /// then taken over.
-    pub fn add(&mut self, run: &Run) -> Result<(), Vec<Mismatch>> {
+    pub fn add(&mut self, run: &ProcessRun) -> Result<(), Vec<Mismatch>> {
         let both = run.cases.iter().filter_map(|(id, case)| Some((self.cases.get(id)?, case)));
         let mut differing: Vec<Mismatch> = delayed(run).into_iter().collect();
         differing.extend(both.flat_map(|(base, case)| {
@@ -169,7 +169,12 @@ impl Baseline {
     }
 
     /// Everything that makes a case of a run another one than this baseline's.
-    pub fn mismatches(&self, base: &BaselineCase, run: &Run, case: &CaseRecord) -> Vec<Mismatch> {
+    pub fn mismatches(
+        &self,
+        base: &BaselineCase,
+        run: &ProcessRun,
+        case: &CaseRecord,
+    ) -> Vec<Mismatch> {
         let mut found = Vec::new();
         let mut check = |field, base: String, head: String| {
             if base != head {
@@ -191,7 +196,7 @@ impl Baseline {
     }
 
     /// Takes over a run; of the runs that a case has, those to keep stay.
-    fn insert(&mut self, run: &Run, keep: impl Fn(&Self, &str) -> bool) {
+    fn insert(&mut self, run: &ProcessRun, keep: impl Fn(&Self, &str) -> bool) {
         let run_key = self.free_key(run);
         for (id, case) in &run.cases {
             let mut entry = BaselineCase::from(case);
@@ -228,7 +233,7 @@ impl Baseline {
 
     /// The run's own key, with a number where another run has it: sessions may be given the same
     /// name in several checkouts.
-    fn free_key(&self, run: &Run) -> String {
+    fn free_key(&self, run: &ProcessRun) -> String {
         let process = run.process();
         let numbered = (2..).map(|number| format!("{}-{number}/{process}", run.session));
         let mut keys = std::iter::once(run.key()).chain(numbered);
@@ -237,7 +242,7 @@ impl Baseline {
     }
 
     /// Whether a run is one of the baseline's.
-    pub fn has(&self, run: &Run) -> bool {
+    pub fn has(&self, run: &ProcessRun) -> bool {
         self.runs.get(&run.key()).is_some_and(|there| there.is(run))
     }
 
@@ -247,7 +252,7 @@ impl Baseline {
         &self,
         before: &BaselineCase,
         after: &BaselineCase,
-        run: &Run,
+        run: &ProcessRun,
     ) -> Option<EarlierRuns> {
         let replaced: Vec<(&String, &CaseRun)> = before
             .runs
@@ -270,13 +275,13 @@ impl Baseline {
 
 impl BaselineRun {
     /// Whether it is this run, whose key it has.
-    fn is(&self, run: &Run) -> bool {
+    fn is(&self, run: &ProcessRun) -> bool {
         self.started == run.started && self.provenance == run.provenance
     }
 
     /// What tells that a run measured other code: the commit, or where the commit does not settle
     /// it, the executable.
-    fn other_code(&self, run: &Run) -> Option<Mismatch> {
+    fn other_code(&self, run: &ProcessRun) -> Option<Mismatch> {
         let of = |field, base: String, head: String| Some(Mismatch { field, base, head });
         if self.provenance != run.provenance {
             return of("commit", self.provenance.short(), run.provenance.short());
@@ -292,7 +297,7 @@ impl BaselineRun {
 }
 
 /// A run whose launches were delayed on purpose belongs in no baseline.
-fn delayed(run: &Run) -> Option<Mismatch> {
+fn delayed(run: &ProcessRun) -> Option<Mismatch> {
     (!run.delays.is_empty()).then(|| Mismatch {
         field: "delays",
         base: "none".to_owned(),
@@ -368,17 +373,17 @@ mod tests {
     use crate::measure::limits::{Limits, TimeLimit};
     use crate::record::{Environment, Provenance};
 
-    fn run(session: &str, commit: &str, executable: Option<&str>) -> Run {
+    fn run(session: &str, commit: &str, executable: Option<&str>) -> ProcessRun {
         let (commit, dirty) = match commit.strip_suffix("+changes") {
             Some(commit) => (commit, true),
             None => (commit, false),
         };
-        Run {
+        ProcessRun {
             provenance: Provenance { commit: Some(commit.to_owned()), dirty },
             executable: executable.map(str::to_owned),
             started: format!("2026-01-0{session}T00:00:00Z"),
             cases: ["a", "b"].map(|id| (id.to_owned(), CaseRecord::of_samples(vec![100.0]))).into(),
-            ..Run::start("bench", session, Environment::cpu(), Provenance::default())
+            ..ProcessRun::start("bench", session, Environment::cpu(), Provenance::default())
         }
     }
 
@@ -389,7 +394,7 @@ mod tests {
     #[test]
     fn runs_of_one_clean_build_add_and_others_replace() {
         let first = run("1", "aaaa", Some("x"));
-        let with = |second: &Run| {
+        let with = |second: &ProcessRun| {
             let mut baseline = Baseline::new("main");
             baseline.merge(&first);
             let said: Vec<String> = baseline
@@ -401,14 +406,14 @@ mod tests {
             (keys(&baseline).len(), said)
         };
         assert_eq!(with(&run("2", "aaaa", Some("x"))), (2, vec![]));
-        let replaced = |second: &Run, of: &str| {
+        let replaced = |second: &ProcessRun, of: &str| {
             assert_eq!(with(second), (1, vec![format!("1 run of {of} in 2 cases")]));
         };
         replaced(&run("2", "bbbb", Some("x")), "aaaa");
         replaced(&run("2", "aaaa+changes", Some("x")), "aaaa");
         replaced(&run("2", "aaaa", Some("y")), "another executable of aaaa");
         replaced(&run("2", "aaaa", None), "another executable of aaaa");
-        let reseeded = Run { seed: 2, ..run("2", "aaaa", Some("x")) };
+        let reseeded = ProcessRun { seed: 2, ..run("2", "aaaa", Some("x")) };
         replaced(&reseeded, "aaaa in another environment or with another seed");
         // A name that a session of other code had too.
         replaced(&run("1", "bbbb", Some("x")), "aaaa");
@@ -434,7 +439,7 @@ mod tests {
         let limit = TimeLimit { time_ns: 50.0, by: "memory".to_owned() };
         let limits =
             Limits { flops_per_s: [("matmul f32".to_owned(), 1e12)].into(), ..Limits::default() };
-        let mut measured = Run { limits: limits.clone(), ..run("1", "aaaa", Some("x")) };
+        let mut measured = ProcessRun { limits: limits.clone(), ..run("1", "aaaa", Some("x")) };
         measured.cases.get_mut("a").unwrap().limit = Some(limit.clone());
         let mut baseline = Baseline::new("main");
         baseline.merge(&measured);
@@ -473,7 +478,8 @@ mod tests {
     fn what_is_added_is_of_the_same_code() {
         let mut baseline = Baseline::new("main");
         baseline.add(&run("1", "aaaa+changes", Some("x"))).unwrap();
-        let mut field = |run: Run| baseline.add(&run).map_err(|differing| differing[0].field);
+        let mut field =
+            |run: ProcessRun| baseline.add(&run).map_err(|differing| differing[0].field);
         assert_eq!(field(run("2", "aaaa+changes", Some("x"))), Ok(()));
         assert_eq!(field(run("3", "aaaa+changes", Some("y"))), Err("executable"));
         assert_eq!(field(run("3", "aaaa", Some("x"))), Err("commit"));

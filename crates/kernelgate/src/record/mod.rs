@@ -33,7 +33,7 @@ pub use file::{FileError, read, write};
 pub use lock::Lock;
 pub use numerics::{CaseNumerics, Numerics};
 pub use provenance::Provenance;
-pub use run::{CaseRecord, LaunchCosts, Run, Samples};
+pub use run::{CaseRecord, LaunchCosts, ProcessRun, Samples};
 pub use shard::Shard;
 pub use store::Store;
 pub use trial_request::{TrialRequest, TrialSampling};

@@ -19,7 +19,7 @@ pub use super::verification::{AfterTiming, Allowed, InputChange, VerificationRec
 
 /// All that one bench process measured, and what it did not measure and why.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Run {
+pub struct ProcessRun {
     /// The bench binary.
     pub bench: String,
     /// The invocation it belongs to: runs of one `cargo bench` share it.
@@ -258,7 +258,7 @@ impl Samples {
     }
 }
 
-impl Run {
+impl ProcessRun {
     /// A run that starts now and has measured nothing yet, of effort default and seed 1.
     pub fn start(
         bench: &str,
@@ -360,7 +360,7 @@ impl CaseRecord {
     }
 }
 
-impl Record for Run {
+impl Record for ProcessRun {
     const SCHEMA: &'static str = "kernelgate.run";
     const VERSION: u64 = 1;
     const KIND: &'static str = "run";

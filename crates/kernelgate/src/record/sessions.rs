@@ -10,7 +10,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::file;
-use super::run::Run;
+use super::run::ProcessRun;
 use super::store::{Store, StoreError, entries, file_name, json_files};
 
 /// Clocks of machines that share a folder differ by less.
@@ -21,7 +21,7 @@ impl Store {
     ///
     /// # Errors
     /// When there are fewer, a run is broken, or the last one has not started yet.
-    pub fn last_sessions(&self, count: usize) -> Result<Vec<Run>, StoreError> {
+    pub fn last_sessions(&self, count: usize) -> Result<Vec<ProcessRun>, StoreError> {
         let mut sessions: Vec<(Timestamp, PathBuf)> = entries(&self.runs)
             .into_iter()
             .filter_map(|folder| Some((session_start(&folder)?, folder)))
@@ -47,7 +47,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`Self::sessions`].
-    pub fn session(&self, folder: &Path) -> Result<Vec<Run>, StoreError> {
+    pub fn session(&self, folder: &Path) -> Result<Vec<ProcessRun>, StoreError> {
         self.sessions([folder])
     }
 
@@ -59,8 +59,8 @@ impl Store {
     pub fn sessions<'a>(
         &self,
         folders: impl IntoIterator<Item = &'a Path>,
-    ) -> Result<Vec<Run>, StoreError> {
-        let mut runs: Vec<Run> = Vec::new();
+    ) -> Result<Vec<ProcessRun>, StoreError> {
+        let mut runs: Vec<ProcessRun> = Vec::new();
         let mut read: BTreeMap<(String, String), PathBuf> = BTreeMap::new();
         for folder in folders {
             let files = json_files(folder);
@@ -68,7 +68,7 @@ impl Store {
                 return Err(StoreError::NoRun(folder.to_owned()));
             }
             for path in files {
-                let run: Run = file::read(&path)?;
+                let run: ProcessRun = file::read(&path)?;
                 // Sessions may be given the same name in several checkouts.
                 let identity = (run.key(), run.started.clone());
                 if let Some(first) = read.insert(identity, path.clone()) {
@@ -115,9 +115,9 @@ mod tests {
     use super::*;
 
     fn record(store: &Store, session: &str, started: &str) {
-        let run = Run {
+        let run = ProcessRun {
             started: started.to_owned(),
-            ..Run::start("b", session, Environment::cpu(), Provenance::default())
+            ..ProcessRun::start("b", session, Environment::cpu(), Provenance::default())
         };
         file::write(&store.run_path(session, "b"), &run).unwrap();
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::baseline::Baseline;
 use super::file::{self, FileError};
 use super::numerics::Numerics;
-use super::run::Run;
+use super::run::ProcessRun;
 use super::text::{MAX_FILE_NAME, is_file_name, quoted};
 
 /// Names that Windows gives to devices, whatever their ending.
@@ -254,7 +254,7 @@ impl Store {
     ///
     /// # Errors
     /// When a record is broken.
-    pub fn numerics(&self, runs: &[Run]) -> Result<Vec<Numerics>, StoreError> {
+    pub fn numerics(&self, runs: &[ProcessRun]) -> Result<Vec<Numerics>, StoreError> {
         let benches: BTreeSet<&str> = runs.iter().map(|run| run.bench.as_str()).collect();
         let mut found = Vec::new();
         for bench in benches {

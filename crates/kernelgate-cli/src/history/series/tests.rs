@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use kernelgate::record::{Baseline, CaseRecord, CaseRun, Environment, Run, file};
+use kernelgate::record::{Baseline, CaseRecord, CaseRun, Environment, ProcessRun, file};
 use kernelgate::stats::change_points::{FEWEST, noise as noise_of};
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -10,15 +10,15 @@ use crate::gate::calibration::{Calibration, ComparisonKind, Series};
 use crate::history::HistoryStore;
 use crate::history::import::import;
 use crate::history::index::IndexedFolder;
-use crate::history::process_run::ProcessRun;
+use crate::history::indexed_run::IndexedRun;
 
 const CASE: &str = "w/f/n1/cpu/hot";
 
-fn run(session: usize, commit: &str, minute: usize, time_ns: f64) -> Run {
-    Run {
+fn run(session: usize, commit: &str, minute: usize, time_ns: f64) -> ProcessRun {
+    ProcessRun {
         started: format!("2026-01-01T{:02}:{:02}:00.000Z", minute / 60, minute % 60),
         cases: [(CASE.to_owned(), CaseRecord::of_samples(vec![time_ns; 3]))].into(),
-        ..Run::start(
+        ..ProcessRun::start(
             "bench",
             &format!("s{session}"),
             Environment { machine: Some("host".to_owned()), ..Environment::cpu() },
@@ -27,7 +27,7 @@ fn run(session: usize, commit: &str, minute: usize, time_ns: f64) -> Run {
     }
 }
 
-fn write(root: &Path, run: &Run) {
+fn write(root: &Path, run: &ProcessRun) {
     file::write(&root.join("runs").join(&run.session).join("bench.json"), run).unwrap();
 }
 
@@ -120,7 +120,7 @@ fn a_run_that_is_in_a_baseline_too_counts_once_and_old_names_count_for_the_new()
 fn other_devices_and_revisions_are_other_histories() {
     let folder = tempfile::tempdir().unwrap();
     let commits = commits(4);
-    let mut runs: Vec<Run> = (0..4).map(|at| run(at, &commits[at], at, 1e6)).collect();
+    let mut runs: Vec<ProcessRun> = (0..4).map(|at| run(at, &commits[at], at, 1e6)).collect();
     runs[1].environment.machine = Some("another".to_owned());
     runs[2].environment.cores += 1;
     runs[3].cases.get_mut(CASE).unwrap().revision = 2;
@@ -141,7 +141,7 @@ fn of_100_000_runs_the_last_are_searched() {
     let case = CaseRun::of_case(&of.cases[CASE]);
     let process_run = |number: usize| {
         let median_ns = if number < runs - 500 { 1e6 } else { 1.1e6 };
-        ProcessRun {
+        IndexedRun {
             key: format!("{number}/bench"),
             process: "bench".to_owned(),
             started_ms: number as i64,

@@ -118,12 +118,12 @@ fn level(history: &CaseHistory, hidden: usize) -> Vec<(f64, f64)> {
 mod tests {
     use super::*;
     use crate::history::series::Change;
-    use kernelgate::record::{CaseRecord, Environment, Provenance, Run};
+    use kernelgate::record::{CaseRecord, Environment, ProcessRun, Provenance};
 
     const CASE: &str = "w/f/n1/cpu/hot";
 
     fn measured() -> Measured {
-        let mut run = Run::start("b", "1", Environment::cpu(), Provenance::default());
+        let mut run = ProcessRun::start("b", "1", Environment::cpu(), Provenance::default());
         run.cases = [CASE, "w/f/n2/cpu/hot"]
             .map(|id| (id.to_owned(), CaseRecord::of_samples(vec![100.0])))
             .into();

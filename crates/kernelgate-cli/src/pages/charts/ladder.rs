@@ -95,11 +95,11 @@ fn ladder(measured: &Measured, cases: &[Case]) -> Figure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernelgate::record::{CaseRecord, Environment, Provenance, Run};
+    use kernelgate::record::{CaseRecord, Environment, ProcessRun, Provenance};
 
     #[test]
     fn a_long_ladder_has_its_fastest_rungs_and_says_so() {
-        let mut run = Run::start("b", "s", Environment::cpu(), Provenance::default());
+        let mut run = ProcessRun::start("b", "s", Environment::cpu(), Provenance::default());
         for i in 0..MAX_ROWS + 40 {
             let name = format!("cuda/row{i:03}");
             let timed = CaseRecord::of_samples(vec![1000.0 + i as f64]);

@@ -12,7 +12,7 @@ use crate::harness::{args, bench_run, saving};
 use crate::measure::audit::{Subject, duration};
 use crate::record::criterion_store::{self, Stored, StoredCase};
 use crate::record::text::{check_plain, one_line, printable, printable_path};
-use crate::record::{CaseRecord, Environment, Lock, Provenance, Run, Samples, Store, file};
+use crate::record::{CaseRecord, Environment, Lock, ProcessRun, Provenance, Samples, Store, file};
 use crate::stats;
 use kernelgate_cuda::BackendError;
 use kernelgate_cuda::driver::device::DeviceFacts;
@@ -77,12 +77,12 @@ pub fn record(
     let bench = bench_name();
     let asked_for = std::env::var_os(RECORD).filter(|path| !path.is_empty()).map(PathBuf::from);
     // Where the program asked for the record, it gets one of all groups.
-    if let Some(earlier) = asked_for.as_ref().and_then(|path| file::read::<Run>(path).ok()) {
+    if let Some(earlier) = asked_for.as_ref().and_then(|path| file::read::<ProcessRun>(path).ok()) {
         run.cases.extend(earlier.cases);
         run.skipped.extend(earlier.skipped);
         run.failed.extend(earlier.failed);
     }
-    let run = Run {
+    let run = ProcessRun {
         session: session.name.clone(),
         invocation: Some(session.invocation.clone()),
         complete,
@@ -93,7 +93,8 @@ pub fn record(
     };
     // Two groups of a bench, each with a measurement of its own, are two runs.
     let stem = |path: &Path| path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
-    let named = |path: &Path| Run { bench: stem(path).unwrap_or(bench.clone()), ..run.clone() };
+    let named =
+        |path: &Path| ProcessRun { bench: stem(path).unwrap_or(bench.clone()), ..run.clone() };
     let path = match asked_for {
         Some(path) => file::write(&path, &named(&path)).map(|()| path).map_err(|it| failed_to(&it)),
         None => session.record(&store, &bench, named).map_err(|error| error.to_string()),
@@ -105,8 +106,13 @@ pub fn record(
 }
 
 /// The cases that were measured here. Others of the store are of other benches, or of earlier.
-fn of_stored(stored: &Stored, log: &SampleLog, least_ns: f64, environment: Environment) -> Run {
-    let mut run = Run::start("", "", environment, Provenance::default());
+fn of_stored(
+    stored: &Stored,
+    log: &SampleLog,
+    least_ns: f64,
+    environment: Environment,
+) -> ProcessRun {
+    let mut run = ProcessRun::start("", "", environment, Provenance::default());
     for (id, case) in &stored.cases {
         match log.origin(case) {
             Origin::Elsewhere => {}
@@ -151,7 +157,7 @@ fn bench_name() -> String {
     }
 }
 
-fn tell(run: &Run, path: &Path, page: &Path) {
+fn tell(run: &ProcessRun, path: &Path, page: &Path) {
     if std::env::var_os(RECORD).is_some() {
         return;
     }
@@ -162,7 +168,7 @@ fn tell(run: &Run, path: &Path, page: &Path) {
 }
 
 /// Where Criterion was told to save a baseline, the run becomes part of ours of that name too.
-fn save_baseline(store: &Store, run: &Run) -> Result<(), String> {
+fn save_baseline(store: &Store, run: &ProcessRun) -> Result<(), String> {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     let flags = args::parse(&arguments).ok();
     let Some(name) = flags.and_then(|flags| flags.save_baseline) else { return Ok(()) };

@@ -57,12 +57,12 @@ impl From<Case> for BaselineCase {
 mod tests {
     use crate::measure::limits::TimeLimit;
     use crate::record::file::{self, FileError, Record as _};
-    use crate::record::{Baseline, CaseRecord, CaseRun, Environment, Provenance, Run};
+    use crate::record::{Baseline, CaseRecord, CaseRun, Environment, ProcessRun, Provenance};
     use crate::verify::Errors;
     use std::collections::BTreeMap;
 
     /// A baseline as version 1 wrote it, of what `runs` measured.
-    fn text(runs: &[Run]) -> String {
+    fn text(runs: &[ProcessRun]) -> String {
         let mut baseline = Baseline::new("main");
         runs.iter().for_each(|run| baseline.add(run).unwrap());
         let mut value = serde_json::to_value(&baseline).unwrap();
@@ -81,15 +81,15 @@ mod tests {
         value.to_string()
     }
 
-    fn run(session: &str) -> Run {
+    fn run(session: &str) -> ProcessRun {
         let mut case = CaseRecord::of_samples(vec![100.0, 103.0, 0.1, 700.0, 101.5]);
         case.samples.clock_mhz = vec![1700.0, 1701.0, 1702.0, 1703.0, 1704.0];
         case.samples.launches = vec![1, 1, 1, 7, 1];
         case.samples.throttled = 1;
         case.samples.contention = Some(0.25);
-        Run {
+        ProcessRun {
             cases: [("a".to_owned(), case)].into(),
-            ..Run::start("b", session, Environment::cpu(), Provenance::default())
+            ..ProcessRun::start("b", session, Environment::cpu(), Provenance::default())
         }
     }
 

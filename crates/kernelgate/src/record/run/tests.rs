@@ -3,7 +3,7 @@ use crate::measure::limits::Bandwidth;
 
 #[test]
 fn what_names_files_is_a_name_and_errors_are_numbers_from_0() {
-    let run = Run::start("b c", "s1", Environment::cpu(), Provenance::default());
+    let run = ProcessRun::start("b c", "s1", Environment::cpu(), Provenance::default());
     assert_eq!(run.validate(), Ok(()));
     for (bench, session, started, wanted) in [
         ("../x", "s", "2026-01-01T00:00:00Z", "bench `../x` holds `/`"),
@@ -13,14 +13,14 @@ fn what_names_files_is_a_name_and_errors_are_numbers_from_0() {
         ("b", "s", "yesterday", "started: `yesterday` is no time"),
     ] {
         let [bench, session, started] = [bench, session, started].map(str::to_owned);
-        let problem = Run { bench, session, started, ..run.clone() }.validate().unwrap_err();
+        let problem = ProcessRun { bench, session, started, ..run.clone() }.validate().unwrap_err();
         assert!(problem.starts_with(wanted), "{problem}");
     }
     for bad in [-1.0, f64::INFINITY, f64::NAN] {
         let after = AfterTiming { relative_l2: bad, ..AfterTiming::SAME_BITS };
         let of = |verification| {
             let case = CaseRecord { verification, ..CaseRecord::of_samples(vec![1.0]) };
-            Run { cases: [("a".to_owned(), case)].into(), ..run.clone() }.validate()
+            ProcessRun { cases: [("a".to_owned(), case)].into(), ..run.clone() }.validate()
         };
         let default = VerificationRecord::default;
         let wanted = Err(format!("case a: an error of {bad}"));
@@ -56,8 +56,8 @@ fn impossible_samples_are_invalid() {
 /// What a run may hold is what a baseline of it may hold.
 #[test]
 fn a_run_is_as_strict_as_the_baseline_of_it() {
-    let start = Run::start("b", "s1", Environment::cpu(), Provenance::default());
-    let valid = |change: &dyn Fn(&mut Run, &mut CaseRecord)| {
+    let start = ProcessRun::start("b", "s1", Environment::cpu(), Provenance::default());
+    let valid = |change: &dyn Fn(&mut ProcessRun, &mut CaseRecord)| {
         let mut run = start.clone();
         let mut case = CaseRecord::of_samples(vec![100.0, 101.0]);
         change(&mut run, &mut case);
@@ -71,7 +71,7 @@ fn a_run_is_as_strict_as_the_baseline_of_it() {
         said
     };
     assert_eq!(valid(&|_, _| ()), Ok(()));
-    let refused = |wanted: &str, change: &dyn Fn(&mut Run, &mut CaseRecord)| {
+    let refused = |wanted: &str, change: &dyn Fn(&mut ProcessRun, &mut CaseRecord)| {
         let problem = valid(change).unwrap_err();
         assert!(problem.ends_with(wanted), "{problem}");
     };

@@ -5,12 +5,12 @@ use std::path::Path;
 
 use jiff::Timestamp;
 use kernelgate::record::{
-    Baseline, BaselineRun, CaseRun, Environment, FileError, Provenance, Run, file,
+    Baseline, BaselineRun, CaseRun, Environment, FileError, ProcessRun, Provenance, file,
 };
 
 /// What one bench process measured, as medians.
 #[derive(Debug, Clone, PartialEq)]
-pub struct ProcessRun {
+pub struct IndexedRun {
     /// `<session>/<process>`.
     pub key: String,
     /// The bench binary, with its shard.
@@ -32,7 +32,7 @@ pub struct ProcessRun {
 /// A file of the store.
 pub enum RecordFile {
     /// One process.
-    Run(Box<Run>),
+    Run(Box<ProcessRun>),
     /// Several.
     Baseline(Box<Baseline>),
 }
@@ -43,7 +43,7 @@ impl RecordFile {
     /// # Errors
     /// A fragment that says what is wrong with the file.
     pub fn read(path: &Path) -> Result<Self, String> {
-        match file::read::<Run>(path) {
+        match file::read::<ProcessRun>(path) {
             Ok(run) => Ok(Self::Run(Box::new(run))),
             Err(FileError::Foreign { .. }) => match file::read::<Baseline>(path) {
                 Ok(baseline) => Ok(Self::Baseline(Box::new(baseline))),
@@ -57,7 +57,7 @@ impl RecordFile {
     }
 
     /// The process runs in it. Those whose launches were delayed on purpose are none.
-    pub fn process_runs(self) -> Vec<ProcessRun> {
+    pub fn process_runs(self) -> Vec<IndexedRun> {
         match self {
             Self::Run(run) if run.delays.is_empty() => vec![of_run(&run)],
             Self::Run(_) => Vec::new(),
@@ -66,10 +66,10 @@ impl RecordFile {
     }
 }
 
-fn of_run(run: &Run) -> ProcessRun {
+fn of_run(run: &ProcessRun) -> IndexedRun {
     let cases = run.cases.iter();
     let measured = (&run.started, &run.environment, &run.provenance);
-    ProcessRun {
+    IndexedRun {
         cases: cases
             .map(|(id, case)| (id.clone(), (case.revision, CaseRun::of_case(case))))
             .collect(),
@@ -77,14 +77,14 @@ fn of_run(run: &Run) -> ProcessRun {
     }
 }
 
-fn of_baseline(baseline: &Baseline) -> Vec<ProcessRun> {
+fn of_baseline(baseline: &Baseline) -> Vec<IndexedRun> {
     let each = baseline.runs.iter().map(|(key, run)| {
         let BaselineRun { started, environment, provenance, .. } = run;
         let cases = baseline.cases.iter().filter_map(|(id, case)| {
             Some((id.clone(), (case.revision, case.runs.get(key)?.clone())))
         });
         let measured = (started, environment, provenance);
-        ProcessRun { cases: cases.collect(), ..empty(key.clone(), measured) }
+        IndexedRun { cases: cases.collect(), ..empty(key.clone(), measured) }
     });
     each.collect()
 }
@@ -92,9 +92,9 @@ fn of_baseline(baseline: &Baseline) -> Vec<ProcessRun> {
 fn empty(
     key: String,
     (started, environment, provenance): (&String, &Environment, &Provenance),
-) -> ProcessRun {
+) -> IndexedRun {
     let started = started.parse::<Timestamp>().map_or(0, |started| started.as_millisecond());
-    ProcessRun {
+    IndexedRun {
         process: key.rsplit('/').next().unwrap_or_default().to_owned(),
         key,
         started_ms: started,
