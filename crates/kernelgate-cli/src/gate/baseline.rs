@@ -6,40 +6,30 @@ use super::costs;
 use super::interval::{Ratio, SideTimes, SingleRun, SpreadSource};
 use super::numerics::{self, NumericsPolicy, NumericsReport};
 use super::rules::Rules;
-use super::shards;
 use super::single_run::CalibratedSpreads;
 use super::{Doubt, GateReport, Judged, Policy, Refusal, Verdict};
 use kernelgate::record::{
-    Baseline, BaselineCase, BaselineRun, CaseNumerics, CaseRecord, CaseRun, EarlierRuns,
-    LaunchCosts, Numerics, ProcessRun, Provenance,
+    Baseline, BaselineCase, BaselineRun, CaseNumerics, CaseOfRun, CaseRun, EarlierRuns,
+    Environment, LaunchCosts, Measurement, Numerics, ProcessRun, Provenance,
 };
 
-/// A case as several process runs measured it.
-type Measured<'a> = [(&'a ProcessRun, &'a CaseRecord)];
-
-/// Compares runs with a baseline. `runs` is not empty; several runs of one bench binary are several
-/// process runs of its cases. `spreads` are the device's, where it was calibrated; `rules` are the
-/// package's, of which the report says what they could not do. Errors of other seeds than the runs'
-/// are added by [`judge_numerics`].
+/// Compares a measurement with a baseline. `spreads` are the device's, where it was calibrated;
+/// `rules` are the package's, and the report lists those that could not be applied. Errors of other
+/// seeds than the runs' are added by [`judge_numerics`].
 pub fn compare(
     baseline: &Baseline,
-    runs: &[ProcessRun],
+    measurement: &Measurement,
     policy: Policy,
     spreads: &CalibratedSpreads,
     rules: &Rules,
 ) -> GateReport {
-    let mut head: BTreeMap<&str, Vec<(&ProcessRun, &CaseRecord)>> = BTreeMap::new();
-    for run in runs {
-        for (id, case) in &run.cases {
-            head.entry(id).or_default().push((run, case));
-        }
-    }
+    let (runs, head) = (measurement.runs(), measurement.cases());
     let (mut judged, mut grown_costs, mut bounds) = (Vec::new(), Vec::new(), Vec::new());
     let mut refused: BTreeMap<(String, String, String), BTreeSet<String>> = BTreeMap::new();
     for (id, head) in &head {
         let Some(base) = baseline.cases.get(*id) else { continue };
         let differences: Vec<_> =
-            head.iter().flat_map(|(run, case)| baseline.mismatches(base, run, case)).collect();
+            head.iter().flat_map(|it| baseline.mismatches(base, it.run, it.case)).collect();
         if differences.is_empty() {
             let set = policy.of_case(id, rules);
             let policy = set.accepting(rules.accepted_slower(id));
@@ -48,10 +38,10 @@ pub fn compare(
             found.verdict = found.verdict.told(found.ratio.center, threshold);
             judged.push(found);
             let before: Vec<LaunchCosts> = base.runs.values().map(|run| run.costs).collect();
-            let now: Vec<LaunchCosts> = head.iter().map(|(_, case)| (*case).into()).collect();
+            let now: Vec<LaunchCosts> = head.iter().map(|it| it.case.into()).collect();
             let (sides, limits) = ([&before[..], &now[..]], rules.limits(id));
             grown_costs.extend(costs::grown(id, sides, &limits));
-            let on_host = head.iter().all(|(run, _)| run.environment.on_host());
+            let on_host = head.iter().all(|it| it.run.environment.on_host());
             bounds.extend(costs::bounds(id, sides, &limits, on_host));
         }
         for difference in differences {
@@ -70,7 +60,7 @@ pub fn compare(
     let skips: BTreeMap<&String, &String> = runs.iter().flat_map(|run| &run.skipped).collect();
     GateReport {
         baseline: baseline.name.clone(),
-        device: runs.first().map(|run| run.environment.describe()).unwrap_or_default(),
+        device: measurement.environment().map(Environment::describe).unwrap_or_default(),
         base_commits: commits(used(baseline, &judged).map(|run| &run.provenance)),
         head_commits: commits(runs.iter().map(|run| &run.provenance)),
         other_device: other_device(baseline, runs, &judged),
@@ -95,7 +85,7 @@ pub fn compare(
         skipped: missing().filter_map(|id| Some((id.clone(), (*skips.get(id)?).clone()))).collect(),
         failed,
         interrupted: runs.iter().filter(|run| !run.complete).map(|run| run.bench.clone()).collect(),
-        missing_shards: shards::missing(runs),
+        missing_shards: measurement.missing_shards(),
         own: runs.iter().filter(|run| baseline.has(run)).map(ProcessRun::key).collect(),
         numerics: NumericsReport::default(),
         costs: grown_costs,
@@ -108,12 +98,12 @@ pub fn compare(
 pub fn judge_numerics(
     report: GateReport,
     baseline: &Baseline,
-    runs: &[ProcessRun],
+    measurement: &Measurement,
     records: &[Numerics],
     (policy, rules): (&NumericsPolicy, &Rules),
 ) -> GateReport {
     let mut head: BTreeMap<&str, CaseNumerics> = BTreeMap::new();
-    for run in runs {
+    for run in measurement.runs() {
         for (id, case) in &run.cases {
             head.entry(id).or_default().insert_verified(run.seed, &case.verification);
         }
@@ -188,29 +178,29 @@ fn other_device(
 fn judge(
     baseline: &Baseline,
     id: &str,
-    head: &Measured<'_>,
+    head: &[CaseOfRun<'_>],
     policy: Policy,
     spreads: &CalibratedSpreads,
 ) -> Judged {
     let base = &baseline.cases[id];
     // Contention on the host changes the times of its own cores only.
-    let contended = head.iter().all(|(run, _)| run.environment.on_host());
+    let contended = head.iter().all(|it| it.run.environment.on_host());
     let same = |run: &ProcessRun| {
         base.runs.keys().all(|key| run.environment.same_device(&baseline.runs[key].environment))
     };
-    let same_device = head.iter().all(|(run, _)| same(run));
+    let same_device = head.iter().all(|it| same(it.run));
     let mut base_runs = base.runs.keys().map(|key| &baseline.runs[key]);
     let base_single = match (base_runs.next(), base_runs.next()) {
         (Some(only), None) => Some(spreads.of_base(id, base, &only.environment, policy.single_run)),
         _ => None,
     };
     let head_single = match head {
-        [(only, _)] => Some(spreads.of_head(id, only, policy.single_run)),
+        [only] => Some(spreads.of_head(id, only.run, policy.single_run)),
         _ => None,
     };
     let half_width =
         |single: Option<SingleRun>| single.map_or(policy.single_run, |single| single.relative);
-    let head_runs: Vec<CaseRun> = head.iter().map(|(_, case)| CaseRun::of(&case.samples)).collect();
+    let head_runs: Vec<CaseRun> = head.iter().map(|it| CaseRun::of(&it.case.samples)).collect();
     let base_side = SideTimes::of(base.runs.values(), half_width(base_single), contended);
     let head_side = SideTimes::of(&head_runs, half_width(head_single), contended);
     let ratio = Ratio::of(&head_side, &base_side);

@@ -17,7 +17,6 @@ pub mod paired;
 pub mod resources;
 pub mod rules;
 pub mod rules_file;
-pub mod shards;
 pub mod single_run;
 
 use std::collections::BTreeMap;

@@ -3,11 +3,16 @@ use super::interval::SpreadSource;
 use super::rules::Rules;
 use super::single_run::CalibratedSpreads;
 use super::*;
-use kernelgate::record::{Baseline, CaseRecord, Environment, ProcessRun, Provenance};
+use kernelgate::record::{Baseline, CaseRecord, Environment, Measurement, ProcessRun, Provenance};
 
 /// Without a calibration of the device.
 fn compare(baseline: &Baseline, runs: &[ProcessRun], policy: Policy) -> GateReport {
-    super::compare(baseline, runs, policy, &CalibratedSpreads::default(), &Rules::default())
+    let (spreads, rules) = (CalibratedSpreads::default(), Rules::default());
+    super::compare(baseline, &measurement(runs), policy, &spreads, &rules)
+}
+
+fn measurement(runs: &[ProcessRun]) -> Measurement {
+    Measurement::from_runs(runs.to_vec()).unwrap()
 }
 
 fn run(session: &str, times: &[(&str, f64)]) -> ProcessRun {
@@ -352,7 +357,13 @@ fn a_device_that_was_calibrated_gives_single_runs_its_spread() {
     let base = baseline(&run("1", &[(case, 1e6), ("b", 1e6)]));
     let judged = |spreads: &CalibratedSpreads, case: &str, time: f64| {
         let head = run("2", &[(case, time)]);
-        let report = super::compare(&base, &[head], Policy::default(), spreads, &Rules::default());
+        let report = super::compare(
+            &base,
+            &measurement(&[head]),
+            Policy::default(),
+            spreads,
+            &Rules::default(),
+        );
         let judged = report.judged[0].clone();
         (judged.verdict, judged.base_single.unwrap().from, judged.head_single.unwrap().from)
     };

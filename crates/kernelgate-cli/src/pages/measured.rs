@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kernelgate::display::{self, natural};
 use kernelgate::measure::limits::{Limits, TimeLimit};
 use kernelgate::record::WorkRecord;
-use kernelgate::record::{Baseline, CaseRecord, Environment, ProcessRun, Provenance};
+use kernelgate::record::{Baseline, CaseRecord, Environment, Measurement, ProcessRun, Provenance};
 use kernelgate::stats::{self, Spread};
 use kernelgate::verify::Errors;
 
@@ -177,15 +177,18 @@ struct Source {
 }
 
 impl Measured {
-    /// Of runs and baselines together. A run that one of the baselines holds adds what a baseline
-    /// does not keep, such as what was skipped, and its times no second time.
+    /// Measurements and baselines together. A run that one of the baselines holds adds what a
+    /// baseline does not keep, such as skips, and its times no second time.
     ///
     /// # Errors
     /// When they are of several devices.
-    pub fn of(runs: &[ProcessRun], baselines: &[Baseline]) -> Result<Self, SeveralDevices> {
+    pub fn of(
+        measurements: &[Measurement],
+        baselines: &[Baseline],
+    ) -> Result<Self, SeveralDevices> {
         let mut all = Gatherer::default();
         baselines.iter().for_each(|baseline| all.add_baseline(baseline));
-        for run in runs {
+        for run in measurements.iter().flat_map(Measurement::runs) {
             all.add_run(run, baselines.iter().any(|baseline| baseline.has(run)));
         }
         let devices: BTreeSet<&str> =
@@ -423,7 +426,8 @@ mod tests {
 
     #[test]
     fn cases_are_ordered_by_size_and_the_fastest_of_a_problem_is_marked() {
-        let measured = Measured::of(&[run("1", 100.0), run("2", 120.0)], &[]).unwrap();
+        let measured =
+            Measured::of(&Measurement::split([run("1", 100.0), run("2", 120.0)]), &[]).unwrap();
         let ids: Vec<(&str, bool)> =
             measured.cases.iter().map(|case| (&*case.id, case.best)).collect();
         assert_eq!(
@@ -446,7 +450,8 @@ mod tests {
         let mut baseline = Baseline::new("main");
         baseline.merge(&held);
         let of = |runs: &[ProcessRun]| {
-            let measured = Measured::of(runs, std::slice::from_ref(&baseline)).unwrap();
+            let measurements = Measurement::split(runs.iter().cloned());
+            let measured = Measured::of(&measurements, std::slice::from_ref(&baseline)).unwrap();
             (measured.cases[0].medians_ns.clone(), measured.cases[0].of_limit())
         };
         assert_eq!(of(&[]), (vec![100.0], Some(0.5)));
@@ -458,7 +463,7 @@ mod tests {
     fn devices_do_not_mix() {
         let mut other = run("2", 1.0);
         other.environment.device_name = "another".to_owned();
-        let refused = Measured::of(&[run("1", 1.0), other], &[]).unwrap_err();
+        let refused = Measured::of(&Measurement::split([run("1", 1.0), other]), &[]).unwrap_err();
         assert!(refused.0.contains(&"another".to_owned()) && refused.0.len() == 2);
     }
 }

@@ -15,14 +15,13 @@ use super::sessions::Sessions;
 use super::settings::Settings;
 use crate::benches::ask::{self, Asking};
 use crate::benches::find;
-use crate::gate::shards;
 use kernelgate::display::table::Table;
 use kernelgate::display::time;
 use kernelgate::exit::Exit;
 use kernelgate::protocol::{Action, ResponseBody};
 use kernelgate::record::environment::Mismatch;
 use kernelgate::record::store::check_name;
-use kernelgate::record::{Baseline, CaseRun, Environment, ProcessRun, Store, file};
+use kernelgate::record::{Baseline, CaseRun, Environment, Measurement, ProcessRun, Store, file};
 use kernelgate::stats::median;
 
 /// A bench that does not say what it runs on by then is treated as hung.
@@ -107,7 +106,7 @@ pub fn run(verb: &BaselineVerb, store: &Store) -> anyhow::Result<Exit> {
         BaselineVerb::Show { name, device, format } => {
             show(&read(store, device.as_deref(), name)?, *format)
         }
-        BaselineVerb::Add { name, sessions } => add(store, name, &sessions.read(store)?),
+        BaselineVerb::Add { name, sessions } => add(store, name, sessions.read(store)?),
         BaselineVerb::Import { file, name, force } => import(store, file, name.as_deref(), *force),
         BaselineVerb::Export { name, file, device } => {
             let device = device_of(store, device.as_deref(), name)?;
@@ -173,16 +172,19 @@ fn find(
     Ok(Exit::Fine)
 }
 
-fn add(store: &Store, name: &str, runs: &[ProcessRun]) -> anyhow::Result<Exit> {
-    if let Some(why) = shards::differing(runs) {
-        println!("refused: {}", printable(&why));
-        return Ok(Exit::Refused);
-    }
-    for missing in shards::missing(runs) {
+fn add(store: &Store, name: &str, runs: Vec<ProcessRun>) -> anyhow::Result<Exit> {
+    let measurement = match Measurement::from_runs(runs) {
+        Ok(measurement) => measurement,
+        Err(differing) => {
+            println!("refused: {}", printable(&differing.to_string()));
+            return Ok(Exit::Refused);
+        }
+    };
+    for missing in measurement.missing_shards() {
         eprintln!("warning: {missing} is missing: the baseline gets the cases of the others");
     }
-    let device = runs.first().map(|run| run.environment.slug()).unwrap_or_default();
-    let path = store.baseline_path(&device, name)?;
+    let runs = measurement.runs();
+    let path = store.baseline_path(&measurement.device_folder(), name)?;
     let _lock = locked(&path)?;
     let mut baseline =
         Baseline::open(&path, name).map_err(|error| anyhow::anyhow!("failed to {error}"))?;

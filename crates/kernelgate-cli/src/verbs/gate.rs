@@ -10,13 +10,13 @@ use crate::gate::calibration::Calibration;
 use crate::gate::numerics::NumericsPolicy;
 use crate::gate::rules::Rules;
 use crate::gate::single_run::CalibratedSpreads;
-use crate::gate::{GateReport, Policy, Staleness, compare, rules_file, shards};
+use crate::gate::{GateReport, Policy, Staleness, compare, rules_file};
 use crate::report::{metrics, verdicts};
 use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
 use kernelgate::record::store::StoreError;
 use kernelgate::record::text::printable;
-use kernelgate::record::{Baseline, ProcessRun, Provenance, Store, file};
+use kernelgate::record::{Baseline, Measurement, ProcessRun, Provenance, Store, file};
 use regex::Regex;
 
 #[derive(Debug, clap::Args)]
@@ -53,11 +53,13 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         anyhow::ensure!(value >= 0.0 && value.is_finite(), "{flag} takes a number from 0");
     }
     kernelgate::record::store::check_name(&arguments.baseline)?;
-    let runs = arguments.sessions.read(store)?;
-    if let Some(why) = shards::differing(&runs) {
-        println!("refused: {}", printable(&why));
-        return Ok(Exit::Refused);
-    }
+    let measurement = match Measurement::from_runs(arguments.sessions.read(store)?) {
+        Ok(measurement) => measurement,
+        Err(differing) => {
+            println!("refused: {}", printable(&differing.to_string()));
+            return Ok(Exit::Refused);
+        }
+    };
     let policy = Policy {
         relative: arguments.relative,
         absolute_ns: arguments.absolute,
@@ -69,30 +71,30 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         "--growth takes a number from 1"
     );
     let numerics = NumericsPolicy { growth: arguments.growth, ..NumericsPolicy::default() };
-    let report = judge(store, &arguments.baseline, &runs, policy, numerics)?;
+    let report = judge(store, &arguments.baseline, &measurement, policy, numerics)?;
     let summary = verdicts::summary(&report, &reproduce(&arguments.baseline));
     arguments.output.tell(
         &verdicts::text(&report, terminal::columns()),
         &summary,
         &report,
-        &metrics::of_runs(&runs),
+        &metrics::of_runs(measurement.runs()),
     )?;
     Ok(report.exit())
 }
 
-/// What is concluded of the runs against a baseline, with the rules of the package.
+/// Judges a measurement against a baseline, with the rules of the package.
 ///
 /// # Errors
 /// When the baseline or the rules cannot be read.
 pub fn judge(
     store: &Store,
     baseline: &str,
-    runs: &[ProcessRun],
+    measurement: &Measurement,
     policy: Policy,
     numerics: NumericsPolicy,
 ) -> anyhow::Result<GateReport> {
     let rules = rules_file::of_folder(&store.root)?;
-    compare_with_baseline(store, baseline, runs, (policy, numerics, rules))
+    compare_with_baseline(store, baseline, measurement, (policy, numerics, rules))
         .map_err(|error| elsewhere(error, store, baseline))
 }
 
@@ -124,15 +126,15 @@ fn elsewhere(error: StoreError, store: &Store, name: &str) -> anyhow::Error {
     }
 }
 
-/// Compares the runs with their device's baseline. Where only another device has one of that name,
-/// the refusal says so.
+/// Compares a measurement with its device's baseline. Where only another device has a baseline of
+/// that name, the refusal says so.
 fn compare_with_baseline(
     store: &Store,
     name: &str,
-    runs: &[ProcessRun],
+    measurement: &Measurement,
     (policy, numerics, rules): (Policy, NumericsPolicy, Rules),
 ) -> Result<GateReport, StoreError> {
-    let device = runs.first().map(|run| run.environment.slug()).unwrap_or_default();
+    let (runs, device) = (measurement.runs(), measurement.device_folder());
     let spreads = match file::read::<Calibration>(&store.calibration_path(&device)) {
         Ok(calibration) => CalibratedSpreads::of(&calibration),
         Err(error) if error.is_not_found() => CalibratedSpreads::default(),
@@ -141,8 +143,8 @@ fn compare_with_baseline(
     let records = store.numerics(runs)?;
     let compare = |baseline: &Baseline| {
         let (rules, expired) = rules.clone().at_baseline(|cases| code_of(baseline, runs, cases));
-        let report = compare(baseline, runs, policy, &spreads, &rules);
-        let report = judge_numerics(report, baseline, runs, &records, (&numerics, &rules));
+        let report = compare(baseline, measurement, policy, &spreads, &rules);
+        let report = judge_numerics(report, baseline, measurement, &records, (&numerics, &rules));
         let judged: Vec<&str> = report.judged.iter().map(|judged| &*judged.case).collect();
         let recorded = runs.iter().flat_map(|run| run.cases.keys().chain(run.skipped.keys()));
         let known: Vec<&str> = baseline.cases.keys().chain(recorded).map(String::as_str).collect();

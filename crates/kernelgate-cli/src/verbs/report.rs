@@ -20,7 +20,7 @@ use kernelgate::exit::Exit;
 use kernelgate::harness::filter::Filter;
 use kernelgate::record::store::StoreError;
 use kernelgate::record::text::{printable, printable_path};
-use kernelgate::record::{Baseline, FileError, ProcessRun, Store, file};
+use kernelgate::record::{Baseline, FileError, Measurement, ProcessRun, Store, file};
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -52,7 +52,8 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         true => (arguments.sessions.read(store)?, Vec::new()),
         false => records(&arguments.runs)?,
     };
-    let mut measured = match Measured::of(&runs, &baselines) {
+    let measurements = Measurement::split(runs);
+    let mut measured = match Measured::of(&measurements, &baselines) {
         Ok(measured) => measured,
         Err(refused) => {
             eprintln!("refused: {}", printable(&refused.to_string()));
@@ -78,8 +79,15 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let verdict = match &arguments.baseline {
         None => None,
         Some(name) => {
+            let measurement = match Measurement::joined(measurements) {
+                Ok(measurement) => measurement,
+                Err(differing) => {
+                    eprintln!("refused: {}", printable(&differing.to_string()));
+                    return Ok(Exit::Refused);
+                }
+            };
             let policies = (Policy::default(), NumericsPolicy::default());
-            let judged = gate::judge(store, name, &runs, policies.0, policies.1)?;
+            let judged = gate::judge(store, name, &measurement, policies.0, policies.1)?;
             Some(verdicts::summary(&judged, &gate::reproduce(name)))
         }
     };

@@ -14,8 +14,8 @@ use crate::benches::child::{Ended, Running, over_memory, wait};
 use kernelgate::exit::Exit;
 use kernelgate::record::environment::Mismatch;
 use kernelgate::record::store::check_name;
-use kernelgate::record::text::printable_path;
-use kernelgate::record::{Baseline, ProcessRun, Store, file};
+use kernelgate::record::text::{printable, printable_path};
+use kernelgate::record::{Baseline, Measurement, Session, Store, file};
 
 /// A `cargo bench` that takes longer is stuck.
 const TIMEOUT: Duration = Duration::from_secs(24 * 3600);
@@ -51,7 +51,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         format!(": baseline `{name}` is as it was{}", rescue(&held, &name))
     })?;
     let outcome = measure(arguments, store, &running, &finished)
-        .and_then(|sessions| write(arguments, store, &sessions));
+        .and_then(|sessions| write(arguments, store, sessions));
     match outcome {
         Ok(Exit::Fine) => Ok(Exit::Fine),
         Ok(other) => {
@@ -96,31 +96,27 @@ fn measure(
     store: &Store,
     running: &Running,
     finished: &Finished,
-) -> anyhow::Result<Vec<Vec<ProcessRun>>> {
+) -> anyhow::Result<Vec<Session>> {
     let started = jiff::Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
-    let mut sessions: Vec<Vec<ProcessRun>> = Vec::new();
+    let mut sessions: Vec<Session> = Vec::new();
     for number in 1..=arguments.runs {
         eprintln!("run {number} of {}", arguments.runs);
-        let session = format!("{started}-{}-{number}", std::process::id());
-        bench(store, &session, &arguments.arguments, running)?;
-        let folder = store.runs.join(&session);
-        let runs = store.session(&folder)?;
-        if let Some(interrupted) = runs.iter().find(|run| !run.complete) {
+        let name = format!("{started}-{}-{number}", std::process::id());
+        bench(store, &name, &arguments.arguments, running)?;
+        let folder = store.runs.join(&name);
+        let session = store.session(&folder)?;
+        if let Some(interrupted) = session.runs.iter().find(|run| !run.complete) {
             anyhow::bail!("bench `{}` did not get to its end in run {number}", interrupted.bench);
         }
         finished.lock().unwrap_or_else(PoisonError::into_inner).push(folder);
         if number == 1 {
             // Now the device is known.
-            check_file(&baseline_path(store, &arguments.name, &runs)?, &arguments.name)?;
+            let device = session.runs[0].environment.slug();
+            check_file(&store.baseline_path(&device, &arguments.name)?, &arguments.name)?;
         }
-        sessions.push(runs);
+        sessions.push(session);
     }
     Ok(sessions)
-}
-
-fn baseline_path(store: &Store, name: &str, runs: &[ProcessRun]) -> anyhow::Result<PathBuf> {
-    let device = runs.first().map(|run| run.environment.slug()).unwrap_or_default();
-    Ok(store.baseline_path(&device, name)?)
 }
 
 fn check_file(path: &Path, name: &str) -> anyhow::Result<()> {
@@ -129,40 +125,45 @@ fn check_file(path: &Path, name: &str) -> anyhow::Result<()> {
         .map_err(|error| anyhow::anyhow!("failed to {error}"))
 }
 
-/// Makes the baseline of the sessions.
-fn write(
-    arguments: &Arguments,
-    store: &Store,
-    sessions: &[Vec<ProcessRun>],
-) -> anyhow::Result<Exit> {
-    let path = baseline_path(store, &arguments.name, &sessions[0])?;
+/// Makes the baseline of the sessions: the first replaces other runs of its cases, the others add to
+/// it.
+fn write(arguments: &Arguments, store: &Store, sessions: Vec<Session>) -> anyhow::Result<Exit> {
+    let of_first_session = sessions.first().map_or(0, |session| session.runs.len());
+    let runs = sessions.into_iter().flat_map(|session| session.runs).collect();
+    let measurement = match Measurement::from_runs(runs) {
+        Ok(measurement) => measurement,
+        Err(differing) => {
+            println!("refused: {}", printable(&differing.to_string()));
+            return Ok(Exit::Refused);
+        }
+    };
+    let path = store.baseline_path(&measurement.device_folder(), &arguments.name)?;
     let _lock = locked(&path)?;
     let mut baseline = Baseline::open(&path, &arguments.name)
         .map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    for (number, runs) in sessions.iter().enumerate() {
-        for run in runs {
-            if number == 0 {
-                for replaced in baseline.replaced_by(run, run.cases.keys().map(String::as_str)) {
-                    eprintln!("replaced {replaced}");
-                }
-                baseline.merge(run);
-            } else if let Err(differing) = baseline.add(run) {
-                for Mismatch { field, base, head } in differing {
-                    println!(
-                        "refused: {field} is `{base}` in the first run and `{head}` in run {}",
-                        number + 1
-                    );
-                }
-                return Ok(Exit::Refused);
-            }
+    let (first, others) = measurement.runs().split_at(of_first_session);
+    for run in first {
+        for replaced in baseline.replaced_by(run, run.cases.keys().map(String::as_str)) {
+            eprintln!("replaced {replaced}");
         }
+        baseline.merge(run);
+    }
+    for run in others {
+        let Err(differing) = baseline.add(run) else { continue };
+        for Mismatch { field, base, head } in differing {
+            println!(
+                "refused: {field} is `{base}` in the first run and `{head}` in the run {}",
+                run.key()
+            );
+        }
+        return Ok(Exit::Refused);
     }
     anyhow::ensure!(!baseline.cases.is_empty(), "no case was measured: there is nothing to save");
-    for record in store.numerics(&sessions.concat())? {
+    for record in store.numerics(measurement.runs())? {
         numerics::say(&record, baseline.add_numerics(&record));
     }
     file::write(&path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    let cases: Vec<usize> = sessions[0]
+    let cases: Vec<usize> = first
         .iter()
         .flat_map(|run| run.cases.keys())
         .filter_map(|id| Some(baseline.cases.get(id)?.runs.len()))

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use kernelgate::record::{ProcessRun, Store};
+use kernelgate::record::{ProcessRun, Session, Store};
 
 /// Which recorded invocations a verb is about.
 #[derive(Debug, clap::Args)]
@@ -24,10 +24,12 @@ pub struct Sessions {
 impl Sessions {
     /// Their runs, no run twice.
     pub fn read(&self, store: &Store) -> anyhow::Result<Vec<ProcessRun>> {
+        let runs = |sessions: Vec<Session>| sessions.into_iter().flat_map(|it| it.runs).collect();
         if self.session.is_empty() {
-            return Ok(store.last_sessions(self.last.into())?);
+            return Ok(runs(store.last_sessions(self.last.into())?));
         }
-        let mut runs = store.sessions(self.session.iter().map(PathBuf::as_path))?;
+        let mut runs: Vec<ProcessRun> =
+            runs(store.sessions(self.session.iter().map(PathBuf::as_path))?);
         runs.sort_by_cached_key(ProcessRun::key);
         Ok(runs)
     }

@@ -7,11 +7,11 @@ use super::cases::Selection;
 use super::deadline::{self, Deadline};
 use super::error::HarnessError;
 use super::execution::{Execution, Timer, run_cases};
+use super::invocation::Invocation;
 use super::place::Place;
 use super::progress::BenchProgress;
 use super::recorder::Recorder;
 use super::references::References;
-use super::session::Session;
 use super::{after_timing, estimate, saving, spent, terse, trial};
 use crate::backend::BackendKind;
 use crate::display::{self, terminal};
@@ -49,17 +49,17 @@ pub fn bench(
         selection.count(),
         not_elsewhere,
     );
-    let session = Session::of_process()?;
+    let invocation = Invocation::of_process()?;
     if effort == Effort::Thorough {
         let known = estimate::last_times(store, &environment);
         progress.estimate(&estimate::text(selection, (effort, flags), &known));
     }
     let process = process_name(name, flags.shard);
-    let path = store.run_path(&session.name, &process);
+    let path = store.run_path(&invocation.session, &process);
     let folder = path.parent().unwrap_or(&path);
     let deadline = flags
         .budget
-        .map(|budget| Deadline::after(budget, deadline::used_by(&session.invocation, folder)));
+        .map(|budget| Deadline::after(budget, deadline::used_by(&invocation.id, folder)));
     let mut run = ProcessRun {
         effort: effort.name().to_owned(),
         seed: flags.seed,
@@ -68,9 +68,9 @@ pub fn bench(
         skipped: selection.skipped.iter().cloned().collect(),
         unsupported: selection.unsupported.clone(),
         executable: executable_hash(),
-        invocation: Some(session.invocation.clone()),
+        invocation: Some(invocation.id.clone()),
         stated_commit,
-        ..ProcessRun::start(name, &session.name, environment, provenance)
+        ..ProcessRun::start(name, &invocation.session, environment, provenance)
     };
     let baseline = flags
         .save_baseline
@@ -81,7 +81,7 @@ pub fn bench(
         progress.no_commit();
     }
     // Before the limits: a folder that cannot be written should not cost two seconds.
-    let path = session.record(store, &process, |_| run.clone())?;
+    let path = invocation.record(store, &process, |_| run.clone())?;
     drop(opening);
     let ceilings = spent::on("ceilings");
     let works: Vec<Work> =

@@ -428,8 +428,8 @@ fn replace_process(arguments: &[OsString], own: &own_flags::OwnFlags) -> ExitCod
     // here.
     let error = match command
         .env(
-            super::session::VARIABLE,
-            super::session::Session::of_process().map(|it| it.name).unwrap_or_default(),
+            super::invocation::VARIABLE,
+            super::invocation::Invocation::of_process().map(|it| it.session).unwrap_or_default(),
         )
         .status()
     {

@@ -41,8 +41,9 @@ pub fn text(
 
 /// Nanoseconds a launch by case, as the last session on this device measured them.
 pub fn last_times(store: &Store, environment: &Environment) -> BTreeMap<String, f64> {
-    let runs = store.last_sessions(1).unwrap_or_default();
-    let here = runs.into_iter().filter(|run| run.environment.slug() == environment.slug());
+    let sessions = store.last_sessions(1).unwrap_or_default();
+    let runs = sessions.into_iter().flat_map(|session| session.runs);
+    let here = runs.filter(|run| run.environment.slug() == environment.slug());
     let cases = here.flat_map(|run| run.cases);
     cases.map(|(id, case)| (id, median(&case.samples.per_launch_ns()))).collect()
 }

@@ -23,6 +23,7 @@ pub mod filter;
 pub mod gpu_time;
 pub mod guard;
 pub mod inputs;
+mod invocation;
 pub mod names;
 mod own_flags;
 mod peers;
@@ -34,7 +35,6 @@ mod references;
 #[cfg(test)]
 mod sample;
 mod saving;
-mod session;
 mod spent;
 mod stored;
 mod terse;

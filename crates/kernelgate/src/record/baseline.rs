@@ -10,6 +10,7 @@ use super::case_run::CaseRun;
 use super::environment::Mismatch;
 use super::file::{self, FileError, Record};
 use super::numerics::Numerics;
+use super::origin::Origin;
 use super::run::{CaseRecord, ProcessRun};
 use crate::measure::possible::LAUNCH_NS;
 
@@ -99,16 +100,10 @@ impl Baseline {
 
     /// Whether a run of the baseline is of the same session or the same code as another.
     fn belongs(&self, key: &str, run: &ProcessRun) -> bool {
-        let there = &self.runs[key];
-        let session = key.split('/').next().unwrap_or_default();
-        let clean = there.provenance.commit.is_some() && !there.provenance.dirty;
-        let code = clean
-            && there.provenance == run.provenance
-            && there.executable.is_some()
-            && there.executable == run.executable;
-        let setting =
-            there.seed == run.seed && run.environment.mismatches(&there.environment).is_empty();
-        (session == run.session && there.provenance == run.provenance) || (code && setting)
+        let (there, here) = (self.runs[key].origin(), run.origin());
+        let same_session = key.split('/').next() == Some(&run.session);
+        (same_session && there.provenance == here.provenance)
+            || (there.same_build(here) && there.same_setting(here))
     }
 
     /// What sets a run of the baseline apart from one that it does not belong to.
@@ -136,7 +131,8 @@ impl Baseline {
         let mut differing: Vec<Mismatch> = delayed(run).into_iter().collect();
         differing.extend(both.flat_map(|(base, case)| {
             let mut found = self.mismatches(base, run, case);
-            found.extend(base.runs.keys().filter_map(|key| self.runs[key].other_code(run)));
+            let others = base.runs.keys().map(|key| self.runs[key].origin());
+            found.extend(others.filter_map(|other| other.other_code(run.origin())));
             found
         }));
         differing.dedup();
@@ -279,19 +275,12 @@ impl BaselineRun {
         self.started == run.started && self.provenance == run.provenance
     }
 
-    /// What tells that a run measured other code: the commit, or where the commit does not settle
-    /// it, the executable.
-    fn other_code(&self, run: &ProcessRun) -> Option<Mismatch> {
-        let of = |field, base: String, head: String| Some(Mismatch { field, base, head });
-        if self.provenance != run.provenance {
-            return of("commit", self.provenance.short(), run.provenance.short());
-        }
-        let settled = self.provenance.commit.is_some() && !self.provenance.dirty;
-        match (&self.executable, &run.executable) {
-            (Some(base), Some(head)) if !settled && base != head => {
-                of("executable", base.clone(), head.clone())
-            }
-            _ => None,
+    fn origin(&self) -> Origin<'_> {
+        Origin {
+            provenance: &self.provenance,
+            executable: self.executable.as_deref(),
+            seed: self.seed,
+            environment: &self.environment,
         }
     }
 }

@@ -159,6 +159,11 @@ impl Environment {
         self.device_kind == BackendKind::Cpu.name()
     }
 
+    /// Whether the card, on the CPU the host, can be told from others of its model.
+    pub const fn is_identified(&self) -> bool {
+        self.gpu.is_some() || self.machine.is_some()
+    }
+
     /// Whether this and a baseline's environment, which are comparable, are known to be the same
     /// card, on the CPU the same host. Two of the same model need not run alike.
     pub fn same_device(&self, base: &Self) -> bool {

@@ -1,4 +1,4 @@
-//! A run: everything one bench process measured, with its environment.
+//! A process run: everything one bench process measured, with its environment.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,6 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::environment::Environment;
 use super::file::Record;
+use super::origin::Origin;
 use super::provenance::Provenance;
 use super::shard::Shard;
 use super::text;
@@ -287,6 +288,16 @@ impl ProcessRun {
             skipped: BTreeMap::new(),
             unsupported: BTreeSet::new(),
             failed: BTreeMap::new(),
+        }
+    }
+
+    /// Code, build, inputs and place.
+    pub fn origin(&self) -> Origin<'_> {
+        Origin {
+            provenance: &self.provenance,
+            executable: self.executable.as_deref(),
+            seed: self.seed,
+            environment: &self.environment,
         }
     }
 

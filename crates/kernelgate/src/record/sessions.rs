@@ -1,4 +1,4 @@
-//! Recorded sessions: which is the last, and its runs.
+//! Sessions: the process runs of one invocation, on disk a folder.
 //!
 //! Their order is that of the recorded starts. Times of files say nothing: they are those of a
 //! restored cache, or of a clock that was wrong.
@@ -16,12 +16,21 @@ use super::store::{Store, StoreError, entries, file_name, json_files};
 /// Clocks of machines that share a folder differ by less.
 const CLOCKS_DIFFER: Duration = Duration::from_secs(300);
 
+/// The process runs of one invocation.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Session {
+    /// Its folder.
+    pub folder: PathBuf,
+    /// One run a bench process, at least one.
+    pub runs: Vec<ProcessRun>,
+}
+
 impl Store {
-    /// The runs of the last `count` invocations, one a bench process.
+    /// The last `count` sessions, in the order of their starts.
     ///
     /// # Errors
     /// When there are fewer, a run is broken, or the last one has not started yet.
-    pub fn last_sessions(&self, count: usize) -> Result<Vec<ProcessRun>, StoreError> {
+    pub fn last_sessions(&self, count: usize) -> Result<Vec<Session>, StoreError> {
         let mut sessions: Vec<(Timestamp, PathBuf)> = entries(&self.runs)
             .into_iter()
             .filter_map(|folder| Some((session_start(&folder)?, folder)))
@@ -43,30 +52,32 @@ impl Store {
         self.sessions(sessions[first..].iter().map(|(_, folder)| folder.as_path()))
     }
 
-    /// The runs in a session's folder.
+    /// The session in a folder.
     ///
     /// # Errors
-    /// As [`Self::sessions`].
-    pub fn session(&self, folder: &Path) -> Result<Vec<ProcessRun>, StoreError> {
-        self.sessions([folder])
+    /// When it has no run, or a run is broken.
+    pub fn session(&self, folder: &Path) -> Result<Session, StoreError> {
+        let mut sessions = self.sessions([folder])?;
+        sessions.pop().ok_or_else(|| StoreError::NoRun(folder.to_owned()))
     }
 
-    /// The runs in the folders of sessions.
+    /// The sessions in these folders.
     ///
     /// # Errors
-    /// When a folder has none, one of them is broken, or there twice: as a copy it would count as
+    /// When a folder has no run, a run is broken, or a run appears twice: its copy would count as
     /// another process run.
     pub fn sessions<'a>(
         &self,
         folders: impl IntoIterator<Item = &'a Path>,
-    ) -> Result<Vec<ProcessRun>, StoreError> {
-        let mut runs: Vec<ProcessRun> = Vec::new();
+    ) -> Result<Vec<Session>, StoreError> {
+        let mut sessions: Vec<Session> = Vec::new();
         let mut read: BTreeMap<(String, String), PathBuf> = BTreeMap::new();
         for folder in folders {
             let files = json_files(folder);
             if files.is_empty() {
                 return Err(StoreError::NoRun(folder.to_owned()));
             }
+            let mut runs = Vec::new();
             for path in files {
                 let run: ProcessRun = file::read(&path)?;
                 // Sessions may be given the same name in several checkouts.
@@ -76,8 +87,9 @@ impl Store {
                 }
                 runs.push(run);
             }
+            sessions.push(Session { folder: folder.to_owned(), runs });
         }
-        Ok(runs)
+        Ok(sessions)
     }
 }
 
@@ -134,8 +146,8 @@ mod tests {
         record(&store, &named, "2026-01-02T03:04:08Z");
         record(&store, "old", "2025-01-02T03:04:05Z");
         let last = |count| -> Vec<String> {
-            let runs = store.last_sessions(count).unwrap();
-            runs.into_iter().map(|run| run.session).collect()
+            let sessions = store.last_sessions(count).unwrap();
+            sessions.into_iter().map(|session| session.runs[0].session.clone()).collect()
         };
         assert_eq!(last(1), ["newer"]);
         assert_eq!(last(4), ["old", &named, "new", "newer"]);

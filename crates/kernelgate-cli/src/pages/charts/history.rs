@@ -118,7 +118,7 @@ fn level(history: &CaseHistory, hidden: usize) -> Vec<(f64, f64)> {
 mod tests {
     use super::*;
     use crate::history::series::Change;
-    use kernelgate::record::{CaseRecord, Environment, ProcessRun, Provenance};
+    use kernelgate::record::{CaseRecord, Environment, Measurement, ProcessRun, Provenance};
 
     const CASE: &str = "w/f/n1/cpu/hot";
 
@@ -127,7 +127,7 @@ mod tests {
         run.cases = [CASE, "w/f/n2/cpu/hot"]
             .map(|id| (id.to_owned(), CaseRecord::of_samples(vec![100.0])))
             .into();
-        Measured::of(&[run], &[]).unwrap()
+        Measured::of(&Measurement::split([run]), &[]).unwrap()
     }
 
     /// A level of 100 ns before a point and of 110 ns from it on; none that changed where it is 0.

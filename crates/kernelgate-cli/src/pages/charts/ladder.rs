@@ -95,7 +95,7 @@ fn ladder(measured: &Measured, cases: &[Case]) -> Figure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernelgate::record::{CaseRecord, Environment, ProcessRun, Provenance};
+    use kernelgate::record::{CaseRecord, Environment, Measurement, ProcessRun, Provenance};
 
     #[test]
     fn a_long_ladder_has_its_fastest_rungs_and_says_so() {
@@ -106,7 +106,7 @@ mod tests {
             let case = CaseRecord { implementation: name.clone(), ..timed };
             run.cases.insert(format!("w/f/n1/{name}/hot"), case);
         }
-        let drawn = ladders(&Measured::of(&[run], &[]).unwrap());
+        let drawn = ladders(&Measured::of(&Measurement::split([run]), &[]).unwrap());
         let chart = &drawn.figures[0].chart;
         assert!(chart.subtitle.ends_with("; 40 slower cases in the table"), "{}", chart.subtitle);
         let Body::Rows(rows) = &chart.body else { panic!("no rows") };

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::samples::{Origin, SampleLog};
 use crate::display::{self, terminal};
 use crate::exit::Exit;
-use crate::harness::session::Session;
+use crate::harness::invocation::Invocation;
 use crate::harness::{args, bench_run, saving};
 use crate::measure::audit::{Subject, duration};
 use crate::record::criterion_store::{self, Stored, StoredCase};
@@ -73,7 +73,7 @@ pub fn record(
     if run.cases.is_empty() && run.failed.is_empty() && run.skipped.is_empty() {
         return Ok(Exit::Fine);
     }
-    let session = Session::of_process().map_err(|error| error.to_string())?;
+    let invocation = Invocation::of_process().map_err(|error| error.to_string())?;
     let bench = bench_name();
     let asked_for = std::env::var_os(RECORD).filter(|path| !path.is_empty()).map(PathBuf::from);
     // Where the program asked for the record, it gets one of all groups.
@@ -83,8 +83,8 @@ pub fn record(
         run.failed.extend(earlier.failed);
     }
     let run = ProcessRun {
-        session: session.name.clone(),
-        invocation: Some(session.invocation.clone()),
+        session: invocation.session.clone(),
+        invocation: Some(invocation.id.clone()),
         complete,
         provenance: Provenance::of(&store.root),
         executable: bench_run::executable_hash(),
@@ -97,7 +97,7 @@ pub fn record(
         |path: &Path| ProcessRun { bench: stem(path).unwrap_or(bench.clone()), ..run.clone() };
     let path = match asked_for {
         Some(path) => file::write(&path, &named(&path)).map(|()| path).map_err(|it| failed_to(&it)),
-        None => session.record(&store, &bench, named).map_err(|error| error.to_string()),
+        None => invocation.record(&store, &bench, named).map_err(|error| error.to_string()),
     }?;
     let run = named(&path);
     tell(&run, &path, &store.page());

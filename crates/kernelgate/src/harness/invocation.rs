@@ -1,4 +1,4 @@
-//! The session of a bench process: what the processes of one invocation have in common.
+//! The invocation that a bench process belongs to, and the session that its record goes into.
 
 use std::path::{Path, PathBuf};
 
@@ -12,33 +12,34 @@ use crate::record::{ProcessRun, Store, file};
 /// Names the session.
 pub const VARIABLE: &str = "KERNELGATE_SESSION";
 
-/// What the bench processes of one invocation have in common.
-pub struct Session {
-    /// Its name, a folder: what KERNELGATE_SESSION says, else the invocation.
-    pub name: String,
-    /// The cargo that runs the processes, or the process where no cargo does.
-    pub invocation: String,
+/// One `cargo bench`, or one bench process that was started without cargo.
+pub struct Invocation {
+    /// Name of its session's folder: KERNELGATE_SESSION, else the id.
+    pub session: String,
+    /// Start and process id of the cargo that runs the processes, or of the process where no cargo
+    /// does.
+    pub id: String,
 }
 
-impl Session {
-    /// The session of this process.
+impl Invocation {
+    /// The invocation of this process.
     ///
     /// # Errors
     /// When the name that was given is no plain one.
     pub fn of_process() -> Result<Self, HarnessError> {
-        let invocation = invocation();
+        let id = id();
         let Some(given) = std::env::var_os(VARIABLE).filter(|given| !given.is_empty()) else {
-            return Ok(Self { name: invocation.clone(), invocation });
+            return Ok(Self { session: id.clone(), id });
         };
-        let name = given.to_string_lossy().into_owned();
-        check_name(&name).map_err(|_| {
-            HarnessError::Usage(format!("{VARIABLE}=`{name}` is no plain file name"))
+        let session = given.to_string_lossy().into_owned();
+        check_name(&session).map_err(|_| {
+            HarnessError::Usage(format!("{VARIABLE}=`{session}` is no plain file name"))
         })?;
-        Ok(Self { name, invocation })
+        Ok(Self { session, id })
     }
 
-    /// Writes the record of a bench of it, and says where. Benches of several packages may share a
-    /// name: the second of one invocation gets a number. `run` gets the path.
+    /// Writes the record of one of its benches and returns its path, which `run` gets too. Benches
+    /// of several packages may share a name: the second of one invocation gets a number.
     ///
     /// # Errors
     /// When the file cannot be written, or another invocation has recorded the bench under that
@@ -51,18 +52,18 @@ impl Session {
     ) -> Result<PathBuf, HarnessError> {
         let names = std::iter::once(bench.to_owned());
         for name in names.chain((2..).map(|number| format!("{bench}-{number}"))) {
-            let path = store.run_path(&self.name, &name);
+            let path = store.run_path(&self.session, &name);
             match file::write_new(&path, &run(&path)) {
                 Ok(()) => return Ok(path),
                 Err(error) if error.is_there_already() => {}
                 Err(error) => return Err(error.into()),
             }
             let there = file::read::<ProcessRun>(&path).ok().and_then(|run| run.invocation);
-            if there.as_deref() != Some(&self.invocation) {
+            if there.as_deref() != Some(&self.id) {
                 return Err(HarnessError::Usage(format!(
                     "{VARIABLE}={}: an earlier run of that name is in {}: choose another name, or \
                      remove it",
-                    self.name,
+                    self.session,
                     path.display()
                 )));
             }
@@ -72,7 +73,7 @@ impl Session {
 }
 
 /// Start time and id of the cargo that runs this process, or of the process.
-fn invocation() -> String {
+fn id() -> String {
     let mut system = System::new().ok();
     let own = sysinfo::get_current_pid().ok();
     let mut process = |pid: Pid| -> Option<(String, u64, Option<Pid>)> {
@@ -114,16 +115,13 @@ mod tests {
     fn of_two_invocations_with_one_name_the_first_has_it() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::at(folder.path(), folder.path());
-        let session = |invocation: &str| Session {
-            name: "par".to_owned(),
-            invocation: invocation.to_owned(),
-        };
+        let invoked = |id: &str| Invocation { session: "par".to_owned(), id: id.to_owned() };
         let record = |invocation: &str| {
             let run = ProcessRun {
                 invocation: Some(invocation.to_owned()),
                 ..ProcessRun::start("b", "par", Environment::cpu(), Provenance::default())
             };
-            session(invocation).record(&store, "b", |_| run.clone())
+            invoked(invocation).record(&store, "b", |_| run.clone())
         };
         // At once: each looks before any has written.
         let written = std::sync::Mutex::new(Vec::new());

@@ -1,0 +1,202 @@
+use super::*;
+use crate::record::Provenance;
+use crate::record::environment::Gpu;
+
+fn commit(hash: &str) -> Provenance {
+    Provenance { commit: Some(hash.to_owned()), dirty: false }
+}
+
+fn whole() -> ProcessRun {
+    let machine = Some("this host".to_owned());
+    let host = Environment { machine, optimised: true, ..Environment::cpu() };
+    let case = CaseRecord::of_samples(vec![1e6]);
+    ProcessRun {
+        executable: Some("build 1".to_owned()),
+        cases: [("w/f/n1/cpu/hot".to_owned(), case)].into(),
+        ..ProcessRun::start("b", "s", host, commit("aaaa"))
+    }
+}
+
+fn shard(index: u32, count: u32) -> ProcessRun {
+    ProcessRun {
+        shard: Some(Shard { index, count }),
+        executable: Some(format!("build {index}")),
+        cases: BTreeMap::new(),
+        ..whole()
+    }
+}
+
+/// What keeps a run of session `t` out of the measurement that another run begins.
+fn refusal(first: ProcessRun, second: ProcessRun) -> Option<Differing> {
+    let second = ProcessRun { session: "t".to_owned(), ..second };
+    Measurement::from_runs(vec![first, second]).err().map(|differing| *differing)
+}
+
+fn on_gpu(driver: &str, uuid: &str) -> Environment {
+    Environment {
+        device_kind: "cuda".to_owned(),
+        device_name: "NVIDIA H200".to_owned(),
+        gpu: Some(Gpu {
+            uuid: uuid.to_owned(),
+            arch: "sm_90a".to_owned(),
+            driver: driver.to_owned(),
+            driver_cuda: "13.0".to_owned(),
+            nvrtc: "13.0".to_owned(),
+            multiprocessors: 132,
+            l2_bytes: 1,
+            memory_bytes: 1,
+            max_clock_mhz: 1980,
+            libraries: BTreeMap::new(),
+        }),
+        ..whole().environment
+    }
+}
+
+#[test]
+fn each_fact_that_differs_is_named_with_both_values() {
+    let of_case = |change: fn(&mut CaseRecord)| {
+        let mut run = whole();
+        run.cases.values_mut().for_each(change);
+        run
+    };
+    let environment = |change: fn(&mut Environment)| {
+        let mut run = whole();
+        change(&mut run.environment);
+        run
+    };
+    let two_shards = ProcessRun { cases: BTreeMap::new(), ..shard(1, 2) };
+    let changed = Provenance { dirty: true, ..commit("aaaa") };
+    for (second, field, left, right) in [
+        (two_shards, "number of shards", "1", "2"),
+        (ProcessRun { provenance: commit("bbbb"), ..whole() }, "commit", "aaaa", "bbbb"),
+        (ProcessRun { provenance: changed, ..whole() }, "commit", "aaaa", "aaaa+changes"),
+        (ProcessRun { effort: "quick".to_owned(), ..whole() }, "effort", "default", "quick"),
+        (ProcessRun { seed: 2, ..whole() }, "seed", "1", "2"),
+        (
+            ProcessRun { executable: Some("build 2".to_owned()), ..whole() },
+            "executable",
+            "build 1",
+            "build 2",
+        ),
+        (environment(|it| it.optimised = false), "optimised", "true", "false"),
+        (
+            environment(|it| it.device_name = "another".to_owned()),
+            "device_name",
+            &whole().environment.device_name,
+            "another",
+        ),
+        (of_case(|case| case.revision = 2), "revision", "1", "2"),
+    ] {
+        let differing = refusal(whole(), second).expect(field);
+        assert_eq!((differing.field, &*differing.runs[0]), (field, "s/b"));
+        assert!(differing.runs[1].starts_with("t/b"), "{:?}", differing.runs);
+        assert_eq!((&*differing.left, &*differing.right), (left, right), "{field}");
+    }
+    let differing = refusal(whole(), of_case(|case| case.work.read_bytes = 16)).unwrap();
+    assert_eq!((differing.field, &*differing.case.unwrap()), ("work", "w/f/n1/cpu/hot"));
+}
+
+#[test]
+fn another_driver_or_gpu_model_is_refused_and_another_card_is_not() {
+    let on = |environment| ProcessRun { environment, ..whole() };
+    let first = || on(on_gpu("580.82", "GPU-1"));
+    let field = |second| refusal(first(), on(second)).map(|it| it.field);
+    assert_eq!(field(on_gpu("590.1", "GPU-1")), Some("gpu.driver"));
+    let mut other_model = on_gpu("580.82", "GPU-2");
+    other_model.gpu.as_mut().unwrap().multiprocessors = 114;
+    assert_eq!(field(other_model), Some("gpu.multiprocessors"));
+    assert_eq!(field(on_gpu("580.99", "GPU-2")), None);
+}
+
+#[test]
+fn a_refusal_is_a_sentence_with_the_runs_and_their_values() {
+    let other = ProcessRun { provenance: commit("bbbb"), ..whole() };
+    assert_eq!(
+        refusal(whole(), other).unwrap().to_string(),
+        "commit is `aaaa` in the run s/b and `bbbb` in the run t/b: these are no process runs of \
+         the same code"
+    );
+    assert_eq!(
+        refusal(shard(1, 2), shard(2, 3)).unwrap().to_string(),
+        "number of shards is `2` in the run s/b-1-of-2 and `3` in the run t/b-2-of-3: these are \
+         no shards of one measurement"
+    );
+    let mut redefined = whole();
+    redefined.cases.values_mut().for_each(|case| case.revision = 2);
+    let text = refusal(whole(), redefined).unwrap().to_string();
+    assert!(text.starts_with("revision of w/f/n1/cpu/hot is `1` in the run s/b"), "{text}");
+}
+
+#[test]
+fn shards_of_one_commit_belong_together_whoever_built_them() {
+    assert_eq!(refusal(shard(1, 2), shard(2, 2)), None);
+    let changed = |index| ProcessRun {
+        provenance: Provenance { dirty: true, ..commit("aaaa") },
+        ..shard(index, 2)
+    };
+    assert_eq!(refusal(changed(1), changed(2)).unwrap().field, "executable");
+}
+
+#[test]
+fn a_definition_is_compared_with_every_earlier_run_of_the_bench() {
+    let with_case = |session: &str, index, revision| {
+        let mut case = CaseRecord::of_samples(vec![1e6]);
+        case.revision = revision;
+        ProcessRun {
+            session: session.to_owned(),
+            cases: [("a".to_owned(), case)].into(),
+            ..shard(index, 2)
+        }
+    };
+    let runs = vec![shard(1, 2), with_case("s", 2, 1), with_case("t", 2, 2)];
+    let differing = Measurement::from_runs(runs).unwrap_err();
+    assert_eq!(differing.field, "revision");
+    assert_eq!(differing.runs, ["s/b-2-of-2", "t/b-2-of-2"]);
+}
+
+#[test]
+fn another_bench_or_another_machine_may_have_its_own_build() {
+    let other = || ProcessRun { provenance: commit("bbbb"), ..whole() };
+    assert_eq!(refusal(whole(), ProcessRun { bench: "c".to_owned(), ..other() }), None);
+    assert_eq!(refusal(whole(), whole()), None);
+    assert_eq!(refusal(whole(), ProcessRun { executable: None, ..whole() }), None);
+    let on = |machine: Option<&str>| ProcessRun {
+        executable: Some("build 2".to_owned()),
+        environment: Environment { machine: machine.map(str::to_owned), ..whole().environment },
+        ..whole()
+    };
+    assert_eq!(refusal(whole(), on(Some("another host"))), None);
+    assert_eq!(refusal(whole(), on(None)).unwrap().field, "executable");
+}
+
+#[test]
+fn runs_are_split_into_the_measurements_that_they_make() {
+    let of = |session: &str, hash: &str| ProcessRun {
+        session: session.to_owned(),
+        provenance: commit(hash),
+        ..whole()
+    };
+    let split = Measurement::split([of("1", "aaaa"), of("2", "bbbb"), of("3", "aaaa")]);
+    let sessions = |it: &Measurement| -> Vec<String> {
+        it.runs().iter().map(|run| run.session.clone()).collect()
+    };
+    assert_eq!(split.iter().map(sessions).collect::<Vec<_>>(), [vec!["1", "3"], vec!["2"]]);
+}
+
+#[test]
+fn a_case_has_every_process_run_that_measured_it() {
+    let second = ProcessRun { session: "t".to_owned(), ..whole() };
+    let other = ProcessRun { bench: "c".to_owned(), cases: BTreeMap::new(), ..whole() };
+    let measurement = Measurement::from_runs(vec![whole(), other, second]).unwrap();
+    let cases = measurement.cases();
+    let keys: Vec<String> = cases["w/f/n1/cpu/hot"].iter().map(|it| it.run.key()).collect();
+    assert_eq!((cases.len(), keys), (1, vec!["s/b".to_owned(), "t/b".to_owned()]));
+}
+
+#[test]
+fn a_shard_that_the_others_lack_is_missing() {
+    let missing = |runs: Vec<ProcessRun>| Measurement::from_runs(runs).unwrap().missing_shards();
+    assert_eq!(missing(vec![shard(1, 4)]), [""; 0]);
+    assert_eq!(missing(vec![shard(1, 2), shard(2, 2)]), [""; 0]);
+    assert_eq!(missing(vec![shard(1, 4), shard(4, 4), shard(2, 4)]), ["b, shard 3/4"]);
+}
