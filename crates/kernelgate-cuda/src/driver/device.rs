@@ -140,6 +140,11 @@ impl Device {
         }))
     }
 
+    /// Time after which a kernel is treated as hung.
+    pub(super) const fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
     /// What the GPU is.
     pub fn facts(&self) -> &DeviceFacts {
         &self.facts

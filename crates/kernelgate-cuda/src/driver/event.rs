@@ -2,16 +2,17 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaEvent, CudaStream, sys};
+use cudarc::driver::{CudaEvent, CudaStream, result, sys};
 
 use super::device::Device;
 use super::status::failed;
+use super::timed_stream::TimedStream;
 use crate::BackendError;
 
-/// A fixed number of events, made once.
+/// A fixed number of events on a stream, made once.
 pub struct EventPool {
-    events: Vec<CudaEvent>,
-    stream: Arc<CudaStream>,
+    events: Vec<sys::CUevent>,
+    stream: TimedStream,
 }
 
 impl EventPool {
@@ -20,21 +21,27 @@ impl EventPool {
     /// # Errors
     /// When the driver fails.
     pub fn new(device: &Device, count: usize) -> Result<Self, BackendError> {
-        // Without the flag cudarc makes events that keep no time.
-        let make = || device.context().new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT));
-        let events = (0..count)
-            .map(|_| make())
-            .collect::<Result<_, _>>()
-            .map_err(|error| failed("make an event", &error))?;
-        Ok(Self { events, stream: Arc::clone(device.stream()) })
+        Self::on(TimedStream::Ours(Arc::clone(device.stream())), count)
     }
 
-    /// How many there are.
+    /// Makes events that keep time on a stream.
+    pub(super) fn on(stream: TimedStream, count: usize) -> Result<Self, BackendError> {
+        let _entered = stream.enter()?;
+        let mut pool = Self { events: Vec::with_capacity(count), stream };
+        for _ in 0..count {
+            let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
+                .map_err(|error| failed("make an event", &error))?;
+            pool.events.push(event);
+        }
+        Ok(pool)
+    }
+
+    /// Number of events.
     pub fn len(&self) -> usize {
         self.events.len()
     }
 
-    /// Whether there are none.
+    /// Whether the pool is empty.
     pub fn is_empty(&self) -> bool {
         self.events.is_empty()
     }
@@ -44,7 +51,10 @@ impl EventPool {
     /// # Errors
     /// When the driver fails.
     pub fn record(&self, index: usize) -> Result<(), BackendError> {
-        self.events[index].record(&self.stream).map_err(|error| failed("record an event", &error))
+        let _entered = self.stream.enter()?;
+        // SAFETY: event and stream live and are of one context.
+        unsafe { result::event::record(self.events[index], self.stream.cu()) }
+            .map_err(|error| failed("record an event", &error))
     }
 
     /// Nanoseconds from event `from` to event `to`, both of which have happened.
@@ -52,10 +62,25 @@ impl EventPool {
     /// # Errors
     /// When the driver fails.
     pub fn elapsed_ns(&self, from: usize, to: usize) -> Result<f64, BackendError> {
-        let elapsed_ms = self.events[from]
-            .elapsed_ms(&self.events[to])
+        let _entered = self.stream.enter()?;
+        // SAFETY: both events live.
+        let elapsed_ms = unsafe { result::event::elapsed(self.events[from], self.events[to]) }
             .map_err(|error| failed("read an event", &error))?;
         Ok(f64::from(elapsed_ms) * 1e6)
+    }
+
+    pub(super) fn cu(&self, index: usize) -> sys::CUevent {
+        self.events[index]
+    }
+}
+
+impl Drop for EventPool {
+    fn drop(&mut self) {
+        let Ok(_entered) = self.stream.enter() else { return };
+        for &event in &self.events {
+            // SAFETY: made here; the driver keeps what is still enqueued until it has happened.
+            let _ = unsafe { result::event::destroy(event) };
+        }
     }
 }
 

@@ -31,7 +31,7 @@ impl JoinedStream {
         if theirs.is_null() {
             return Err(refused("has a null handle".to_owned()));
         }
-        bind(device)?;
+        bind(device.context())?;
         let own = current()?;
         if !theirs.follows_context() {
             let mut context = ptr::null_mut();
@@ -132,7 +132,7 @@ mod tests {
         assert!(refused.contains("is of another context, on GPU 1"), "{refused}");
         assert!(refused.contains("on GPU 0"), "{refused}");
         // Each GPU takes its own, also from a thread on which the other's context is current.
-        bind(&device).unwrap();
+        bind(device.context()).unwrap();
         JoinedStream::new(&other, stream.cu_stream()).unwrap();
         let own = device.another_stream().unwrap();
         JoinedStream::new(&device, own.cu_stream()).unwrap();
@@ -160,6 +160,6 @@ mod tests {
         assert!(refused.contains("is of another context, on GPU 0"), "{refused}");
         // SAFETY: made above.
         unsafe { sys::cuCtxDestroy_v2(context) }.result().unwrap();
-        bind(&device).unwrap();
+        bind(device.context()).unwrap();
     }
 }

@@ -3,7 +3,7 @@
 
 use std::ptr;
 
-use cudarc::driver::sys;
+use cudarc::driver::{CudaContext, DriverError, sys};
 
 use super::device::Device;
 use super::status::failed;
@@ -18,7 +18,7 @@ pub fn checked(
     device: &Device,
     launch: impl FnOnce() -> Result<(), BackendError>,
 ) -> Result<(), BackendError> {
-    bind(device)?;
+    bind(device.context())?;
     let (before, capturing) = (current()?, capturing(device.stream().cu_stream())?);
     let launched = launch();
     let after = current()?;
@@ -39,8 +39,9 @@ pub fn checked(
     Ok(())
 }
 
-pub(super) fn bind(device: &Device) -> Result<(), BackendError> {
-    device.context().bind_to_thread().map_err(|error| failed("make the context current", &error))
+/// Makes a context current on the thread.
+pub(super) fn bind(context: &CudaContext) -> Result<(), BackendError> {
+    context.bind_to_thread().map_err(|error| failed("make the context current", &error))
 }
 
 pub(super) fn current() -> Result<sys::CUcontext, BackendError> {
@@ -66,11 +67,14 @@ pub(crate) fn abandon_capture(stream: sys::CUstream) {
 
 /// Whether a live stream is in capture.
 pub(crate) fn capturing(stream: sys::CUstream) -> Result<bool, BackendError> {
+    capture_status(stream).map_err(|error| failed("ask whether the stream is in capture", &error))
+}
+
+/// Whether a live stream is in capture, with the driver's own error.
+pub(super) fn capture_status(stream: sys::CUstream) -> Result<bool, DriverError> {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     // SAFETY: the stream lives and the pointer is valid.
-    unsafe { sys::cuStreamIsCapturing(stream, &raw mut status) }
-        .result()
-        .map_err(|error| failed("ask whether the stream is in capture", &error))?;
+    unsafe { sys::cuStreamIsCapturing(stream, &raw mut status) }.result()?;
     Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }
 

@@ -17,10 +17,18 @@ pub fn finish(
     timeout: Duration,
 ) -> Result<(), BackendError> {
     marker.record(stream).map_err(|error| failed("record an event", &error))?;
+    until_passed(marker.cu_event(), timeout)
+}
+
+/// Waits for an event that lives, at most so long.
+///
+/// # Errors
+/// When something before it failed, or has not finished by then: [`BackendError::Lost`].
+pub fn until_passed(event: sys::CUevent, timeout: Duration) -> Result<(), BackendError> {
     let start = Instant::now();
     loop {
         // SAFETY: the event is alive.
-        match unsafe { result::event::query(marker.cu_event()) } {
+        match unsafe { result::event::query(event) } {
             Ok(()) => return Ok(()),
             Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => {}
             Err(error) => return Err(failed("finish the launches", &error)),

@@ -1,9 +1,10 @@
-//! The kernels that measuring needs on the stream: a blocker, clock probes, an L2 flush. How they
-//! are used is decided in `measure`.
+//! The kernels that timing needs on the stream: a blocker, clock probes, an L2 flush. Deliberately
+//! absent: their order (`measure`).
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use crate::driver::hold::Hold;
 use crate::driver::mailbox::Mailbox;
 use crate::{Argument, BackendError, Buffer, Device, KernelSpec, LoadedKernel, Source};
 
@@ -14,7 +15,7 @@ const BLOCKER: KernelSpec<usize> = KernelSpec {
     variants: || vec![1],
     ..KernelSpec::new(
         Source::new("measure/blocker", include_str!("../../kernels/measure/blocker.cu")),
-        Instruments::BLOCKER,
+        Blocker::SYMBOL,
         1,
         |_| [1, 1, 1],
     )
@@ -40,11 +41,15 @@ const FLUSH: KernelSpec<usize> = KernelSpec {
     )
 };
 
-/// The kernels and what they write to, made once for a device.
-pub struct Instruments {
-    blocker: LoadedKernel,
+/// Holds the stream of a device by a kernel that spins until the host releases it.
+pub struct Blocker {
+    kernel: LoadedKernel,
     mailbox: Mailbox,
     ticket: u32,
+}
+
+/// The kernels around launches and their memory, made once for a device.
+pub struct Instruments {
     probe: LoadedKernel,
     probes: [Buffer; 2],
     flush: LoadedKernel,
@@ -56,9 +61,46 @@ const PROBE_BYTES: usize = 24;
 /// What the blocker writes when the host released it.
 const RELEASED: u32 = 1;
 
+impl Blocker {
+    /// The symbol of its kernel.
+    pub const SYMBOL: &str = "measure_blocker";
+
+    /// Compiles the kernel and allocates the memory through which the host releases it.
+    ///
+    /// # Errors
+    /// When the kernel does not compile or memory is short.
+    pub fn new(device: &Device) -> Result<Self, BackendError> {
+        let multiprocessors = device.facts().multiprocessors as usize;
+        let kernel = BLOCKER.load(device, &multiprocessors)?;
+        Ok(Self { kernel, mailbox: Mailbox::new()?, ticket: 0 })
+    }
+}
+
+impl Hold for Blocker {
+    fn hold(&mut self, at_most: Duration) -> Result<(), BackendError> {
+        self.ticket = self.ticket.wrapping_add(1).max(1);
+        self.mailbox.from_device().store(0, Ordering::Release);
+        let (flag, outcome) = self.mailbox.addresses();
+        let timeout_ns = Argument::U64(at_most.as_nanos() as u64);
+        let arguments = [
+            Argument::Address(flag),
+            Argument::U32(self.ticket),
+            timeout_ns,
+            Argument::Address(outcome),
+        ];
+        self.kernel.launch(&arguments)
+    }
+
+    fn release(&mut self) {
+        self.mailbox.to_device().store(self.ticket, Ordering::Release);
+    }
+
+    fn was_released(&self) -> bool {
+        self.mailbox.from_device().load(Ordering::Acquire) == RELEASED
+    }
+}
+
 impl Instruments {
-    /// The symbol of the kernel that holds the stream.
-    pub const BLOCKER: &str = "measure_blocker";
     /// The symbol of the kernel that reads the clocks.
     pub const PROBE: &str = "measure_clock_probe";
     /// The symbol of the kernel that replaces the contents of L2.
@@ -71,9 +113,6 @@ impl Instruments {
     pub fn new(device: &Device, flush_bytes: u64) -> Result<Self, BackendError> {
         let multiprocessors = device.facts().multiprocessors as usize;
         let instruments = Self {
-            blocker: BLOCKER.load(device, &multiprocessors)?,
-            mailbox: Mailbox::new()?,
-            ticket: 0,
             probe: PROBE.load(device, &multiprocessors)?,
             probes: [device.allocate(PROBE_BYTES)?, device.allocate(PROBE_BYTES)?],
             flush: FLUSH.load(device, &multiprocessors)?,
@@ -81,34 +120,6 @@ impl Instruments {
         };
         instruments.flushed.fill(0x5a)?;
         Ok(instruments)
-    }
-
-    /// Enqueues a kernel that holds the stream until [`Self::release`], or for so long.
-    ///
-    /// # Errors
-    /// When the launch is refused.
-    pub fn block(&mut self, timeout: Duration) -> Result<(), BackendError> {
-        self.ticket = self.ticket.wrapping_add(1).max(1);
-        self.mailbox.from_device().store(0, Ordering::Release);
-        let (flag, outcome) = self.mailbox.addresses();
-        let timeout_ns = Argument::U64(timeout.as_nanos() as u64);
-        let arguments = [
-            Argument::Address(flag),
-            Argument::U32(self.ticket),
-            timeout_ns,
-            Argument::Address(outcome),
-        ];
-        self.blocker.launch(&arguments)
-    }
-
-    /// Releases the blocker, whether there is one or not.
-    pub fn release(&self) {
-        self.mailbox.to_device().store(self.ticket, Ordering::Release);
-    }
-
-    /// Whether the last blocker, which has finished, was released; otherwise it timed out.
-    pub fn released(&self) -> bool {
-        self.mailbox.from_device().load(Ordering::Acquire) == RELEASED
     }
 
     /// Enqueues reading of both clocks into probe 0 or 1.
@@ -157,22 +168,23 @@ mod tests {
     fn a_blocker_ends_when_it_is_released_or_after_its_time() {
         let Some((device, _one_at_a_time)) = gpu() else { return };
         // No whole packet more than a few.
-        let mut instruments = Instruments::new(&device, 16 * 1021 + 7).unwrap();
-        instruments.block(Duration::from_secs(60)).unwrap();
+        let mut blocker = Blocker::new(&device).unwrap();
+        let instruments = Instruments::new(&device, 16 * 1021 + 7).unwrap();
+        blocker.hold(Duration::from_secs(60)).unwrap();
         instruments.probe(0).unwrap();
         instruments.flush().unwrap();
         instruments.probe(1).unwrap();
-        instruments.release();
+        blocker.release();
         device.synchronize().unwrap();
-        assert!(instruments.released());
+        assert!(blocker.was_released());
         let mut flushed = vec![0; instruments.flushed.bytes()];
         instruments.flushed.download(&mut flushed).unwrap();
         assert!(flushed.iter().all(|byte| *byte == 0x5a), "a flush changes nothing");
         if let Some(mhz) = instruments.clock_mhz().unwrap() {
             assert!((100.0..10_000.0).contains(&mhz), "{mhz} MHz");
         }
-        instruments.block(Duration::from_millis(1)).unwrap();
+        blocker.hold(Duration::from_millis(1)).unwrap();
         device.synchronize().unwrap();
-        assert!(!instruments.released());
+        assert!(!blocker.was_released());
     }
 }

@@ -13,7 +13,7 @@ use crate::stats::median;
 use crate::workload::random;
 use kernelgate_cuda::instruments::bandwidth::Passes;
 use kernelgate_cuda::instruments::spin::Spin;
-use kernelgate_cuda::instruments::timing::Instruments;
+use kernelgate_cuda::instruments::timing::{Blocker, Instruments};
 use kernelgate_cuda::observe::activity::{Activity, KernelRecord};
 use kernelgate_cuda::observe::cupti::Recorded;
 
@@ -180,7 +180,7 @@ fn spans_ns(record: &Activity, launches: usize) -> Result<Vec<f64>, String> {
     let [.., first, last] = probes[..] else {
         return Err(format!("{} of 2 probes around the launches", probes.len()));
     };
-    let own = [Instruments::BLOCKER, Instruments::FLUSH];
+    let own = [Blocker::SYMBOL, Instruments::FLUSH];
     let kernels = kernels.iter().filter(|kernel| !own.contains(&name(kernel.name)));
     let mut spans: Vec<(u64, u64)> = kernels.map(|kernel| (kernel.start, kernel.end)).collect();
     spans.extend(record.copies.iter().map(|copy| (copy.start, copy.end)));

@@ -20,9 +20,9 @@ use super::queue::{self, MAX_BURST, MAX_QUEUED};
 use crate::backend::{BackendError, Executable};
 use crate::stats;
 use kernelgate_cuda::Device;
-use kernelgate_cuda::driver::event::EventPool;
 use kernelgate_cuda::driver::graph::Graph;
-use kernelgate_cuda::instruments::timing::Instruments;
+use kernelgate_cuda::driver::stream_timer::StreamTimer;
+use kernelgate_cuda::instruments::timing::{Blocker, Instruments};
 
 /// After this the blocker lets go by itself, and the burst is thrown away.
 const BLOCKER_TIMEOUT: Duration = Duration::from_millis(500);
@@ -45,7 +45,7 @@ const RESOLUTION_NS: f64 = 32.0;
 /// Times launches on one device.
 pub struct EventTimer {
     device: Arc<Device>,
-    events: EventPool,
+    stream: StreamTimer<Blocker>,
     instruments: Instruments,
     overhead: Overhead,
     typical_clock_mhz: Option<f64>,
@@ -106,9 +106,10 @@ impl EventTimer {
             around_launch_ns: 0.0,
             around_graph_ns: 0.0,
         };
+        let blocker = Blocker::new(device)?;
         let mut timer = Self {
             device: Arc::clone(device),
-            events: EventPool::new(device, 2 * MAX_BURST)?,
+            stream: StreamTimer::new(device, 2 * MAX_BURST, blocker)?,
             instruments: Instruments::new(device, FLUSH * device.facts().l2_bytes)?,
             overhead: nothing,
             typical_clock_mhz: None,
@@ -261,19 +262,16 @@ impl EventTimer {
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<Burst, BackendError> {
         let hidden = queue::fits(commands, count);
-        if hidden {
-            self.instruments.block(BLOCKER_TIMEOUT)?;
-        }
+        self.stream.begin(hidden.then_some(BLOCKER_TIMEOUT))?;
         let enqueued = self.enqueue(count, cache, launch);
-        self.instruments.release();
+        self.stream.release();
         enqueued?;
-        self.device.synchronize()?;
-        // A host that was held up for half a second: the launches did not wait for it.
-        let held_up = hidden && !self.instruments.released();
+        // The hold times out if the host is held up for half a second.
+        let held_up = self.stream.finish()? == Some(false);
         let at = |i: usize| if cache == Cache::Cold { (2 * i, 2 * i + 1) } else { (i, i + 1) };
         let intervals_ns = (0..count)
             .map(at)
-            .map(|(from, to)| self.events.elapsed_ns(from, to))
+            .map(|(from, to)| self.stream.elapsed_ns(from, to))
             .collect::<Result<_, _>>()?;
         let clock_mhz = self.instruments.clock_mhz()?;
         Ok(Burst { intervals_ns, clock_mhz, host_bound: !hidden || held_up, held_up })
@@ -287,15 +285,15 @@ impl EventTimer {
     ) -> Result<(), BackendError> {
         self.instruments.probe(0)?;
         if cache == Cache::Hot {
-            self.events.record(0)?;
+            self.stream.record(0)?;
         }
         for i in 0..count {
             if cache == Cache::Cold {
                 self.instruments.flush()?;
-                self.events.record(2 * i)?;
+                self.stream.record(2 * i)?;
             }
             launch()?;
-            self.events.record(if cache == Cache::Cold { 2 * i + 1 } else { i + 1 })?;
+            self.stream.record(if cache == Cache::Cold { 2 * i + 1 } else { i + 1 })?;
         }
         self.instruments.probe(1)
     }

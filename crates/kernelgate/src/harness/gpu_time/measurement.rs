@@ -7,8 +7,9 @@ use criterion::Throughput;
 use criterion::measurement::{Measurement, ValueFormatter, WallTime};
 
 use kernelgate_cuda::BackendError;
+use kernelgate_cuda::driver::foreign_stream::{EmptyReadings, ForeignStream, StreamError};
 use kernelgate_cuda::driver::raw_stream::RawStream;
-use kernelgate_cuda::driver::stream_timer::{EmptyReadings, StreamError, StreamTimer};
+
 use kernelgate_cuda::observe::telemetry::{Reading, Telemetry};
 
 use super::recording::{self, Ended};
@@ -27,7 +28,7 @@ pub struct GpuTime {
 }
 
 struct Inner {
-    timer: StreamTimer,
+    stream: ForeignStream,
     /// Measured before the first pass.
     readings: Option<EmptyReadings>,
     telemetry: Vec<Reading>,
@@ -64,7 +65,7 @@ impl GpuTime {
         // Read by `kernelgate`, and may not be optimised away.
         std::hint::black_box(recording::MARK.as_ptr());
         let inner = Inner {
-            timer: StreamTimer::new(stream, timeout())?,
+            stream: ForeignStream::new(stream, timeout())?,
             readings: None,
             telemetry: Vec::new(),
             passes: Passes::new(Allowed::CRITERION_ROUTINE),
@@ -89,20 +90,20 @@ impl GpuTime {
 impl Inner {
     fn begin(&mut self) -> Result<(), BackendError> {
         if self.readings.is_none() {
-            self.readings = Some(self.timer.empty_readings()?);
+            self.readings = Some(self.stream.empty_readings()?);
             self.read_telemetry();
         }
         let hold = self.passes.next_hold();
-        self.timer.begin(hold)?;
+        self.stream.begin(hold)?;
         self.began = Instant::now();
         Ok(())
     }
 
     fn end(&mut self) -> Result<GpuElapsed, BackendError> {
-        let interval = self.timer.end()?;
+        let interval = self.stream.end()?;
         let host = self.began.elapsed();
         let asks = self.passes.asks_for_context(&interval);
-        let busy = asks.then(|| self.timer.context_busy()).transpose()?;
+        let busy = asks.then(|| self.stream.context_busy()).transpose()?;
         if let Some(readings) = &self.readings {
             self.passes.add(Pass { interval, host, busy }, readings)?;
         }
@@ -111,7 +112,7 @@ impl Inner {
     }
 
     fn read_telemetry(&mut self) {
-        let telemetry = Telemetry::open(&self.timer.facts().uuid);
+        let telemetry = Telemetry::open(&self.stream.facts().uuid);
         self.telemetry.extend(telemetry.as_ref().map(Telemetry::read));
     }
 
@@ -120,7 +121,7 @@ impl Inner {
         let least_ns =
             self.readings.map_or(0.0, |readings| readings.least_ns - readings.nothing_ns);
         let telemetry = std::mem::take(&mut self.telemetry);
-        recording::record(&self.log, (self.timer.facts(), telemetry), least_ns, ended)
+        recording::record(&self.log, (self.stream.facts(), telemetry), least_ns, ended)
     }
 }
 

@@ -37,8 +37,8 @@ mod samples;
 
 /// Criterion in the version that this measurement is for, for benches that name another one.
 pub use criterion;
+pub use kernelgate_cuda::driver::foreign_stream::StreamError;
 pub use kernelgate_cuda::driver::raw_stream::RawStream;
-pub use kernelgate_cuda::driver::stream_timer::StreamError;
 pub use measurement::GpuTime;
 pub use recording::{MARK, RECORD};
 pub use samples::GpuElapsed;

@@ -8,7 +8,7 @@ use super::cupti::Recording;
 use crate::backend::{BackendError, Executable};
 use crate::measure::queue::MAX_QUEUED;
 use kernelgate_cuda::Device;
-use kernelgate_cuda::instruments::timing::Instruments;
+use kernelgate_cuda::driver::hold::Hold;
 use kernelgate_cuda::observe::activity::{Activity, CallRecord, CopyRecord};
 use kernelgate_cuda::observe::cupti::Recorded;
 
@@ -31,17 +31,17 @@ pub enum HeldUpBy {
 /// When the launch fails, or the device.
 pub fn recorded(
     device: &Device,
-    instruments: &mut Instruments,
+    stream: &mut dyn Hold,
     executable: &mut dyn Executable,
     hold: Duration,
 ) -> Result<Option<HeldUpBy>, BackendError> {
     executable.settle()?;
     let Ok(Some(recording)) = Recording::start(device, Recorded::Calls) else { return Ok(None) };
-    instruments.block(hold)?;
+    stream.hold(hold)?;
     let begun = recording.now();
     let launched = executable.launch();
     let returned = recording.now();
-    instruments.release();
+    stream.release();
     launched?;
     executable.synchronize()?;
     let Ok(mut record) = recording.end(begun) else { return Ok(None) };

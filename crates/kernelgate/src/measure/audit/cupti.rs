@@ -12,7 +12,8 @@ use std::time::Duration;
 use super::refusal::Refusal;
 use crate::backend::{BackendError, Executable};
 use kernelgate_cuda::Device;
-use kernelgate_cuda::instruments::timing::Instruments;
+use kernelgate_cuda::driver::hold::Hold;
+use kernelgate_cuda::instruments::timing::{Blocker, Instruments};
 use kernelgate_cuda::observe::activity::Activity;
 use kernelgate_cuda::observe::cupti::{Recorded, Recorder};
 
@@ -80,7 +81,8 @@ impl Drop for Recording<'_> {
 /// [`BackendError::NotTimed`] if something ran on another stream; when the device fails.
 pub fn check(
     device: &Device,
-    instruments: &mut Instruments,
+    blocker: &mut Blocker,
+    instruments: &Instruments,
     executable: &mut dyn Executable,
 ) -> Result<Option<String>, BackendError> {
     executable.settle()?;
@@ -89,14 +91,14 @@ pub fn check(
         Ok(None) => return Ok(Some("CUPTI is missing".to_owned())),
         Err(error) => return Ok(Some(error.to_string())),
     };
-    instruments.block(HOLD)?;
+    blocker.hold(HOLD)?;
     let launched = executable.launch();
     std::thread::sleep(BEGINS_WITHIN);
-    instruments.release();
+    blocker.release();
     instruments.probe(1)?;
     executable.synchronize()?;
     device.synchronize_context()?;
-    let held = instruments.released();
+    let held = blocker.was_released();
     let record = recording.end(0);
     launched?;
     let record = match record {
@@ -122,10 +124,10 @@ fn outside(record: &Activity, held: bool) -> Result<Option<String>, String> {
         let found = record.kernels.iter().find(|kernel| name(kernel.name) == symbol);
         found.ok_or_else(|| format!("CUPTI's record lacks `{symbol}`"))
     };
-    let (blocker, mark) = (own(Instruments::BLOCKER)?, own(Instruments::PROBE)?.start);
+    let (blocker, mark) = (own(Blocker::SYMBOL)?, own(Instruments::PROBE)?.start);
     let kernels = record.kernels.iter().map(|it| (it.start, it.end, it.on, name(it.name)));
     let kernels =
-        kernels.filter(|(.., name)| ![Instruments::BLOCKER, Instruments::PROBE].contains(name));
+        kernels.filter(|(.., name)| ![Blocker::SYMBOL, Instruments::PROBE].contains(name));
     let copies = record.copies.iter().map(|copy| (copy.start, copy.end, copy.on, ""));
     let sets = record.sets.iter().map(|set| (set.start, set.end, set.on, ""));
     let mut all = kernels.chain(copies).chain(sets);
@@ -159,7 +161,7 @@ mod tests {
 
     /// A hold from 10 to 14 ms, a kernel of the launch, the mark at 15 ms.
     fn record(start: u64, end: u64) -> Activity {
-        let names = [Instruments::BLOCKER, Instruments::PROBE, "theirs"].map(str::to_owned);
+        let names = [Blocker::SYMBOL, Instruments::PROBE, "theirs"].map(str::to_owned);
         let kernel = |name, start, end| KernelRecord { name, start, end, ..Default::default() };
         Activity {
             names: names.into(),

@@ -5,7 +5,7 @@ use crate::backend::{BackendError, Executable};
 use crate::measure::queue::MAX_QUEUED;
 use kernelgate_cuda::Device;
 use kernelgate_cuda::driver::graph::Graph;
-use kernelgate_cuda::instruments::timing::Instruments;
+use kernelgate_cuda::driver::hold::Hold;
 
 /// Checks that launches do nothing that they are not allowed to. Returns whether a launch fills the
 /// queue. `captured` is a launch, if it can be captured.
@@ -14,7 +14,7 @@ use kernelgate_cuda::instruments::timing::Instruments;
 /// [`BackendError::NotTimed`] if they do; when a launch fails.
 pub fn check_allowed(
     device: &Device,
-    instruments: &mut Instruments,
+    stream: &mut dyn Hold,
     executable: &mut dyn Executable,
     captured: Option<&Graph>,
 ) -> Result<bool, BackendError> {
@@ -27,7 +27,7 @@ pub fn check_allowed(
         return Ok(false);
     }
     // Also if it could be captured: it may wait only outside of captures.
-    waits::check(device, instruments, executable, captured.map(Graph::nodes))
+    waits::check(device, stream, executable, captured.map(Graph::nodes))
 }
 
 /// Checks that a launch of so many commands works on the timed stream alone, as far as its outputs
@@ -37,12 +37,12 @@ pub fn check_allowed(
 /// [`BackendError::NotTimed`] if it does not; when a launch fails.
 pub fn check_streams(
     device: &Device,
-    instruments: &mut Instruments,
+    stream: &mut dyn Hold,
     executable: &mut dyn Executable,
     commands: usize,
 ) -> Result<(), BackendError> {
     if commands <= MAX_QUEUED {
-        writes::check(instruments, executable)?;
+        writes::check(stream, executable)?;
     }
     context::check(device, executable)
 }

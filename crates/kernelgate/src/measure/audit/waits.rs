@@ -10,7 +10,7 @@ use super::refusal::{Refusal, Subject};
 use crate::backend::{BackendError, Executable};
 use crate::measure::queue::MAX_QUEUED;
 use kernelgate_cuda::Device;
-use kernelgate_cuda::instruments::timing::Instruments;
+use kernelgate_cuda::driver::hold::Hold;
 
 /// How long the stream is held for a launch that might wait for it.
 const HOLD: Duration = Duration::from_millis(200);
@@ -25,12 +25,12 @@ const LAUNCHES: usize = 3;
 /// [`BackendError::NotTimed`] if it waits for the GPU; when it fails.
 pub fn check(
     device: &Device,
-    instruments: &mut Instruments,
+    stream: &mut dyn Hold,
     executable: &mut dyn Executable,
     commands: Option<usize>,
 ) -> Result<bool, BackendError> {
     let mut hold = HOLD;
-    let Some(took) = outlasts(hold, instruments, executable)? else { return Ok(false) };
+    let Some(took) = outlasts(hold, stream, executable)? else { return Ok(false) };
     executable.settle()?;
     let started = Instant::now();
     executable.launch()?;
@@ -39,11 +39,11 @@ pub fn check(
     if took < unheld + HOLD / 2 {
         // The host may take that long by itself.
         hold += unheld;
-        if outlasts(hold, instruments, executable)?.is_none() {
+        if outlasts(hold, stream, executable)?.is_none() {
             return Ok(false);
         }
     }
-    let held_up_by = calls::recorded(device, instruments, executable, hold)?;
+    let held_up_by = calls::recorded(device, stream, executable, hold)?;
     let may_fill = match (&held_up_by, commands) {
         (None, Some(commands)) => commands > MAX_QUEUED,
         (None, None) => returns_early(device, executable)?,
@@ -57,18 +57,18 @@ pub fn check(
 /// only after the blocker had timed out.
 fn outlasts(
     hold: Duration,
-    instruments: &mut Instruments,
+    stream: &mut dyn Hold,
     executable: &mut dyn Executable,
 ) -> Result<Option<Duration>, BackendError> {
     executable.settle()?;
-    instruments.block(hold)?;
+    stream.hold(hold)?;
     let started = Instant::now();
     let launched = executable.launch();
     let took = started.elapsed();
-    instruments.release();
+    stream.release();
     executable.synchronize()?;
     launched?;
-    Ok((took >= hold.mul_f64(0.9) && !instruments.released()).then_some(took))
+    Ok((took >= hold.mul_f64(0.9) && !stream.was_released()).then_some(took))
 }
 
 /// Judges a launch that a held stream held up: it has a time only if its commands filled the queue.

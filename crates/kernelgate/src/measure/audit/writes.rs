@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::refusal::Refusal;
 use crate::backend::{BackendError, Executable};
-use kernelgate_cuda::instruments::timing::Instruments;
+use kernelgate_cuda::driver::hold::Hold;
 
 /// How long the stream is held at most. If the host is held up for longer, the check shows nothing.
 const HOLD: Duration = Duration::from_millis(200);
@@ -18,10 +18,7 @@ const SHOWS_WITHIN: Duration = Duration::from_millis(2);
 ///
 /// # Errors
 /// [`BackendError::NotTimed`] if one changes; when the device fails.
-pub fn check(
-    instruments: &mut Instruments,
-    executable: &mut dyn Executable,
-) -> Result<(), BackendError> {
+pub fn check(stream: &mut dyn Hold, executable: &mut dyn Executable) -> Result<(), BackendError> {
     executable.poison_outputs()?;
     // A launch needs its state, which may lie in its outputs.
     executable.reset()?;
@@ -34,18 +31,18 @@ pub fn check(
     if poisoned.as_ref().is_some_and(|poisoned| !poisoned.contains(&true)) {
         return Ok(());
     }
-    instruments.block(HOLD)?;
+    stream.hold(HOLD)?;
     let untouched = executable.launch().and_then(|()| {
         std::thread::sleep(SHOWS_WITHIN);
         executable.still_poisoned()
     });
-    instruments.release();
+    stream.release();
     executable.synchronize()?;
     // If the blocker timed out, the launch may have run on the timed stream.
     let is_looked_at = |output: usize| poisoned.as_ref().is_none_or(|poisoned| poisoned[output]);
     let mut outputs = untouched?.into_iter().enumerate();
     let written = outputs.any(|(output, untouched)| !untouched && is_looked_at(output));
-    if written && instruments.released() {
+    if written && stream.was_released() {
         return Err(Refusal::WritesWhileHeld.into());
     }
     Ok(())

@@ -67,13 +67,13 @@ impl EventTimer {
         let counted = captured.as_ref().map(Graph::nodes);
         commands::check_any(counted)?;
         let fills_queue =
-            launches::check_allowed(&device, &mut self.instruments, executable, captured.as_ref())?;
+            launches::check_allowed(&device, self.stream.holder(), executable, captured.as_ref())?;
         let commands = match counted {
             Some(commands) => commands,
             None if fills_queue => usize::MAX,
             None => self.commands_by_trial(executable)?,
         };
-        launches::check_streams(&device, &mut self.instruments, executable, commands)?;
+        launches::check_streams(&device, self.stream.holder(), executable, commands)?;
         // What carries state on is launched one by one, as it is verified.
         let repeats = !executable.carries_state();
         let batch = if counted.is_some() && commands <= MAX_QUEUED && repeats {
@@ -209,8 +209,8 @@ impl Stopwatch for CaseTimer<'_> {
         &mut self,
         executable: &mut dyn Executable,
     ) -> Result<Option<String>, BackendError> {
-        let EventTimer { device, instruments, .. } = &mut *self.timer;
-        cupti::check(device, instruments, executable)
+        let EventTimer { device, stream, instruments, .. } = &mut *self.timer;
+        cupti::check(device, stream.holder(), instruments, executable)
     }
 
     fn technique(&self) -> Technique {
