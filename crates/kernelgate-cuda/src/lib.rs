@@ -42,6 +42,7 @@ pub use compiler::source::Source;
 pub use driver::argument::Argument;
 pub use driver::buffer::Buffer;
 pub use driver::device::Device;
+pub use driver::devices::Devices;
 pub use driver::image::Image;
 pub use driver::joined::JoinedStream;
 pub use driver::kernel::{Kernel, LaunchAttributes, LaunchShape};

@@ -199,15 +199,16 @@ impl<P: Problem> BoundProblem for TypedBound<'_, P> {
         target: &Target,
     ) -> Result<Box<dyn Executable>, BackendError> {
         let row = self.implementations[index];
-        if let Target::Cuda(device) = target {
-            persistence::restore(device)?;
+        if let Target::Cuda(devices) = target {
+            devices.iter().try_for_each(|device| persistence::restore(device))?;
         }
         match (&row.prepare, target) {
             (Prepare::Cpu(prepare), Target::Cpu) => Ok(Box::new(prepare(&self.problem, inputs))),
-            (Prepare::Cuda(prepare), Target::Cuda(device)) => {
-                Ok(Box::new(prepare(&self.problem, &inputs, device)?))
+            (Prepare::Cuda(prepare), Target::Cuda(devices)) => {
+                Ok(Box::new(prepare(&self.problem, &inputs, devices.one())?))
             }
-            (Prepare::CudaWithin { device_bytes, prepare }, Target::Cuda(device)) => {
+            (Prepare::CudaWithin { device_bytes, prepare }, Target::Cuda(devices)) => {
+                let device = devices.one();
                 memory::require(device, device_bytes(&self.problem))?;
                 Ok(Box::new(prepare(&self.problem, &inputs, device)?))
             }

@@ -6,6 +6,7 @@ mod check;
 pub(crate) mod clusters;
 pub mod context_settings;
 pub mod device;
+pub mod devices;
 pub mod event;
 pub mod foreign_stream;
 pub mod graph;

@@ -200,10 +200,11 @@ impl BoundProblem for AttachedProblem<'_> {
         target: &Target,
     ) -> Result<Box<dyn Executable>, BackendError> {
         let row = &self.rows[index];
-        let Target::Cuda(device) = target else {
+        let Target::Cuda(devices) = target else {
             return Err(BackendError::Launch(format!("{} does not run on this backend", row.name)));
         };
-        persistence::restore(device)?;
+        devices.iter().try_for_each(|device| persistence::restore(device))?;
+        let device = devices.one();
         memory::require(device, self.bound.device_bytes())?;
         Ok(Box::new(self.task(row, &inputs, device)?))
     }

@@ -9,8 +9,8 @@ use crate::backend::{Allowed, BackendError, Executable};
 use crate::workload::{Dtype, Tensor, Tensors};
 use kernelgate_cuda::driver::{CudaStream, thread_state};
 pub use kernelgate_cuda::{
-    Argument, Buffer, Device, Image, JoinedStream, Kernel, KernelSpec, LaunchDims, LaunchShape,
-    LoadedKernel, Parameters, PreparedLaunch, RawContext, RawStream, Requires, Source,
+    Argument, Buffer, Device, Devices, Image, JoinedStream, Kernel, KernelSpec, LaunchDims,
+    LaunchShape, LoadedKernel, Parameters, PreparedLaunch, RawContext, RawStream, Requires, Source,
 };
 
 /// An input that every launch reads from device memory.
@@ -130,7 +130,7 @@ type LaunchFn = Box<dyn FnMut(&[Output]) -> Result<(), BackendError>>;
 
 /// A computation on the GPU.
 pub struct CudaTask {
-    device: Arc<Device>,
+    devices: Devices,
     /// Sees memory while the device's stream is held.
     observer: Option<Arc<CudaStream>>,
     inputs: Vec<Input>,
@@ -156,13 +156,13 @@ impl CudaTask {
     /// synchronises. `inputs` are those that every launch reads; inputs that were packed or passed
     /// by value are left out.
     pub fn new(
-        device: &Arc<Device>,
+        devices: impl Into<Devices>,
         inputs: impl IntoIterator<Item = Input>,
         outputs: Vec<Output>,
         launch: impl FnMut(&[Output]) -> Result<(), BackendError> + 'static,
     ) -> Self {
         Self {
-            device: Arc::clone(device),
+            devices: devices.into(),
             observer: None,
             inputs: inputs.into_iter().collect(),
             outputs,
@@ -216,19 +216,19 @@ impl Executable for CudaTask {
     fn launch(&mut self) -> Result<(), BackendError> {
         let launched = if !self.allowed.contexts && self.checked < CHECKED {
             self.checked += 1;
-            thread_state::checked(&self.device, || (self.launch)(&self.outputs))
+            thread_state::checked(self.devices.one(), || (self.launch)(&self.outputs))
         } else {
             (self.launch)(&self.outputs)
         };
         // Other code tells its errors in its own words, of which none says that the device is lost.
-        launched.map_err(|error| match self.device.synchronize() {
+        launched.map_err(|error| match self.synchronize() {
             Err(lost @ BackendError::Lost(_)) => lost,
             _ => error,
         })
     }
 
     fn synchronize(&mut self) -> Result<(), BackendError> {
-        self.device.synchronize()
+        self.devices.iter().try_for_each(|device| device.synchronize())
     }
 
     fn outputs(&mut self) -> Result<&Tensors, BackendError> {
@@ -272,7 +272,7 @@ impl Executable for CudaTask {
     fn still_poisoned(&mut self) -> Result<Vec<bool>, BackendError> {
         let observer = match &self.observer {
             Some(observer) => Arc::clone(observer),
-            None => Arc::clone(self.observer.insert(self.device.another_stream()?)),
+            None => Arc::clone(self.observer.insert(self.devices.one().another_stream()?)),
         };
         self.outputs.iter().map(|output| output.still_poisoned(&observer)).collect()
     }

@@ -1,8 +1,6 @@
 //! What a process computes on.
 
-use std::sync::Arc;
-
-use kernelgate_cuda::Device;
+use kernelgate_cuda::Devices;
 use kernelgate_cuda::observe::telemetry::Telemetry;
 
 use crate::workload::Scale;
@@ -39,8 +37,8 @@ impl BackendKind {
 pub enum Target {
     /// The host's cores.
     Cpu,
-    /// This GPU.
-    Cuda(Arc<Device>),
+    /// These GPUs.
+    Cuda(Devices),
 }
 
 impl Target {
@@ -52,11 +50,11 @@ impl Target {
         }
     }
 
-    /// What asks the device about itself; none on the CPU, or where NVML is missing.
+    /// The readings of the device; `None` on the CPU, or if NVML is missing.
     pub fn telemetry(&self) -> Option<Telemetry> {
         match self {
             Self::Cpu => None,
-            Self::Cuda(device) => Telemetry::open(&device.facts().uuid),
+            Self::Cuda(devices) => Telemetry::open(&devices.one().facts().uuid),
         }
     }
 }

@@ -20,6 +20,7 @@ use crate::record::Shard;
 use crate::record::store::check_name;
 use crate::record::text::one_line;
 use crate::workload::{Effort, Override};
+use kernelgate_cuda::Devices;
 
 /// Everything a bench binary accepts.
 #[derive(Debug, Parser)]
@@ -277,7 +278,7 @@ impl Flags {
     pub fn wanted(&self) -> DeviceRequest {
         DeviceRequest {
             backend: self.backend,
-            device: self.device,
+            devices: self.device.map(Devices::from),
             timeout: Duration::from_secs(self.timeout.unwrap_or(DEFAULT_TIMEOUT_S)),
         }
     }

@@ -238,8 +238,8 @@ impl Harness {
             }
             Action::Timing { part } if *part != Some(Part::Cases) => {
                 return match flags.wanted().open(&place)? {
-                    Target::Cuda(device) => {
-                        Ok(ResponseBody::Timing(Box::new(answer::timing::timing(&device, *part)?)))
+                    Target::Cuda(devices) => {
+                        Ok(ResponseBody::Timing(Box::new(answer::timing::timing(&devices, *part)?)))
                     }
                     Target::Cpu => {
                         Ok(ResponseBody::Refused(format!("no GPU to time: {}", place.otherwise)))
@@ -283,8 +283,8 @@ impl Harness {
                 ))
             }
             Action::Timing { .. } => match flags.wanted().open(&place)? {
-                Target::Cuda(device) => ResponseBody::Timing(Box::new(answer::timing::cases(
-                    &selection, flags.seed, &device,
+                Target::Cuda(devices) => ResponseBody::Timing(Box::new(answer::timing::cases(
+                    &selection, flags.seed, &devices,
                 )?)),
                 Target::Cpu => {
                     ResponseBody::Refused(format!("no GPU to time: {}", place.otherwise))

@@ -9,13 +9,11 @@
 //! Deliberately absent: memory that one launch allocates and frees again outside of the device's
 //! pool, and a value where other processes use the card, or none can be told.
 
-use std::sync::Arc;
-
 use crate::backend::{BackendError, Target};
-use kernelgate_cuda::Device;
 use kernelgate_cuda::driver::memory::{self, Taken};
 use kernelgate_cuda::driver::persistence;
 use kernelgate_cuda::observe::telemetry::Telemetry;
+use kernelgate_cuda::{Device, Devices};
 
 /// What a case may leave behind outside of the device's pool, bytes.
 const LEFT_BEHIND: i64 = 256 << 20;
@@ -26,7 +24,7 @@ const LEFT_BEHIND: i64 = 256 << 20;
 pub struct MemoryWatch(Option<Watched>);
 
 struct Watched {
-    device: Arc<Device>,
+    devices: Devices,
     telemetry: Telemetry,
     peak: Peak,
 }
@@ -34,10 +32,10 @@ struct Watched {
 impl MemoryWatch {
     /// Begins, before a row is prepared.
     pub fn start(target: &Target) -> Self {
-        let Target::Cuda(device) = target else { return Self::default() };
+        let Target::Cuda(devices) = target else { return Self::default() };
         let watched = target.telemetry().filter(alone).and_then(|telemetry| {
-            let before = settled(device).ok()?;
-            Some(Watched { device: Arc::clone(device), telemetry, peak: Peak::from(before) })
+            let before = settled(devices.one()).ok()?;
+            Some(Watched { devices: devices.clone(), telemetry, peak: Peak::from(before) })
         });
         Self(watched)
     }
@@ -51,7 +49,7 @@ impl MemoryWatch {
     /// another row as the reference.
     pub fn skip(&mut self) {
         self.look(Peak::skip);
-        let forgotten = self.0.as_ref().map(|watched| memory::forget_peak(&watched.device));
+        let forgotten = self.0.as_ref().map(|watched| memory::forget_peak(watched.devices.one()));
         if let Some(Err(_)) = forgotten {
             self.0 = None;
         }
@@ -59,7 +57,7 @@ impl MemoryWatch {
 
     fn look(&mut self, note: fn(&mut Peak, Taken)) {
         let Some(watched) = &mut self.0 else { return };
-        match memory::taken(&watched.device) {
+        match memory::taken(watched.devices.one()) {
             Ok(now) => note(&mut watched.peak, now),
             Err(_) => self.0 = None,
         }
@@ -67,8 +65,8 @@ impl MemoryWatch {
 
     /// Ends once the case is freed: the most that it took, bytes; none where that is not known.
     pub fn finish(&mut self) -> Option<u64> {
-        let Watched { device, telemetry, peak } = self.0.take()?;
-        let after = settled(&device).ok()?;
+        let Watched { devices, telemetry, peak } = self.0.take()?;
+        let after = settled(devices.one()).ok()?;
         alone(&telemetry).then(|| peak.bytes(after)).flatten()
     }
 }
@@ -240,7 +238,7 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
     #[test]
     fn scratch_is_measured_whatever_a_row_declares_and_whatever_ran_before_it() {
         let Some((device, _alone)) = gpu() else { return };
-        let target = Target::Cuda(device);
+        let target = Target::Cuda(device.into());
         let others = target.telemetry().and_then(|telemetry| telemetry.other_processes());
         let flags = Flags::defaults();
         let place = Place { kind: BackendKind::Cuda, otherwise: String::new(), l2_bytes: 0 };

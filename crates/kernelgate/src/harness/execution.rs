@@ -49,7 +49,7 @@ impl Timer {
     pub fn new(target: &Target) -> Result<Self, BackendError> {
         match target {
             Target::Cpu => Ok(Self::Wall(Wall)),
-            Target::Cuda(device) => Ok(Self::Events(Box::new(EventTimer::new(device)?))),
+            Target::Cuda(devices) => Ok(Self::Events(Box::new(EventTimer::new(devices)?))),
         }
     }
 

@@ -8,7 +8,8 @@ use clap::ValueEnum;
 use super::error::HarnessError;
 use crate::backend::{BackendKind, Target};
 use crate::suite::Suite;
-use kernelgate_cuda::driver::device::{self, Device, DeviceError};
+use kernelgate_cuda::Devices;
+use kernelgate_cuda::driver::device::{self, DeviceError};
 
 /// Longer than any sensible launch.
 pub const DEFAULT_TIMEOUT_S: u64 = 60;
@@ -37,17 +38,21 @@ pub struct Place {
 }
 
 /// What the user asked for.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct DeviceRequest {
     /// The backend, or auto.
     pub backend: BackendName,
-    /// The GPU, counted from 0.
-    pub device: Option<usize>,
+    /// The GPUs, counted from 0; `None` if the user named none.
+    pub devices: Option<Devices<usize>>,
     /// A kernel that runs longer is treated as hung.
     pub timeout: Duration,
 }
 
 impl DeviceRequest {
+    fn ordinals(&self) -> Devices<usize> {
+        self.devices.clone().unwrap_or_else(|| Devices::from(0))
+    }
+
     /// Chooses; opens nothing.
     ///
     /// # Errors
@@ -56,20 +61,21 @@ impl DeviceRequest {
         &self,
         mut suites: impl Iterator<Item = &'a dyn Suite>,
     ) -> Result<Place, HarnessError> {
-        let gpu = || device::check(self.device.unwrap_or(0));
+        let ordinals = self.ordinals();
+        let gpu = || ordinals.iter().try_for_each(|&ordinal| device::check(ordinal));
         let refused =
             |error: DeviceError| HarnessError::Usage(format!("no GPU to run on: {error}"));
         let cpu = |otherwise: String| Place { kind: BackendKind::Cpu, otherwise, l2_bytes: 0 };
         let cuda = || Place {
             kind: BackendKind::Cuda,
             otherwise: "this run is on the GPU: --backend cpu runs them".to_owned(),
-            l2_bytes: device::l2_bytes(self.device.unwrap_or(0)),
+            l2_bytes: device::l2_bytes(*ordinals.one()),
         };
         match self.backend {
             BackendName::Cpu => Ok(cpu("this run is on the CPU, as asked".to_owned())),
             BackendName::Cuda => gpu().map_err(refused).map(|()| cuda()),
             // A GPU was named: not to use it is no answer.
-            BackendName::Auto if self.device.is_some() => gpu().map_err(refused).map(|()| cuda()),
+            BackendName::Auto if self.devices.is_some() => gpu().map_err(refused).map(|()| cuda()),
             BackendName::Auto => {
                 if !suites.any(|suite| {
                     suite.implementations().iter().any(|row| row.backend == BackendKind::Cuda)
@@ -95,8 +101,8 @@ impl DeviceRequest {
     pub fn open(&self, place: &Place) -> Result<Target, HarnessError> {
         match place.kind {
             BackendKind::Cpu => Ok(Target::Cpu),
-            BackendKind::Cuda => match Device::open(self.device.unwrap_or(0), self.timeout) {
-                Ok(device) => Ok(Target::Cuda(device)),
+            BackendKind::Cuda => match self.ordinals().open(self.timeout) {
+                Ok(devices) => Ok(Target::Cuda(devices)),
                 Err(error) => Err(HarnessError::Usage(format!("no GPU to run on: {error}"))),
             },
         }

@@ -184,7 +184,10 @@ impl Ready {
         };
         // What a case that is alive has set for itself is found again when it is launched next.
         let before = match &self.target {
-            Target::Cuda(device) => Some((device, persistence::settings(device))),
+            Target::Cuda(devices) => {
+                let device = devices.one();
+                Some((device, persistence::settings(device)))
+            }
             Target::Cpu => None,
         };
         let computed = group
@@ -306,7 +309,7 @@ impl Ready {
         let _activity = spent::on("prepare");
         host_timeout::name(&case.id);
         let asked = || match target {
-            Target::Cuda(device) => device.take_asked(),
+            Target::Cuda(devices) => devices.one().take_asked(),
             Target::Cpu => AskedKernels::default(),
         };
         // Others asked for kernels before: those that measure, and the row that is the reference.

@@ -19,10 +19,10 @@ use super::limits::Overhead;
 use super::queue::{self, MAX_BURST, MAX_QUEUED};
 use crate::backend::{BackendError, Executable};
 use crate::stats;
-use kernelgate_cuda::Device;
 use kernelgate_cuda::driver::graph::Graph;
 use kernelgate_cuda::driver::stream_timer::StreamTimer;
 use kernelgate_cuda::instruments::timing::{Blocker, Instruments};
+use kernelgate_cuda::{Device, Devices};
 
 /// After this the blocker lets go by itself, and the burst is thrown away.
 const BLOCKER_TIMEOUT: Duration = Duration::from_millis(500);
@@ -44,7 +44,7 @@ const RESOLUTION_NS: f64 = 32.0;
 
 /// Times launches on one device.
 pub struct EventTimer {
-    device: Arc<Device>,
+    devices: Devices,
     stream: StreamTimer<Blocker>,
     instruments: Instruments,
     overhead: Overhead,
@@ -97,7 +97,9 @@ impl EventTimer {
     /// # Errors
     /// When the device fails or memory is short; [`BackendError::NotTimed`] where the host is held up
     /// all the time.
-    pub fn new(device: &Arc<Device>) -> Result<Self, BackendError> {
+    pub fn new(devices: impl Into<Devices>) -> Result<Self, BackendError> {
+        let devices: Devices = devices.into();
+        let device = devices.one();
         let nothing = Overhead {
             event_pair_ns: 0.0,
             launch_ns: 0.0,
@@ -108,20 +110,20 @@ impl EventTimer {
         };
         let blocker = Blocker::new(device)?;
         let mut timer = Self {
-            device: Arc::clone(device),
             stream: StreamTimer::new(device, 2 * MAX_BURST, blocker)?,
             instruments: Instruments::new(device, FLUSH * device.facts().l2_bytes)?,
             overhead: nothing,
             typical_clock_mhz: None,
             clock: ClockWatch::of(device.facts()),
+            devices,
         };
         timer.overhead = timer.calibrate()?;
         Ok(timer)
     }
 
-    /// The device.
+    /// The device that is timed.
     pub fn device(&self) -> &Arc<Device> {
-        &self.device
+        self.devices.one()
     }
 
     /// What launching and timing cost here, as measured when this was made.
@@ -207,7 +209,7 @@ impl EventTimer {
             Cache::Hot => (GRAPH_NS / launch_ns.max(RESOLUTION_NS)).ceil().min(MAX_GRAPH) as u64,
             Cache::Cold => 1,
         };
-        let device = Arc::clone(&self.device);
+        let device = Arc::clone(self.devices.one());
         let graph = Graph::capture_repeated(&device, launches, launch)?;
         Ok(Some(Batch { graph, launches }))
     }

@@ -96,7 +96,7 @@ impl Environment {
     pub fn of(target: &Target) -> Self {
         match target {
             Target::Cpu => Self::cpu(),
-            Target::Cuda(device) => Self::of_gpu(device.facts()),
+            Target::Cuda(devices) => Self::of_gpu(devices.one().facts()),
         }
     }
 

@@ -49,9 +49,10 @@ pub fn profile(
     let repetitions = wanted.unwrap_or_default();
     let by_phase =
         |note: Option<String>| Ok(by_phase(selection, (seed, target), repetitions, note));
-    let Target::Cuda(device) = target else { return by_phase(None) };
+    let Target::Cuda(devices) = target else { return by_phase(None) };
+    let device = devices.one();
     // Before recording, which slows launches.
-    let mut events = EventTimer::new(device)?;
+    let mut events = EventTimer::new(devices)?;
     let works: Vec<_> = selection.groups.iter().map(|group| group.bound.problem().work()).collect();
     let limits = Limits::measure_cuda(&mut events, &works)?;
     drop(events);

@@ -1,8 +1,6 @@
 //! How far event timing can be trusted on this GPU, measured now.
 
-use std::sync::Arc;
-
-use kernelgate_cuda::Device;
+use kernelgate_cuda::Devices;
 use kernelgate_cuda::library::Library;
 use kernelgate_cuda::observe::telemetry::{Reading, Telemetry};
 
@@ -23,14 +21,14 @@ use crate::workload::Work;
 ///
 /// # Errors
 /// When the device fails.
-pub fn timing(device: &Arc<Device>, only: Option<Part>) -> Result<TimingReport, BackendError> {
-    let target = Target::Cuda(Arc::clone(device));
+pub fn timing(devices: &Devices, only: Option<Part>) -> Result<TimingReport, BackendError> {
+    let target = Target::Cuda(devices.clone());
     let wanted = |part| only.is_none_or(|only| only == part);
     let telemetry = target.telemetry();
     let read = || telemetry.iter().map(Telemetry::read);
     let mut readings: Vec<Reading> = read().collect();
     let mut notes = Vec::new();
-    let mut events = EventTimer::new(device)?;
+    let mut events = EventTimer::new(devices)?;
     let spins = wanted(Part::Spins).then(|| accuracy::spins(&mut events)).transpose()?;
     let limits = if wanted(Part::Limits) {
         Some(Limits::measure_cuda_all(&mut events)?)
@@ -70,10 +68,10 @@ pub fn timing(device: &Arc<Device>, only: Option<Part>) -> Result<TimingReport, 
 pub fn cases(
     selection: &Selection<'_>,
     seed: u64,
-    device: &Arc<Device>,
+    devices: &Devices,
 ) -> Result<TimingReport, BackendError> {
-    let target = Target::Cuda(Arc::clone(device));
-    let mut events = EventTimer::new(device)?;
+    let target = Target::Cuda(devices.clone());
+    let mut events = EventTimer::new(devices)?;
     let overhead = events.overhead();
     let one = |group: &Group<'_>, case: &Case, ready: &mut Ready| {
         let (mut executable, _) = ready.verify(group, case, &target)?;
@@ -87,7 +85,7 @@ pub fn cases(
     };
     let (outcomes, lost) = each_implementation(selection, (seed, &target), "timing", one);
     if lost {
-        std::mem::forget((events, Arc::clone(device)));
+        std::mem::forget((events, devices.clone()));
     }
     let (mut rows, mut notes, mut is_missing) = (Vec::new(), Vec::new(), false);
     for (case, outcome) in outcomes {

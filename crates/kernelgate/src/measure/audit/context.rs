@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::refusal::{Refusal, Subject};
 use crate::backend::{BackendError, Executable};
-use kernelgate_cuda::Device;
+use kernelgate_cuda::Devices;
 
 /// How much longer the context may be busy than the stream: the cost of asking, and a share of the
 /// launch or pass that does not matter.
@@ -51,22 +51,23 @@ impl AfterStream {
     }
 }
 
-/// Launches and waits for the stream: then the context has to be idle.
+/// Launches and waits for the stream: then the context has to be idle, on each GPU.
 ///
 /// # Errors
 /// [`BackendError::NotTimed`] if it is not; when the device fails.
-pub fn check(device: &Device, executable: &mut dyn Executable) -> Result<(), BackendError> {
+pub fn check(devices: &Devices, executable: &mut dyn Executable) -> Result<(), BackendError> {
+    let finish = || devices.iter().try_for_each(|device| device.synchronize_context());
     let mut after = AfterStream::new(Subject::Launch);
     while !after.was_idle() {
         executable.reset()?;
-        device.synchronize_context()?;
+        finish()?;
         let launched = Instant::now();
         executable.launch()?;
         executable.synchronize()?;
         // The driver cleans up after a graph when the stream is first synchronised.
-        device.synchronize_stream()?;
+        devices.iter().try_for_each(|device| device.synchronize_stream())?;
         let stream_done = Instant::now();
-        device.synchronize_context()?;
+        finish()?;
         let busy = stream_done.elapsed();
         after.add(launched.elapsed(), busy)?;
     }

@@ -3,7 +3,7 @@
 use super::{allocations, context, waits, writes};
 use crate::backend::{BackendError, Executable};
 use crate::measure::queue::MAX_QUEUED;
-use kernelgate_cuda::Device;
+use kernelgate_cuda::Devices;
 use kernelgate_cuda::driver::graph::Graph;
 use kernelgate_cuda::driver::hold::Hold;
 
@@ -13,7 +13,7 @@ use kernelgate_cuda::driver::hold::Hold;
 /// # Errors
 /// [`BackendError::NotTimed`] if they do; when a launch fails.
 pub fn check_allowed(
-    device: &Device,
+    devices: &Devices,
     stream: &mut dyn Hold,
     executable: &mut dyn Executable,
     captured: Option<&Graph>,
@@ -21,13 +21,13 @@ pub fn check_allowed(
     let allowed = executable.allowed();
     if !allowed.allocations {
         captured.map_or(Ok(()), allocations::check_graph)?;
-        allocations::check_memory(device, executable)?;
+        allocations::check_memory(devices.one(), executable)?;
     }
     if allowed.waits {
         return Ok(false);
     }
     // Also if it could be captured: it may wait only outside of captures.
-    waits::check(device, stream, executable, captured.map(Graph::nodes))
+    waits::check(devices.one(), stream, executable, captured.map(Graph::nodes))
 }
 
 /// Checks that a launch of so many commands works on the timed stream alone, as far as its outputs
@@ -36,7 +36,7 @@ pub fn check_allowed(
 /// # Errors
 /// [`BackendError::NotTimed`] if it does not; when a launch fails.
 pub fn check_streams(
-    device: &Device,
+    devices: &Devices,
     stream: &mut dyn Hold,
     executable: &mut dyn Executable,
     commands: usize,
@@ -44,5 +44,5 @@ pub fn check_streams(
     if commands <= MAX_QUEUED {
         writes::check(stream, executable)?;
     }
-    context::check(device, executable)
+    context::check(devices, executable)
 }

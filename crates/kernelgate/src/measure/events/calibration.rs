@@ -31,8 +31,8 @@ impl EventTimer {
     /// # Errors
     /// As [`EventTimer::new`].
     pub(super) fn calibrate(&mut self) -> Result<Overhead, BackendError> {
-        let empty = Empty::new(&self.device)?;
-        let spin = Spin::new(&self.device)?;
+        let empty = Empty::new(self.devices.one())?;
+        let spin = Spin::new(self.devices.one())?;
         let nothing = self.median_ns(0, &mut || Ok(()))?;
         let mut row = |count: usize| {
             self.median_ns(count, &mut || (0..count).try_for_each(|_| empty.launch()))
@@ -40,11 +40,11 @@ impl EventTimer {
         let launch_ns = (row(MANY)? - row(FEW)?) / (MANY - FEW) as f64;
         let mut graph = |count: usize| {
             let graph =
-                Graph::capture(&self.device, || (0..count).try_for_each(|_| empty.launch()))?;
+                Graph::capture(self.devices.one(), || (0..count).try_for_each(|_| empty.launch()))?;
             self.median_ns(1, &mut || graph.launch())
         };
         let graph_node_ns = (graph(MANY)? - graph(FEW)?) / (MANY - FEW) as f64;
-        let spinning = Graph::capture(&self.device, || spin.launch(CALIBRATION_NS))?;
+        let spinning = Graph::capture(self.devices.one(), || spin.launch(CALIBRATION_NS))?;
         let around_launch_ns =
             self.beyond_spin_ns(&spin, &mut || spin.launch(CALIBRATION_NS))? - graph_node_ns;
         let around_graph_ns =
@@ -52,7 +52,7 @@ impl EventTimer {
         let start = Instant::now();
         (0..MANY).try_for_each(|_| empty.launch())?;
         let host_launch_ns = start.elapsed().as_nanos() as f64 / MANY as f64;
-        self.device.synchronize()?;
+        self.devices.one().synchronize()?;
         Ok(Overhead {
             event_pair_ns: nothing,
             launch_ns,

@@ -62,18 +62,22 @@ impl EventTimer {
         cache: Cache,
     ) -> Result<CasePlan, BackendError> {
         executable.settle()?;
-        let device = Arc::clone(&self.device);
+        let device = Arc::clone(self.devices.one());
         let captured = queue::captured(&device, executable)?;
         let counted = captured.as_ref().map(Graph::nodes);
         commands::check_any(counted)?;
-        let fills_queue =
-            launches::check_allowed(&device, self.stream.holder(), executable, captured.as_ref())?;
+        let fills_queue = launches::check_allowed(
+            &self.devices,
+            self.stream.holder(),
+            executable,
+            captured.as_ref(),
+        )?;
         let commands = match counted {
             Some(commands) => commands,
             None if fills_queue => usize::MAX,
             None => self.commands_by_trial(executable)?,
         };
-        launches::check_streams(&device, self.stream.holder(), executable, commands)?;
+        launches::check_streams(&self.devices, self.stream.holder(), executable, commands)?;
         // What carries state on is launched one by one, as it is verified.
         let repeats = !executable.carries_state();
         let batch = if counted.is_some() && commands <= MAX_QUEUED && repeats {
@@ -146,7 +150,7 @@ impl EventTimer {
                 executable.reset()?;
                 if releases_lines {
                     executable.synchronize()?;
-                    persistence::release_lines(&self.device)?;
+                    persistence::release_lines(self.devices.one())?;
                 }
                 let launch: &mut dyn FnMut() -> Result<(), BackendError> = match &plan.batch {
                     Some(batch) => &mut || batch.graph.launch(),
@@ -183,7 +187,7 @@ impl Stopwatch for CaseTimer<'_> {
 
     fn replay(&mut self, executable: &mut dyn Executable) -> Result<Option<Replay>, BackendError> {
         if self.plan.keeps_lines {
-            persistence::release_lines(&self.timer.device)?;
+            persistence::release_lines(self.timer.devices.one())?;
         }
         let overhead = self.timer.overhead;
         let timer = &mut *self.timer;
@@ -209,8 +213,8 @@ impl Stopwatch for CaseTimer<'_> {
         &mut self,
         executable: &mut dyn Executable,
     ) -> Result<Option<String>, BackendError> {
-        let EventTimer { device, stream, instruments, .. } = &mut *self.timer;
-        cupti::check(device, stream.holder(), instruments, executable)
+        let EventTimer { devices, stream, instruments, .. } = &mut *self.timer;
+        cupti::check(devices.one(), stream.holder(), instruments, executable)
     }
 
     fn technique(&self) -> Technique {
