@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute};
@@ -20,11 +20,11 @@ pub use super::check::{DeviceError, check, count, l2_bytes, older_nvrtc};
 use super::context_settings::ContextSettings;
 use super::kernel::{Kernel, LaunchShape};
 use super::raw_stream::{RawContext, RawStream};
-use super::stages::{StageCounters, StagedKernel, Stages};
+use super::stages::{StageCounters, StagedKernel};
 use super::staging::Staging;
 use super::status::{describe, failed};
 use super::stream_settings::StreamSettings;
-use super::used::AskedKernels;
+use super::used::LoadedKernels;
 use super::wait;
 use crate::BackendError;
 use crate::architecture;
@@ -79,21 +79,24 @@ impl LoadedBuild {
     }
 }
 
-/// An open GPU with a stream.
+/// An open GPU with a stream, or a view of one: views share everything but the kernels that are
+/// loaded through them.
 pub struct Device {
     facts: DeviceFacts,
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
-    marker: CudaEvent,
+    marker: Arc<CudaEvent>,
     timeout: Duration,
-    modules: Mutex<BTreeMap<Build, LoadedBuild>>,
-    asked: Mutex<AskedKernels>,
-    stages: Stages,
+    modules: Arc<Mutex<BTreeMap<Build, LoadedBuild>>>,
     settings: ContextSettings,
     stream_settings: StreamSettings,
     staging: Arc<Staging>,
-    /// What moves everything that is allocated later, where another layout is asked for.
-    _padding: Option<CudaSlice<u8>>,
+    /// Where another layout is asked for, an allocation that moves all later ones.
+    _padding: Option<Arc<CudaSlice<u8>>>,
+    /// Kernels that were loaded through this view; `None` where nobody asks for them.
+    loaded: Option<LoadedKernels>,
+    /// Whether kernels are built with clocks of their stages, where their rows name any.
+    clocks_stages: bool,
 }
 
 impl Device {
@@ -116,33 +119,64 @@ impl Device {
         let device = context.cu_device();
         let own = own_arch(device).map_err(failed("tell its architecture"))?;
         let facts = facts_of(device, Code::of(&own)?).map_err(failed("describe the GPU"))?;
-        let marker = context
-            .new_event(Some(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING))
-            .map_err(failed("make an event"))?;
+        let marker = context.new_event(Some(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING));
+        let marker = Arc::new(marker.map_err(failed("make an event"))?);
         let staging = Arc::new(Staging::new(Arc::clone(&context)));
-        let (modules, asked) = (Mutex::default(), Mutex::default());
         let padding = layout::asked().map(layout::padding_bytes);
         let padding = padding.map(|bytes| stream.alloc_zeros(bytes)).transpose();
-        let _padding = padding.map_err(failed("allocate the padding of a layout"))?;
+        let padding = padding.map_err(failed("allocate the padding of a layout"))?;
         Ok(Arc::new(Self {
             facts,
             context,
             stream,
             marker,
             timeout,
-            modules,
-            asked,
-            stages: Stages::default(),
+            modules: Arc::default(),
             settings,
             stream_settings,
             staging,
-            _padding,
+            _padding: padding.map(Arc::new),
+            loaded: None,
+            clocks_stages: false,
         }))
     }
 
     /// Time after which a kernel is treated as hung.
     pub(super) const fn timeout(&self) -> Duration {
         self.timeout
+    }
+
+    /// A view of the same device, and the kernels that are loaded through it from now on.
+    pub fn recording(&self) -> (Arc<Self>, LoadedKernels) {
+        let loaded = LoadedKernels::default();
+        (self.recording_into(&loaded), loaded)
+    }
+
+    pub(super) fn recording_into(&self, loaded: &LoadedKernels) -> Arc<Self> {
+        Arc::new(Self { loaded: Some(loaded.clone()), ..self.view() })
+    }
+
+    /// A view of the same device that builds kernels with clocks of their stages, where their rows
+    /// name any.
+    pub fn with_stage_clocks(&self) -> Arc<Self> {
+        Arc::new(Self { clocks_stages: true, ..self.view() })
+    }
+
+    fn view(&self) -> Self {
+        Self {
+            facts: self.facts.clone(),
+            context: Arc::clone(&self.context),
+            stream: Arc::clone(&self.stream),
+            marker: Arc::clone(&self.marker),
+            timeout: self.timeout,
+            modules: Arc::clone(&self.modules),
+            settings: self.settings.clone(),
+            stream_settings: self.stream_settings.clone(),
+            staging: Arc::clone(&self.staging),
+            _padding: self._padding.clone(),
+            loaded: self.loaded.clone(),
+            clocks_stages: self.clocks_stages,
+        }
     }
 
     /// What the GPU is.
@@ -346,7 +380,10 @@ impl Device {
             .module
             .load_function(symbol)
             .map_err(|error| failed(&format!("find {symbol} in kernel {name}"), &error))?;
-        let launched = self.asked().add(build.kernel_name(symbol), symbol, &loaded.image);
+        let launched = match &self.loaded {
+            Some(record) => record.add(build.kernel_name(symbol), symbol, &loaded.image),
+            None => Arc::default(),
+        };
         let (in_use, alone) = loaded.take(symbol);
         let kernel = Kernel::new(function, &self.stream, symbol, (launched, in_use))?;
         if alone {
@@ -357,34 +394,16 @@ impl Device {
         Ok(kernel)
     }
 
-    /// Notes the shape that a kernel is loaded for.
-    pub(crate) fn note_shape(&self, name: &str, shape: LaunchShape) {
-        self.asked().add_shape(name, shape);
+    /// Records the shape that a kernel is loaded for, and its stages.
+    pub(crate) fn record_row(&self, name: &str, shape: LaunchShape, stages: Option<StagedKernel>) {
+        if let Some(loaded) = &self.loaded {
+            loaded.add_shape(name, shape);
+            stages.into_iter().for_each(|kernel| loaded.add_staged(kernel));
+        }
     }
 
-    /// The kernels that were asked for since this was called last.
-    pub fn take_asked(&self) -> AskedKernels {
-        std::mem::take(&mut *self.asked())
-    }
-
-    /// Whether kernels that are loaded from now on have clocks of their stages, where their rows
-    /// name any.
-    pub fn clock_stages(&self, clocks: bool) {
-        self.stages.clock(clocks);
-    }
-
-    pub(crate) fn clocks_stages(&self) -> bool {
-        self.stages.are_clocked()
-    }
-
-    /// Notes a kernel whose row names stages.
-    pub(crate) fn note_staged(&self, kernel: StagedKernel) {
-        self.stages.add(kernel);
-    }
-
-    /// The kernels with named stages that were loaded since this was called last.
-    pub fn take_staged(&self) -> Vec<StagedKernel> {
-        self.stages.take()
+    pub(crate) const fn clocks_stages(&self) -> bool {
+        self.clocks_stages
     }
 
     /// Where a loaded build with clocks counts.
@@ -400,10 +419,6 @@ impl Device {
             loaded.ok_or_else(|| BackendError::Launch(format!("kernel {name} is not loaded")))?;
         StageCounters::of(module, &self.stream)
             .map_err(|error| failed(&format!("find the clocks of stages in kernel {name}"), &error))
-    }
-
-    fn asked(&self) -> MutexGuard<'_, AskedKernels> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

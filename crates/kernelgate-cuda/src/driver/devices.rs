@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::device::{Device, DeviceError};
+use super::used::LoadedKernels;
 
 /// GPUs in a fixed order, at least one: open ones, or the ordinals of those to open. Code that runs
 /// on one GPU takes [`Self::one`].
@@ -34,6 +35,25 @@ impl Devices<usize> {
         let first = Device::open(self.first, timeout)?;
         let others = self.others.iter().map(|&ordinal| Device::open(ordinal, timeout));
         Ok(Devices { first, others: others.collect::<Result<_, _>>()? })
+    }
+}
+
+impl Devices {
+    /// Views of the same GPUs, and the kernels that are loaded through them from now on.
+    pub fn recording(&self) -> (Self, LoadedKernels) {
+        let loaded = LoadedKernels::default();
+        (self.views(|device| device.recording_into(&loaded)), loaded)
+    }
+
+    /// Views of the same GPUs that build kernels with clocks of their stages, where their rows name
+    /// any.
+    pub fn with_stage_clocks(&self) -> Self {
+        self.views(|device| device.with_stage_clocks())
+    }
+
+    fn views(&self, view: impl Fn(&Device) -> Arc<Device>) -> Self {
+        let others = self.others.iter().map(|device| view(device)).collect();
+        Self { first: view(&self.first), others }
     }
 }
 

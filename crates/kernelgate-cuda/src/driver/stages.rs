@@ -1,8 +1,7 @@
 //! What the stages of a kernel take, block by block: counters of builds that have clocks of them
 //! (`kernels/common/stages.cuh`).
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use cudarc::driver::{CudaModule, CudaStream, DevicePtr, DeviceSlice, DriverError, result};
 
@@ -11,39 +10,6 @@ use crate::BackendError;
 
 /// The counters' name in a module.
 const COUNTERS: &str = "kernelgate_stages";
-
-/// Kernels with named stages that a device has loaded.
-#[derive(Default)]
-pub(super) struct Stages {
-    clocked: AtomicBool,
-    loaded: Mutex<Vec<StagedKernel>>,
-}
-
-impl Stages {
-    pub(super) fn clock(&self, clocked: bool) {
-        self.clocked.store(clocked, Ordering::Relaxed);
-    }
-
-    pub(super) fn are_clocked(&self) -> bool {
-        self.clocked.load(Ordering::Relaxed)
-    }
-
-    /// Adds one, unless the same build was loaded before.
-    pub(super) fn add(&self, kernel: StagedKernel) {
-        let mut loaded = self.loaded();
-        if !loaded.iter().any(|known| known.is_same(&kernel)) {
-            loaded.push(kernel);
-        }
-    }
-
-    pub(super) fn take(&self) -> Vec<StagedKernel> {
-        std::mem::take(&mut *self.loaded())
-    }
-
-    fn loaded(&self) -> MutexGuard<'_, Vec<StagedKernel>> {
-        self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// A loaded kernel whose row names stages.
 pub struct StagedKernel {
@@ -90,7 +56,8 @@ impl StagedKernel {
         Ok(all.chunks(self.stages.len().max(1)).map(<[u64]>::to_vec).collect())
     }
 
-    fn is_same(&self, other: &Self) -> bool {
+    /// Whether it is the same build of the same kernel.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
         let address = |kernel: &Self| kernel.counters.as_ref().map(|counters| counters.address);
         self.symbol == other.symbol && address(self) == address(other)
     }

@@ -43,11 +43,10 @@ impl<P> KernelSpec<P> {
             false => self.build(p),
         };
         let kernel = device.kernel(&build, self.symbol)?;
-        if !self.stages.is_empty() {
-            let counters = with_clocks.then(|| device.stage_counters(&build)).transpose()?;
-            device.note_staged(StagedKernel::new(self.symbol, self.stages, counters));
-        }
-        device.note_shape(&build.kernel_name(self.symbol), shape);
+        let counters = with_clocks.then(|| device.stage_counters(&build)).transpose()?;
+        let staged = (!self.stages.is_empty())
+            .then(|| StagedKernel::new(self.symbol, self.stages, counters));
+        device.record_row(&build.kernel_name(self.symbol), shape, staged);
         if shape.shared_bytes > 0 {
             kernel.allow_shared(shape.shared_bytes)?;
         }
@@ -241,18 +240,17 @@ extern "C" __global__ void spin_stages() {
     #[test]
     fn stages_take_what_their_blocks_spin() {
         let Some((device, _alone)) = gpu() else { return };
-        drop(device.take_staged());
-        SPIN.load(&device, &()).unwrap().launch(&[]).unwrap();
-        let plain = device.take_staged();
+        let (view, loaded) = device.recording();
+        SPIN.load(&view, &()).unwrap().launch(&[]).unwrap();
+        let plain = loaded.staged();
         assert_eq!(plain.len(), 1);
         assert_eq!(plain[0].cycles(), Ok(Vec::new()), "no clocks were asked for");
 
-        device.clock_stages(true);
-        let kernel = SPIN.load(&device, &()).unwrap();
-        SPIN.load(&device, &()).unwrap();
-        device.clock_stages(false);
-        let staged = device.take_staged();
-        assert_eq!(staged.len(), 1, "one build is told once");
+        let (clocked, loaded) = device.with_stage_clocks().recording();
+        let kernel = SPIN.load(&clocked, &()).unwrap();
+        SPIN.load(&clocked, &()).unwrap();
+        let staged = loaded.staged();
+        assert_eq!(staged.len(), 1, "one build is recorded once");
         for launches in [1, 2] {
             staged[0].clear().unwrap();
             (0..launches).for_each(|_| kernel.launch(&[]).unwrap());

@@ -1,6 +1,7 @@
 //! What a process computes on.
 
 use kernelgate_cuda::Devices;
+use kernelgate_cuda::driver::used::LoadedKernels;
 use kernelgate_cuda::observe::telemetry::Telemetry;
 
 use crate::workload::Scale;
@@ -47,6 +48,17 @@ impl Target {
         match self {
             Self::Cpu => BackendKind::Cpu,
             Self::Cuda(_) => BackendKind::Cuda,
+        }
+    }
+
+    /// A view of the target for one row, and the kernels that the row loads; none on the host.
+    pub fn recording(&self) -> (Self, LoadedKernels) {
+        match self {
+            Self::Cpu => (Self::Cpu, LoadedKernels::default()),
+            Self::Cuda(devices) => {
+                let (views, loaded) = devices.recording();
+                (Self::Cuda(views), loaded)
+            }
         }
     }
 

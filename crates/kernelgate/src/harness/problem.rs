@@ -22,7 +22,7 @@ use crate::record::tensors;
 use crate::verify::{self, Bounds, OutputComparison, VerifyError};
 use crate::workload::{Expected, ReferenceFrom, Tensors};
 use kernelgate_cuda::driver::persistence;
-use kernelgate_cuda::driver::used::AskedKernels;
+use kernelgate_cuda::driver::used::LoadedKernels;
 
 /// Inputs and reference of a problem.
 pub struct Ready {
@@ -42,8 +42,8 @@ pub struct Ready {
     pub seed: u64,
     /// Where references are kept; none where each is computed.
     pub references: Option<References>,
-    /// Kernels that the implementation prepared last asked for; empty on the host.
-    pub kernels: AskedKernels,
+    /// Kernels of the implementation that was prepared last; empty on the host.
+    pub kernels: LoadedKernels,
     /// Other inputs, for the check after timing.
     pub changed: Option<ChangedInputs>,
     /// What device memory the implementation takes, where that is measured.
@@ -107,7 +107,7 @@ impl Ready {
                 bounds,
                 seed,
                 references: None,
-                kernels: AskedKernels::default(),
+                kernels: LoadedKernels::default(),
                 changed: None,
                 memory: MemoryWatch::default(),
             }
@@ -308,15 +308,9 @@ impl Ready {
     ) -> Result<Box<dyn Executable>, BackendError> {
         let _activity = spent::on("prepare");
         host_timeout::name(&case.id);
-        let asked = || match target {
-            Target::Cuda(devices) => devices.one().take_asked(),
-            Target::Cpu => AskedKernels::default(),
-        };
-        // Others asked for kernels before: those that measure, and the row that is the reference.
-        drop(asked());
-        self.kernels = AskedKernels::default();
-        let executable = group.bound.prepare(case.index, Arc::clone(&self.inputs), target);
-        self.kernels = asked();
+        let (target, kernels) = target.recording();
+        self.kernels = kernels;
+        let executable = group.bound.prepare(case.index, Arc::clone(&self.inputs), &target);
         if executable.is_ok() {
             self.memory.see();
         }

@@ -78,17 +78,14 @@ pub fn profile(
     };
     let one = |group: &Group<'_>, case: &Case, ready: &mut Ready| {
         let begun = recording.recorder.now();
-        drop(device.take_staged());
         let (executable, _) = ready.verify(group, case, target)?;
-        let staged = !device.take_staged().is_empty();
+        let staged = !ready.kernels.staged().is_empty();
         let mut recorded = recording.of_case(group, case, executable, (device, begun))?;
         tell_local_memory(&mut recorded.trace, &ready.kernels.local_bytes());
         if staged && wanted.is_some() {
-            device.clock_stages(true);
-            let verified = ready.verify(group, case, target);
-            device.clock_stages(false);
-            recorded.stages = match verified {
-                Ok((executable, _)) => recording.stages(executable, device)?,
+            let clocked = Target::Cuda(devices.with_stage_clocks());
+            recorded.stages = match ready.verify(group, case, &clocked) {
+                Ok((executable, _)) => recording.stages(executable, &ready.kernels.staged())?,
                 Err(lost @ CaseError::Lost(_)) => return Err(lost),
                 Err(CaseError::Skip(why) | CaseError::Fail(why)) => {
                     eprintln!("the stages of {} are not told: {why}", case.id);
@@ -233,14 +230,13 @@ impl Recording {
     fn stages(
         &self,
         mut executable: Box<dyn Executable>,
-        device: &Device,
+        staged: &[Arc<StagedKernel>],
     ) -> Result<Vec<RecordedStages>, CaseError> {
-        let staged = device.take_staged();
         let recorded = (|| {
             launch_times(executable.as_mut(), self.warm_up)?;
-            staged.iter().try_for_each(StagedKernel::clear)?;
+            staged.iter().try_for_each(|kernel| kernel.clear())?;
             launch_times(executable.as_mut(), self.steps)?;
-            let of = |kernel: &StagedKernel| {
+            let recorded_stages = |kernel: &Arc<StagedKernel>| {
                 Ok(RecordedStages {
                     kernel: kernel.symbol().to_owned(),
                     names: kernel.stages().iter().map(|&name| name.to_owned()).collect(),
@@ -248,7 +244,7 @@ impl Recording {
                     cycles: kernel.cycles()?,
                 })
             };
-            staged.iter().map(of).collect::<Result<_, BackendError>>()
+            staged.iter().map(recorded_stages).collect::<Result<_, BackendError>>()
         })();
         recorded.map_err(|error| {
             std::mem::forget(executable);
@@ -283,7 +279,7 @@ fn launch_times(executable: &mut dyn Executable, times: u32) -> Result<(), Backe
 
 /// Adds what the machine code of kernels says of their local memory, by symbol: CUPTI tells 0 bytes
 /// also of those that spill. Builds of one symbol that differ in it are left as they are.
-fn tell_local_memory(trace: &mut Activity, local_bytes: &BTreeMap<&str, BTreeSet<u32>>) {
+fn tell_local_memory(trace: &mut Activity, local_bytes: &BTreeMap<String, BTreeSet<u32>>) {
     let Activity { kernels, names, .. } = trace;
     for kernel in kernels.iter_mut().filter(|kernel| kernel.local == 0) {
         let builds = names.get(kernel.name as usize).and_then(|name| local_bytes.get(&**name));
@@ -309,6 +305,7 @@ mod tests {
         let record = |name, local| KernelRecord { name, local, ..KernelRecord::default() };
         let kernels = vec![record(0, 0), record(1, 0), record(2, 32), record(3, 0), record(9, 0)];
         let mut trace = Activity { names: names.into(), kernels, ..Activity::default() };
+        let local_bytes = local_bytes.map(|(name, bytes)| (name.to_owned(), bytes));
         tell_local_memory(&mut trace, &local_bytes.into());
         let local: Vec<u32> = trace.kernels.iter().map(|kernel| kernel.local).collect();
         assert_eq!(local, [184, 0, 32, 0, 0]);
