@@ -29,6 +29,26 @@ impl Argument {
     }
 }
 
+/// Whether there is an argument of the right size, bytes, for each parameter of a kernel.
+///
+/// # Errors
+/// The first difference, a fragment.
+pub(super) fn check(
+    given: impl ExactSizeIterator<Item = usize>,
+    expected: &[usize],
+) -> Result<(), String> {
+    if given.len() != expected.len() {
+        let (given, takes) = (given.len(), expected.len());
+        return Err(format!("takes {takes} arguments, {given} were given"));
+    }
+    match given.zip(expected).enumerate().find(|(_, (given, bytes))| given != *bytes) {
+        Some((index, (given, bytes))) => {
+            Err(format!("argument {index} has {given} bytes, the parameter {bytes}"))
+        }
+        None => Ok(()),
+    }
+}
+
 impl From<&Buffer> for Argument {
     fn from(buffer: &Buffer) -> Self {
         Self::Address(buffer.address())

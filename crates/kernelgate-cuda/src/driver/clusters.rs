@@ -3,22 +3,13 @@
 
 use cudarc::driver::{DriverError, result, sys};
 
+use super::attributes;
 use super::kernel::{Kernel, LaunchShape};
 use super::status::failed;
 use crate::BackendError;
 
 /// Most blocks of a cluster that every GPU with clusters runs; more have to be allowed.
 pub(crate) const MAX_PORTABLE_CLUSTER: u64 = 8;
-
-/// The attribute of a launch in clusters of so many blocks in x, y, z.
-pub(super) fn cluster_attribute([x, y, z]: [u32; 3]) -> sys::CUlaunchAttribute {
-    let dims = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x, y, z };
-    sys::CUlaunchAttribute {
-        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
-        pad: [0; 4],
-        value: sys::CUlaunchAttributeValue { clusterDim: dims },
-    }
-}
 
 impl Kernel {
     /// How many of its clusters of so many blocks run at once where nothing else does.
@@ -30,8 +21,8 @@ impl Kernel {
         shape: LaunchShape,
         cluster: u32,
     ) -> Result<usize, BackendError> {
-        let mut dimension = cluster_attribute([cluster, 1, 1]);
-        let config = self.config(shape, std::slice::from_mut(&mut dimension));
+        let mut attribute = attributes::cluster([cluster, 1, 1]);
+        let config = shape.dims().config(self.stream(), std::slice::from_mut(&mut attribute));
         self.clusters_of(&config, u64::from(cluster))
     }
 

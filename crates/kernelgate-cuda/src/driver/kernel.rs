@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use cudarc::driver::{CudaFunction, CudaStream, DriverError, result, sys};
 use serde::{Deserialize, Serialize};
 
-use super::argument::Argument;
+use super::argument::{self, Argument};
+use super::attributes;
+use super::dims::{LaunchDims, MAX_GRID};
 use super::status::failed;
 use super::window::Window;
 use crate::BackendError;
@@ -23,9 +25,6 @@ pub struct LaunchShape {
     pub shared_bytes: u32,
 }
 
-/// Most blocks of a grid in x, y, z, the same for every architecture.
-const MAX_GRID: [usize; 3] = [i32::MAX as usize, 65_535, 65_535];
-
 impl LaunchShape {
     /// So many blocks in x, y and z.
     ///
@@ -35,7 +34,7 @@ impl LaunchShape {
         if blocks.contains(&0) {
             return Err(BackendError::Launch("needs no block at all".to_owned()));
         }
-        if blocks.iter().zip(MAX_GRID).any(|(&blocks, most)| blocks > most) {
+        if blocks.iter().zip(MAX_GRID).any(|(&blocks, most)| blocks > most as usize) {
             return Err(BackendError::Launch("needs more blocks than a grid holds".to_owned()));
         }
         let [x, y, z] = blocks.map(|blocks| blocks as u32);
@@ -48,6 +47,13 @@ impl LaunchShape {
     /// When that is more blocks than a grid holds, or none.
     pub fn covering(items: usize, block: u32, per_thread: usize) -> Result<Self, BackendError> {
         Self::new([items.div_ceil(block as usize * per_thread), 1, 1], block, 0)
+    }
+
+    /// Its dimensions, for a launch without clusters or attributes.
+    pub(crate) const fn dims(self) -> LaunchDims {
+        let (x, y, z) = self.grid;
+        let dims = LaunchDims::new([x, y, z], [self.block, 1, 1]);
+        LaunchDims { shared_bytes: self.shared_bytes, ..dims }
     }
 
     /// All of its blocks.
@@ -243,26 +249,6 @@ impl Kernel {
         Ok(blocks.max(0) as usize)
     }
 
-    /// A launch of that shape on the device's stream.
-    pub(super) fn config(
-        &self,
-        shape: LaunchShape,
-        attributes: &mut [sys::CUlaunchAttribute],
-    ) -> sys::CUlaunchConfig {
-        sys::CUlaunchConfig {
-            gridDimX: shape.grid.0,
-            gridDimY: shape.grid.1,
-            gridDimZ: shape.grid.2,
-            blockDimX: shape.block,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: shape.shared_bytes,
-            hStream: self.stream.cu_stream(),
-            attrs: attributes.as_mut_ptr(),
-            numAttrs: attributes.len() as u32,
-        }
-    }
-
     /// Launches it on the device's stream; returns before it has run.
     ///
     /// Number and sizes of the arguments are checked against the compiled kernel. Their order and
@@ -288,40 +274,12 @@ impl Kernel {
         shape: LaunchShape,
         arguments: &[Argument],
     ) -> Result<(), BackendError> {
-        let programmatic = attributes.programmatic.then_some(sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
-        });
-        let cooperative = attributes.cooperative.then_some(sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { cooperative: 1 },
-        });
+        let programmatic = attributes.programmatic.then(attributes::programmatic);
+        let cooperative = attributes.cooperative.then(attributes::cooperative);
         let window = attributes.window.map(Window::attribute);
         let mut attributes: Vec<_> =
             programmatic.into_iter().chain(cooperative).chain(window).collect();
         self.launch_attributed(shape, arguments, &mut attributes)
-    }
-
-    /// Whether there is an argument of the right size for each parameter.
-    fn check(&self, arguments: &[Argument]) -> Result<(), BackendError> {
-        let expected = &self.parameter_bytes;
-        if arguments.len() != expected.len() {
-            let (given, name) = (arguments.len(), &self.name);
-            return Err(BackendError::Launch(format!(
-                "{name} takes {} arguments, {given} were given",
-                expected.len()
-            )));
-        }
-        let wrong =
-            arguments.iter().zip(expected).position(|(argument, &bytes)| argument.bytes() != bytes);
-        wrong.map_or(Ok(()), |index| {
-            let (given, bytes, name) = (arguments[index], expected[index], &self.name);
-            Err(BackendError::Launch(format!(
-                "argument {index} of {name} is {given:?}, the parameter has {bytes} bytes"
-            )))
-        })
     }
 
     /// Launches, with attributes where there are any.
@@ -331,7 +289,8 @@ impl Kernel {
         arguments: &[Argument],
         attributes: &mut [sys::CUlaunchAttribute],
     ) -> Result<(), BackendError> {
-        self.check(arguments)?;
+        argument::check(arguments.iter().map(|argument| argument.bytes()), &self.parameter_bytes)
+            .map_err(|problem| BackendError::Launch(format!("{}: {problem}", self.name)))?;
         self.note_launch();
         let (mut few, mut many) = ([std::ptr::null_mut::<c_void>(); FEW_PARAMETERS], Vec::new());
         let pointers = match few.get_mut(..arguments.len()) {
@@ -353,8 +312,8 @@ impl Kernel {
             };
         }
         if attributes.is_empty() {
-            // SAFETY: the pointers are to values that outlive the call, which copies them; `check`
-            // found one of the right size for each parameter; what the kernel does with
+            // SAFETY: the pointers are to values that outlive the call, which copies them; the
+            // check found one of the right size for each parameter; what the kernel does with
             // them happens on the device.
             let launched = unsafe {
                 result::launch_kernel(
@@ -368,7 +327,7 @@ impl Kernel {
             };
             return launched.map_err(|error| failed(&format!("launch {}", self.name), &error));
         }
-        let config = self.config(shape, attributes);
+        let config = shape.dims().config(&self.stream, attributes);
         // SAFETY: as above, for the attributes too.
         unsafe {
             sys::cuLaunchKernelEx(

@@ -1,12 +1,14 @@
 //! The driver API: devices, memory, streams, events, graphs, kernels and their launches.
 
 pub mod argument;
+mod attributes;
 pub mod buffer;
 mod check;
-pub(crate) mod clusters;
+mod clusters;
 pub mod context_settings;
 pub mod device;
 pub mod devices;
+pub mod dims;
 pub mod event;
 pub mod foreign_stream;
 pub mod graph;
@@ -19,6 +21,7 @@ pub mod memory;
 pub mod persistence;
 pub mod prepared;
 pub mod raw_stream;
+pub(crate) mod residency;
 pub mod stages;
 mod staging;
 mod status;

@@ -3,10 +3,11 @@
 use super::row::KernelSpec;
 use crate::BackendError;
 use crate::driver::argument::Argument;
-use crate::driver::clusters::MAX_PORTABLE_CLUSTER;
 use crate::driver::device::Device;
+use crate::driver::dims::LaunchDims;
 use crate::driver::kernel::{Kernel, LaunchAttributes, LaunchShape};
-use crate::driver::prepared::{LaunchDims, Parameters, PreparedLaunch};
+use crate::driver::prepared::{Parameters, PreparedLaunch};
+use crate::driver::residency;
 use crate::driver::stages::StagedKernel;
 
 /// A loaded kernel with its launch shape.
@@ -50,56 +51,16 @@ impl<P> KernelSpec<P> {
         if shape.shared_bytes > 0 {
             kernel.allow_shared(shape.shared_bytes)?;
         }
-        if let Some(blocks) = self.cluster {
-            kernel.cluster(Some([blocks as u32, 1, 1]))?;
-            if blocks as u64 > MAX_PORTABLE_CLUSTER {
-                kernel.allow_large_clusters()?;
-                if kernel.clusters_at_once(shape, blocks as u32)? == 0 {
-                    let unmet = format!("this GPU runs no clusters of {blocks} blocks of it");
-                    return Err(BackendError::Unsupported(unmet));
-                }
-            }
+        let cluster = self.cluster.map(|blocks| [blocks as u32, 1, 1]);
+        if cluster.is_some() {
+            kernel.cluster(cluster)?;
         }
         if self.whole_shared {
             kernel.prefer_shared()?;
         }
-        if self.co_resident {
-            self.check_residency(device, &kernel, shape)?;
-        }
+        let dims = LaunchDims { cluster, cooperative: self.co_resident, ..shape.dims() };
+        residency::check(device, &kernel, &dims)?;
         Ok(LoadedKernel { kernel, shape, co_resident: self.co_resident })
-    }
-
-    /// Whether the device holds all blocks at once where nothing else runs.
-    fn check_residency(
-        &self,
-        device: &Device,
-        kernel: &Kernel,
-        shape: LaunchShape,
-    ) -> Result<(), BackendError> {
-        let (needed, held, what) = match self.cluster {
-            Some(cluster) => {
-                let needed = shape.blocks().div_ceil(cluster as u64);
-                (
-                    needed,
-                    kernel.clusters_at_once(shape, cluster as u32)?,
-                    format!("clusters of {cluster} blocks"),
-                )
-            }
-            None => {
-                let multiprocessors = device.facts().multiprocessors as usize;
-                (
-                    shape.blocks(),
-                    multiprocessors * kernel.blocks_a_multiprocessor(shape)?,
-                    "blocks".to_owned(),
-                )
-            }
-        };
-        if held as u64 >= needed {
-            return Ok(());
-        }
-        Err(BackendError::Unsupported(format!(
-            "its {needed} {what} have to run at once, this GPU runs {held}"
-        )))
     }
 }
 
@@ -137,13 +98,8 @@ impl LoadedKernel {
         blocks: Option<u32>,
         parameters: Parameters,
     ) -> Result<PreparedLaunch, BackendError> {
-        let LaunchShape { grid: (x, y, z), block, shared_bytes } = self.shape;
-        let grid = [blocks.unwrap_or(x), y, z];
-        let dims = LaunchDims {
-            shared_bytes,
-            cooperative: self.co_resident,
-            ..LaunchDims::new(grid, [block, 1, 1])
-        };
+        let mut dims = LaunchDims { cooperative: self.co_resident, ..self.shape.dims() };
+        dims.grid[0] = blocks.unwrap_or(dims.grid[0]);
         PreparedLaunch::new(device, self.kernel, dims, parameters)
     }
 

@@ -203,8 +203,9 @@ fn what_a_gpu_does_not_hold_is_unsupported() {
     // Clusters that wait for each other: as many as the driver says, and one more.
     let meeting = |address| Parameters::new().address(address).address(address);
     let launch = prepare("meeting", dims, meeting(0)).unwrap();
-    let mut attribute = cluster_attribute([16, 1, 1]);
-    let config = launch.config(std::slice::from_mut(&mut attribute));
+    let mut attribute = attributes::cluster([16, 1, 1]);
+    let stream = launch.kernel.stream();
+    let config = launch.dims.config(stream, std::slice::from_mut(&mut attribute));
     let held = launch.kernel.clusters_of(&config, 16).unwrap() as u32;
     eprintln!("{held} clusters of 16 blocks of 256 threads at once");
     assert!(held > 0);
