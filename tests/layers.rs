@@ -76,7 +76,7 @@ const CRATES: &[Rules] = &[
             ("clap", &["harness/args.rs", "harness/place.rs", "harness/variables.rs"]),
             ("faer", &["measure/limits/cpu_matmul.rs"]),
             ("pulp", &["simd.rs", "measure/limits/cpu.rs"]),
-            ("sysinfo", &["record/environment.rs", "harness/session.rs"]),
+            ("sysinfo", &["record/environment.rs", "harness/invocation.rs"]),
             (
                 "serde_json",
                 &[
