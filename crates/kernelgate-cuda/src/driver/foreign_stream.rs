@@ -4,7 +4,6 @@
 //! other code's context is current during a call only. Deliberately absent: the meaning of an
 //! interval.
 
-use std::ptr;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{DriverError, sys};
@@ -16,7 +15,7 @@ use super::raw_stream::RawStream;
 use super::status::{describe, failed};
 use super::stream_timer::StreamTimer;
 use super::thread_state;
-use super::timed_stream::{Entered, TimedStream};
+use super::timed_stream::{self, Entered, TimedStream};
 use crate::BackendError;
 
 /// Why a stream cannot be timed.
@@ -102,16 +101,10 @@ impl ForeignStream {
         }
         device::count()?;
         let timed = TimedStream::Theirs { stream, context: context_of(stream)? };
-        let entered = timed.enter()?;
-        let mut cu_device = 0;
-        // SAFETY: a context is current and the pointer is valid.
-        unsafe { sys::cuCtxGetDevice(&raw mut cu_device) }
-            .result()
-            .map_err(|error| failed("tell the stream's GPU", &error))?;
+        let cu_device = timed.device()?;
         let facts = own_arch(cu_device)
             .and_then(|own| device::facts_of(cu_device, Code::theirs(own)))
             .map_err(|error| failed("describe the stream's GPU", &error))?;
-        drop(entered);
         let timer = StreamTimer::on(timed, 2, HostHold::new(stream), timeout)?;
         Ok(Self { timer, facts })
     }
@@ -254,22 +247,15 @@ impl ForeignStream {
     }
 }
 
-/// The context of a stream.
+/// The context of a stream; that of a default stream is the current one.
 fn context_of(stream: RawStream) -> Result<sys::CUcontext, StreamError> {
-    let mut context = ptr::null_mut();
     if stream.follows_context() {
-        // SAFETY: the pointer is valid.
-        let told = unsafe { sys::cuCtxGetCurrent(&raw mut context) }.result();
-        if told.is_err() || context.is_null() {
-            return Err(StreamError::NoContext);
-        }
-        return Ok(context);
+        let context = thread_state::current().ok().filter(|context| !context.is_null());
+        return context.ok_or(StreamError::NoContext);
     }
-    // SAFETY: the pointer is valid; the handle is trusted as far as the driver does not know it.
-    unsafe { sys::cuStreamGetCtx(stream.cu(), &raw mut context) }
-        .result()
-        .map_err(|error| StreamError::NoStream { handle: stream, error: describe(&error) })?;
-    Ok(context)
+    let unknown =
+        |error: DriverError| StreamError::NoStream { handle: stream, error: describe(&error) };
+    timed_stream::context_of(stream).map_err(unknown)
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! A stream that other code made, joined with the device's own by events.
 
-use std::ptr;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaEvent, CudaStream, sys};
@@ -9,6 +8,7 @@ use super::device::Device;
 use super::raw_stream::RawStream;
 use super::status::failed;
 use super::thread_state::{bind, current};
+use super::timed_stream::{TimedStream, context_of};
 use crate::BackendError;
 
 /// A stream that other code made, joined with the device's own: what is enqueued on it lies between
@@ -34,16 +34,13 @@ impl JoinedStream {
         bind(device.context())?;
         let own = current()?;
         if !theirs.follows_context() {
-            let mut context = ptr::null_mut();
-            // SAFETY: the pointer is valid; the handle is trusted as far as the driver does not
-            // know it.
-            unsafe { sys::cuStreamGetCtx(theirs.cu(), &raw mut context) }
-                .result()
+            let context = context_of(theirs)
                 .map_err(|error| failed(&format!("tell the context of {theirs:?}"), &error))?;
             if context != own {
-                let of = device_of(context).map_or_else(|| "?".to_owned(), |it| it.to_string());
+                let ordinal = TimedStream::Theirs { stream: theirs, context }.device();
+                let ordinal = ordinal.map_or_else(|_| "?".to_owned(), |it| it.to_string());
                 return Err(refused(format!(
-                    "is of another context, on GPU {of}: make it in the one that the row gets, on \
+                    "is of another context, on GPU {ordinal}: make it in the one that the row gets, on \
                      GPU {}",
                     device.facts().ordinal
                 )));
@@ -88,21 +85,10 @@ impl JoinedStream {
     }
 }
 
-fn device_of(context: sys::CUcontext) -> Option<i32> {
-    let mut device = 0;
-    // SAFETY: the context of a stream that lives; what is pushed is popped.
-    unsafe {
-        sys::cuCtxPushCurrent_v2(context).result().ok()?;
-        let told = sys::cuCtxGetDevice(&raw mut device).result();
-        let mut popped = ptr::null_mut();
-        let _ = sys::cuCtxPopCurrent_v2(&raw mut popped);
-        told.ok()?;
-    }
-    Some(device)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::ptr;
+
     use super::*;
     use crate::driver::graph::Graph;
     use crate::instruments::spin::Spin;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, sys};
+use cudarc::driver::{CudaStream, DriverError, sys};
 
 use super::raw_stream::RawStream;
 use super::status::failed;
@@ -27,6 +27,20 @@ impl TimedStream {
         }
     }
 
+    /// The ordinal of its GPU.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn device(&self) -> Result<sys::CUdevice, BackendError> {
+        let _entered = self.enter()?;
+        let mut device = 0;
+        // SAFETY: a context is current and the pointer is valid.
+        unsafe { sys::cuCtxGetDevice(&raw mut device) }
+            .result()
+            .map_err(|error| failed("tell the stream's GPU", &error))?;
+        Ok(device)
+    }
+
     /// Makes its context current, until the result is dropped if the stream is of other code.
     ///
     /// # Errors
@@ -46,6 +60,15 @@ impl TimedStream {
             }
         }
     }
+}
+
+/// The context of a stream that is not a default stream. The handle is trusted as far as the driver
+/// does not know it.
+pub(super) fn context_of(stream: RawStream) -> Result<sys::CUcontext, DriverError> {
+    let mut context = std::ptr::null_mut();
+    // SAFETY: the pointer is valid; the handle is trusted.
+    unsafe { sys::cuStreamGetCtx(stream.cu(), &raw mut context) }.result()?;
+    Ok(context)
 }
 
 /// The context of a stream is current.
