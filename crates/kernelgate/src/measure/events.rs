@@ -24,10 +24,10 @@ use kernelgate_cuda::driver::stream_timer::StreamTimer;
 use kernelgate_cuda::instruments::timing::{Blocker, Instruments};
 use kernelgate_cuda::{Device, Devices};
 
-/// After this the blocker lets go by itself, and the burst is thrown away.
+/// Time after which the blocker ends by itself. The burst is then discarded.
 const BLOCKER_TIMEOUT: Duration = Duration::from_millis(500);
 /// Hot launches shorter than this are captured several to a graph: an event pair would be most of
-/// what it measures.
+/// the interval.
 const SHORT_NS: f64 = 20_000.0;
 /// How long a graph of short launches should last. Launches of several commands that take less are
 /// captured, too, hot and cold: the gap between two commands in a stream is another one in the next
@@ -56,16 +56,16 @@ pub struct EventTimer {
 struct Burst {
     /// Nanoseconds between the events around each launch, overhead included.
     intervals_ns: Vec<f64>,
-    /// SM clock over the burst, MHz; none where the probes do not compare.
+    /// SM clock over the burst, MHz; `None` if the probes do not compare.
     clock_mhz: Option<f64>,
     /// Whether the host's launch time may be in the intervals.
     host_bound: bool,
-    /// Whether it is only because the host was held up for longer than the GPU waits for it.
+    /// Whether the only reason is that the blocker timed out before the host released it.
     held_up: bool,
 }
 
 impl Burst {
-    /// The same, where the host's time is in none of the intervals.
+    /// The burst, if the host's time is in none of its intervals.
     fn without_host(self) -> Result<Self, BackendError> {
         if self.host_bound {
             return Err(Refusal::HostHeldUp.into());
@@ -74,7 +74,7 @@ impl Burst {
     }
 }
 
-/// A burst, again where the host was held up.
+/// Repeats a burst while the host is held up.
 ///
 /// # Errors
 /// Those of a burst.
@@ -92,7 +92,7 @@ fn unless_held_up(
 }
 
 impl EventTimer {
-    /// Compiles what it needs, allocates, and measures what timing costs.
+    /// Compiles its kernels, allocates, and measures the cost of timing.
     ///
     /// # Errors
     /// When the device fails or memory is short; [`BackendError::NotTimed`] where the host is held up
@@ -126,13 +126,13 @@ impl EventTimer {
         self.devices.one()
     }
 
-    /// What launching and timing cost here, as measured when this was made.
+    /// The cost of launching and timing, measured when this was made.
     pub fn overhead(&self) -> Overhead {
         self.overhead
     }
 
-    /// What each of some launches of one command takes (at most 63), nanoseconds, overhead
-    /// subtracted.
+    /// The time of each of `count` launches of one command (at most 63), nanoseconds, without
+    /// overhead.
     ///
     /// # Errors
     /// When a launch fails; [`BackendError::NotTimed`] where the host's time is in them.
@@ -147,8 +147,8 @@ impl EventTimer {
         Ok(intervals_ns.into_iter().map(|interval| interval - around_ns).collect())
     }
 
-    /// What a hot launch of few commands takes, nanoseconds: the median, short ones captured
-    /// together as in a case.
+    /// The median time of a hot launch of few commands, nanoseconds. Short launches are captured
+    /// together, as in a case.
     ///
     /// # Errors
     /// As [`Self::launches_ns`].
@@ -186,7 +186,7 @@ impl EventTimer {
         self.typical_clock_mhz
     }
 
-    /// Captures short launches together, or if they are to be cold, one; none where one is long
+    /// Captures short launches together, or one if it is to be cold. `None` if a launch is long
     /// enough.
     fn batch(
         &mut self,
@@ -199,7 +199,7 @@ impl EventTimer {
             Ok(stats::median(&burst.intervals_ns) - self.overhead.around_launch_ns)
         };
         let short = if commands > 1 { GRAPH_NS } else { SHORT_NS };
-        // One launch says enough of what is far from short.
+        // One launch is enough evidence that launches are far from short.
         let first_ns = typical_ns(1)?;
         let launch_ns = if first_ns > 50.0 * short { first_ns } else { typical_ns(5)? };
         if launch_ns >= short || (cache == Cache::Cold && commands <= 1) {
@@ -214,17 +214,17 @@ impl EventTimer {
         Ok(Some(Batch { graph, launches }))
     }
 
-    /// As how many commands a launch is to be counted that cannot be captured: the largest burst of
-    /// it that can be queued behind the blocker takes all of the queue.
+    /// Counts the commands of a launch that cannot be captured: the largest burst of it that can be
+    /// queued behind the blocker is taken to fill the queue.
     fn commands_by_trial(
         &mut self,
         executable: &mut dyn Executable,
     ) -> Result<usize, BackendError> {
-        // What carries state on may have room for no more than one.
+        // A launch that carries state on may have room for one only.
         let counts: &[usize] = if executable.carries_state() { &[] } else { &[16, 4] };
         for &count in counts {
-            // One that did not fit takes half a second; one that another process held up is counted
-            // as more than it is.
+            // A burst that does not fit takes half a second. If another process holds it up, the
+            // count is too high.
             if !self.burst_once(count, Cache::Hot, 1, &mut || executable.launch())?.host_bound {
                 return Ok(MAX_QUEUED / count);
             }
@@ -236,7 +236,7 @@ impl EventTimer {
         Ok(if burst.host_bound { usize::MAX } else { MAX_QUEUED })
     }
 
-    /// [`Self::burst_once`], again where the host was held up.
+    /// Runs [`Self::burst_once`], and repeats it while the host is held up.
     ///
     /// # Errors
     /// When a launch fails or hangs.

@@ -1,4 +1,4 @@
-//! How the launches of a case are timed: one by one or captured together, and with what taken off.
+//! Samples of a case: its launches one by one or captured together, without the overhead of timing.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ const MORE_OF_LAUNCH: f64 = 0.25;
 const MORE_OF_ALL: f64 = 0.03;
 const MORE_NS: f64 = 5_000.0;
 
-/// What is known of a case's launches, and what they were captured as.
+/// How the launches of a case are timed.
 pub struct CasePlan {
     cache: Cache,
     commands: usize,
@@ -50,8 +50,7 @@ impl EventTimer {
         Ok(CaseTimer { timer: self, plan })
     }
 
-    /// Looks at how many commands a launch is and how long it takes, and captures short ones in a
-    /// graph.
+    /// Counts the commands of a launch, audits it, times it, and captures short launches in a graph.
     ///
     /// # Errors
     /// When a launch fails; [`BackendError::NotTimed`] where it enqueues nothing on the stream that
@@ -78,7 +77,7 @@ impl EventTimer {
             None => self.commands_by_trial(executable)?,
         };
         launches::check_streams(&self.devices, self.stream.holder(), executable, commands)?;
-        // What carries state on is launched one by one, as it is verified.
+        // Launches that carry state on run one by one, as they are verified.
         let repeats = !executable.carries_state();
         let batch = if counted.is_some() && commands <= MAX_QUEUED && repeats {
             self.batch(cache, commands, &mut || executable.launch())?
