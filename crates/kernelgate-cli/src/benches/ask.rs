@@ -72,7 +72,8 @@ pub fn each(
 ) -> anyhow::Result<()> {
     let (mut have_answered, mut reasons, mut close) = (false, Vec::new(), Vec::new());
     for executable in &found.executables {
-        match one(executable, asking, action)? {
+        let Answer { body, death } = ask(executable, asking, action)?;
+        match body {
             ResponseBody::NoMatch { reason, close: ids } => {
                 reasons.push(reason);
                 close.extend(ids);
@@ -84,6 +85,9 @@ pub fn each(
                 have_answered = true;
                 answered(&executable.bench, answer)?;
             }
+        }
+        if let Some(how) = death {
+            anyhow::bail!("bench `{}` {how}", executable.bench);
         }
     }
     if !have_answered {
@@ -101,12 +105,34 @@ pub fn each(
 /// Asks one executable.
 ///
 /// # Errors
-/// When it does not start, breaks, hangs, or writes no response.
+/// When it does not start, breaks, hangs, writes no response, or does not exit with 0.
 pub fn one(
     executable: &BenchExecutable,
     asking: &Asking<'_>,
     action: &Action,
 ) -> anyhow::Result<ResponseBody> {
+    let Answer { body, death } = ask(executable, asking, action)?;
+    match death {
+        None => Ok(body),
+        Some(how) => Err(anyhow::anyhow!("bench `{}` {how}", executable.bench)),
+    }
+}
+
+/// A response, and how the process ended if it did not exit with 0.
+struct Answer {
+    body: ResponseBody,
+    death: Option<String>,
+}
+
+/// Asks one executable and waits for its end.
+///
+/// # Errors
+/// When it does not start, breaks, hangs, or writes no response.
+fn ask(
+    executable: &BenchExecutable,
+    asking: &Asking<'_>,
+    action: &Action,
+) -> anyhow::Result<Answer> {
     let bench = &executable.bench;
     let folder = tempfile::tempdir().context("failed to make a folder for a request")?;
     let (request, response) =
@@ -126,7 +152,20 @@ pub fn one(
     let last = receiver.recv_timeout(DRAIN_TIMEOUT).unwrap_or_default();
     within_limit(&response).map_err(|why| anyhow::anyhow!("bench `{bench}`: {why}"))?;
     match file::read::<Response>(&response) {
-        Ok(response) => Ok(response.answer),
+        Ok(response) => {
+            let death = match ended {
+                Ended::Exited(status) if status.success() => None,
+                Ended::Exited(status) => Some(format!("answered, then ended with {status}")),
+                Ended::TimedOut => Some(format!(
+                    "answered, but did not end within {} s (--wait sets this)",
+                    asking.timeout.as_secs()
+                )),
+                Ended::OverMemory(limit) => {
+                    Some(format!("answered, then was {}", over_memory(limit)))
+                }
+            };
+            Ok(Answer { body: response.answer, death })
+        }
         Err(error) if !error.is_not_found() => {
             Err(anyhow::anyhow!("bench `{bench}`: failed to {error}"))
         }
@@ -247,6 +286,40 @@ mod tests {
         let why = outcome.unwrap_err().to_string();
         assert!(why.contains("`second` ended with exit status: 7"), "{why}");
         assert_eq!(answered, [("first".to_owned(), answer)]);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_bench_that_dies_after_its_answer_is_named() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let folder = tempfile::tempdir().unwrap();
+        let answer = ResponseBody::Verify(Vec::new());
+        let response = Response { bench: "first".to_owned(), answer: answer.clone() };
+        file::write(&folder.path().join("answer"), &response).unwrap();
+        let path = folder.path().join("dies");
+        let script =
+            r#"cp answer "$(sed -n 's/.*"response": *"\([^"]*\)".*/\1/p' "$KERNELGATE_REQUEST")""#;
+        std::fs::write(&path, format!("#!/bin/sh\n{script}\nkill -SEGV $$\n")).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+        let root = folder.path().to_owned();
+        let executable = BenchExecutable { bench: "dies".to_owned(), path, root };
+        let running = Running::default();
+        let asking = Asking {
+            settings: BTreeMap::new(),
+            filter: None,
+            timeout: Duration::from_secs(60),
+            running: &running,
+        };
+        let found = FoundBenches { executables: vec![executable], left_alone: Vec::new() };
+        let mut answered = Vec::new();
+        let outcome = each(&found, &asking, &Action::List, |_, answer| {
+            answered.push(answer);
+            Ok(())
+        });
+        let why = outcome.unwrap_err().to_string();
+        assert!(why.contains("`dies` answered, then ended with signal: 11"), "{why}");
+        assert_eq!(answered, [answer], "the answer is kept");
     }
 
     #[test]

@@ -4,6 +4,8 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use super::expected::check_answers;
+use super::leftovers;
 use super::process::{TrialProcess, TrialSetup, finish, of_package};
 use crate::benches::ask::within_limit;
 use kernelgate::protocol::{self, Action, Request, Response, ResponseBody};
@@ -25,7 +27,9 @@ pub fn measure(
     within_limit(&trial.request.record)?;
     match file::read::<ProcessRun>(&trial.request.record) {
         // A case that fails makes the exit code 1, and is in the run.
-        Ok(run) if run.complete && matches!(status.code(), Some(0 | 1)) => Ok(Some(run)),
+        Ok(run) if run.complete && matches!(status.code(), Some(0 | 1)) => {
+            check_answers(&run, trial).map(|()| Some(run))
+        }
         Err(error) if error.is_not_found() && status.success() => Ok(None),
         Err(error) if !error.is_not_found() => Err(format!("failed to {error}")),
         _ => Err(ended.failure()),
@@ -48,7 +52,7 @@ pub fn command(
     let (variable, written) = match version {
         1 => ("KERNELGATE_TRIAL", file::write(&path, trial.request)),
         _ => {
-            let _ = std::fs::remove_file(&response);
+            leftovers::remove(&response).map_err(cannot_clear)?;
             (
                 protocol::VARIABLE,
                 file::write(
@@ -59,13 +63,17 @@ pub fn command(
         }
     };
     written.map_err(|error| format!("failed to {error}"))?;
-    let _ = std::fs::remove_file(&trial.request.record);
+    leftovers::remove(&trial.request.record).map_err(cannot_clear)?;
     let mut command = of_request(setup, trial, (variable, &path));
     let planted = &trial.planted;
     command
         .envs(planted.delays().map(|delays| ("KERNELGATE_DELAY", delays)))
         .envs(planted.layout.map(|layout| ("KERNELGATE_LAYOUT", layout.to_string())));
     Ok(command)
+}
+
+fn cannot_clear(cause: std::io::Error) -> String {
+    format!("an earlier record or response cannot be removed: {cause}")
 }
 
 /// The command of an executable that finds its request where a variable says.
@@ -99,7 +107,7 @@ pub fn ask(
     action: Action,
 ) -> Result<ResponseBody, String> {
     let [path, response] = ["request.json", "response.json"].map(|name| setup.work.join(name));
-    let _ = std::fs::remove_file(&response);
+    leftovers::remove(&response).map_err(cannot_clear)?;
     let request = Request { response: response.clone(), action };
     file::write(&path, &request).map_err(|error| format!("failed to {error}"))?;
     let mut command = of_request(setup, trial, (protocol::VARIABLE, &path));

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::load::{BusyThreads, CoRunning};
 use super::process::{TrialProcess, TrialSetup};
 use super::progress::{self, ComparisonProgress};
-use super::session::{Bench, Prepared, Session, Tools, open_trials};
+use super::session::{Bench, Prepared, Session, TRIALS, Tools, open_trials};
 use super::{CompareError, ComparisonRequest, Planted, rounds};
 use super::{driver, folder};
 use crate::gate::Verdict;
@@ -68,6 +68,14 @@ pub fn run(request: &ComparisonRequest) -> Result<Comparison, CompareError> {
     let mut engine = Engine { rules: rules.clone(), ..Engine::new(request, &session, trials) };
     let outcome = engine.prepare().and_then(|mut prepared| {
         let note = engine.settle_plan(&prepared)?;
+        rounds::check_fit(&engine.trials.trials, &prepared.benches, engine.plan.max_blocks)
+            .map_err(|why| {
+                CompareError::Usage(format!(
+                    "--resume: {} does not fit this comparison: {why}; leave --resume out to start \
+                     anew",
+                    session.folder.file(TRIALS).display()
+                ))
+            })?;
         let policy = (&request.numerics, &rules);
         let findings = engine.findings(&prepared, policy)?;
         prepared.changed_first(&findings.code);
@@ -186,6 +194,7 @@ impl<'a> Engine<'a> {
                 .detail(&format!("round 2: are {} slower cases slower again?", slower.len()));
             Some(self.round(2, &benches, &slower)?)
         };
+        self.session.check_executables()?;
         let facts = Facts { device, optimised, criterion, unverified, untimed };
         Ok(self.conclude((matched, &benches), first, second.as_ref(), facts))
     }
@@ -414,7 +423,13 @@ impl<'a> Engine<'a> {
                 cases.clone(),
             );
             let started = Instant::now();
-            let outcome = self.process(arm, &bench.name, &request, bench.timeout);
+            let expected = &bench.expected[index(arm)];
+            let outcome = self.process(arm, &bench.name, &request, bench.timeout).and_then(|run| {
+                run.as_ref().map_or(Ok(()), |run| expected.check(run))?;
+                Ok(run)
+            });
+            // Before the trial is kept: a comparison that is resumed believes what is kept.
+            self.session.check_executable(arm, &bench.name)?;
             let mut trial = TrialRecord {
                 round,
                 bench: bench.name.clone(),
@@ -437,7 +452,7 @@ impl<'a> Engine<'a> {
             }
             let broke = trial.broke.clone();
             self.trials.trials.push(trial);
-            file::write(&self.session.folder.file("trials.json"), &self.trials)
+            file::write(&self.session.folder.file(TRIALS), &self.trials)
                 .map_err(|error| failed_to(&error))?;
             if let Some(reason) = broke {
                 let before = self.broken.iter().filter(|broken| broken.bench == bench.name).count();

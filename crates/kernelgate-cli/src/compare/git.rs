@@ -45,6 +45,8 @@ const SHALLOW: &str = "; this clone is shallow, so older commits and other branc
 /// Git in a folder, without the variables that a git hook sets for programs that it runs.
 pub fn git(folder: &Path) -> Command {
     let mut command = Command::new("git");
+    // Neither hooks of the user's repository nor its file watcher run for our copies of its index.
+    command.args(["-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false"]);
     command.arg("-C").arg(folder);
     for name in [
         "GIT_DIR",

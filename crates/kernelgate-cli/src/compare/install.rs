@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use super::CompareError;
+use super::{CompareError, leftovers};
 use crate::benches::child::Running;
 use crate::benches::mark::{self, Kind};
 use crate::benches::versions::{self, AskError};
@@ -38,6 +38,8 @@ pub struct InstalledBench {
     pub bench: String,
     /// Content hash.
     pub hash: String,
+    /// Size and times of the file when it was hashed.
+    pub stamp: Stamp,
     /// How it is told what to do.
     pub driver: Driver,
 }
@@ -110,19 +112,80 @@ pub fn install(
             }
         };
         let at = bin.join(bench);
-        // A link where the file system allows, so that a later build does not change what is
-        // compared.
-        let _ = std::fs::remove_file(&at);
-        if std::fs::hard_link(path, &at).is_err() {
-            std::fs::copy(path, &at).map_err(|cause| io(&at, cause))?;
-        }
-        let hash =
-            content_hash(&at).map_err(|error| CompareError::Usage(format!("failed to {error}")))?;
+        // A copy, never a hard link: a build or `cp` that writes to the original in place must not
+        // change the executable that is timed.
+        leftovers::remove(&at).map_err(|cause| io(&at, cause))?;
+        std::fs::copy(path, &at).map_err(|cause| io(&at, cause))?;
+        let (hash, stamp) = (hash_of(&at)?, Stamp::of_file(&at));
         executables
             .driven
-            .insert(bench.clone(), InstalledBench { bench: bench.clone(), hash, driver });
+            .insert(bench.clone(), InstalledBench { bench: bench.clone(), hash, stamp, driver });
     }
     Ok(executables)
+}
+
+/// Content hash of an executable.
+fn hash_of(path: &Path) -> Result<String, CompareError> {
+    content_hash(path).map_err(|error| CompareError::Usage(format!("failed to {error}")))
+}
+
+/// Size and times of a file: a write to it changes at least one of them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Stamp {
+    bytes: u64,
+    modified: Option<SystemTime>,
+    /// Number of the file and time of the last change of its contents or attributes.
+    #[cfg(unix)]
+    changed: (u64, i64, i64),
+}
+
+impl Stamp {
+    fn of_file(path: &Path) -> Self {
+        let Ok(facts) = std::fs::metadata(path) else { return Self::default() };
+        #[cfg(unix)]
+        use std::os::unix::fs::MetadataExt as _;
+        Self {
+            bytes: facts.len(),
+            modified: facts.modified().ok(),
+            #[cfg(unix)]
+            changed: (facts.ino(), facts.ctime(), facts.ctime_nsec()),
+        }
+    }
+}
+
+impl InstalledBench {
+    /// Whether both have the same contents and are driven alike.
+    pub fn is_twin(&self, other: &Self) -> bool {
+        self.hash == other.hash && self.driver == other.driver
+    }
+
+    /// Hashes the file in `side/bin` again if its size or times changed.
+    ///
+    /// # Errors
+    /// As [`Self::check_unchanged`].
+    pub fn check_untouched(&self, side: &Path) -> Result<(), CompareError> {
+        if Stamp::of_file(&side.join("bin").join(&self.bench)) == self.stamp {
+            return Ok(());
+        }
+        self.check_unchanged(side)
+    }
+
+    /// Hashes the file in `side/bin` again.
+    ///
+    /// # Errors
+    /// [`CompareError::Changed`] when the file is not the one that was installed: its times belong
+    /// to unknown code.
+    pub fn check_unchanged(&self, side: &Path) -> Result<(), CompareError> {
+        let path = side.join("bin").join(&self.bench);
+        let found = match path.try_exists() {
+            Ok(false) => "missing".to_owned(),
+            _ => hash_of(&path)?,
+        };
+        if found == self.hash {
+            return Ok(());
+        }
+        Err(CompareError::Changed { path, installed: self.hash.clone(), found })
+    }
 }
 
 /// Asks an executable for its version; none for the program itself, which may lie beside benches.
@@ -173,6 +236,30 @@ fn left_alone(kind: &std::io::Result<Kind>, bench: &str) -> String {
 mod tests {
     use super::*;
     use crate::benches::prebuilt::prebuilt;
+    use kernelgate::exit::Exit;
+
+    #[test]
+    fn an_executable_that_changed_in_place_is_refused() {
+        let side = tempfile::tempdir().unwrap();
+        std::fs::create_dir(side.path().join("bin")).unwrap();
+        let path = side.path().join("bin/b");
+        std::fs::write(&path, "one").unwrap();
+        let (hash, stamp) = (hash_of(&path).unwrap(), Stamp::of_file(&path));
+        let driver = Driver::Criterion;
+        let bench = InstalledBench { bench: "b".to_owned(), hash, stamp, driver };
+        assert!(bench.check_untouched(side.path()).is_ok());
+        // A new time with the same contents is the same executable.
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        assert!(bench.check_untouched(side.path()).is_ok());
+        std::fs::write(&path, "two").unwrap();
+        let changed = bench.check_untouched(side.path()).unwrap_err();
+        assert_eq!(changed.exit(), Exit::Refused);
+        assert!(changed.to_string().contains("changed while it was compared"), "{changed}");
+        std::fs::remove_file(&path).unwrap();
+        let missing = bench.check_unchanged(side.path()).unwrap_err();
+        assert!(missing.to_string().contains("now missing"), "{missing}");
+    }
 
     #[cfg(unix)]
     #[test]

@@ -14,12 +14,14 @@ mod checkout;
 mod conclusion;
 mod driver;
 mod engine;
+mod expected;
 mod explanation;
 mod folder;
 pub(crate) mod git;
 mod host_time;
 mod install;
 mod kernels;
+mod leftovers;
 mod load;
 mod matched;
 mod numerics;
@@ -42,6 +44,7 @@ use std::time::Duration;
 
 use crate::gate::numerics::NumericsPolicy;
 pub use engine::run;
+use kernelgate::exit::Exit;
 use kernelgate::record::TrialSampling;
 pub use session::Tools;
 pub use thresholds::{AskedThresholds, Thresholds};
@@ -157,6 +160,30 @@ pub enum CompareError {
         /// What is needed.
         wanted: String,
     },
+    /// An executable was replaced or overwritten while it was compared.
+    #[error(
+        "refused: {} changed while it was compared (hash {installed} when it was installed, now \
+         {found}): its times belong to unknown code; run the comparison again without --resume",
+        path.display()
+    )]
+    Changed {
+        /// The executable in the comparison's folder.
+        path: PathBuf,
+        /// Its content hash when it was installed.
+        installed: String,
+        /// Its content hash now, or "missing".
+        found: String,
+    },
+}
+
+impl CompareError {
+    /// Exit code of a comparison that ended with this error.
+    pub const fn exit(&self) -> Exit {
+        match self {
+            Self::Refused { .. } | Self::Changed { .. } => Exit::Refused,
+            Self::Usage(_) | Self::Unbuildable(_) => Exit::Usage,
+        }
+    }
 }
 
 impl CompareError {

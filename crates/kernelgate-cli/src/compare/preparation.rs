@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::by_criterion::{self, NotListed};
 use super::engine::{Engine, index};
+use super::expected::Expected;
 use super::install::{Driver, InstalledBench};
 use super::session::{Bench, Prepared};
 use super::{CompareError, ComparisonRequest, folder, rounds};
@@ -132,6 +133,7 @@ impl Engine<'_> {
         let bench = Bench {
             name: name.to_owned(),
             verified: [base.path.clone(), head.path.clone()],
+            expected: [&*base, &*head].map(|side| Expected::from_verified(&side.run, &cases)),
             cases,
             timeout: self.request.wait.unwrap_or(timeout),
             sampling: self.request.sampling.unwrap_or(usual),
@@ -170,7 +172,7 @@ impl Engine<'_> {
         let [base, head] = &self.session.sides;
         let twin = arm == Arm::Head
             && base.sources == head.sources
-            && base.executables.driven.get(bench) == Some(&executable);
+            && base.executables.driven.get(bench).is_some_and(|base| base.is_twin(&executable));
         // On resuming, what verified the same executable stands; else only what verified it just
         // now.
         let earlier = if twin { self.verified_path(Arm::Base, bench) } else { path.clone() };

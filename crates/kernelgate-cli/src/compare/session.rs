@@ -5,13 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::expected::Expected;
 use super::folder::Folder;
 use super::install::{Driver, InstalledBench};
 use super::matched::Matched;
 use super::progress::ComparisonProgress;
 use super::sides::{self, Side};
 use super::thresholds::identity_text;
-use super::{CompareError, ComparisonRequest, SideSource, folder, rounds};
+use super::{CompareError, ComparisonRequest, SideSource, folder, leftovers, rounds};
 use crate::benches::child::Running;
 use crate::gate::calibration::differing;
 use crate::gate::code::CodeComparison;
@@ -22,6 +23,9 @@ use crate::gate::rules_file;
 use kernelgate::exit::Exit;
 use kernelgate::record::{Environment, Provenance, TrialSampling, Trials, file};
 
+/// File of a comparison's trials, in its folder.
+pub const TRIALS: &str = "trials.json";
+
 /// A bench binary that both sides have.
 #[derive(Clone)]
 pub struct Bench {
@@ -29,6 +33,8 @@ pub struct Bench {
     pub name: String,
     /// Runs that verified base and head.
     pub verified: [PathBuf; 2],
+    /// Facts that every process of base and head shares with the one that verified it.
+    pub expected: [Expected; 2],
     /// Cases to compare.
     pub cases: BTreeSet<String>,
     /// Those of them that a process times before the others: their code changed.
@@ -217,7 +223,8 @@ impl Session {
             sides::prepare(request, &folder, tools)?
         };
         let work = folder.file("work");
-        std::fs::create_dir_all(&work).map_err(|cause| CompareError::io("make", &work, &cause))?;
+        leftovers::clean_folder(&work, &["outputs"])
+            .map_err(|cause| CompareError::io("empty", &work, &cause))?;
         // What is built elsewhere, or by a profile with another name, is taken to be optimised.
         let optimised = !["dev", "test"].contains(&request.profile.as_str());
         let environment = Environment { optimised, ..Environment::cpu() };
@@ -234,6 +241,33 @@ impl Session {
             hash(base).is_some() && hash(base) == hash(head)
         };
         base.keys().filter(|name| same(name)).cloned().collect()
+    }
+
+    /// Checks that an executable is still the file that was installed, without reading it where its
+    /// size and times are those of then.
+    ///
+    /// # Errors
+    /// [`CompareError::Changed`] when it is another file.
+    pub fn check_executable(&self, arm: Arm, bench: &str) -> Result<(), CompareError> {
+        let side = &self.sides[usize::from(arm == Arm::Head)];
+        let Some(executable) = side.executables.driven.get(bench) else { return Ok(()) };
+        executable.check_untouched(&self.folder.side(arm))
+    }
+
+    /// Hashes every executable again.
+    ///
+    /// # Errors
+    /// [`CompareError::Changed`] when one is not the file that was installed: the trials, which
+    /// timed unknown code, are removed.
+    pub fn check_executables(&self) -> Result<(), CompareError> {
+        for (arm, side) in [Arm::Base, Arm::Head].into_iter().zip(&self.sides) {
+            for executable in side.executables.driven.values() {
+                executable.check_unchanged(&self.folder.side(arm)).inspect_err(|_| {
+                    let _ = leftovers::remove(&self.folder.file(TRIALS));
+                })?;
+            }
+        }
+        Ok(())
     }
 
     /// What the head's package sets and accepts beyond what the base accepts already; what of it is
@@ -309,7 +343,7 @@ pub fn open_trials(
     session: &Session,
     identity: BTreeMap<String, String>,
 ) -> Result<Trials, CompareError> {
-    let (path, progress) = (session.folder.file("trials.json"), &session.progress);
+    let (path, progress) = (session.folder.file(TRIALS), &session.progress);
     let fresh = Trials { identity, trials: Vec::new() };
     let earlier = if request.resume { file::read::<Trials>(&path) } else { Ok(fresh.clone()) };
     let mut trials = match earlier {
@@ -377,6 +411,7 @@ fn stop_on_interrupt(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kernelgate::record::ProcessRun;
 
     #[test]
     fn what_changed_is_timed_first_and_only_what_is_known_to_be_the_same_is_left_out() {
@@ -389,9 +424,11 @@ mod tests {
             ("unknown", CodeComparison { same: 2, unknown: 1, ..CodeComparison::default() }),
         ];
         let code = code.map(|(case, code)| (case.to_owned(), code)).into();
+        let empty = ProcessRun::start("b", "verify", Environment::cpu(), Provenance::default());
         let bench = |name: &str, cases: &[&str], driver: Driver| Bench {
             name: name.to_owned(),
             verified: [PathBuf::new(), PathBuf::new()],
+            expected: [&empty, &empty].map(|run| Expected::from_verified(run, &BTreeSet::new())),
             cases: cases.iter().map(|&case| case.to_owned()).collect(),
             first: BTreeSet::new(),
             timeout: Duration::ZERO,

@@ -137,15 +137,6 @@ pub fn prepare_twins(
         ..request.clone()
     };
     let [base, head] = both_sides(&same, folder, tools, true)?;
-    for bench in head.executables.driven.keys() {
-        // A file of its own, as after a build.
-        let (from, to) = (
-            folder.side(Arm::Base).join("bin").join(bench),
-            folder.side(Arm::Head).join("bin").join(bench),
-        );
-        let copied = std::fs::remove_file(&to).and_then(|()| std::fs::copy(&from, &to));
-        copied.map_err(|cause| CompareError::io("write", &to, &cause))?;
-    }
     #[cfg(unix)]
     {
         let sources = folder.side(Arm::Head).join("src");

@@ -7,7 +7,7 @@ use super::output::{OutputFormat, print_json};
 use super::settings::{Settings, ThresholdFlags, Timeouts, nothing_planted};
 use crate::bisect::{self, Bisection, BisectionRequest, Ended};
 use crate::compare::progress::parse_duration;
-use crate::compare::{CompareError, ComparisonRequest, Planted, SideSource, Thresholds};
+use crate::compare::{ComparisonRequest, Planted, SideSource, Thresholds};
 use crate::gate::numerics::NumericsPolicy;
 use crate::report;
 use kernelgate::display::terminal;
@@ -88,7 +88,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     };
     let found = match bisect::run(&request) {
         Ok(found) => found,
-        Err(refused @ CompareError::Refused { .. }) => {
+        Err(refused) if refused.exit() == Exit::Refused => {
             eprintln!("{}", printable(&refused.to_string()));
             return Ok(Exit::Refused);
         }

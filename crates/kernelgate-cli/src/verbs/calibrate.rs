@@ -11,7 +11,7 @@ use super::output::{OutputFormat, arguments_of_process, command_line, print_json
 use super::settings::{Settings, ThresholdFlags, Timeouts, nothing_planted};
 use crate::compare::calibrate::{self, CalibrationRequest};
 use crate::compare::progress::parse_duration;
-use crate::compare::{CompareError, ComparisonRequest, Planted, SideSource, Thresholds};
+use crate::compare::{ComparisonRequest, Planted, SideSource, Thresholds};
 use crate::gate::calibration::{Calibration, CalibrationSummary, recommend, summarise};
 use crate::gate::numerics::NumericsPolicy;
 use crate::gate::paired::TestPlan;
@@ -163,7 +163,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     };
     let (calibration, left) = match calibrate::run(&request, &wanted) {
         Ok(measured) => measured,
-        Err(refused @ CompareError::Refused { .. }) => {
+        Err(refused) if refused.exit() == Exit::Refused => {
             eprintln!("{}", printable(&refused.to_string()));
             return Ok(Exit::Refused);
         }

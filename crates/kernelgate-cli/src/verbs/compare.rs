@@ -11,7 +11,7 @@ use super::resources::check_architecture;
 use super::settings::{Settings, ThresholdFlags, Timeouts, nothing_planted};
 use super::verdict::VerdictOutput;
 use crate::compare::progress::parse_duration;
-use crate::compare::{self, CompareError, ComparisonRequest, Planted, SideSource, Thresholds};
+use crate::compare::{self, ComparisonRequest, Planted, SideSource, Thresholds};
 use crate::gate::numerics::NumericsPolicy;
 use crate::report::{comparison, metrics};
 use kernelgate::display::terminal;
@@ -128,7 +128,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     arguments.output.check()?;
     let outcome = match compare::run(&request) {
         Ok(outcome) => outcome,
-        Err(refused @ CompareError::Refused { .. }) => {
+        Err(refused) if refused.exit() == Exit::Refused => {
             eprintln!("{}", printable(&refused.to_string()));
             return Ok(Exit::Refused);
         }

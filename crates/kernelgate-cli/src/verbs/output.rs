@@ -84,13 +84,13 @@ fn is_one_file(_: &Path, _: &Path) -> bool {
     false
 }
 
-/// Writes files into a folder: names with texts.
+/// Writes files of a set into a folder, all or none: names with texts.
 pub fn write_all<'a>(
     folder: &Path,
     files: impl IntoIterator<Item = (&'a str, String)>,
 ) -> anyhow::Result<()> {
     let files = files.into_iter().map(|(name, text)| (folder.join(name), text));
-    file::write_texts(files).map_err(|error| anyhow::anyhow!("--out: failed to {error}"))
+    file::write_together(files).map_err(|error| anyhow::anyhow!("--out: failed to {error}"))
 }
 
 /// JSON as files and terminals have it.

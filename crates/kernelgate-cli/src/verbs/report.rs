@@ -102,14 +102,23 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let folder = arguments.out.as_deref().or(kept.parent()).unwrap_or(Path::new(""));
     let index = folder.join("index.html");
     let csv = tables::cases_csv(&measured).context("failed to write cases.csv")?;
-    write_all(folder, [("cases.csv", csv), ("report.json", json(&tables::numbers(&content))?)])?;
+    let mut files = vec![("cases.csv", csv), ("report.json", json(&tables::numbers(&content))?)];
     if let Some(history) = &history {
         let csv = tables::history_csv(&history.histories);
-        write_all(folder, [("history.csv", csv.context("failed to write history.csv")?)])?;
+        files.push(("history.csv", csv.context("failed to write history.csv")?));
     }
-    plots(&folder.join("plots"), &page.figures)?;
-    // The page last: whoever sees it has all that belongs to it.
-    write_all(folder, [("index.html", page.html)])?;
+    files.push(("index.html", page.html));
+    // The plots are drawn into a folder of their own: a full disk leaves the earlier set whole.
+    let failed = || format!("--out: failed to write {}", folder.display());
+    std::fs::create_dir_all(folder).with_context(failed)?;
+    let drawn = tempfile::tempdir_in(folder).with_context(failed)?;
+    let (fresh, plots_folder) = (drawn.path().join("plots"), folder.join("plots"));
+    plots(&fresh, &page.figures)?;
+    write_all(folder, files)?;
+    if plots_folder.is_dir() {
+        std::fs::remove_dir_all(&plots_folder).with_context(failed)?;
+    }
+    std::fs::rename(fresh, plots_folder).with_context(failed)?;
     println!("{}", printable_path(&index));
     Ok(Exit::Fine)
 }

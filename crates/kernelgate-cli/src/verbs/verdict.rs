@@ -32,6 +32,9 @@ pub enum VerdictFormat {
     SmallerIsBetter,
 }
 
+/// Picture of the changes; absent where no case was timed.
+const PICTURE: &str = "change.svg";
+
 /// Flags of a verb that ends in a verdict.
 #[derive(Debug, clap::Args)]
 pub struct VerdictOutput {
@@ -73,28 +76,31 @@ impl VerdictOutput {
             VerdictFormat::SmallerIsBetter => print_json(&metrics::smaller_is_better(metrics))?,
         }
         if let Some(folder) = &self.out {
-            for (name, text) in [
+            let undrawn = |error: PlotError| anyhow::anyhow!("--out: failed to {error}");
+            let mut files = vec![
                 ("comment.md", comment::markdown(summary)),
                 ("junit.xml", junit::xml(summary)),
                 ("result.json", json(result)?),
                 ("bmf.json", json(&metrics::bencher(metrics))?),
                 ("smaller-is-better.json", json(&metrics::smaller_is_better(metrics))?),
-            ] {
-                file::write_text(&folder.join(name), &text)
-                    .map_err(|error| anyhow::anyhow!("--out: failed to {error}"))?;
+                ("report.html", verdict::page(summary).map_err(undrawn)?),
+            ];
+            match verdict::changes(summary) {
+                Some(figure) => files.push((PICTURE, figure.chart.svg().map_err(undrawn)?)),
+                None => remove_stale(&folder.join(PICTURE))?,
             }
-            draw(folder, summary)?;
+            write_all(folder, files)?;
         }
         Ok(())
     }
 }
 
-/// The page and its picture, which there is where a case was timed.
-fn draw(folder: &Path, summary: &VerdictSummary) -> anyhow::Result<()> {
-    let undrawn = |error: PlotError| anyhow::anyhow!("--out: failed to {error}");
-    let mut files = vec![("report.html", verdict::page(summary).map_err(undrawn)?)];
-    if let Some(figure) = verdict::changes(summary) {
-        files.push(("change.svg", figure.chart.svg().map_err(undrawn)?));
+/// Removes a file of an earlier set that this set lacks.
+fn remove_stale(path: &Path) -> anyhow::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => {
+            Err(anyhow::anyhow!("--out: failed to remove {}: {cause}", path.display()))
+        }
+        _ => Ok(()),
     }
-    write_all(folder, files)
 }

@@ -9,6 +9,12 @@ pub const LAUNCH_NS: RangeInclusive<f64> = 1e-6..=1e18;
 const HOST_NS: RangeInclusive<f64> = 0.0..=1e18;
 /// Clocks, MHz; 0 where a device says so.
 const CLOCK_MHZ: RangeInclusive<f64> = 0.0..=1e6;
+/// Wall times of processes: up to thirty years, seconds.
+const SECONDS: RangeInclusive<f64> = 0.0..=1e9;
+/// Shares of a whole.
+const SHARE: RangeInclusive<f64> = 0.0..=1.0;
+/// Clock cycles of a launch; 0 where a device reports a clock of 0.
+const CYCLES: RangeInclusive<f64> = 0.0..=1e18;
 /// Bytes, or operations, a second.
 const RATE: RangeInclusive<f64> = 1.0..=1e21;
 /// What launching costs, nanoseconds: a difference of times, which noise may make negative.
@@ -52,6 +58,30 @@ pub fn check_rate(what: &str, rate: f64) -> Result<(), String> {
 /// A fragment with the time.
 pub fn check_cost_ns(ns: f64) -> Result<(), String> {
     check(&COST_NS, ns, || format!("an overhead of {} ns", number(ns)))
+}
+
+/// Accepts a wall time; `what` begins the error: "wall_s".
+///
+/// # Errors
+/// A fragment with the time.
+pub fn check_seconds(what: &str, seconds: f64) -> Result<(), String> {
+    check(&SECONDS, seconds, || format!("{what} of {} s", number(seconds)))
+}
+
+/// Accepts a share of a whole, 0 to 1; `what` begins the error: "contention".
+///
+/// # Errors
+/// A fragment with the share.
+pub fn check_share(what: &str, share: f64) -> Result<(), String> {
+    check(&SHARE, share, || format!("{what} of {}", number(share)))
+}
+
+/// Accepts clock cycles of a launch.
+///
+/// # Errors
+/// A fragment with the cycles.
+pub fn check_cycles(cycles: f64) -> Result<(), String> {
+    check(&CYCLES, cycles, || format!("{} cycles a launch", number(cycles)))
 }
 
 /// Without hundreds of zeros.

@@ -258,6 +258,66 @@ impl Record for Response {
     const LINES: &'static [&'static str] = CaseRecording::LINES;
 
     fn validate(&self) -> Result<(), String> {
-        Ok(())
+        match &self.answer {
+            ResponseBody::Verify(cases) => cases.iter().try_for_each(VerifiedCase::validate),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl VerifiedCase {
+    /// Checks the numbers of a case.
+    ///
+    /// # Errors
+    /// A fragment that names the case and the field.
+    fn validate(&self) -> Result<(), String> {
+        if self.checked > self.total {
+            let Self { case, checked, total, .. } = self;
+            return Err(format!("case `{case}`: {checked} of {total} elements checked"));
+        }
+        if self.status != CaseStatus::Ok {
+            return Ok(());
+        }
+        let numbers = [
+            ("max_error", self.max_error),
+            ("relative_l2", self.relative_l2),
+            ("rounding", self.rounding),
+        ];
+        match numbers.iter().find(|(_, value)| !(value.is_finite() && *value >= 0.0)) {
+            Some((field, value)) => Err(format!("case `{}`: {field} of {value}", self.case)),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn impossible_numbers_of_a_verified_case_are_refused() {
+        let case = VerifiedCase {
+            case: "a/b".to_owned(),
+            status: CaseStatus::Ok,
+            checked: 10,
+            total: 10,
+            max_error: 0.5,
+            relative_l2: 0.1,
+            rounding: 0.0,
+            by_output: BTreeMap::new(),
+            data_set: None,
+            inputs: None,
+            repeatable: None,
+            reason: None,
+            kernels: Vec::new(),
+        };
+        assert_eq!(case.validate(), Ok(()));
+        let refused = |case: VerifiedCase| case.validate().unwrap_err();
+        let more = refused(VerifiedCase { checked: 20, ..case.clone() });
+        assert_eq!(more, "case `a/b`: 20 of 10 elements checked");
+        let negative = refused(VerifiedCase { max_error: -1.0, ..case.clone() });
+        assert_eq!(negative, "case `a/b`: max_error of -1");
+        let infinite = refused(VerifiedCase { relative_l2: f64::INFINITY, ..case });
+        assert_eq!(infinite, "case `a/b`: relative_l2 of inf");
     }
 }

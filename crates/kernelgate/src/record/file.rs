@@ -2,6 +2,7 @@
 
 use std::io::{BufReader, Read as _, Seek as _, Write as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserializer, Serialize};
@@ -53,6 +54,10 @@ pub trait Record: Serialize + DeserializeOwned {
 
 /// What a file may grow by before a folder counts as full.
 const MORE_BYTES: u64 = 1 << 16;
+/// First characters of temporary files.
+const TEMPORARY: &str = ".kernelgate-";
+/// Age after which a temporary file has no writer any more.
+const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
 
 /// Why a record file could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -321,17 +326,25 @@ fn text_of_value<T: Record>(value: &Value) -> String {
 /// # Errors
 /// As [`write()`].
 pub fn write_text(path: &Path, text: &str) -> Result<(), FileError> {
-    write_texts([(path.to_owned(), text)])
+    write_together([(path.to_owned(), text)])
 }
 
-/// The same for several files: none is replaced before all have room.
+/// Writes files that belong together: none is replaced before all are on the disk under temporary
+/// names.
 ///
 /// # Errors
-/// As [`write()`], of the first that cannot be written.
-pub fn write_texts(
-    files: impl IntoIterator<Item = (PathBuf, impl AsRef<str>)>,
+/// As [`write()`], of the first that cannot be written. The earlier files are then unchanged.
+pub fn write_together(
+    files: impl IntoIterator<Item = (PathBuf, impl AsRef<[u8]>)>,
 ) -> Result<(), FileError> {
-    let prepared = |(path, text): (PathBuf, _)| prepared(&path, text).map(|file| (path, file));
+    let prepared = |(path, content): (PathBuf, _)| {
+        let file = prepared(&path, content)?;
+        if path.is_dir() {
+            let cause = std::io::ErrorKind::IsADirectory.into();
+            return Err(FileError::Io { action: "write", path, cause });
+        }
+        Ok((path, file))
+    };
     let prepared: Vec<_> = files.into_iter().map(prepared).collect::<Result<_, _>>()?;
     prepared.into_iter().try_for_each(|(path, file)| {
         let failed = |cause| FileError::Io { action: "write", path: path.clone(), cause };
@@ -339,11 +352,11 @@ pub fn write_texts(
     })
 }
 
-/// A temporary file beside a path, with a text on the disk.
-fn prepared(path: &Path, text: impl AsRef<str>) -> Result<tempfile::NamedTempFile, FileError> {
+/// A temporary file in the folder of a path, with its content on the disk.
+fn prepared(path: &Path, content: impl AsRef<[u8]>) -> Result<tempfile::NamedTempFile, FileError> {
     let io = |cause| FileError::Io { action: "write", path: path.to_owned(), cause };
     let mut file = temporary_beside(path).map_err(io)?;
-    file.write_all(text.as_ref().as_bytes()).map_err(io)?;
+    file.write_all(content.as_ref()).map_err(io)?;
     file.as_file().sync_all().map_err(io)?;
     Ok(file)
 }
@@ -418,6 +431,7 @@ pub fn temporary_beside(path: &Path) -> std::io::Result<tempfile::NamedTempFile>
     let folder =
         path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder)?;
+    remove_abandoned(folder);
     let mut builder = tempfile::Builder::new();
     #[cfg(unix)]
     {
@@ -426,7 +440,22 @@ pub fn temporary_beside(path: &Path) -> std::io::Result<tempfile::NamedTempFile>
         use std::os::unix::fs::PermissionsExt;
         builder.permissions(std::fs::Permissions::from_mode(0o666));
     }
-    builder.prefix(".kernelgate-").tempfile_in(folder)
+    builder.prefix(TEMPORARY).tempfile_in(folder)
+}
+
+/// Removes temporary files that a writer left in a folder when it was killed. A file that is
+/// younger than a writer may take is kept.
+fn remove_abandoned(folder: &Path) {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(TEMPORARY))
+    {
+        let Ok(facts) = entry.metadata() else { continue };
+        let age = facts.modified().ok().and_then(|modified| modified.elapsed().ok());
+        if facts.is_file() && age.is_some_and(|age| age > ABANDONED_AFTER) {
+            // Another writer may remove it first.
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
 }
 
 /// Whether a file could be written there: its folder is made, and has room for what is there now

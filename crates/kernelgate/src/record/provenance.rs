@@ -110,7 +110,11 @@ fn is_hash(commit: &str) -> bool {
 
 /// What git prints about a folder; none where it fails.
 fn git(folder: &Path, arguments: &[&str]) -> Option<String> {
-    let output = Command::new("git").arg("-C").arg(folder).args(arguments).output().ok()?;
+    // Reading runs neither hooks nor the file watcher of the repository, and takes no lock in it.
+    let reading = ["-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false"];
+    let mut command = Command::new("git");
+    command.arg("--no-optional-locks").args(reading).arg("-C").arg(folder).args(arguments);
+    let output = command.output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 

@@ -386,6 +386,9 @@ impl Record for ProcessRun {
         text::check_time(&self.started).map_err(|problem| format!("started: {problem}"))?;
         self.shard.map_or(Ok(()), Shard::validate)?;
         self.limits.validate()?;
+        for (activity, seconds) in &self.spent_s {
+            possible::check_seconds(&format!("spent_s: {activity}"), *seconds)?;
+        }
         self.cases
             .iter()
             .try_for_each(|(id, case)| case.validate().map_err(|why| format!("case {id}: {why}")))

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::file::Record;
+use crate::measure::possible;
 
 /// A comparison while it grows.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -66,18 +67,72 @@ impl Record for Trials {
     const FREE_TEXT: &'static [&'static str] = &["broke", "failed", "identity"];
 
     fn validate(&self) -> Result<(), String> {
-        for trial in &self.trials {
-            if trial.place > 3 || !(1..=2).contains(&trial.round) {
-                return Err(format!("a trial at place {} of round {}", trial.place, trial.round));
-            }
-            if let Some((id, timing)) = trial
-                .cases
-                .iter()
-                .find(|(_, timing)| !(timing.time_ns > 0.0 && timing.time_ns < 1e18))
-            {
-                return Err(format!("case {id}: a time of {} ns", timing.time_ns));
-            }
+        self.trials.iter().try_for_each(TrialRecord::validate)
+    }
+}
+
+impl TrialRecord {
+    /// Checks the place and the numbers of a trial.
+    ///
+    /// # Errors
+    /// A fragment that names the trial or the case, and the number.
+    fn validate(&self) -> Result<(), String> {
+        if self.place > 3 || !(1..=2).contains(&self.round) {
+            return Err(format!("a trial at place {} of round {}", self.place, self.round));
         }
-        Ok(())
+        let named = |why| format!("bench {}, block {}: {why}", self.bench, self.block);
+        possible::check_seconds("wall_s", self.wall_s).map_err(named)?;
+        let case = |(id, timing): (&String, &Timing)| {
+            timing.validate().map_err(|why| format!("case {id}: {why}"))
+        };
+        self.cases.iter().try_for_each(case)
+    }
+}
+
+impl Timing {
+    /// Checks the numbers of a case.
+    ///
+    /// # Errors
+    /// A fragment that names the number.
+    fn validate(&self) -> Result<(), String> {
+        possible::check_launch_ns("a time", self.time_ns)?;
+        self.cycles.map_or(Ok(()), possible::check_cycles)?;
+        self.contention.map_or(Ok(()), |share| possible::check_share("contention", share))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn impossible_numbers_of_a_trial_are_refused() {
+        let trial = TrialRecord {
+            round: 1,
+            bench: "b".to_owned(),
+            block: 0,
+            place: 0,
+            head: false,
+            wall_s: 1.0,
+            cases: [("x".to_owned(), Timing { time_ns: 5.0, ..Timing::default() })].into(),
+            failed: BTreeMap::new(),
+            skipped: BTreeMap::new(),
+            broke: None,
+        };
+        assert_eq!(trial.validate(), Ok(()));
+        for wall_s in [-1.0, 1e300, f64::NAN, f64::INFINITY] {
+            let why = TrialRecord { wall_s, ..trial.clone() }.validate().unwrap_err();
+            assert!(why.starts_with("bench b, block 0: wall_s of "), "{why}");
+        }
+        let timed = |timing: Timing| {
+            let cases = [("x".to_owned(), timing)].into();
+            TrialRecord { cases, ..trial.clone() }.validate().unwrap_err()
+        };
+        let timing = trial.cases["x"];
+        assert_eq!(timed(Timing { time_ns: -1.0, ..timing }), "case x: a time of -1 ns a launch");
+        let cycles = Some(-5.0);
+        assert_eq!(timed(Timing { cycles, ..timing }), "case x: -5 cycles a launch");
+        let contention = Some(1.5);
+        assert_eq!(timed(Timing { contention, ..timing }), "case x: contention of 1.5");
     }
 }

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Verdict;
 use super::paired::{Arm, Block, Observed, TestPlan, Timing};
+use kernelgate::measure::possible;
 use kernelgate::record::file::Record;
 use kernelgate::record::{Environment, Provenance, TrialSampling};
 pub use recommend::{Recommended, recommend};
@@ -361,6 +362,7 @@ impl Record for Calibration {
             recommended.validate(&self.plan)?;
         }
         for known in &self.comparisons {
+            possible::check_seconds("wall_s of a comparison", known.wall_s)?;
             if let Some(percent) = known.kind.percent()
                 && !(percent > 0.0 && percent < 1e4)
             {

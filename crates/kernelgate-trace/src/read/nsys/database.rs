@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hashbrown::{HashMap, HashSet};
+use rusqlite::config::DbConfig;
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
@@ -83,6 +84,14 @@ impl Database {
         let failed = |error: rusqlite::Error| TraceError::broken(path, explain(&error));
         let connection = Connection::open_with_flags(path, flags).map_err(failed)?;
         connection.busy_timeout(PATIENCE).map_err(failed)?;
+        // A view may compute without end, and a trigger or a function in the schema may act.
+        for (option, on) in [
+            (DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false),
+            (DbConfig::SQLITE_DBCONFIG_ENABLE_VIEW, false),
+            (DbConfig::SQLITE_DBCONFIG_ENABLE_TRIGGER, false),
+        ] {
+            connection.set_db_config(option, on).map_err(failed)?;
+        }
         let tables = match tables(&connection) {
             Err(error) if error.sqlite_error_code() == Some(ErrorCode::DatabaseCorrupt) => {
                 // SQLite takes a file that is shorter than its header says only so; nothing is
@@ -185,7 +194,7 @@ fn tables(connection: &Connection) -> rusqlite::Result<HashMap<String, HashSet<S
     let mut tables: HashMap<String, HashSet<String>> = HashMap::new();
     let mut query = connection.prepare(
         "SELECT m.name, i.name FROM sqlite_master m, pragma_table_info(m.name) i \
-         WHERE m.type IN ('table', 'view')",
+         WHERE m.type = 'table' AND m.rootpage > 0",
     )?;
     let mut rows = query.query([])?;
     while let Some(row) = rows.next()? {

@@ -234,11 +234,30 @@ fn what_is_no_file_is_not_read() {
 }
 
 #[test]
-fn of_several_files_none_is_replaced_where_one_cannot_be_written() {
+fn a_writer_removes_abandoned_temporary_files() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    write_texts([(at("a"), "old"), (at("b"), "old")]).unwrap();
-    assert!(write_texts([(at("a"), "new"), (at("b/c"), "new")]).is_err());
+    for name in [".kernelgate-old", ".kernelgate-new", "old"] {
+        std::fs::write(at(name), "x").unwrap();
+    }
+    let old = std::time::SystemTime::now() - 2 * ABANDONED_AFTER;
+    for name in [".kernelgate-old", "old"] {
+        std::fs::File::options().write(true).open(at(name)).unwrap().set_modified(old).unwrap();
+    }
+    write_text(&at("a"), "x").unwrap();
+    assert!(!at(".kernelgate-old").exists());
+    assert!(at(".kernelgate-new").exists() && at("old").exists());
+}
+
+#[test]
+fn a_failed_write_replaces_no_file_of_its_set() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    write_together([(at("a"), "old"), (at("b"), "old")]).unwrap();
+    assert!(write_together([(at("a"), "new"), (at("b/c"), "new")]).is_err());
     assert_eq!(std::fs::read_to_string(at("a")).unwrap(), "old");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+    std::fs::create_dir(at("c")).unwrap();
+    assert!(write_together([(at("a"), "new"), (at("c"), "new")]).is_err());
+    assert_eq!(std::fs::read_to_string(at("a")).unwrap(), "old");
 }

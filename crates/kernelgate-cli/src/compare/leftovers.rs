@@ -1,0 +1,76 @@
+//! Paths of a comparison where something may lie already: a folder, a link or a FIFO that an
+//! interrupted comparison or a bench left there.
+
+use std::path::Path;
+
+/// Removes what lies at a path of ours: a file, link, FIFO, or folder with its contents. Links are
+/// not followed. An absent path is fine.
+///
+/// # Errors
+/// When it cannot be removed.
+pub fn remove(path: &Path) -> std::io::Result<()> {
+    let removed = match std::fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => std::fs::remove_dir_all(path),
+        Ok(_) => std::fs::remove_file(path),
+        Err(error) => Err(error),
+    };
+    match removed {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+/// Makes a folder whose only contents are the entries to keep. Whatever else lies there, or at the
+/// path itself, is removed.
+///
+/// # Errors
+/// When something cannot be removed or the folder cannot be made.
+pub fn clean_folder(path: &Path, keep: &[&str]) -> std::io::Result<()> {
+    if !std::fs::symlink_metadata(path).is_ok_and(|found| found.is_dir()) {
+        remove(path)?;
+    }
+    std::fs::create_dir_all(path)?;
+    for entry in std::fs::read_dir(path)? {
+        let entry = entry?;
+        let kept = keep.iter().any(|name| entry.file_name() == *name);
+        if !kept || !entry.file_type()?.is_dir() {
+            remove(&entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leftovers_of_any_kind_are_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let work = folder.path().join("work");
+        std::fs::create_dir_all(work.join("run.json/deep")).unwrap();
+        std::fs::create_dir_all(work.join("outputs")).unwrap();
+        std::fs::write(work.join("outputs/kept"), "x").unwrap();
+        let outside = folder.path().join("outside");
+        std::fs::write(&outside, "x").unwrap();
+        #[cfg(unix)]
+        std::os::unix::fs::symlink(&outside, work.join("link")).unwrap();
+        clean_folder(&work, &["outputs"]).unwrap();
+        let left: Vec<_> =
+            std::fs::read_dir(&work).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, ["outputs"]);
+        assert!(work.join("outputs/kept").exists() && outside.exists());
+    }
+
+    #[test]
+    fn a_file_in_place_of_the_folder_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let work = folder.path().join("work");
+        std::fs::write(&work, "x").unwrap();
+        clean_folder(&work, &[]).unwrap();
+        assert!(work.is_dir());
+        remove(&work).unwrap();
+        remove(&work).unwrap();
+        assert!(!work.exists());
+    }
+}
