@@ -65,7 +65,7 @@ fn rows_of_a_file_agree_and_names_are_unique() {
     assert!(names.contains("st_bif/backward_replay ELEMENT_F16 STEPS=8"));
     assert_eq!(
         names.iter().filter(|name| name.starts_with("attention/forward_flash_mma ")).count(),
-        8
+        9
     );
 }
 

@@ -41,6 +41,11 @@ constexpr int kRowChunks = kRowBytes / 16;
 constexpr int kDsRowBytes = kTileM * 2;
 constexpr int kRowsPerPass = kThreads / kRowChunks;
 constexpr int kSteps = kHeadDim / 16;
+#if !STRIDED
+#define Q_ROW HEAD_DIM
+#define DOUT_ROW HEAD_DIM
+#endif
+constexpr Stride kQRow = Q_ROW, kDoutRow = DOUT_ROW;  // elements from a row to the next one
 constexpr int kStages = STAGES;  // of q, dout and the row statistics
 static_assert(kStages == 1 || kStages == 2, "one is copied while another is read, or there is one");
 
@@ -72,7 +77,10 @@ static_assert(kDqColumns == 32, "the layout of the dQ accumulator assumes 32x32 
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_backward_flash_mma_prepare(const u16* __restrict__ out, const u16* __restrict__ dout,
                                          const float* __restrict__ lse, float* __restrict__ stats,
-                                         float* __restrict__ dq_sum, int seqlen, int batch_heads) {
+                                         float* __restrict__ dq_sum, int seqlen, int batch_heads,
+                                         int heads, const __grid_constant__ Strides out_strides,
+                                         const __grid_constant__ Strides dout_strides,
+                                         const __grid_constant__ Strides lse_strides) {
   constexpr int kLanes = kRowChunks;  // lanes a row, 16 bytes each
   const int steps = (seqlen + kTileM - 1) / kTileM;
   const int padded = steps * kTileM;
@@ -84,9 +92,10 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const int at = static_cast<int>(row - head * padded);
   float sum = 0.f;
   if (at < seqlen) {
-    const i64 offset = (head * seqlen + at) * kHeadDim + lane * 8;
+    const i64 offset = row_offset(out_strides, head, heads, seqlen, at, 0) + lane * 8;
+    const i64 dout_offset = row_offset(dout_strides, head, heads, seqlen, at, 0) + lane * 8;
     const uint4 o = *reinterpret_cast<const uint4*>(out + offset);
-    const uint4 g = *reinterpret_cast<const uint4*>(dout + offset);
+    const uint4 g = *reinterpret_cast<const uint4*>(dout + dout_offset);
     const u32 ow[4] = {o.x, o.y, o.z, o.w}, gw[4] = {g.x, g.y, g.z, g.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -98,7 +107,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (lane == 0) {
     // [head][step][2][kTileM]: the row's log2-sum-exp, then minus its delta; padding rows are zero
     const i64 slot = head * padded * 2 + static_cast<i64>(at / kTileM) * (2 * kTileM) + at % kTileM;
-    stats[slot] = at < seqlen ? lse[head * seqlen + at] * kLog2E : 0.f;
+    stats[slot] =
+        at < seqlen ? lse[number_offset(lse_strides, head, heads, seqlen, at, 0)] * kLog2E : 0.f;
     stats[slot + kTileM] = -sum;
   }
   float4* zero = reinterpret_cast<float4*>(dq_sum + row * kHeadDim) + lane;
@@ -123,8 +133,8 @@ __device__ __forceinline__ void add_dq(u32 ds_lane, u32 k_lane, float* dq_at) {
 // Rounds the warp's 32 x d gradients into its 32 rows of a shared tile and stores the rows below
 // `rows_left`.
 __device__ __forceinline__ void store_gradient(const float (&acc)[2][kHeadDim / 8][4], float scale,
-                                               u32 tile, u16* to, int warp_row, int rows_left,
-                                               u32 lane) {
+                                               u32 tile, u16* to, Stride stride, int warp_row,
+                                               int rows_left, u32 lane) {
 #pragma unroll
   for (int i = 0; i < 2; ++i)
 #pragma unroll
@@ -142,17 +152,18 @@ __device__ __forceinline__ void store_gradient(const float (&acc)[2][kHeadDim / 
     const int row = warp_row + pass * kStoreRows + lane / kRowChunks, chunk = lane % kRowChunks;
     const uint4 x = load_shared_b128(tile + swizzled<kRowBytes>(row, chunk));
     if (row < rows_left)
-      *reinterpret_cast<uint4*>(to + static_cast<i64>(row) * kHeadDim + chunk * 8) = x;
+      *reinterpret_cast<uint4*>(to + static_cast<i64>(row) * stride + chunk * 8) = x;
   }
 }
 
 // a tile of keys of a head a block
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    attention_backward_flash_mma(const u16* __restrict__ q, const u16* __restrict__ k,
-                                 const u16* __restrict__ v, const u16* __restrict__ dout,
-                                 const float* __restrict__ stats, float* __restrict__ dq_sum,
-                                 u16* __restrict__ dk, u16* __restrict__ dv, int seqlen,
-                                 int batch_heads) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_flash_mma(
+    const u16* __restrict__ q, const u16* __restrict__ k, const u16* __restrict__ v,
+    const u16* __restrict__ dout, const float* __restrict__ stats, float* __restrict__ dq_sum,
+    u16* __restrict__ dk, u16* __restrict__ dv, int seqlen, int batch_heads, int heads,
+    const __grid_constant__ Strides q_strides, const __grid_constant__ Strides k_strides,
+    const __grid_constant__ Strides v_strides, const __grid_constant__ Strides dout_strides,
+    const __grid_constant__ Strides dk_strides, const __grid_constant__ Strides dv_strides) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const u32 base = shared_address(shared);
   const int tid = threadIdx.x;
@@ -165,13 +176,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int key_block = blockIdx.x % key_blocks;
   const int key0 = key_block * kTileN;
 
-  const i64 head_offset = static_cast<i64>(head) * seqlen * kHeadDim;
-  q += head_offset;
-  dout += head_offset;
-  k += head_offset + static_cast<i64>(key0) * kHeadDim;
-  v += head_offset + static_cast<i64>(key0) * kHeadDim;
-  dk += head_offset + static_cast<i64>(key0) * kHeadDim;
-  dv += head_offset + static_cast<i64>(key0) * kHeadDim;
+  q += head_offset(q_strides, head, heads, seqlen);
+  dout += head_offset(dout_strides, head, heads, seqlen);
+  auto first_key = [&](const Strides& strides) {
+    return head_offset(strides, head, heads, seqlen) +
+           static_cast<i64>(key0) * row_stride(strides);
+  };
+  k += first_key(k_strides);
+  v += first_key(v_strides);
+  dk += first_key(dk_strides);
+  dv += first_key(dv_strides);
   stats += static_cast<i64>(head) * steps * (2 * kTileM);
   dq_sum += static_cast<i64>(head) * steps * (kTileM * kHeadDim) + warp * 1024 + lane * 4;
 
@@ -188,24 +202,27 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
   const int copy_row = tid / kRowChunks, copy_chunk = tid % kRowChunks;
   const u32 copy_to = base + swizzled<kRowBytes>(copy_row, copy_chunk);
-  const int copy_offset = copy_row * kHeadDim + copy_chunk * 8;
-  q += copy_offset;
-  dout += copy_offset;
+  auto copy_offset = [&](Stride row) { return copy_row * row + copy_chunk * 8; };
+  q += copy_offset(kQRow);
+  dout += copy_offset(kDoutRow);
 
   auto load_step = [&](int step, int stage) {
-    const i64 at = static_cast<i64>(step) * (kTileM * kHeadDim);
     const int rows_left = seqlen - step * kTileM - copy_row;
-    copy_rows<kTileM, kRowsPerPass, true>(copy_to + kQOffset + stage * kQBytes, q + at, rows_left);
-    copy_rows<kTileM, kRowsPerPass, true>(copy_to + kDoOffset + stage * kQBytes, dout + at,
+    copy_rows<kTileM, kRowsPerPass, true>(copy_to + kQOffset + stage * kQBytes,
+                                          q + static_cast<i64>(step) * (kTileM * kQRow), kQRow,
                                           rows_left);
+    copy_rows<kTileM, kRowsPerPass, true>(copy_to + kDoOffset + stage * kQBytes,
+                                          dout + static_cast<i64>(step) * (kTileM * kDoutRow),
+                                          kDoutRow, rows_left);
     if (tid < kStatsBytes / 16)
       cp_async_16(base + kStatsOffset + stage * kStatsBytes + tid * 16,
                   stats + static_cast<i64>(step) * (2 * kTileM) + tid * 4);
     cp_async_commit();
   };
-  copy_rows<kTileN, kRowsPerPass, true>(copy_to + kKOffset, k + copy_offset,
+  const Stride k_row = row_stride(k_strides), v_row = row_stride(v_strides);
+  copy_rows<kTileN, kRowsPerPass, true>(copy_to + kKOffset, k + copy_offset(k_row), k_row,
                                         seqlen - key0 - copy_row);
-  copy_rows<kTileN, kRowsPerPass, true>(copy_to + kVOffset, v + copy_offset,
+  copy_rows<kTileN, kRowsPerPass, true>(copy_to + kVOffset, v + copy_offset(v_row), v_row,
                                         seqlen - key0 - copy_row);
   load_step(step_at(0), 0);
 
@@ -321,15 +338,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   add_dq_of(step_count - 1);
   __syncthreads();
   if (is_score)
-    store_gradient(acc, 1.f, base + kVOffset, dv, warp_row, seqlen - key0, lane);
+    store_gradient(acc, 1.f, base + kVOffset, dv, row_stride(dv_strides), warp_row, seqlen - key0,
+                   lane);
   else
-    store_gradient(acc, kScale, base + kKOffset, dk, warp_row, seqlen - key0, lane);
+    store_gradient(acc, kScale, base + kKOffset, dk, row_stride(dk_strides), warp_row,
+                   seqlen - key0, lane);
 }
 
 // dq = scale * the accumulator, out of its fragment order. One warp a 16x32 fragment row.
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_backward_flash_mma_finish(const float* __restrict__ dq_sum, u16* __restrict__ dq,
-                                        int seqlen, int batch_heads) {
+                                        int seqlen, int batch_heads, int heads,
+                                        const __grid_constant__ Strides dq_strides) {
   const int steps = (seqlen + kTileM - 1) / kTileM;
   const i64 warp = (static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x) /
                    kWarpSize;  // one warp a 16 x 32 fragment row
@@ -369,10 +389,11 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const i64 head = tile / steps;
   const int row =
       static_cast<int>(tile % steps) * kTileM + (owner % kDqWarpsM) * 32 + i * 16 + (lane >> 2);
-  u16* to = dq + (head * seqlen + row) * kHeadDim + (owner / kDqWarpsM) * kDqColumns + t * 8;
+  u16* to = dq + row_offset(dq_strides, head, heads, seqlen, row, 0) +
+            (owner / kDqWarpsM) * kDqColumns + t * 8;
   if (row < seqlen)
     *reinterpret_cast<uint4*>(to) = make_uint4(upper[0], upper[1], upper[2], upper[3]);
   if (row + 8 < seqlen)
-    *reinterpret_cast<uint4*>(to + 8 * kHeadDim) =
+    *reinterpret_cast<uint4*>(to + 8 * row_stride(dq_strides)) =
         make_uint4(lower[0], lower[1], lower[2], lower[3]);
 }

@@ -19,6 +19,7 @@
 // Shared memory: keys, values; two stages of queries with their statistics, and of dout; two of
 // ds^T, so that a step's is written while the last one's may still be read. All but the statistics
 // are columns of 64 elements, whose rows of 128 bytes are swizzled as wgmma wants it.
+// Layout: tensor maps have the strides of batches, heads and rows of each tensor.
 //
 // Overlap: the exponentials are computed while dp runs, ds while dv does, and dq is added while dk
 // does; what is left, the other warpgroup fills. To start the next step's q k^T before this one's
@@ -92,7 +93,7 @@ struct Rings {
         stats(base + kStatsOffset) {}
 };
 
-// The head and the first of the queries of a step.
+// The head, among those of all batches, and the first of the queries of a step.
 struct Step {
   int head, query;
 };
@@ -102,13 +103,15 @@ struct Step {
 // Where causal, blocks have work for one step to all of them. Those that run together are of a few
 // heads, and of all of these the longest go first, so that few multiprocessors are idle at the end.
 struct Work {
-  int head;               // of keys
+  int head;               // of keys, among those of all batches
   int first_head, heads;  // of queries that read it, those of the block
   int key, seqlen;
+  int batch, key_heads, share;  // heads of keys a batch; of queries, those that share one
   int first, count;  // of the steps of a head of queries
   int tiles;
 
-  __device__ __forceinline__ Work(int seqlen, int share, int heads) : heads(heads), seqlen(seqlen) {
+  __device__ __forceinline__ Work(int seqlen, int key_heads, int share, int heads)
+      : heads(heads), seqlen(seqlen), key_heads(key_heads), share(share) {
     const int blocks = (seqlen + kKeys - 1) / kKeys;
     int block = blockIdx.x % blocks;
     int group = blockIdx.x / blocks;  // of so many heads of queries
@@ -123,12 +126,19 @@ struct Work {
     }
     first_head = group * heads;
     head = kGrouped ? first_head / share : group;
+    batch = head / key_heads;
     key = block * kKeys;
     tiles = (seqlen + kTileRows - 1) / kTileRows;
     first = kCausal ? key / kQueries : 0;
     count = (seqlen + kQueries - 1) / kQueries - first;
   }
   __device__ __forceinline__ int steps() const { return heads * count; }
+  __device__ __forceinline__ BoxOrigin keys_at(int column, int row) const {
+    return {column, row, head - batch * key_heads, batch};
+  }
+  __device__ __forceinline__ BoxOrigin queries_at(int column, const Step& step) const {
+    return {column, step.query, step.head - batch * key_heads * share, batch};
+  }
   // Where a row of a head of queries is among those of all heads, padded to whole tiles.
   __device__ __forceinline__ i64 row(int head, int query) const {
     return static_cast<i64>(head) * tiles * kTileRows + query;
@@ -144,11 +154,11 @@ struct Work {
   }
 };
 
-__device__ __forceinline__ void copy_tile(u32 to, const TensorMap& map, int rows, int row, int head,
+__device__ __forceinline__ void copy_tile(u32 to, const TensorMap& map, int rows, BoxOrigin at,
                                           u32 barrier) {
 #pragma unroll
-  for (int column = 0; column < kColumns; ++column)
-    copy_box(to + column * rows * kColumnBytes, map, column * 64, row, head, barrier);
+  for (int column = 0; column < kColumns; ++column, at.column += 64)
+    copy_box(to + column * rows * kColumnBytes, map, at, barrier);
 }
 
 // What the thread does that copies.
@@ -156,12 +166,13 @@ __device__ __forceinline__ void produce(const Rings& rings, const TensorMap& q, 
                                         const TensorMap& v, const TensorMap& dout,
                                         const float* stats, const Work& work) {
   rings.inputs.begin_fill(0, 2 * kKeysBytes);
-  copy_tile(rings.inputs.data, k, kKeys, work.key, work.head, rings.inputs.full(0));
-  copy_tile(rings.inputs.data + kValuesOffset, v, kKeys, work.key, work.head, rings.inputs.full(0));
+  const BoxOrigin keys = work.keys_at(0, work.key);
+  copy_tile(rings.inputs.data, k, kKeys, keys, rings.inputs.full(0));
+  copy_tile(rings.inputs.data + kValuesOffset, v, kKeys, keys, rings.inputs.full(0));
   for (int n = 0; n < work.steps(); ++n) {
     const Step step = work.step(n);
     rings.queries.begin_fill(n, kQueriesBytes + kStatsBytes);
-    copy_tile(rings.queries.stage(n), q, kQueries, step.query, step.head,
+    copy_tile(rings.queries.stage(n), q, kQueries, work.queries_at(0, step),
               rings.queries.full(n));
     // Of a tile's rows first all lse, then all delta.
     const float* from = stats + work.row(step.head, step.query) * 2 - step.query % kTileRows;
@@ -169,7 +180,7 @@ __device__ __forceinline__ void produce(const Rings& rings, const TensorMap& q, 
     copy_bulk(to, from, kStatsBytes / 2, rings.queries.full(n));
     copy_bulk(to + kStatsBytes / 2, from + kTileRows, kStatsBytes / 2, rings.queries.full(n));
     rings.dout.begin_fill(n, kQueriesBytes);
-    copy_tile(rings.dout.stage(n), dout, kQueries, step.query, step.head, rings.dout.full(n));
+    copy_tile(rings.dout.stage(n), dout, kQueries, work.queries_at(0, step), rings.dout.full(n));
   }
 }
 
@@ -275,7 +286,7 @@ __device__ __forceinline__ void store_gradient(float (&d)[kHeadDim / 2], float s
   barrier_sync(kStoreBarrier + group, kGroupThreads);
   if (threadIdx.x % kGroupThreads == 0) {
     for (int column = 0; column < kColumns; ++column)
-      store_box(map, column * 64, work.key + group * kGroupRows, work.head,
+      store_box(map, work.keys_at(column * 64, work.key + group * kGroupRows),
                 tile + (column * kKeys + group * kGroupRows) * kColumnBytes);
     store_box_commit();
   }
@@ -382,17 +393,19 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& dk_
   if (threadIdx.x % kGroupThreads == 0) store_box_wait_read();
 }
 
-// `share` heads of queries read a head of keys. A block has a block of its keys, and `heads` of its
-// heads of queries: all of them but with GROUPED, the only build that reads dk_sum and dv_sum.
+// A batch has `key_heads` heads of keys, and `share` heads of queries read each. A block has a block
+// of its keys, and `heads` of its heads of queries: all of them but with GROUPED, the only build
+// that reads dk_sum and dv_sum.
 extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_flash_wgmma(
     const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
     const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap dout,
     const __grid_constant__ TensorMap dk, const __grid_constant__ TensorMap dv,
     const float* __restrict__ stats, float* __restrict__ dq_sum, u32* __restrict__ turns,
-    float* __restrict__ dk_sum, float* __restrict__ dv_sum, int seqlen, int share, int heads) {
+    float* __restrict__ dk_sum, float* __restrict__ dv_sum, int seqlen, int key_heads, int share,
+    int heads) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const Rings rings(shared_address(shared));
-  const Work work(seqlen, share, heads);
+  const Work work(seqlen, key_heads, share, heads);
   if (threadIdx.x == 0) {
     rings.inputs.init();
     rings.queries.init();
@@ -419,17 +432,30 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_fla
 }
 
 #if GROUPED
-// dk and dv of so many eights of elements each, of their sums, which are zero afterwards as before.
+// dk and dv from their sums, which are zero afterwards as before: eight elements a thread, of
+// `key_heads` heads a batch.
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_backward_flash_wgmma_round(float* __restrict__ dk_sum, float* __restrict__ dv_sum,
-                                         u16* __restrict__ dk, u16* __restrict__ dv, i64 eights) {
+                                         u16* __restrict__ dk, u16* __restrict__ dv,
+                                         const __grid_constant__ Strides dk_strides,
+                                         const __grid_constant__ Strides dv_strides, int batches,
+                                         int key_heads, int seqlen) {
+  constexpr int kEights = kHeadDim / 8;  // of a row
+  const i64 eights = static_cast<i64>(batches) * key_heads * seqlen * kEights;
   const i64 thread = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
   if (thread >= 2 * eights) return;
   const bool first = thread < eights;
   const i64 at = first ? thread : thread - eights;
   float4* const from = reinterpret_cast<float4*>(first ? dk_sum : dv_sum) + 2 * at;
   const float4 x = from[0], y = from[1];
-  reinterpret_cast<uint4*>(first ? dk : dv)[at] =
+  // Memory holds fewer than 2^32 rows.
+  const u32 row_of_all = static_cast<u32>(at / kEights), heads = static_cast<u32>(key_heads);
+  const u32 head = row_of_all / static_cast<u32>(seqlen), row = row_of_all - head * seqlen;
+  const u32 batch = head / heads;
+  const Strides& strides = first ? dk_strides : dv_strides;
+  u16* const to = (first ? dk : dv) + strides.first_row(batch, head - batch * heads) +
+                  row * strides.row + at % kEights * 8;
+  *reinterpret_cast<uint4*>(to) =
       make_uint4(Element::pack(x.x, x.y), Element::pack(x.z, x.w), Element::pack(y.x, y.y),
                  Element::pack(y.z, y.w));
   from[0] = from[1] = make_float4(0.f, 0.f, 0.f, 0.f);

@@ -39,6 +39,11 @@ constexpr int kStages = 2;
 constexpr bool kQInRegisters =
     kHeadDim == 64;  // d = 128 has no registers left for the query fragments
 
+#if !STRIDED
+#define K_ROW HEAD_DIM
+#define V_ROW HEAD_DIM
+#endif
+constexpr Stride kKRow = K_ROW, kVRow = V_ROW;  // elements from a row to the next one
 constexpr int kRowBytes = kHeadDim * 2;
 constexpr int kRowChunks = kRowBytes / 16;
 constexpr int kSteps = kHeadDim / 16;
@@ -171,13 +176,14 @@ __device__ __forceinline__ void process(Rows& rows,
   }
 }
 
-// a tile of queries of a head a block; `share` heads of queries read one of keys, and if causal the
-// last query sees the last key; lse may be null
-extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
-    attention_forward_flash_mma(const u16* __restrict__ q, const u16* __restrict__ k,
-                                const u16* __restrict__ v, u16* __restrict__ out,
-                                float* __restrict__ lse, int queries, int keys, int batch_heads,
-                                int share) {
+// a tile of queries of a head a block; `share` heads of queries read one of the `key_heads` heads of
+// keys a batch, and if causal the last query sees the last key; lse may be null
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm) attention_forward_flash_mma(
+    const u16* __restrict__ q, const u16* __restrict__ k, const u16* __restrict__ v,
+    u16* __restrict__ out, float* __restrict__ lse, int queries, int keys, int batch_heads,
+    int share, int key_heads, const __grid_constant__ Strides q_strides,
+    const __grid_constant__ Strides k_strides, const __grid_constant__ Strides v_strides,
+    const __grid_constant__ Strides out_strides, const __grid_constant__ Strides lse_strides) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const u32 base = shared_address(shared);
   const int tid = threadIdx.x, warp = tid / kWarpSize;
@@ -198,25 +204,28 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     head = blockIdx.x / tiles;
     tile = blockIdx.x % tiles;
   }
-  const i64 head_offset = static_cast<i64>(head) * queries * kHeadDim;
   const int q0 = tile * kTileM;
   const int seen = kCausal ? min_of(keys, q0 + kTileM + ahead) : keys;
   int block = (seen + kTileN - 1) / kTileN - 1;
 
   const int copy_row = tid / kRowChunks, copy_chunk = tid % kRowChunks;
   const u32 copy_to = base + swizzled<kRowBytes>(copy_row, copy_chunk);
-  const i64 copy_from =
-      (static_cast<i64>(head / share) * keys + block * kTileN + copy_row) * kHeadDim +
-      copy_chunk * 8;
-  const u16* k_from = k + copy_from;
-  const u16* v_from = v + copy_from;
+  const int heads = key_heads * share, key_head = head / share;
+  const i64 k_offset =
+      row_offset(k_strides, key_head, key_heads, keys, block * kTileN, copy_row) + copy_chunk * 8;
+  const i64 v_offset =
+      row_offset(v_strides, key_head, key_heads, keys, block * kTileN, copy_row) + copy_chunk * 8;
+  const u16* k_from = k + k_offset;
+  const u16* v_from = v + v_offset;
 
   copy_rows<kTileM, kRowsPerPass, true>(
-      copy_to, q + head_offset + static_cast<i64>(q0 + copy_row) * kHeadDim + copy_chunk * 8,
-      queries - q0 - copy_row);
-  copy_rows<kTileN, kRowsPerPass, true>(copy_to + kKOffset, k_from,
+      copy_to,
+      q + head_offset(q_strides, head, heads, queries) +
+          static_cast<i64>(q0 + copy_row) * row_stride(q_strides) + copy_chunk * 8,
+      row_stride(q_strides), queries - q0 - copy_row);
+  copy_rows<kTileN, kRowsPerPass, true>(copy_to + kKOffset, k_from, kKRow,
                                         keys - block * kTileN - copy_row);
-  copy_rows<kTileN, kRowsPerPass, true>(copy_to + kVOffset, v_from,
+  copy_rows<kTileN, kRowsPerPass, true>(copy_to + kVOffset, v_from, kVRow,
                                         keys - block * kTileN - copy_row);
   cp_async_commit();
 
@@ -253,21 +262,23 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 #pragma unroll
     for (int pass = step * kPasses / kSteps; pass < (step + 1) * kPasses / kSteps; ++pass) {
       cp_async_16(to + kKOffset + pass * kRowsPerPass * kRowBytes,
-                  k_from + pass * kRowsPerPass * kHeadDim);
+                  k_from + pass * kRowsPerPass * kKRow);
       cp_async_16(to + kVOffset + pass * kRowsPerPass * kRowBytes,
-                  v_from + pass * kRowsPerPass * kHeadDim);
+                  v_from + pass * kRowsPerPass * kVRow);
     }
   };
   auto copy_all = [&]() {
     if (block == 0) return;
-    copy_rows<kTileN, kRowsPerPass, false>(copy_to + kKOffset + (stage ^ kStageBytes), k_from, 0);
-    copy_rows<kTileN, kRowsPerPass, false>(copy_to + kVOffset + (stage ^ kStageBytes), v_from, 0);
+    copy_rows<kTileN, kRowsPerPass, false>(copy_to + kKOffset + (stage ^ kStageBytes), k_from,
+                                           kKRow, 0);
+    copy_rows<kTileN, kRowsPerPass, false>(copy_to + kVOffset + (stage ^ kStageBytes), v_from,
+                                           kVRow, 0);
   };
   auto begin = [&]() {
     cp_async_wait<0>();
     __syncthreads();
-    k_from -= kTileN * kHeadDim;
-    v_from -= kTileN * kHeadDim;
+    k_from -= kTileN * kKRow;
+    v_from -= kTileN * kVRow;
   };
   auto end = [&]() {
     cp_async_commit();
@@ -308,16 +319,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
       store_shared_b32(out_tile + swizzled<kRowBytes>(row, j) + (lane & 3) * 4,
                        Element::pack(rows.o[i][j][h] * inverse, rows.o[i][j][h + 1] * inverse));
     if (lse != nullptr && (lane & 3) == 0 && row0 + row < queries)
-      lse[static_cast<i64>(head) * queries + row0 + row] =
+      lse[number_offset(lse_strides, head, heads, queries, row0, row)] =
           rows.top[r] * kScale + log2_approx(total) * kLn2;
   }
   __syncwarp();
   constexpr int kStoreRows = kWarpSize / kRowChunks;
-  u16* to = out + head_offset + static_cast<i64>(row0) * kHeadDim;
+  u16* to = out + head_offset(out_strides, head, heads, queries) +
+            static_cast<i64>(row0) * row_stride(out_strides);
 #pragma unroll
   for (int pass = 0; pass < kWarpRows / kStoreRows; ++pass) {
     const int row = pass * kStoreRows + lane / kRowChunks, chunk = lane % kRowChunks;
     const uint4 x = load_shared_b128(out_tile + swizzled<kRowBytes>(row, chunk));
-    if (row0 + row < queries) *reinterpret_cast<uint4*>(to + row * kHeadDim + chunk * 8) = x;
+    if (row0 + row < queries) *reinterpret_cast<uint4*>(to + row * row_stride(out_strides) + chunk * 8) = x;
   }
 }

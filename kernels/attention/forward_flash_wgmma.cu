@@ -9,6 +9,7 @@
 // Threads: three warpgroups of 64 queries each compute, with 160 registers a thread; one thread of
 // a fourth warpgroup, which keeps 32, copies. A block stays on its multiprocessor and takes tiles
 // of up to 192 queries from a list that the host made: where causal, their weights differ much.
+// Layout: tensor maps have the strides of batches, heads and rows of each tensor.
 // Shared memory: the queries of two tiles, so that those of the next one are there in time, and
 // kStages blocks of keys and of values. A warpgroup's output goes out from where its queries were.
 // All of them are columns of 64 elements, whose rows of 128 bytes are swizzled as wgmma wants it.
@@ -79,20 +80,25 @@ struct Scales {
 };
 
 struct Shape {
-  int queries, keys, share;  // of a head; heads of queries that share one of keys and values
+  int queries, keys;  // of a head
+  int heads, share;   // heads of queries a batch; those that share a head of keys and values
 };
 
 // Queries from `row` on of a head, 64 for each of the first `groups` warpgroups.
 struct Tile {
-  int row, groups, head;
+  int row, groups, head, batch;
 
-  // The list has so many tiles for each block; rows are multiples of 64, so that the groups are the
-  // low bits, and no groups end the list.
-  __device__ __forceinline__ Tile(const int2* tiles, int index) {
-    const int2 entry = tiles[static_cast<i64>(index) * gridDim.x + blockIdx.x];
-    groups = entry.x & 63;
-    row = entry.x - groups;
-    head = entry.y;
+  // The list has as many tiles for each block. A tile without groups ends it.
+  __device__ __forceinline__ Tile(const int4* tiles, int index) {
+    const int4 entry = tiles[static_cast<i64>(index) * gridDim.x + blockIdx.x];
+    row = entry.x;
+    groups = entry.y;
+    head = entry.z;
+    batch = entry.w;
+  }
+  // Heads of the batches before are counted too.
+  __device__ __forceinline__ int head_of_all(const Shape& shape) const {
+    return batch * shape.heads + head;
   }
 };
 
@@ -103,21 +109,22 @@ __device__ __forceinline__ int blocks_seen(const Shape& shape, int end) {
 }
 
 __device__ __forceinline__ void copy_block(const Blocks& ring, u32 n, const TensorMap& map,
-                                           int block, int head) {
+                                           int block, int head, int batch) {
   ring.begin_fill(n, kBlockBytes);
 #pragma unroll
   for (int column = 0; column < kColumns; ++column)
-    copy_box(ring.stage(n) + column * kKeys * kColumnBytes, map, column * kColumnElements,
-             block * kKeys, head, ring.full(n));
+    copy_box(ring.stage(n) + column * kKeys * kColumnBytes, map,
+             {column * kColumnElements, block * kKeys, head, batch}, ring.full(n));
 }
 
 __device__ __forceinline__ void copy_values(const Blocks& ring, u32 n, const TensorMap& map,
-                                            const Shape&, int block, int head) {
-  copy_block(ring, n, map, block, head);
+                                            const Shape& shape, int block, const Tile& tile) {
+  copy_block(ring, n, map, block, tile.head / shape.share, tile.batch);
 }
 __device__ __forceinline__ void copy_values(const Blocks& ring, u32 n, const u8* values,
-                                            const Shape& shape, int block, int head) {
+                                            const Shape& shape, int block, const Tile& tile) {
   const int blocks = (shape.keys + kKeys - 1) / kKeys;
+  const int head = tile.head_of_all(shape) / shape.share;
   ring.begin_fill(n, kBlockBytes);
   copy_bulk(ring.stage(n), values + (static_cast<i64>(head) * blocks + block) * kBlockBytes,
             kBlockBytes, ring.full(n));
@@ -125,7 +132,7 @@ __device__ __forceinline__ void copy_values(const Blocks& ring, u32 n, const u8*
 
 // What the thread does that copies.
 __device__ __forceinline__ void produce(const Rings& rings, const TensorMap& q, const TensorMap& k,
-                                        const Values& v, const int2* tiles, const Shape& shape) {
+                                        const Values& v, const int4* tiles, const Shape& shape) {
   u32 n = 0;
   for (int index = 0;; ++index) {
     const Tile tile(tiles, index);
@@ -134,15 +141,16 @@ __device__ __forceinline__ void produce(const Rings& rings, const TensorMap& q, 
     for (int part = 0; part < tile.groups * kColumns; ++part) {
       const int group = part / kColumns, column = part % kColumns;
       const u32 to = rings.queries.stage(index) + group * kQueriesBytes;
-      copy_box(to + column * kGroupRows * kColumnBytes, q, column * kColumnElements,
-               tile.row + group * kGroupRows, tile.head, rings.queries.full(index));
+      copy_box(to + column * kGroupRows * kColumnBytes, q,
+               {column * kColumnElements, tile.row + group * kGroupRows, tile.head, tile.batch},
+               rings.queries.full(index));
     }
     const int head = tile.head / shape.share;
     const int blocks = blocks_seen(shape, tile.row + tile.groups * kGroupRows);
     // Keys are needed a block ahead of values.
     for (int block = blocks; block >= 0; --block) {
-      if (block > 0) copy_block(rings.keys, n + blocks - block, k, block - 1, head);
-      if (block < blocks) copy_values(rings.values, n + blocks - block - 1, v, shape, block, head);
+      if (block > 0) copy_block(rings.keys, n + blocks - block, k, block - 1, head, tile.batch);
+      if (block < blocks) copy_values(rings.values, n + blocks - block - 1, v, shape, block, tile);
     }
     n += blocks;
   }
@@ -301,8 +309,8 @@ __device__ __forceinline__ void attend(Rows& rows, const Rings& rings, const Pla
 
 // Divides by the sums, writes the lse and lets a copy write the output.
 __device__ __forceinline__ void finish(Rows& rows, const Place& place, const TensorMap& out,
-                                       float* lse, float value_scale, u32 staging, int group,
-                                       int first_row, int head) {
+                                       float* lse, const Strides& lse_strides, float value_scale,
+                                       u32 staging, int group, int first_row, const Tile& tile) {
   const u32 lane = threadIdx.x % kWarpSize;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -310,7 +318,7 @@ __device__ __forceinline__ void finish(Rows& rows, const Place& place, const Ten
     const float inverse = total > 0.f ? value_scale * reciprocal_approx(total) : 0.f;
     const int row = place.row + 8 * r;
     if (lse != nullptr && lane % 4 == 0 && row < place.shape.queries)
-      lse[static_cast<i64>(head) * place.shape.queries + row] =
+      lse[lse_strides.first_row(tile.batch, tile.head) + row * lse_strides.row] =
           (rows.top[r] * rows.scale_log2() - kTopWeight + log2_approx(total)) * kLn2;
 #pragma unroll
     for (int i = 0; i < kHeadDim / 2; ++i)
@@ -325,15 +333,16 @@ __device__ __forceinline__ void finish(Rows& rows, const Place& place, const Ten
   barrier_sync(1 + group, kGroupThreads);
   if (threadIdx.x % kGroupThreads == 0) {
     for (int column = 0; column < kOutputColumns; ++column)
-      store_box(out, column * 64, first_row, head, staging + column * kGroupRows * kColumnBytes);
+      store_box(out, {column * 64, first_row, tile.head, tile.batch},
+                staging + column * kGroupRows * kColumnBytes);
     store_box_commit();
   }
 }
 
 // What a warpgroup does that computes.
 __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& out, float* lse,
-                                        const Scales& scales, const int2* tiles, const Shape& shape,
-                                        int group) {
+                                        const Strides& lse_strides, const Scales& scales,
+                                        const int4* tiles, const Shape& shape, int group) {
   const u32 lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
   u32 n = 0;
   for (int index = 0;; ++index) {
@@ -360,12 +369,13 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& out
       rows.top[r] = negative_infinity();
       rows.sum[r] = 0.f;
     }
-    const int head = tile.head / shape.share;
+    float value_scale = 1.f;
     if (kFp8) {
-      rows.scale = kScaleLog2 * scales.q[tile.head] * scales.k[head];
+      const int head = tile.head_of_all(shape), key_head = head / shape.share;
+      rows.scale = kScaleLog2 * scales.q[head] * scales.k[key_head];
       rows.growth = kGrowth / rows.scale;
+      value_scale = scales.v[key_head];
     }
-    const float value_scale = kFp8 ? scales.v[head] : 1.f;
     const Place place{shape, first_row + static_cast<int>(warp * 16 + lane / 4),
                       static_cast<int>(lane % 4) * 2};
     if (seen > 0) {
@@ -377,7 +387,7 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& out
     }
     n += seen;
     if (used)
-      finish(rows, place, out, lse, value_scale, queries, group, first_row, tile.head);
+      finish(rows, place, out, lse, lse_strides, value_scale, queries, group, first_row, tile);
   }
   if (threadIdx.x % kGroupThreads == 0) store_box_wait_read();
 }
@@ -386,11 +396,12 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& out
 extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_forward_flash_wgmma(
     const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
     const __grid_constant__ Values v, const __grid_constant__ TensorMap out,
-    float* __restrict__ lse, const __grid_constant__ Scales scales, const int2* __restrict__ tiles,
-    int queries, int keys, int share) {
+    float* __restrict__ lse, const __grid_constant__ Strides lse_strides,
+    const __grid_constant__ Scales scales, const int4* __restrict__ tiles, int queries, int keys,
+    int heads, int share) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const Rings rings(shared_address(shared));
-  const Shape shape{queries, keys, share};
+  const Shape shape{queries, keys, heads, share};
   if (threadIdx.x == 0) {
     rings.queries.init();
     rings.keys.init();
@@ -405,6 +416,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_forward_flas
     if (threadIdx.x == kGroups * kGroupThreads) produce(rings, q, k, v, tiles, shape);
   } else {
     registers_up<160>();
-    consume(rings, out, lse, scales, tiles, shape, group);
+    consume(rings, out, lse, lse_strides, scales, tiles, shape, group);
   }
 }

@@ -22,3 +22,45 @@ static_assert(kHeadDim == 64 || kHeadDim == 128,
 // 1/sqrt(d), and the same folded with log2(e) so that exp(scale * (s - m)) is one FMA and one ex2.
 constexpr float kScale = kHeadDim == 64 ? 0.125f : 0.08838834764831845f;
 constexpr float kScaleLog2 = kScale * kLog2E;
+
+// Elements from a batch, a head and a row of a tensor to the next one. Elements of a row are
+// contiguous.
+struct Strides {
+  i64 batch, head, row;
+
+  __device__ __forceinline__ i64 first_row(int batch_index, int head_index) const {
+    return batch_index * batch + head_index * head;
+  }
+};
+
+// Kernels without tensor maps have a build for dense tensors [b, h, s, d], which reads no strides,
+// and with -DSTRIDED=1 one for any. Strides of rows that a loop needs are constants there, because
+// no registers are left for them.
+#ifndef STRIDED
+#define STRIDED 0
+#endif
+constexpr bool kStrided = STRIDED != 0;
+
+using Stride = Choose<kStrided, i64, int>::Type;
+
+// Offset of a head, counted over all batches, in a tensor with so many heads a batch and rows a head.
+__device__ __forceinline__ i64 head_offset(const Strides& strides, i64 head, int heads, int rows) {
+  if (!kStrided) return head * rows * kHeadDim;
+  const int batch = static_cast<int>(head) / heads;
+  return strides.first_row(batch, static_cast<int>(head) - batch * heads);
+}
+// Offset of row `row` of the tile that begins at row `first`.
+__device__ __forceinline__ i64 row_offset(const Strides& strides, i64 head, int heads, int rows,
+                                          int first, int row) {
+  if (!kStrided) return (head * rows + first + row) * kHeadDim;
+  return head_offset(strides, head, heads, rows) + (first + row) * strides.row;
+}
+// The same in a tensor of one number a row.
+__device__ __forceinline__ i64 number_offset(const Strides& strides, i64 head, int heads, int rows,
+                                             int first, int row) {
+  if (!kStrided) return head * rows + first + row;
+  return row_offset(strides, head, heads, rows, first, row);
+}
+__device__ __forceinline__ Stride row_stride(const Strides& strides) {
+  return kStrided ? strides.row : kHeadDim;
+}

@@ -5,16 +5,17 @@
 #include "common/warp_gemm.cuh"
 
 // Copies kRows rows of a [rows, d] tile: pass p of this thread moves row + p * kRowsPerPass.
-// `global` and `shared` already point at the thread's (row, chunk). With kGuard, rows at or past
-// `rows_left` become zero.
+// `global` and `shared` already point at the thread's (row, chunk), and a row of `global` is
+// `stride` elements after the one before. With kGuard, rows at or past `rows_left` become zero.
 template <int kRows, int kRowsPerPass, bool kGuard>
-__device__ __forceinline__ void copy_rows(u32 shared, const u16* global, int rows_left) {
+__device__ __forceinline__ void copy_rows(u32 shared, const u16* global, Stride stride,
+                                          int rows_left) {
   static_assert(kRows % kRowsPerPass == 0 && kRowsPerPass % 8 == 0,
                 "a copy is a whole number of passes, each a multiple of the swizzle period");
 #pragma unroll
   for (int pass = 0; pass < kRows / kRowsPerPass; ++pass) {
     const u32 to = shared + pass * kRowsPerPass * kHeadDim * 2;
-    const u16* from = global + pass * kRowsPerPass * kHeadDim;
+    const u16* from = global + pass * kRowsPerPass * stride;
     if (kGuard) {
       cp_async_16_or_zero(to, from, pass * kRowsPerPass < rows_left);
     } else {

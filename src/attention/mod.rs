@@ -2,7 +2,7 @@
 
 pub mod components;
 mod cpu;
-mod cuda;
+pub mod cuda;
 mod definition;
 mod gradients;
 mod quantised;

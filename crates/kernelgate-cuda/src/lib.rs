@@ -49,6 +49,6 @@ pub use driver::joined::JoinedStream;
 pub use driver::kernel::{Kernel, LaunchAttributes, LaunchShape};
 pub use driver::prepared::{Parameters, PreparedLaunch};
 pub use driver::raw_stream::{RawContext, RawStream};
-pub use driver::tensor_map::{MapElement, TensorBoxes};
+pub use driver::tensor_map::{COPY_ALIGNMENT, MapElement, TensorBoxes};
 pub use error::BackendError;
 pub use spec::{KernelSpec, LoadedKernel, Requires};

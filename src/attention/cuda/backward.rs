@@ -6,7 +6,9 @@
 use std::sync::Arc;
 
 use super::forward::FLASH_MMA as FORWARD;
-use super::launch::{ELEMENT_BYTES, Extents, kernel, scratch};
+use super::launch::{ELEMENT_BYTES, Extents, kernel, scratch, strided, strided_variants};
+use super::launches::{Backward, BackwardAddresses, Launches, Scratch, SumOrder, Technique};
+use super::layout::{BackwardLayout, ForwardLayout, Shape, Strides};
 use super::saved::{BackwardInputs, save};
 use crate::attention::definition::Attention;
 use crate::attention::gradients::AttentionBackward;
@@ -14,7 +16,7 @@ use kernelgate::backend::cuda::{CudaTask, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::observe::range::within;
-use kernelgate_cuda::{Argument, Device, KernelSpec, Requires};
+use kernelgate_cuda::{Argument, Device, KernelSpec, LoadedKernel, Parameters, Requires};
 
 /// The kernels.
 pub const KERNELS: &[KernelSpec<Extents>] = &[
@@ -77,6 +79,12 @@ const fn padded_rows(extents: &Extents) -> usize {
 }
 
 const FLASH_MMA: KernelSpec<Extents> = KernelSpec {
+    defines: |extents| {
+        let rows =
+            extents.rows.map(|rows| strided([("Q_ROW", rows.q), ("DOUT_ROW", rows.grad_out)]));
+        (NAIVE_DELTA.defines)(extents).into_iter().chain(rows.into_iter().flatten()).collect()
+    },
+    variants: strided_variants,
     constants: |extents| flash_mma_constants(extents, 2),
     shared_bytes: |extents| flash_mma_shared(extents, 2),
     ..kernel(
@@ -185,11 +193,11 @@ pub fn flash_mma_bytes(problem: &AttentionBackward) -> u64 {
     common_bytes(&extents) + stats_bytes(&extents) + dq_sum_bytes(&extents)
 }
 
-pub fn stats_bytes(extents: &Extents) -> u64 {
+pub const fn stats_bytes(extents: &Extents) -> u64 {
     2 * 4 * padded_rows(extents) as u64
 }
 
-pub fn dq_sum_bytes(extents: &Extents) -> u64 {
+pub const fn dq_sum_bytes(extents: &Extents) -> u64 {
     4 * (padded_rows(extents) * extents.d) as u64
 }
 
@@ -202,7 +210,7 @@ fn naive(
     let kernels = [NAIVE_DELTA, NAIVE_SCORES, NAIVE_DQ, NAIVE_DKV];
     let [sum, score, query, key] = kernels.map(|kernel| kernel.load(device, &extents));
     let (sum, score, query, key) = (sum?, score?, query?, key?);
-    let saved = save(&extents, inputs, device)?;
+    let saved = save(&problem.attention, inputs, device)?;
     let delta = scratch(device, 4 * extents.rows())?;
     let (p, ds) = (scratch(device, 4 * extents.pairs())?, scratch(device, 4 * extents.pairs())?);
     Ok(CudaTask::new(
@@ -229,37 +237,150 @@ fn flash_mma(
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
-    let extents = Extents::from(&problem.attention);
-    let (arch, most) = (&device.facts().arch, device.shared_bytes_a_block()?);
-    let fits = |row: &KernelSpec<Extents>| row.unmet_by(&extents, arch, most).is_none();
-    let kernels = if !fits(&FLASH_MMA) && fits(&ONE_STAGE) {
-        [ONE_STAGE_PREPARE, ONE_STAGE, ONE_STAGE_FINISH]
-    } else {
-        [FLASH_MMA_PREPARE, FLASH_MMA, FLASH_MMA_FINISH]
-    };
+    let shape = Shape::from(&problem.attention);
+    let layout = BackwardLayout::like(ForwardLayout::bhsd(&shape));
+    let backward = Backward::new(device, &shape, &layout, Technique::FlashMma, SumOrder::Any)?;
+    task(&backward, problem, inputs, device)
+}
+
+/// A row of dense tensors.
+pub fn task(
+    backward: &Backward,
+    problem: &AttentionBackward,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<CudaTask, BackendError> {
+    let saved = save(&problem.attention, inputs, device)?;
+    let bytes = backward.scratch_bytes();
+    let memory = [scratch(device, bytes.any)?, scratch(device, bytes.zeroed)?];
+    memory[1].fill(0)?;
+    let outputs = gradients(device, &problem.attention)?;
+    let [grad_q, grad_k, grad_v] = [0, 1, 2].map(|index: usize| outputs[index].address());
+    let launches = backward.launches(
+        &BackwardAddresses {
+            q: saved.q.address(),
+            k: saved.k.address(),
+            v: saved.v.address(),
+            out: saved.out.address(),
+            lse: saved.lse.address(),
+            grad_out: saved.grad_out.address(),
+            grad_q,
+            grad_k,
+            grad_v,
+        },
+        &Scratch { any: memory[0].address(), zeroed: memory[1].address() },
+    )?;
+    Ok(CudaTask::new(device, saved.launch_inputs(), outputs, move |_| {
+        // The launches have addresses only.
+        let _alive = (&saved, &memory);
+        launches.launch()
+    }))
+}
+
+/// How many tiles of queries shared memory holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stages {
+    One,
+    Two,
+}
+
+impl Stages {
+    /// Two, where the device has the shared memory or not even that for one.
+    ///
+    /// # Errors
+    /// When the device cannot be asked.
+    pub fn of_device(device: &Device, extents: &Extents) -> Result<Self, BackendError> {
+        let (arch, most) = (&device.facts().arch, device.shared_bytes_a_block()?);
+        let fits = |row: &KernelSpec<Extents>| row.unmet_by(extents, arch, most).is_none();
+        Ok(if !fits(&FLASH_MMA) && fits(&ONE_STAGE) { Self::One } else { Self::Two })
+    }
+
+    const fn kernels(self) -> [KernelSpec<Extents>; 3] {
+        match self {
+            Self::One => [ONE_STAGE_PREPARE, ONE_STAGE, ONE_STAGE_FINISH],
+            Self::Two => [FLASH_MMA_PREPARE, FLASH_MMA, FLASH_MMA_FINISH],
+        }
+    }
+}
+
+/// The kernels in the order of their launches.
+///
+/// # Errors
+/// When the device does not run one, or it does not load.
+pub fn load(
+    device: &Device,
+    extents: &Extents,
+    stages: Stages,
+) -> Result<[LoadedKernel; 3], BackendError> {
+    let kernels = stages.kernels();
     // The one that may be declined first.
     let [main, first, last] =
-        [kernels[1], kernels[0], kernels[2]].map(|kernel| kernel.load(device, &extents));
-    let (first, main, last) = (first?, main?, last?);
-    let saved = save(&extents, inputs, device)?;
-    let (stats, dq_sum) =
-        (scratch(device, stats_bytes(&extents))?, scratch(device, dq_sum_bytes(&extents))?);
-    Ok(CudaTask::new(
-        device,
-        saved.launch_inputs(),
-        gradients(device, &problem.attention)?,
-        move |outputs| {
-            let BackwardInputs { q, k, v, grad_out, out, lse } = &saved;
-            let [q, k, v, grad_out, out, lse] = [q, k, v, grad_out, out, lse].map(Argument::from);
-            let [stats, dq_sum] = [&stats, &dq_sum].map(Argument::from);
-            let [grad_q, grad_k, grad_v] = [0, 1, 2].map(|index: usize| outputs[index].argument());
-            let (s, heads) = (extents.seqlen(), extents.batch_heads());
-            within("prepare", || first.launch(&[out, grad_out, lse, stats, dq_sum, s, heads]))?;
-            let operands = [q, k, v, grad_out, stats, dq_sum, grad_k, grad_v, s, heads];
-            within("scores_dkv_dq", || main.launch(&operands))?;
-            within("finish", || last.launch(&[dq_sum, grad_q, s, heads]))
-        },
-    ))
+        [kernels[1], kernels[0], kernels[2]].map(|kernel| kernel.load(device, extents));
+    Ok([first?, main?, last?])
+}
+
+/// Launches to be settled.
+pub struct Call<'a> {
+    pub device: &'a Arc<Device>,
+    pub extents: &'a Extents,
+    pub layout: &'a BackwardLayout,
+    pub addresses: &'a BackwardAddresses,
+    pub scratch: &'a Scratch,
+}
+
+impl Call<'_> {
+    /// Two floats a row, padded to whole steps.
+    pub const fn stats(&self) -> u64 {
+        self.scratch.any
+    }
+
+    /// The fp32 accumulator of dq.
+    pub const fn dq_sum(&self) -> u64 {
+        self.scratch.any + stats_bytes(self.extents)
+    }
+
+    /// What the kernel before the main one takes.
+    pub fn prepare_parameters(&self) -> Parameters {
+        let BackwardAddresses { out, grad_out, lse, .. } = *self.addresses;
+        let BackwardLayout { forward, grad_out: grad_out_strides, .. } = self.layout;
+        let tensors = [out, grad_out, lse, self.stats(), self.dq_sum()];
+        self.parameters(&tensors, &[&forward.out, grad_out_strides, &forward.lse])
+    }
+
+    /// What the kernel after the main one takes.
+    pub fn finish_parameters(&self) -> Parameters {
+        self.parameters(&[self.dq_sum(), self.addresses.grad_q], &[&self.layout.grad_q])
+    }
+
+    fn main_parameters(&self) -> Parameters {
+        let BackwardAddresses { q, k, v, grad_out, grad_k, grad_v, .. } = *self.addresses;
+        let tensors = [q, k, v, grad_out, self.stats(), self.dq_sum(), grad_k, grad_v];
+        let BackwardLayout { forward, grad_out, grad_k, grad_v, .. } = self.layout;
+        let strides = [&forward.q, &forward.k, &forward.v, grad_out, grad_k, grad_v];
+        self.parameters(&tensors, &strides)
+    }
+
+    /// Addresses, `seqlen`, `batch_heads` and `heads`, strides.
+    fn parameters(&self, addresses: &[u64], strides: &[&Strides]) -> Parameters {
+        let extents = self.extents;
+        let numbers = [extents.s, extents.heads, extents.heads_a_batch()];
+        let all = addresses.iter().fold(Parameters::new(), |all, address| all.address(*address));
+        let all = numbers.into_iter().fold(all, |all, number| all.value(number as i32));
+        strides.iter().fold(all, |all, strides| all.value(strides.words()))
+    }
+}
+
+/// The three launches of `backward_flash_mma`.
+///
+/// # Errors
+/// When a kernel does not load.
+pub fn launches(call: &Call<'_>, stages: Stages) -> Result<Launches, BackendError> {
+    let [first, main, last] = load(call.device, call.extents, stages)?;
+    Ok(Launches::new([
+        ("prepare", first.settled(call.device, None, call.prepare_parameters())?),
+        ("scores_dkv_dq", main.settled(call.device, None, call.main_parameters())?),
+        ("finish", last.settled(call.device, None, call.finish_parameters())?),
+    ]))
 }
 
 /// `grad_q`, `grad_k` and `grad_v`.

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 
 use super::backward::{
-    FLASH_MMA_FINISH, FLASH_MMA_PREPARE, KEYS, dq_sum_bytes, flash_mma_bytes, gradients,
-    stats_bytes, step,
+    Call, FLASH_MMA_FINISH, FLASH_MMA_PREPARE, KEYS, flash_mma_bytes, step, task,
 };
-use super::launch::{ELEMENT_BYTES, Extents, boxes, kernel, key_boxes, scratch};
-use super::saved::save;
+use super::launch::{ELEMENT_BYTES, Extents, boxes, kernel, key_boxes};
+use super::launches::{Backward, BackwardAddresses, Launches, SumOrder, Technique};
+use super::layout::{BackwardLayout, ForwardLayout, Shape};
 use crate::attention::gradients::AttentionBackward;
 use kernelgate::backend::cuda::CudaTask;
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::Tensors;
-use kernelgate_cuda::{Argument, Buffer, Device, KernelSpec, Parameters, Requires};
+use kernelgate_cuda::{Device, KernelSpec, LoadedKernel, Parameters, Requires};
 
 /// The kernels; those before and after it are `backward_flash_mma`'s.
 pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_WGMMA, GROUPED, ROUND, FIXED_ORDER];
@@ -149,12 +149,7 @@ pub const ROW: Implementation<AttentionBackward> = Implementation {
             let sums = if extents.share > 1 { 2 * key_sum_bytes(&extents) } else { 0 };
             flash_mma_bytes(problem) + sums
         },
-        prepare: |problem, inputs, device| {
-            let multiprocessors = device.facts().multiprocessors as usize;
-            let extents = Extents::from(&problem.attention);
-            let heads = heads_a_block(&extents, multiprocessors);
-            launched(&FLASH_WGMMA, heads, problem, inputs, device)
-        },
+        prepare: |problem, inputs, device| row(SumOrder::Any, problem, inputs, device),
     },
 };
 
@@ -165,84 +160,133 @@ pub const FIXED_ORDER_ROW: Implementation<AttentionBackward> = Implementation {
     // The turns are a hundredth.
     prepare: Prepare::CudaWithin {
         device_bytes: flash_mma_bytes,
-        prepare: |problem, inputs, device| {
-            launched(&FIXED_ORDER, problem.attention.share(), problem, inputs, device)
-        },
+        prepare: |problem, inputs, device| row(SumOrder::Fixed, problem, inputs, device),
     },
     ..ROW
 };
 
-/// `whole` where a block has all heads of queries that read the same keys, else [`GROUPED`], whose
-/// blocks add to sums of them.
-fn launched(
-    whole: &KernelSpec<Extents>,
-    heads_a_block: usize,
+fn row(
+    order: SumOrder,
     problem: &AttentionBackward,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
-    let extents = Extents::from(&problem.attention);
-    let grouped = heads_a_block < extents.share;
-    let kernel = if grouped { &GROUPED } else { whole };
-    // The one that may be declined first.
-    let [main, first, last] =
-        [kernel, &FLASH_MMA_PREPARE, &FLASH_MMA_FINISH].map(|row| row.load(device, &extents));
-    let (main, first, last) = (main?, first?, last?);
-    // Every launch leaves zeros.
-    let sums = if grouped {
-        let sum = || zeros(device, key_sum_bytes(&extents));
-        Some((ROUND.load(device, &extents)?, sum()?, sum()?))
-    } else {
-        None
-    };
-    let [dk_sum, dv_sum] = sums.as_ref().map_or([0; 2], |(_, dk, dv)| [dk.address(), dv.address()]);
-    let saved = save(&extents, inputs, device)?;
-    let (stats, dq_sum) =
-        (scratch(device, stats_bytes(&extents))?, scratch(device, dq_sum_bytes(&extents))?);
-    // A turn a step of queries; every launch leaves zeros.
-    let turns = zeros(device, 4 * (extents.heads * extents.s.div_ceil(QUERIES)) as u64)?;
-    let outputs = gradients(device, &problem.attention)?;
-    let [grad_k, grad_v] = [outputs[1].address(), outputs[2].address()];
-    let of_step = boxes(&extents, QUERIES);
-    let [of_keys, of_group] = [KEYS, GROUP_KEYS].map(|rows| key_boxes(&extents, rows));
-    let parameters = Parameters::new()
-        .bytes(&of_step.map(saved.q.address())?)
-        .bytes(&of_keys.map(saved.k.address())?)
-        .bytes(&of_keys.map(saved.v.address())?)
-        .bytes(&of_step.map(saved.grad_out.address())?)
-        .bytes(&of_group.map(grad_k)?)
-        .bytes(&of_group.map(grad_v)?)
-        .address(stats.address())
-        .address(dq_sum.address())
-        .address(turns.address())
-        .address(dk_sum)
-        .address(dv_sum)
-        .value(extents.s as i32)
-        .value(extents.share as i32)
-        .value(heads_a_block as i32);
-    let blocks = blocks(&extents, heads_a_block) as u32;
-    let main = main.settled(device, Some(blocks), parameters)?;
-    Ok(CudaTask::new(device, saved.launch_inputs(), outputs, move |outputs| {
-        // All of it: the launch has addresses only.
-        let (saved, _turns) = (&saved, &turns);
-        let [out, grad_out, lse] = [&saved.out, &saved.grad_out, &saved.lse].map(Argument::from);
-        let [stats, dq_sum] = [&stats, &dq_sum].map(Argument::from);
-        let (s, heads) = (extents.seqlen(), extents.batch_heads());
-        first.launch(&[out, grad_out, lse, stats, dq_sum, s, heads])?;
-        main.launch()?;
-        if let Some((round, dk, dv)) = &sums {
-            let [grad_k, grad_v] = [1, 2].map(|index: usize| outputs[index].argument());
-            let eights = Argument::I64(eights(&extents) as i64);
-            round.launch(&[Argument::from(dk), Argument::from(dv), grad_k, grad_v, eights])?;
-        }
-        last.launch(&[dq_sum, outputs[0].argument(), s, heads])
-    }))
+    let shape = Shape::from(&problem.attention);
+    let layout = BackwardLayout::like(ForwardLayout::bhsd(&shape));
+    let backward = Backward::new(device, &shape, &layout, Technique::FlashWgmma, order)?;
+    task(&backward, problem, inputs, device)
 }
 
-fn zeros(device: &Arc<Device>, bytes: u64) -> Result<Buffer, BackendError> {
-    let buffer = scratch(device, bytes)?;
-    buffer.fill(0)?;
-    Ok(buffer)
+/// How the heads of queries that read the same keys are spread over blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Blocks {
+    /// Heads of a block.
+    pub heads: usize,
+    /// Order of the sums of dq; fixed where a block has all heads only.
+    pub order: SumOrder,
+}
+
+impl Blocks {
+    /// The fastest on a device.
+    pub fn of_device(device: &Device, extents: &Extents, order: SumOrder) -> Self {
+        let heads = match order {
+            SumOrder::Any => heads_a_block(extents, device.facts().multiprocessors as usize),
+            SumOrder::Fixed => extents.share,
+        };
+        Self { heads, order }
+    }
+
+    /// Whether blocks add to sums of dk and dv in memory.
+    const fn are_grouped(&self, extents: &Extents) -> bool {
+        self.heads < extents.share
+    }
+
+    const fn kernel(&self, extents: &Extents) -> &'static KernelSpec<Extents> {
+        match self.order {
+            _ if self.are_grouped(extents) => &GROUPED,
+            SumOrder::Any => &FLASH_WGMMA,
+            SumOrder::Fixed => &FIXED_ORDER,
+        }
+    }
+}
+
+/// The kernels in the order of their launches; the last but one where blocks are grouped.
+pub struct Loaded {
+    first: LoadedKernel,
+    main: LoadedKernel,
+    round: Option<LoadedKernel>,
+    last: LoadedKernel,
+}
+
+/// Loads the kernels.
+///
+/// # Errors
+/// When the device does not run one, or it does not load.
+pub fn load(device: &Device, extents: &Extents, blocks: Blocks) -> Result<Loaded, BackendError> {
+    // The one that may be declined first.
+    let main = blocks.kernel(extents).load(device, extents)?;
+    let grouped = blocks.are_grouped(extents);
+    Ok(Loaded {
+        main,
+        first: FLASH_MMA_PREPARE.load(device, extents)?,
+        round: grouped.then(|| ROUND.load(device, extents)).transpose()?,
+        last: FLASH_MMA_FINISH.load(device, extents)?,
+    })
+}
+
+/// Sums of dk and of dv where blocks are grouped, and a turn a step of queries.
+pub const fn zeroed_bytes(extents: &Extents, blocks: Blocks) -> u64 {
+    let sums = if blocks.are_grouped(extents) { 2 * key_sum_bytes(extents) } else { 0 };
+    sums + 4 * (extents.heads * extents.s.div_ceil(QUERIES)) as u64
+}
+
+/// The launches: three, or four where blocks are grouped.
+///
+/// # Errors
+/// When a kernel does not load, or the driver encodes no map of a tensor.
+pub fn launches(call: &Call<'_>, blocks: Blocks) -> Result<Launches, BackendError> {
+    let Call { device, extents, layout, addresses, scratch } = *call;
+    let Loaded { first, main, round, last } = load(device, extents, blocks)?;
+    let [dk_sum, dv_sum, turns] = if blocks.are_grouped(extents) {
+        [0, 1, 2].map(|sums| scratch.zeroed + sums * key_sum_bytes(extents))
+    } else {
+        [0, 0, scratch.zeroed]
+    };
+    let BackwardAddresses { q, k, v, grad_out, grad_k, grad_v, .. } = *addresses;
+    let of_step = |strides| boxes(extents, strides, QUERIES);
+    let of_keys = |strides, rows| key_boxes(extents, strides, rows);
+    let numbers = [extents.s, extents.key_heads_a_batch(), extents.share, blocks.heads];
+    let parameters = Parameters::new()
+        .bytes(&of_step(&layout.forward.q).map(q)?)
+        .bytes(&of_keys(&layout.forward.k, KEYS).map(k)?)
+        .bytes(&of_keys(&layout.forward.v, KEYS).map(v)?)
+        .bytes(&of_step(&layout.grad_out).map(grad_out)?)
+        .bytes(&of_keys(&layout.grad_k, GROUP_KEYS).map(grad_k)?)
+        .bytes(&of_keys(&layout.grad_v, GROUP_KEYS).map(grad_v)?)
+        .address(call.stats())
+        .address(call.dq_sum())
+        .address(turns)
+        .address(dk_sum)
+        .address(dv_sum);
+    let parameters = numbers.into_iter().fold(parameters, |all, number| all.value(number as i32));
+    let grid = self::blocks(extents, blocks.heads) as u32;
+    let mut steps = vec![
+        ("prepare", first.settled(device, None, call.prepare_parameters())?),
+        ("scores_dkv_dq", main.settled(device, Some(grid), parameters)?),
+    ];
+    if let Some(round) = round {
+        let numbers = [extents.batch, extents.key_heads_a_batch(), extents.s];
+        let parameters = [dk_sum, dv_sum, grad_k, grad_v]
+            .into_iter()
+            .fold(Parameters::new(), Parameters::address)
+            .value(layout.grad_k.words())
+            .value(layout.grad_v.words());
+        let parameters =
+            numbers.into_iter().fold(parameters, |all, number| all.value(number as i32));
+        steps.push(("round", round.settled(device, None, parameters)?));
+    }
+    steps.push(("finish", last.settled(device, None, call.finish_parameters())?));
+    Ok(Launches::new(steps))
 }
 
 #[cfg(test)]
@@ -302,7 +346,11 @@ mod tests {
             let inputs = problem.inputs(25);
             let expected = problem.reference(&inputs);
             for heads in [1, 2, 4] {
-                let mut task = launched(&FLASH_WGMMA, heads, &problem, &inputs, &device).unwrap();
+                let shape = Shape::from(&attention);
+                let layout = BackwardLayout::like(ForwardLayout::bhsd(&shape));
+                let backward =
+                    Backward::with_heads_a_block(&device, &shape, &layout, heads).unwrap();
+                let mut task = task(&backward, &problem, &inputs, &device).unwrap();
                 for launch in 1..=2 {
                     let result = verify(&mut task, &expected, problem.tolerance());
                     let of = format!("{attention:?}, {heads} heads, launch {launch}");

@@ -108,7 +108,7 @@ fn backward(
         .into());
     }
     let graph = BackwardGraph::new(&problem.attention)?;
-    let saved = save(&extents, inputs, device)?;
+    let saved = save(&problem.attention, inputs, device)?;
     let sums = super::launch::scratch(device, sums_bytes(&extents))?;
     let accumulator = super::launch::scratch(device, accumulator_bytes(&extents))?;
     let outputs = gradients(device, &problem.attention)?;

@@ -3,13 +3,17 @@
 use std::sync::Arc;
 
 use super::components::{NAIVE_SCORES, NAIVE_SOFTMAX, NAIVE_VALUES};
-use super::launch::{ELEMENT_BYTES, Extents, kernel, output, qkv, scratch, upload};
+use super::launch::{
+    ELEMENT_BYTES, Extents, kernel, output, qkv, scratch, strided, strided_variants, upload,
+};
+use super::launches::{Forward, ForwardAddresses, Launches, Technique};
+use super::layout::{ForwardLayout, Shape};
 use crate::attention::definition::AttentionForward;
 use kernelgate::backend::cuda::CudaTask;
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::observe::range::within;
-use kernelgate_cuda::{Argument, Device, KernelSpec};
+use kernelgate_cuda::{Argument, Device, KernelSpec, Parameters};
 
 /// The kernels, besides those of `components`.
 pub const KERNELS: &[KernelSpec<Extents>] =
@@ -65,6 +69,11 @@ const MMA_QUERIES: usize = 128;
 
 /// The forward that a backward starts from, too, where `forward_wgmma` does not run.
 pub const FLASH_MMA: KernelSpec<Extents> = KernelSpec {
+    defines: |extents| {
+        let rows = extents.rows.map(|rows| strided([("K_ROW", rows.k), ("V_ROW", rows.v)]));
+        (TILED_SCORES.defines)(extents).into_iter().chain(rows.into_iter().flatten()).collect()
+    },
+    variants: strided_variants,
     constants: |extents| {
         vec![
             ("THREADS", MMA_THREADS),
@@ -223,25 +232,95 @@ fn flash_mma(
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
-    let extents = Extents::from(&problem.attention);
-    let step = FLASH_MMA.load(device, &extents)?;
+    task(Technique::FlashMma, problem, inputs, device)
+}
+
+/// A row of dense tensors by that technique.
+pub fn task(
+    technique: Technique,
+    problem: &AttentionForward,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<CudaTask, BackendError> {
+    let shape = Shape::from(&problem.attention);
+    let forward = Forward::new(device, &shape, &ForwardLayout::bhsd(&shape), technique)?;
     let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
-    Ok(CudaTask::new(
-        device,
-        qkv([&q, &k, &v]),
-        vec![output(device, "out", &problem.attention)?],
-        move |outputs| {
-            let [q, k, v] = [&q, &k, &v].map(Argument::from);
-            let tensors = [q, k, v, outputs[0].argument(), NULL];
-            within("forward", || step.launch(&[&tensors[..], &extents.sizes()].concat()))
-        },
-    ))
+    let out = output(device, "out", &problem.attention)?;
+    let launches = forward.launches(&ForwardAddresses {
+        q: q.address(),
+        k: k.address(),
+        v: v.address(),
+        out: out.address(),
+        lse: None,
+    })?;
+    let inputs = qkv([&q, &k, &v]);
+    let alive = [q, k, v];
+    Ok(CudaTask::new(device, inputs, vec![out], move |_| {
+        let _alive = &alive;
+        launches.launch()
+    }))
+}
+
+/// The launch of [`FLASH_MMA`] over tensors at these addresses.
+///
+/// # Errors
+/// When the kernel does not load.
+pub fn launches(
+    device: &Device,
+    extents: &Extents,
+    layout: &ForwardLayout,
+    addresses: &ForwardAddresses,
+) -> Result<Launches, BackendError> {
+    let loaded = FLASH_MMA.load(device, extents)?;
+    let launch = loaded.settled(device, None, parameters(extents, layout, addresses))?;
+    Ok(Launches::new([("forward", launch)]))
+}
+
+fn parameters(
+    extents: &Extents,
+    layout: &ForwardLayout,
+    addresses: &ForwardAddresses,
+) -> Parameters {
+    let ForwardAddresses { q, k, v, out, lse } = *addresses;
+    let tensors = [q, k, v, out, lse.unwrap_or(0)];
+    let Extents { s, keys, heads, share, .. } = *extents;
+    let numbers = [s, keys, heads, share, extents.key_heads_a_batch()];
+    let ForwardLayout { q, k, v, out, lse } = layout;
+    let with_tensors = tensors.into_iter().fold(Parameters::new(), Parameters::address);
+    let with_numbers =
+        numbers.into_iter().fold(with_tensors, |all, number| all.value(number as i32));
+    [q, k, v, out, lse].into_iter().fold(with_numbers, |all, strides| all.value(strides.words()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attention::cuda::launch::RowStrides;
+    use crate::kernel_tests::parameters as kernel_parameters;
     use kernelgate::workload::Dtype;
+
+    #[test]
+    fn arguments_are_the_parameters_of_flash_mma() {
+        let shape = Shape::from(&crate::attention::cuda::tests::bf16(2, 3, 77, 64, true));
+        let addresses = ForwardAddresses { q: 0, k: 0, v: 0, out: 0, lse: None };
+        let layout = ForwardLayout::bshd(&shape);
+        let bytes = |parameter: &String| match parameter {
+            _ if parameter.contains('*') => 8,
+            _ if parameter.contains("Strides") => 24,
+            _ => 4,
+        };
+        let taken: Vec<usize> = kernel_parameters(&FLASH_MMA).iter().map(bytes).collect();
+        let extents = shape.extents(layout.rows(&shape));
+        assert_eq!(parameters(&extents, &layout, &addresses).sizes(), taken);
+    }
+
+    #[test]
+    fn strides_of_rows_are_part_of_a_builds_name() {
+        let rows = RowStrides { q: 384, k: 128, v: 256, grad_out: 64 };
+        let name = FLASH_MMA.build(&Extents { rows: Some(rows), ..SMALL }).name();
+        assert!(name.ends_with(" STRIDED=1 K_ROW=128 V_ROW=256"), "{name}");
+        assert!(!FLASH_MMA.build(&SMALL).name().contains("ROW"));
+    }
 
     const SMALL: Extents = Extents { causal: true, ..Extents::of_heads(6, 200, Dtype::Bf16) };
 

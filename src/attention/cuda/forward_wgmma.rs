@@ -2,19 +2,17 @@
 
 use std::sync::Arc;
 
-use super::forward::flash_bytes;
-use super::launch::{
-    ELEMENT_BYTES, Extents, boxes, kernel, key_boxes, output, qkv, scratch, upload,
-};
+use super::forward::{flash_bytes, task};
+use super::launch::{ELEMENT_BYTES, Extents, boxes, kernel, key_boxes, output, scratch, upload};
+use super::launches::{ForwardAddresses, Launches, Technique};
+use super::layout::{ForwardLayout, Shape, Strides};
 use super::tile_lists::{Tiling, table};
 use crate::attention::definition::AttentionForward;
 use kernelgate::backend::cuda::{CudaTask, Input};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::observe::range::within;
-use kernelgate_cuda::{
-    Argument, Buffer, Device, KernelSpec, LoadedKernel, Parameters, PreparedLaunch, Requires,
-};
+use kernelgate_cuda::{Argument, Buffer, Device, KernelSpec, Parameters, Requires};
 
 /// The kernel, and what fp8 needs.
 pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_WGMMA, FLASH_WGMMA_FP8, TRANSPOSE_VALUES];
@@ -153,7 +151,10 @@ pub const ROW: Implementation<AttentionForward> = Implementation {
             that stay; sm_90a only",
     supports: |problem| Extents::from(&problem.attention).supported(&[FLASH_WGMMA]),
     // The lists of tiles are a thousandth.
-    prepare: Prepare::CudaWithin { device_bytes: flash_bytes, prepare: flash_wgmma },
+    prepare: Prepare::CudaWithin {
+        device_bytes: flash_bytes,
+        prepare: |problem, inputs, device| task(Technique::FlashWgmma, problem, inputs, device),
+    },
 };
 
 /// The same in fp8.
@@ -192,85 +193,69 @@ fn tile_lists(
     let Extents { heads, share, s, keys, causal, .. } = *extents;
     let tiling = Tiling { heads, share, s, keys, key_bytes, causal, block_keys };
     let lists = tiling.lists(device.facts().multiprocessors as usize);
-    device.upload(bytemuck::cast_slice(&table(&lists)))
+    device.upload(bytemuck::cast_slice(&table(&lists, extents.heads_a_batch())))
 }
 
-/// The kernel's parameters: queries, keys, values and output as it takes them, and where the rows'
-/// log-sum-exp goes, if anywhere; scales of queries, keys and values, and the lists of tiles.
-fn parameters(
-    tensors: [&[u8]; 4],
+/// Arguments of the kernel.
+struct Arguments<'a> {
+    /// Queries, keys, values and output, each as the build takes it.
+    tensors: [&'a [u8]; 4],
+    /// Address of the rows' log-sum-exp, or zero.
     lse: u64,
+    lse_strides: Strides,
+    /// Addresses of the scales of queries, keys and values in fp8.
     scales: [u64; 3],
+    /// Address of the lists of tiles.
     tiles: u64,
-    extents: &Extents,
-) -> Parameters {
-    let with_tensors = tensors.into_iter().fold(Parameters::new(), Parameters::bytes);
-    with_tensors
-        .address(lse)
-        .value(scales)
-        .address(tiles)
-        .value(extents.s as i32)
-        .value(extents.keys as i32)
-        .value(extents.share as i32)
 }
 
-/// The kernel over memory that is the caller's.
-pub struct Launch {
-    launch: PreparedLaunch,
-    /// Read by every launch.
-    _tiles: Buffer,
-}
-
-impl Launch {
-    /// Of [`FLASH_WGMMA`], loaded. After it the addresses of queries, keys, values and output, and
-    /// `lse`: that of a float a row for the natural logarithm of its sum of exponentials, or zero.
-    ///
-    /// # Errors
-    /// When device memory is short.
-    pub fn new(
-        loaded: LoadedKernel,
-        [q, k, v, out]: [u64; 4],
-        lse: u64,
-        extents: &Extents,
-        device: &Arc<Device>,
-    ) -> Result<Self, BackendError> {
-        let key_bytes = extents.d * ELEMENT_BYTES as usize;
-        let tiles = tile_lists(extents, device, key_bytes, block_keys(extents))?;
-        let of_group = boxes(extents, GROUP_ROWS);
-        let of_block = key_boxes(extents, block_keys(extents));
-        let tensors = [of_group.map(q)?, of_block.map(k)?, of_block.map(v)?, of_group.map(out)?];
-        let tensors = tensors.each_ref().map(|it| &it[..]);
-        let parameters = parameters(tensors, lse, [0; 3], tiles.address(), extents);
-        let launch = loaded.settled(device, Some(device.facts().multiprocessors), parameters)?;
-        Ok(Self { launch, _tiles: tiles })
-    }
-
-    /// Enqueues it.
-    ///
-    /// # Errors
-    /// When the driver does not take it.
-    pub fn launch(&self) -> Result<(), BackendError> {
-        self.launch.launch()
+impl Arguments<'_> {
+    fn parameters(&self, extents: &Extents) -> Parameters {
+        let with_tensors = self.tensors.into_iter().fold(Parameters::new(), Parameters::bytes);
+        let with_addresses = with_tensors
+            .address(self.lse)
+            .value(self.lse_strides.words())
+            .value(self.scales)
+            .address(self.tiles);
+        let Extents { s, keys, share, .. } = *extents;
+        [s, keys, extents.heads_a_batch(), share]
+            .into_iter()
+            .fold(with_addresses, |all, number| all.value(number as i32))
     }
 }
 
-fn flash_wgmma(
-    problem: &AttentionForward,
-    inputs: &Tensors,
+/// The launch of [`FLASH_WGMMA`] over tensors at these addresses.
+///
+/// # Errors
+/// When the kernel does not load, the driver encodes no map of a tensor, or device memory is short.
+pub fn launches(
     device: &Arc<Device>,
-) -> Result<CudaTask, BackendError> {
-    let extents = Extents::from(&problem.attention);
-    let loaded = FLASH_WGMMA.load(device, &extents)?;
-    let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
-    let out = output(device, "out", &problem.attention)?;
-    let tensors = [q.address(), k.address(), v.address(), out.address()];
-    let main = Launch::new(loaded, tensors, 0, &extents, device)?;
-    let inputs = qkv([&q, &k, &v]);
-    let alive = [q, k, v];
-    Ok(CudaTask::new(device, inputs, vec![out], move |_| {
-        let _alive = &alive;
-        main.launch()
-    }))
+    extents: &Extents,
+    layout: &ForwardLayout,
+    addresses: &ForwardAddresses,
+) -> Result<Launches, BackendError> {
+    let loaded = FLASH_WGMMA.load(device, extents)?;
+    let key_bytes = extents.d * ELEMENT_BYTES as usize;
+    let tiles = tile_lists(extents, device, key_bytes, block_keys(extents))?;
+    let ForwardAddresses { q, k, v, out, lse } = *addresses;
+    let of_group = |strides| boxes(extents, strides, GROUP_ROWS);
+    let of_block = |strides| key_boxes(extents, strides, block_keys(extents));
+    let tensors = [
+        of_group(&layout.q).map(q)?,
+        of_block(&layout.k).map(k)?,
+        of_block(&layout.v).map(v)?,
+        of_group(&layout.out).map(out)?,
+    ];
+    let arguments = Arguments {
+        tensors: tensors.each_ref().map(|map| &map[..]),
+        lse: lse.unwrap_or(0),
+        lse_strides: layout.lse,
+        scales: [0; 3],
+        tiles: tiles.address(),
+    };
+    let blocks = device.facts().multiprocessors;
+    let launch = loaded.settled(device, Some(blocks), arguments.parameters(extents))?;
+    Ok(Launches::new([("forward", launch)]).with_table(tiles))
 }
 
 fn flash_wgmma_fp8(
@@ -288,16 +273,22 @@ fn flash_wgmma_fp8(
     let transposed = scratch(device, transposed_bytes(&extents))?;
     let out = output(device, "out", &problem.attention)?;
     let tiles = tile_lists(&extents, device, extents.d, FP8_BLOCK_KEYS)?;
-    let of_output = boxes(&Extents { dtype: Dtype::Bf16, ..extents }, GROUP_ROWS);
-    let tensors = [
-        &boxes(&extents, GROUP_ROWS).map(q.address())?[..],
-        &boxes(&extents, FP8_BLOCK_KEYS).map(k.address())?,
-        &transposed.address().to_ne_bytes(),
-        &of_output.map(out.address())?,
-    ];
-    let factors = [&scales[0], &scales[1], &scales[2]].map(Buffer::address);
-    let parameters = parameters(tensors, 0, factors, tiles.address(), &extents);
-    let main = main.settled(device, Some(device.facts().multiprocessors), parameters)?;
+    let layout = ForwardLayout::bhsd(&Shape::from(&problem.attention));
+    let of_output = Extents { dtype: Dtype::Bf16, ..extents };
+    let arguments = Arguments {
+        tensors: [
+            &boxes(&extents, &layout.q, GROUP_ROWS).map(q.address())?,
+            &key_boxes(&extents, &layout.k, FP8_BLOCK_KEYS).map(k.address())?,
+            &transposed.address().to_ne_bytes(),
+            &boxes(&of_output, &layout.out, GROUP_ROWS).map(out.address())?,
+        ],
+        lse: 0,
+        lse_strides: layout.lse,
+        scales: [&scales[0], &scales[1], &scales[2]].map(Buffer::address),
+        tiles: tiles.address(),
+    };
+    let blocks = device.facts().multiprocessors;
+    let main = main.settled(device, Some(blocks), arguments.parameters(&extents))?;
     let named = OPERANDS.into_iter().chain(SCALES).zip([&q, &k, &v].into_iter().chain(&scales));
     let inputs: Vec<_> = named.map(|(name, buffer)| Input::new(name, buffer)).collect();
     Ok(CudaTask::new(device, inputs, vec![out], move |_| {
@@ -333,14 +324,21 @@ mod tests {
             _ if parameter.contains('*') => 8,
             _ if parameter.contains("Values") && fp8 => 8,
             _ if parameter.contains("TensorMap") || parameter.contains("Values") => 128,
-            _ if parameter.contains("Scales") => 3 * 8,
+            _ if parameter.contains("Scales") || parameter.contains("Strides") => 3 * 8,
             _ => 4,
         };
         let extents = Extents::of_heads(6, 200, Dtype::Bf16);
         for fp8 in [false, true] {
             let (map, address) = ([0; 128], [0; 8]);
             let values = if fp8 { &address[..] } else { &map };
-            let given = parameters([&map, &map, values, &map], 0, [0; 3], 0, &extents).sizes();
+            let arguments = Arguments {
+                tensors: [&map, &map, values, &map],
+                lse: 0,
+                lse_strides: Strides::bhsd(6, 200, 1),
+                scales: [0; 3],
+                tiles: 0,
+            };
+            let given = arguments.parameters(&extents).sizes();
             let taken: Vec<usize> =
                 kernel_parameters(&FLASH_WGMMA).iter().map(|it| bytes(it, fp8)).collect();
             assert_eq!(given, taken);

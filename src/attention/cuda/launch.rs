@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::layout::{Shape, Strides};
 use crate::attention::components;
 use crate::attention::definition::Attention;
 use crate::kernel_files::kernel_file;
@@ -20,7 +21,9 @@ const MAX_SCORE_BYTES: u64 = 2 << 30;
 /// What builds, grids and memory depend on.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Extents {
-    /// b·h.
+    /// Sequences.
+    pub batch: usize,
+    /// Heads of queries of all sequences.
     pub heads: usize,
     /// Heads of queries that read the same keys.
     pub share: usize,
@@ -34,12 +37,22 @@ pub struct Extents {
     pub causal: bool,
     /// Dtype of inputs and outputs; the output of fp8 is bf16.
     pub dtype: Dtype,
+    /// Strides of rows, where a tensor is not dense `[b, h, s, d]`.
+    pub rows: Option<RowStrides>,
+}
+
+/// Elements from a row to the next one, by tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowStrides {
+    pub q: u64,
+    pub k: u64,
+    pub v: u64,
+    pub grad_out: u64,
 }
 
 impl From<&Attention> for Extents {
     fn from(attention: &Attention) -> Self {
-        let Attention { b, h, s, keys, d, causal, dtype, .. } = *attention;
-        Self { heads: b * h, share: attention.share(), s, keys, d, causal, dtype }
+        Shape::from(attention).extents(None)
     }
 }
 
@@ -89,10 +102,36 @@ fn variants() -> Vec<Extents> {
     variants
 }
 
+/// Macros of a build with strides: those of rows that its loops need.
+pub fn strided<const N: usize>(rows: [(&str, u64); N]) -> Vec<String> {
+    let rows = rows.map(|(name, stride)| format!("{name}={stride}"));
+    ["STRIDED=1".to_owned()].into_iter().chain(rows).collect()
+}
+
+/// Every dense build, and one with strides: `[b, s, h, d]` with 16 heads.
+pub fn strided_variants() -> Vec<Extents> {
+    let of_heads =
+        |heads| Extents { d: 128, causal: true, ..Extents::of_heads(heads, 1, Dtype::Bf16) };
+    let row = 16 * 128;
+    let rows = RowStrides { q: row, k: row, v: row, grad_out: row };
+    let strided = Extents { rows: Some(rows), ..of_heads(16) };
+    variants().into_iter().chain([strided]).collect()
+}
+
 impl Extents {
     /// So many heads with as many keys as queries, of 64 elements, without a mask.
     pub const fn of_heads(heads: usize, s: usize, dtype: Dtype) -> Self {
-        Self { heads, share: 1, s, keys: s, d: 64, causal: false, dtype }
+        Self { batch: 1, heads, share: 1, s, keys: s, d: 64, causal: false, dtype, rows: None }
+    }
+
+    /// Heads of queries of a sequence.
+    pub const fn heads_a_batch(&self) -> usize {
+        self.heads / self.batch
+    }
+
+    /// Heads of keys and values of a sequence.
+    pub const fn key_heads_a_batch(&self) -> usize {
+        self.key_heads() / self.batch
     }
 
     /// Bytes of one tensor like the queries.
@@ -189,12 +228,6 @@ impl Extents {
         Argument::I32(self.s as i32)
     }
 
-    /// `queries`, `keys`, `batch_heads` and `share`, as `flash_mma` takes them.
-    pub const fn sizes(&self) -> [Argument; 4] {
-        let (keys, share) = (self.keys as i32, self.share as i32);
-        [self.seqlen(), Argument::I32(keys), self.batch_heads(), Argument::I32(share)]
-    }
-
     /// `batch_heads`, as some kernels take it.
     pub const fn batch_heads(&self) -> Argument {
         Argument::I32(self.heads as i32)
@@ -223,24 +256,30 @@ pub fn qkv([q, k, v]: [&Buffer; 3]) -> [Input; 3] {
 }
 
 /// A tensor like the queries, of which a kernel copies boxes of so many rows.
-pub fn boxes(extents: &Extents, rows: usize) -> TensorBoxes {
-    boxes_of(extents, [extents.heads, extents.s], rows)
+pub fn boxes(extents: &Extents, strides: &Strides, box_rows: usize) -> TensorBoxes {
+    boxes_of(extents, [extents.heads_a_batch(), extents.s], strides, box_rows)
 }
 
 /// The same of the keys or values.
-pub fn key_boxes(extents: &Extents, rows: usize) -> TensorBoxes {
-    boxes_of(extents, [extents.key_heads(), extents.keys], rows)
+pub fn key_boxes(extents: &Extents, strides: &Strides, box_rows: usize) -> TensorBoxes {
+    boxes_of(extents, [extents.key_heads_a_batch(), extents.keys], strides, box_rows)
 }
 
-fn boxes_of(extents: &Extents, [heads, positions]: [usize; 2], rows: usize) -> TensorBoxes {
+fn boxes_of(
+    extents: &Extents,
+    [heads, positions]: [usize; 2],
+    strides: &Strides,
+    box_rows: usize,
+) -> TensorBoxes {
     TensorBoxes {
         element: match extents.dtype {
             Dtype::F16 => MapElement::F16,
             Dtype::Fp8 => MapElement::Byte,
             _ => MapElement::Bf16,
         },
-        extents: [heads, positions, extents.d].map(|extent| extent as u64),
-        box_rows: rows as u32,
+        extents: [extents.batch, heads, positions, extents.d].map(|extent| extent as u64),
+        strides: strides.words(),
+        box_rows: box_rows as u32,
     }
 }
 

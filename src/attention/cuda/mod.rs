@@ -15,6 +15,8 @@ mod forward;
 mod forward_decode;
 mod forward_wgmma;
 mod launch;
+mod launches;
+mod layout;
 mod saved;
 mod tile_lists;
 
@@ -24,6 +26,11 @@ use kernelgate::backend::Implementation;
 use kernelgate_cuda::spec::{ListedKernel, list};
 
 pub use components::{SCORES, SOFTMAX, VALUES};
+pub use launches::{
+    Backward, BackwardAddresses, Forward, ForwardAddresses, Launches, Scratch, ScratchBytes, Step,
+    SumOrder, Technique,
+};
+pub use layout::{BackwardLayout, ForwardLayout, Shape, Strides, Unsupported};
 
 /// Forward ladder, and the library.
 pub fn forward() -> impl Iterator<Item = &'static Implementation<AttentionForward>> {

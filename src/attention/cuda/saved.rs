@@ -5,13 +5,14 @@
 
 use std::sync::Arc;
 
-use super::forward::FLASH_MMA;
-use super::forward_wgmma::{FLASH_WGMMA, Launch};
 use super::launch::{Extents, scratch, upload};
+use super::launches::{Forward, ForwardAddresses, Technique};
+use super::layout::{ForwardLayout, Shape};
+use crate::attention::definition::Attention;
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::{self, Input};
 use kernelgate::workload::Tensors;
-use kernelgate_cuda::{Argument, Buffer, Device};
+use kernelgate_cuda::{Buffer, Device};
 
 /// What a backward starts from.
 pub struct BackwardInputs {
@@ -44,44 +45,43 @@ impl BackwardInputs {
     }
 
     /// Fills `out` and `lse`.
-    fn save_by_wgmma(&self, extents: &Extents, device: &Arc<Device>) -> Result<(), BackendError> {
-        let tensors = [&self.q, &self.k, &self.v, &self.out].map(Buffer::address);
-        let loaded = FLASH_WGMMA.load(device, extents)?;
-        let forward = Launch::new(loaded, tensors, self.lse.address(), extents, device)?;
-        forward.launch()?;
+    fn save(
+        &self,
+        attention: &Attention,
+        technique: Technique,
+        device: &Arc<Device>,
+    ) -> Result<(), BackendError> {
+        let shape = Shape::from(attention);
+        let forward = Forward::new(device, &shape, &ForwardLayout::bhsd(&shape), technique)?;
+        let launches = forward.launches(&ForwardAddresses {
+            q: self.q.address(),
+            k: self.k.address(),
+            v: self.v.address(),
+            out: self.out.address(),
+            lse: Some(self.lse.address()),
+        })?;
+        launches.launch()?;
         // Before the lists of tiles are freed.
-        device.synchronize()
-    }
-
-    /// The same on every architecture.
-    fn save_by_mma(&self, extents: &Extents, device: &Arc<Device>) -> Result<(), BackendError> {
-        let forward = FLASH_MMA.load(device, extents)?;
-        let tensors = [&self.q, &self.k, &self.v, &self.out, &self.lse].map(Argument::from);
-        forward.launch(&[&tensors[..], &extents.sizes()].concat())?;
         device.synchronize()
     }
 }
 
 /// Uploads the inputs and runs the forward, which is not part of the problem.
 pub fn save(
-    extents: &Extents,
+    attention: &Attention,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<BackwardInputs, BackendError> {
-    let saved = BackwardInputs::uploaded(extents, inputs, device)?;
-    let most = device.shared_bytes_a_block()?;
-    if FLASH_WGMMA.unmet_by(extents, &device.facts().arch, most).is_none() {
-        saved.save_by_wgmma(extents, device)?;
-    } else {
-        saved.save_by_mma(extents, device)?;
-    }
+    let saved = BackwardInputs::uploaded(&Extents::from(attention), inputs, device)?;
+    let technique = Technique::fastest(device, &Shape::from(attention))?;
+    saved.save(attention, technique, device)?;
     Ok(saved)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::definition::{Attention, Heads};
+    use crate::attention::definition::Heads;
     use crate::gpu_tests::gpu;
     use kernelgate::workload::Dtype;
 
@@ -119,7 +119,6 @@ mod tests {
     #[test]
     fn both_forwards_save_the_log_sum_exp_of_the_reference() {
         let Some((device, _alone)) = gpu() else { return };
-        let most = device.shared_bytes_a_block().unwrap();
         // Heads of queries and of keys; a row, edges of tiles and of blocks of keys, several tiles
         // a multiprocessor.
         for (h, h_kv, s) in [
@@ -141,18 +140,18 @@ mod tests {
                     let expected = log_sum_exps(&attention, &inputs);
                     let extents = Extents::from(&attention);
                     let saved = BackwardInputs::uploaded(&extents, &inputs, &device).unwrap();
-                    let check = |forward: &str, run: &dyn Fn() -> Result<(), BackendError>| {
+                    let check = |technique| {
                         // NaN in every row.
                         saved.lse.fill(0xff).unwrap();
-                        run().unwrap();
+                        saved.save(&attention, technique, &device).unwrap();
                         let mut found = vec![0f32; expected.len()];
                         saved.lse.download(bytemuck::cast_slice_mut(&mut found)).unwrap();
                         let error = largest_error(&found, &expected);
-                        assert!(error <= MOST, "{forward}, {attention:?}: {error:.1e}");
+                        assert!(error <= MOST, "{technique:?}, {attention:?}: {error:.1e}");
                     };
-                    check("mma", &|| saved.save_by_mma(&extents, &device));
-                    if FLASH_WGMMA.unmet_by(&extents, &device.facts().arch, most).is_none() {
-                        check("wgmma", &|| saved.save_by_wgmma(&extents, &device));
+                    check(Technique::FlashMma);
+                    if device.facts().arch == "sm_90a" {
+                        check(Technique::FlashWgmma);
                     }
                 }
             }

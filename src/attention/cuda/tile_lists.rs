@@ -131,12 +131,16 @@ impl Tiling {
     }
 }
 
-/// The lists as the kernel reads them: the first tile of every block, the second ones, and so on;
-/// of a tile the row with the warpgroups in its low bits, and the head. Zeros end each list.
-pub fn table(lists: &[Vec<Tile>]) -> Vec<i32> {
+/// The lists as the kernel reads them: the first tile of every block, the second ones, and so on.
+/// Each tile is its row, its warpgroups, its head of a sequence with so many, and the sequence.
+/// Zeros end each list.
+pub fn table(lists: &[Vec<Tile>], heads_a_batch: usize) -> Vec<i32> {
     let longest = lists.iter().map(Vec::len).max().unwrap_or(0);
     let entry = |tile: Option<&Tile>| {
-        tile.map_or([0, 0], |tile| [(tile.row | tile.groups) as i32, tile.head as i32])
+        tile.map_or([0; 4], |tile| {
+            [tile.row, tile.groups, tile.head % heads_a_batch, tile.head / heads_a_batch]
+                .map(|number| number as i32)
+        })
     };
     (0..=longest)
         .flat_map(|index| lists.iter().flat_map(move |list| entry(list.get(index))))
@@ -235,6 +239,8 @@ mod tests {
     fn the_table_is_in_the_kernels_order() {
         let tile = |head, row, groups| Tile { head, row, groups };
         let lists = [vec![tile(4, 192, 3), tile(2, 64, 1)], vec![tile(7, 0, 2)]];
-        assert_eq!(table(&lists), [195, 4, 2, 7, 65, 2, 0, 0, 0, 0, 0, 0]);
+        let first = [192, 3, 1, 1, 0, 2, 1, 2];
+        let second = [64, 1, 2, 0, 0, 0, 0, 0];
+        assert_eq!(table(&lists, 3), [first, second, [0; 8]].concat());
     }
 }

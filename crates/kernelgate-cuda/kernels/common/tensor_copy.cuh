@@ -9,23 +9,28 @@ struct __align__(64) TensorMap {
   u64 words[16];
 };
 
-// Starts the copy of a box to shared memory: its first element is (x, y, z), x along the rows. What
-// lies outside the tensor is filled with zeros, and counts in the barrier's bytes too.
-__device__ __forceinline__ void copy_box(u32 to, const TensorMap& map, int x, int y, int z,
+// The first element of a box in a tensor of batches of matrices.
+struct BoxOrigin {
+  int column, row, matrix, batch;
+};
+
+// Starts the copy of a box to shared memory. Elements outside the tensor become zeros, and count in
+// the barrier's bytes too.
+__device__ __forceinline__ void copy_box(u32 to, const TensorMap& map, const BoxOrigin& at,
                                          u32 barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
-      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
+      "l"(&map), "r"(at.column), "r"(at.row), "r"(at.matrix), "r"(at.batch), "r"(barrier)
       : "memory");
 }
 
-// Starts the copy of a box from shared memory; what lies outside the tensor is not written.
-__device__ __forceinline__ void store_box(const TensorMap& map, int x, int y, int z, u32 from) {
+// Starts the copy of a box from shared memory. Elements outside the tensor are not written.
+__device__ __forceinline__ void store_box(const TensorMap& map, const BoxOrigin& at, u32 from) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(
-          &map),
-      "r"(x), "r"(y), "r"(z), "r"(from)
+      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::
+          "l"(&map),
+      "r"(at.column), "r"(at.row), "r"(at.matrix), "r"(at.batch), "r"(from)
       : "memory");
 }
 

@@ -1,6 +1,6 @@
 //! Tensor maps: how a copy engine finds boxes of a tensor (`common/tensor_copy.cuh`).
 //!
-//! Deliberately absent: strides, layouts other than the one that `wgmma` reads, other ranks.
+//! Deliberately absent: swizzles other than the one that `wgmma` reads, other ranks.
 
 use std::ffi::c_void;
 
@@ -34,17 +34,33 @@ const BOX_ROW_BYTES: u64 = 128;
 /// Most rows of a box.
 const MAX_BOX_ROWS: u32 = 256;
 
-/// A tensor of matrices `[matrices][rows][columns]`, dense, of which boxes of 128 bytes of
-/// columns are copied. In shared memory a row of a box has its 16-byte chunks XOR-swizzled by the row's last
-/// three bits.
+/// Addresses and strides that a copy engine reads are multiples of so many bytes.
+pub const COPY_ALIGNMENT: u64 = 16;
+/// Strides are below this, in bytes.
+const STRIDE_LIMIT: u64 = 1 << 40;
+
+/// A tensor `[batches][matrices][rows][columns]` with contiguous columns, of which boxes of 128
+/// bytes of columns are copied. In shared memory a row of a box has its 16-byte chunks XOR-swizzled
+/// by the row's last three bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorBoxes {
     /// Its elements.
     pub element: MapElement,
-    /// Matrices, rows and columns; columns are a multiple of a box's.
-    pub extents: [u64; 3],
+    /// Batches, matrices, rows and columns; columns are a multiple of a box's.
+    pub extents: [u64; 4],
+    /// Elements from a batch, a matrix and a row to the next one, in any order of size.
+    pub strides: [u64; 3],
     /// Rows of a box, at most 256.
     pub box_rows: u32,
+}
+
+/// Arguments of the driver's encoder: the innermost dimension first, strides in bytes without that
+/// of columns.
+#[derive(Debug, PartialEq, Eq)]
+struct Encoding {
+    extents: [u64; 4],
+    strides: [u64; 3],
+    box_extents: [u32; 4],
 }
 
 impl TensorBoxes {
@@ -53,19 +69,16 @@ impl TensorBoxes {
     /// # Errors
     /// When it is no such tensor, or the driver refuses.
     pub fn map(&self, address: u64) -> Result<[u8; 128], BackendError> {
-        self.check().map_err(|problem| {
-            BackendError::Launch(format!("failed to map {:?}: {problem}", self.extents))
-        })?;
-        let [matrices, rows, columns] = self.extents;
+        let Encoding { extents, strides, box_extents } =
+            self.encoding(address).map_err(|problem| {
+                BackendError::Launch(format!("failed to map {:?}: {problem}", self.extents))
+            })?;
         let element = match self.element {
             MapElement::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
             MapElement::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
             MapElement::Byte => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
         };
-        let extents = [columns, rows, matrices];
-        let row_bytes = columns * self.element.bytes();
-        let strides = [row_bytes, rows * row_bytes];
-        let (boxed, steps) = ([self.box_columns() as u32, self.box_rows, 1], [1; 3]);
+        let steps = [1; 4];
         let mut map = sys::CUtensorMap { opaque: [0; 16] };
         // SAFETY: the arrays have as many entries as the rank asks for and outlive the call, which
         // writes the map only; the address is not followed.
@@ -77,7 +90,7 @@ impl TensorBoxes {
                 address as *mut c_void,
                 extents.as_ptr(),
                 strides.as_ptr(),
-                boxed.as_ptr(),
+                box_extents.as_ptr(),
                 steps.as_ptr(),
                 sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
                 sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
@@ -94,9 +107,8 @@ impl TensorBoxes {
         BOX_ROW_BYTES / self.element.bytes()
     }
 
-    /// Whether it is a tensor as described.
-    fn check(&self) -> Result<(), String> {
-        let [.., columns] = self.extents;
+    fn encoding(&self, address: u64) -> Result<Encoding, String> {
+        let [batches, matrices, rows, columns] = self.extents;
         let of_box = self.box_columns();
         if columns == 0 || !columns.is_multiple_of(of_box) {
             return Err(format!("{columns} columns are no multiple of {of_box}"));
@@ -104,7 +116,27 @@ impl TensorBoxes {
         if self.box_rows == 0 || self.box_rows > MAX_BOX_ROWS {
             return Err(format!("a box has 1 to {MAX_BOX_ROWS} rows, not {}", self.box_rows));
         }
-        Ok(())
+        if !address.is_multiple_of(COPY_ALIGNMENT) {
+            return Err(format!("address {address:#x} is no multiple of {COPY_ALIGNMENT}"));
+        }
+        let [batch, matrix, row] = self.strides.map(|stride| stride * self.element.bytes());
+        let mut strides = [(rows, row), (matrices, matrix), (batches, batch)];
+        for (extent, stride) in &mut strides {
+            if *extent == 1 {
+                // No copy uses it, but the encoder checks it.
+                *stride = columns * self.element.bytes();
+            }
+            if !stride.is_multiple_of(COPY_ALIGNMENT) || *stride >= STRIDE_LIMIT {
+                return Err(format!(
+                    "a stride of {stride} bytes is no multiple of {COPY_ALIGNMENT} below 2^40"
+                ));
+            }
+        }
+        Ok(Encoding {
+            extents: [columns, rows, matrices, batches],
+            strides: strides.map(|(_, stride)| stride),
+            box_extents: [of_box as u32, self.box_rows, 1, 1],
+        })
     }
 }
 
@@ -114,15 +146,47 @@ mod tests {
     use crate::testing::gpu;
     use crate::{LaunchDims, Parameters, PreparedLaunch, Source};
 
-    const TENSOR: TensorBoxes =
-        TensorBoxes { element: MapElement::Bf16, extents: [2, 5, 64], box_rows: 8 };
+    /// One batch of two matrices, whose rows alternate: `[rows][matrices][columns]`.
+    const TENSOR: TensorBoxes = TensorBoxes {
+        element: MapElement::Bf16,
+        extents: [1, 2, 5, 64],
+        strides: [640, 64, 128],
+        box_rows: 8,
+    };
 
     #[test]
-    fn what_is_no_such_tensor_is_refused() {
-        assert_eq!(TENSOR.check(), Ok(()));
-        let refused = |boxes: TensorBoxes| boxes.check().unwrap_err();
+    fn strides_are_encoded_in_bytes_and_innermost_first() {
+        let batches = TensorBoxes { extents: [3, 2, 5, 64], ..TENSOR };
         assert_eq!(
-            refused(TensorBoxes { extents: [2, 5, 65], ..TENSOR }),
+            batches.encoding(0x1000),
+            Ok(Encoding {
+                extents: [64, 5, 2, 3],
+                strides: [256, 128, 1280],
+                box_extents: [64, 8, 1, 1]
+            })
+        );
+        // Nothing steps from the only batch to a next one.
+        let only = TensorBoxes { strides: [7, 64, 128], ..TENSOR };
+        assert_eq!(only.encoding(0x1000).unwrap().strides, [256, 128, 128]);
+    }
+
+    #[test]
+    fn addresses_and_strides_off_sixteen_bytes_are_refused() {
+        let refused = |boxes: TensorBoxes, address| boxes.encoding(address).unwrap_err();
+        assert_eq!(refused(TENSOR, 0x1008), "address 0x1008 is no multiple of 16");
+        assert_eq!(
+            refused(TensorBoxes { strides: [640, 64, 130], ..TENSOR }, 0),
+            "a stride of 260 bytes is no multiple of 16 below 2^40"
+        );
+        let far = TensorBoxes { strides: [640, 1 << 40, 128], ..TENSOR };
+        assert!(refused(far, 0).ends_with("below 2^40"));
+    }
+
+    #[test]
+    fn boxes_that_no_copy_moves_are_refused() {
+        let refused = |boxes: TensorBoxes| boxes.encoding(0).unwrap_err();
+        assert_eq!(
+            refused(TensorBoxes { extents: [1, 2, 5, 65], ..TENSOR }),
             "65 columns are no multiple of 64"
         );
         assert_eq!(
@@ -147,7 +211,7 @@ extern "C" __global__ void unswizzled(const __grid_constant__ TensorMap map, u16
     barrier_init(full, 1);
     barrier_init_fence();
     barrier_expect(full, 8 * 128);
-    copy_box(base, map, 0, 0, 1, full);
+    copy_box(base, map, {0, 0, 1, 0}, full);
   }
   __syncthreads();
   barrier_wait(full, 0);
@@ -174,8 +238,10 @@ extern "C" __global__ void unswizzled(const __grid_constant__ TensorMap map, u16
         PreparedLaunch::new(&device, kernel, dims, parameters).unwrap().launch().unwrap();
         let mut copied = vec![0; 8 * 128];
         out.download(&mut copied).unwrap();
-        // The second matrix has five rows of the eight.
-        assert_eq!(copied[..5 * 128], values[5 * 128..]);
+        // The second matrix has five rows of the eight: every other one in memory.
+        for (row, bytes) in copied[..5 * 128].chunks(128).enumerate() {
+            assert_eq!(bytes, &values[(2 * row + 1) * 128..][..128], "row {row}");
+        }
         assert!(copied[5 * 128..].iter().all(|&byte| byte == 0));
     }
 }

@@ -1,0 +1,504 @@
+//! Shapes and memory layouts of tensors that are the caller's, and the reasons to decline them.
+
+use super::launch::{Extents, RowStrides};
+use crate::attention::definition::Attention;
+use kernelgate::backend::BackendError;
+use kernelgate::workload::Dtype;
+use kernelgate_cuda::COPY_ALIGNMENT;
+
+/// What a kernel of attention computes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Shape {
+    /// Sequences.
+    pub batch: usize,
+    /// Heads of queries of a sequence.
+    pub heads: usize,
+    /// Heads of keys and values of a sequence, of which `heads` is a multiple.
+    pub key_heads: usize,
+    /// Queries of a head.
+    pub queries: usize,
+    /// Keys of a head.
+    pub keys: usize,
+    /// Elements of a row: 64 or 128. Other dimensions are declined. To compute a smaller one, pad the
+    /// rows of q, k and v with zeros and multiply q by `sqrt(padded / head_dim)`, and the gradient of q
+    /// by the same factor: scores are divided by the root of the padded dimension.
+    pub head_dim: usize,
+    /// Whether the last query sees all keys, and each before it one less than the next.
+    pub causal: bool,
+    /// Dtype of every tensor but lse: bf16 or f16.
+    pub dtype: Dtype,
+}
+
+impl From<&Attention> for Shape {
+    fn from(attention: &Attention) -> Self {
+        let Attention { b, h, h_kv, s, keys, d, causal, dtype, .. } = *attention;
+        let (batch, heads, key_heads, queries, head_dim) = (b, h, h_kv, s, d);
+        Self { batch, heads, key_heads, queries, keys, head_dim, causal, dtype }
+    }
+}
+
+impl Shape {
+    /// Whether there are kernels for it.
+    ///
+    /// # Errors
+    /// The first reason against it.
+    pub fn check(&self) -> Result<(), Unsupported> {
+        let Self { batch, heads, key_heads, queries, keys, head_dim, causal, dtype } = *self;
+        let extents = [batch * heads, key_heads, queries, keys];
+        if extents.iter().any(|&extent| extent == 0 || i32::try_from(extent).is_err()) {
+            return Err(Unsupported::Extents { batch, heads, key_heads, queries, keys });
+        }
+        if !matches!(dtype, Dtype::Bf16 | Dtype::F16) {
+            return Err(Unsupported::Dtype { dtype: dtype.name() });
+        }
+        if ![64, 128].contains(&head_dim) {
+            return Err(Unsupported::HeadDim { head_dim });
+        }
+        if !heads.is_multiple_of(key_heads) {
+            return Err(Unsupported::Heads { heads, key_heads });
+        }
+        if causal && keys < queries {
+            return Err(Unsupported::CausalKeys { keys, queries });
+        }
+        Ok(())
+    }
+
+    /// Whether there are kernels for its gradients.
+    ///
+    /// # Errors
+    /// As [`Self::check`]; also when keys and queries differ in number.
+    pub fn check_gradients(&self) -> Result<(), Unsupported> {
+        self.check()?;
+        let Self { keys, queries, .. } = *self;
+        if keys == queries { Ok(()) } else { Err(Unsupported::CrossGradients { keys, queries }) }
+    }
+
+    /// As the kernels' rows take it; of a tensor that is not dense, with the strides of rows.
+    pub(super) fn extents(&self, rows: Option<RowStrides>) -> Extents {
+        let Self { batch, heads, key_heads, queries, keys, head_dim, causal, dtype } = *self;
+        Extents {
+            batch,
+            heads: batch * heads,
+            share: heads / key_heads,
+            s: queries,
+            keys,
+            d: head_dim,
+            causal,
+            dtype,
+            rows,
+        }
+    }
+
+    const fn like_queries(&self) -> [usize; 4] {
+        [self.batch, self.heads, self.queries, self.head_dim]
+    }
+
+    const fn like_keys(&self) -> [usize; 4] {
+        [self.batch, self.key_heads, self.keys, self.head_dim]
+    }
+}
+
+/// Elements from a sequence, a head and a row of a tensor to the next one. Elements of a row are
+/// contiguous; lse has one element a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Strides {
+    /// To the next sequence.
+    pub batch: u64,
+    /// To the same row of the next head.
+    pub head: u64,
+    /// To the next row of the head.
+    pub row: u64,
+}
+
+impl Strides {
+    /// A dense tensor `[b, h, s, d]` of so many heads, rows of a head and elements of a row.
+    pub const fn bhsd(heads: usize, rows: usize, row: usize) -> Self {
+        let (heads, rows, row) = (heads as u64, rows as u64, row as u64);
+        Self { batch: heads * rows * row, head: rows * row, row }
+    }
+
+    /// A dense tensor `[b, s, h, d]`.
+    pub const fn bshd(heads: usize, rows: usize, row: usize) -> Self {
+        let (heads, rows, row) = (heads as u64, rows as u64, row as u64);
+        Self { batch: rows * heads * row, head: row, row: heads * row }
+    }
+
+    /// As kernels take them.
+    pub(super) const fn words(&self) -> [u64; 3] {
+        [self.batch, self.head, self.row]
+    }
+
+    /// Whether they are those of a tensor `[b, h, s, d]` of that shape.
+    fn is_dense(&self, [_, heads, rows, row]: [usize; 4]) -> bool {
+        *self == Self::bhsd(heads, rows, row)
+    }
+
+    /// Whether copies of 16 bytes find the rows of a tensor of 16-bit elements, each after the end of
+    /// the one before.
+    fn check(
+        &self,
+        tensor: &'static str,
+        [batch, heads, rows, row]: [usize; 4],
+    ) -> Result<(), Unsupported> {
+        for (dimension, extent, stride) in
+            [("batch", batch, self.batch), ("head", heads, self.head), ("row", rows, self.row)]
+        {
+            if extent > 1 && stride < row as u64 {
+                return Err(Unsupported::Overlap { tensor, dimension, stride, row });
+            }
+            let bytes = stride.saturating_mul(ELEMENT_BYTES);
+            let copied = bytes.is_multiple_of(COPY_ALIGNMENT) && bytes < STRIDE_LIMIT;
+            if extent > 1 && row > 1 && !copied {
+                return Err(Unsupported::Stride { tensor, dimension, bytes });
+            }
+        }
+        Ok(())
+    }
+}
+
+const ELEMENT_BYTES: u64 = 2;
+/// Tensor maps have smaller strides.
+const STRIDE_LIMIT: u64 = 1 << 40;
+
+/// Layouts of the forward's tensors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ForwardLayout {
+    /// Queries.
+    pub q: Strides,
+    /// Keys.
+    pub k: Strides,
+    /// Values.
+    pub v: Strides,
+    /// Output.
+    pub out: Strides,
+    /// Natural logarithms of the rows' sums of exponentials, fp32.
+    pub lse: Strides,
+}
+
+impl ForwardLayout {
+    /// Every tensor dense as `[b, h, s, d]`, lse as `[b, h, s]`.
+    pub fn bhsd(shape: &Shape) -> Self {
+        Self::from_order(shape, Strides::bhsd)
+    }
+
+    /// Every tensor dense as `[b, s, h, d]`, lse as `[b, h, s]`.
+    pub fn bshd(shape: &Shape) -> Self {
+        Self { lse: Self::bhsd(shape).lse, ..Self::from_order(shape, Strides::bshd) }
+    }
+
+    /// `strides` has the strides of so many heads, rows and elements of a row.
+    fn from_order(shape: &Shape, strides: fn(usize, usize, usize) -> Strides) -> Self {
+        let Shape { heads, key_heads, queries, keys, head_dim, .. } = *shape;
+        let like_queries = strides(heads, queries, head_dim);
+        let like_keys = strides(key_heads, keys, head_dim);
+        let lse = strides(heads, queries, 1);
+        Self { q: like_queries, k: like_keys, v: like_keys, out: like_queries, lse }
+    }
+
+    pub(super) fn check(&self, shape: &Shape) -> Result<(), Unsupported> {
+        shape.check()?;
+        let (queries, keys) = (shape.like_queries(), shape.like_keys());
+        self.q.check("q", queries)?;
+        self.k.check("k", keys)?;
+        self.v.check("v", keys)?;
+        self.out.check("out", queries)?;
+        self.lse.check("lse", of_rows(queries))
+    }
+
+    /// `None` where every tensor is dense `[b, h, s, d]`.
+    pub(super) fn rows(&self, shape: &Shape) -> Option<RowStrides> {
+        let (queries, keys) = (shape.like_queries(), shape.like_keys());
+        let dense = self.q.is_dense(queries)
+            && self.k.is_dense(keys)
+            && self.v.is_dense(keys)
+            && self.out.is_dense(queries)
+            && self.lse.is_dense(of_rows(queries));
+        let rows =
+            RowStrides { q: self.q.row, k: self.k.row, v: self.v.row, grad_out: self.out.row };
+        (!dense).then_some(rows)
+    }
+}
+
+/// Layouts of the backward's tensors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BackwardLayout {
+    /// Tensors of the forward.
+    pub forward: ForwardLayout,
+    /// Gradient of the output.
+    pub grad_out: Strides,
+    /// Gradient of the queries.
+    pub grad_q: Strides,
+    /// Gradient of the keys.
+    pub grad_k: Strides,
+    /// Gradient of the values.
+    pub grad_v: Strides,
+}
+
+impl BackwardLayout {
+    /// Each gradient as its tensor.
+    pub const fn like(forward: ForwardLayout) -> Self {
+        let ForwardLayout { q, k, v, out, .. } = forward;
+        Self { forward, grad_out: out, grad_q: q, grad_k: k, grad_v: v }
+    }
+
+    pub(super) fn check(&self, shape: &Shape) -> Result<(), Unsupported> {
+        shape.check_gradients()?;
+        self.forward.check(shape)?;
+        let (queries, keys) = (shape.like_queries(), shape.like_keys());
+        self.grad_out.check("grad_out", queries)?;
+        self.grad_q.check("grad_q", queries)?;
+        self.grad_k.check("grad_k", keys)?;
+        self.grad_v.check("grad_v", keys)
+    }
+
+    /// As [`ForwardLayout::rows`].
+    pub(super) fn rows(&self, shape: &Shape) -> Option<RowStrides> {
+        let (queries, keys) = (shape.like_queries(), shape.like_keys());
+        let dense = self.forward.rows(shape).is_none()
+            && self.grad_out.is_dense(queries)
+            && self.grad_q.is_dense(queries)
+            && self.grad_k.is_dense(keys)
+            && self.grad_v.is_dense(keys);
+        let ForwardLayout { q, k, v, .. } = self.forward;
+        let rows = RowStrides { q: q.row, k: k.row, v: v.row, grad_out: self.grad_out.row };
+        (!dense).then_some(rows)
+    }
+}
+
+/// A shape of one element a row.
+const fn of_rows([batch, heads, rows, _]: [usize; 4]) -> [usize; 4] {
+    [batch, heads, rows, 1]
+}
+
+/// Whether copies of 16 bytes can begin at the tensors.
+pub(super) fn check_addresses(tensors: &[(&'static str, u64)]) -> Result<(), Unsupported> {
+    let unaligned = |(_, address): &&(&str, u64)| !address.is_multiple_of(COPY_ALIGNMENT);
+    match tensors.iter().find(unaligned) {
+        Some(&(tensor, address)) => Err(Unsupported::Address { tensor, address }),
+        None => Ok(()),
+    }
+}
+
+/// Why no kernel here computes it. A row that gets one of these is skipped with the reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Unsupported {
+    /// An extent is zero or does not fit 32 bits.
+    #[error(
+        "{batch} sequences of {heads} heads of {queries} queries and {key_heads} heads of {keys} \
+         keys: each number, and the heads of all sequences, is 1 to 2^31 - 1"
+    )]
+    Extents {
+        /// Sequences.
+        batch: usize,
+        /// Heads of queries.
+        heads: usize,
+        /// Heads of keys.
+        key_heads: usize,
+        /// Queries of a head.
+        queries: usize,
+        /// Keys of a head.
+        keys: usize,
+    },
+    /// Neither bf16 nor f16.
+    #[error("dtype {dtype}: computes bf16 and f16 only")]
+    Dtype {
+        /// Its name.
+        dtype: &'static str,
+    },
+    /// Neither 64 nor 128.
+    #[error("head dimension {head_dim}: computes 64 and 128 only; pad smaller ones with zeros")]
+    HeadDim {
+        /// Elements of a row.
+        head_dim: usize,
+    },
+    /// Heads of queries cannot be shared out.
+    #[error("{heads} heads of queries are no multiple of {key_heads} heads of keys")]
+    Heads {
+        /// Heads of queries.
+        heads: usize,
+        /// Heads of keys.
+        key_heads: usize,
+    },
+    /// A causal query without a key.
+    #[error("a causal mask needs a key for each query: {keys} keys, {queries} queries")]
+    CausalKeys {
+        /// Keys of a head.
+        keys: usize,
+        /// Queries of a head.
+        queries: usize,
+    },
+    /// Gradients where keys and queries differ in number.
+    #[error("gradients need as many keys as queries: {keys} keys, {queries} queries")]
+    CrossGradients {
+        /// Keys of a head.
+        keys: usize,
+        /// Queries of a head.
+        queries: usize,
+    },
+    /// Gradients of grouped heads by kernels that have none.
+    #[error(
+        "the backward of flash_mma needs as many heads of keys as of queries: {key_heads} and \
+         {heads}"
+    )]
+    GroupedGradients {
+        /// Heads of queries.
+        heads: usize,
+        /// Heads of keys.
+        key_heads: usize,
+    },
+    /// Sums in a fixed order by kernels that have none.
+    #[error("flash_mma adds to the gradient of the queries in any order")]
+    FixedOrder,
+    /// A tensor that copies of 16 bytes cannot begin at.
+    #[error("{tensor}: address {address:#x} is no multiple of 16")]
+    Address {
+        /// The tensor.
+        tensor: &'static str,
+        /// Where it begins.
+        address: u64,
+    },
+    /// A stride that copies of 16 bytes cannot follow.
+    #[error("{tensor}: {dimension} stride of {bytes} bytes is no multiple of 16 below 2^40")]
+    Stride {
+        /// The tensor.
+        tensor: &'static str,
+        /// `batch`, `head` or `row`.
+        dimension: &'static str,
+        /// The stride.
+        bytes: u64,
+    },
+    /// A stride shorter than a row.
+    #[error("{tensor}: rows of {row} elements overlap: {dimension} stride of {stride} elements")]
+    Overlap {
+        /// The tensor.
+        tensor: &'static str,
+        /// `batch`, `head` or `row`.
+        dimension: &'static str,
+        /// Elements of the stride.
+        stride: u64,
+        /// Elements of a row.
+        row: usize,
+    },
+}
+
+impl From<Unsupported> for BackendError {
+    fn from(reason: Unsupported) -> Self {
+        Self::Unsupported(reason.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: Shape = Shape {
+        batch: 2,
+        heads: 6,
+        key_heads: 2,
+        queries: 77,
+        keys: 77,
+        head_dim: 64,
+        causal: true,
+        dtype: Dtype::Bf16,
+    };
+
+    #[test]
+    fn strides_follow_the_order_of_dimensions() {
+        assert_eq!(Strides::bhsd(6, 77, 64), Strides { batch: 29_568, head: 4928, row: 64 });
+        assert_eq!(Strides::bshd(6, 77, 64), Strides { batch: 29_568, head: 64, row: 384 });
+        let layout = ForwardLayout::bshd(&SHAPE);
+        assert_eq!(layout.lse, Strides { batch: 462, head: 77, row: 1 });
+        assert_eq!((layout.k.row, layout.out.row), (128, 384));
+    }
+
+    #[test]
+    fn both_dense_layouts_and_packed_tensors_are_supported() {
+        assert_eq!(ForwardLayout::bhsd(&SHAPE).check(&SHAPE), Ok(()));
+        let rows_first = ForwardLayout::bshd(&SHAPE);
+        assert_eq!(rows_first.check(&SHAPE), Ok(()));
+        assert_eq!(BackwardLayout::like(rows_first).check(&SHAPE), Ok(()));
+        // q, k and v in one tensor [b, s, h + 2 h_kv, d].
+        let packed = Strides { batch: 77 * 10 * 64, head: 64, row: 10 * 64 };
+        let packed = ForwardLayout { q: packed, k: packed, v: packed, ..rows_first };
+        assert_eq!(packed.check(&SHAPE), Ok(()));
+    }
+
+    #[test]
+    fn only_a_tensor_that_is_not_dense_needs_a_build_with_strides() {
+        let (dense, rows_first) = (ForwardLayout::bhsd(&SHAPE), ForwardLayout::bshd(&SHAPE));
+        assert_eq!(dense.rows(&SHAPE), None);
+        let rows = RowStrides { q: 384, k: 128, v: 128, grad_out: 384 };
+        assert_eq!(rows_first.rows(&SHAPE), Some(rows));
+        let backward = BackwardLayout::like(dense);
+        assert_eq!(backward.rows(&SHAPE), None);
+        let one = BackwardLayout { grad_k: rows_first.k, ..backward };
+        assert_eq!(one.rows(&SHAPE), Some(RowStrides { q: 64, k: 64, v: 64, grad_out: 64 }));
+    }
+
+    #[test]
+    fn shapes_without_a_kernel_have_a_reason() {
+        let reason = |shape: Shape| shape.check().unwrap_err();
+        assert_eq!(reason(Shape { head_dim: 80, ..SHAPE }), Unsupported::HeadDim { head_dim: 80 });
+        assert_eq!(
+            reason(Shape { dtype: Dtype::F32, ..SHAPE }),
+            Unsupported::Dtype { dtype: "f32" }
+        );
+        assert_eq!(
+            reason(Shape { key_heads: 4, ..SHAPE }),
+            Unsupported::Heads { heads: 6, key_heads: 4 }
+        );
+        assert_eq!(
+            reason(Shape { keys: 76, ..SHAPE }),
+            Unsupported::CausalKeys { keys: 76, queries: 77 }
+        );
+        assert!(matches!(reason(Shape { keys: 0, ..SHAPE }), Unsupported::Extents { .. }));
+        let more = Shape { keys: 78, ..SHAPE };
+        assert_eq!(more.check(), Ok(()));
+        assert_eq!(
+            more.check_gradients(),
+            Err(Unsupported::CrossGradients { keys: 78, queries: 77 })
+        );
+    }
+
+    #[test]
+    fn tensors_that_no_copy_finds_have_a_reason() {
+        let layout = ForwardLayout::bshd(&SHAPE);
+        let row = Strides { row: 388, ..layout.q };
+        assert_eq!(
+            ForwardLayout { q: row, ..layout }.check(&SHAPE),
+            Err(Unsupported::Stride { tensor: "q", dimension: "row", bytes: 776 })
+        );
+        let head = Strides { head: 32, ..layout.k };
+        assert_eq!(
+            ForwardLayout { k: head, ..layout }.check(&SHAPE),
+            Err(Unsupported::Overlap { tensor: "k", dimension: "head", stride: 32, row: 64 })
+        );
+        let far = Strides { batch: 1 << 39, ..layout.v };
+        assert_eq!(
+            ForwardLayout { v: far, ..layout }.check(&SHAPE),
+            Err(Unsupported::Stride { tensor: "v", dimension: "batch", bytes: 1 << 40 })
+        );
+        // A single sequence is never followed by another one.
+        let single = Shape { batch: 1, ..SHAPE };
+        assert_eq!(ForwardLayout { v: far, ..layout }.check(&single), Ok(()));
+        // Single numbers need no alignment: lse as [b, s, h].
+        let lse = Strides::bshd(6, 77, 1);
+        assert_eq!(ForwardLayout { lse, ..layout }.check(&SHAPE), Ok(()));
+        assert_eq!(
+            check_addresses(&[("q", 0x1000), ("k", 0x1008)]),
+            Err(Unsupported::Address { tensor: "k", address: 0x1008 })
+        );
+    }
+
+    #[test]
+    fn a_reason_becomes_a_skip() {
+        let error = BackendError::from(Unsupported::HeadDim { head_dim: 80 });
+        assert_eq!(
+            error,
+            BackendError::Unsupported(
+                "head dimension 80: computes 64 and 128 only; pad smaller ones with zeros"
+                    .to_owned()
+            )
+        );
+    }
+}
