@@ -23,6 +23,8 @@
 // would be repeatable at seven GEMMs instead of five.)
 // Full attention: blocks start at different steps, so that they do not all add to the same rows at
 // once.
+// Layout: tensors are dense [b, h, s, d]; with -DSTRIDED=1 batches, heads and rows have any strides,
+// those of the rows of q and dout as constants. The statistics and the dq accumulator are dense.
 // Bound: tensor cores, 10 b h s^2 d FLOPs (half if causal). Shared-memory bandwidth is close
 // behind: one mma reads 128 to 256 bytes of it.
 // Against naive: no s^2 traffic, tensor cores, one pass; P is recomputed from lse, as there.

@@ -98,7 +98,7 @@ struct Step {
   int head, query;
 };
 
-// What a block computes: a block of keys, with the steps of queries that see some of them.
+// The work of a block: a block of keys, with the steps of queries that see some of them.
 //
 // Where causal, blocks have work for one step to all of them. Those that run together are of a few
 // heads, and of all of these the longest go first, so that few multiprocessors are idle at the end.
@@ -139,7 +139,7 @@ struct Work {
   __device__ __forceinline__ BoxOrigin queries_at(int column, const Step& step) const {
     return {column, step.query, step.head - batch * key_heads * share, batch};
   }
-  // Where a row of a head of queries is among those of all heads, padded to whole tiles.
+  // Number of a row of a head of queries among those of all heads, padded to whole tiles.
   __device__ __forceinline__ i64 row(int head, int query) const {
     return static_cast<i64>(head) * tiles * kTileRows + query;
   }
@@ -161,7 +161,7 @@ __device__ __forceinline__ void copy_tile(u32 to, const TensorMap& map, int rows
     copy_box(to + column * rows * kColumnBytes, map, at, barrier);
 }
 
-// What the thread does that copies.
+// The work of the thread that copies.
 __device__ __forceinline__ void produce(const Rings& rings, const TensorMap& q, const TensorMap& k,
                                         const TensorMap& v, const TensorMap& dout,
                                         const float* stats, const Work& work) {
@@ -174,7 +174,7 @@ __device__ __forceinline__ void produce(const Rings& rings, const TensorMap& q, 
     rings.queries.begin_fill(n, kQueriesBytes + kStatsBytes);
     copy_tile(rings.queries.stage(n), q, kQueries, work.queries_at(0, step),
               rings.queries.full(n));
-    // Of a tile's rows first all lse, then all delta.
+    // A tile has all lse of its rows, then all delta.
     const float* from = stats + work.row(step.head, step.query) * 2 - step.query % kTileRows;
     const u32 to = rings.stats + n % 2 * kStatsBytes;
     copy_bulk(to, from, kStatsBytes / 2, rings.queries.full(n));
@@ -184,7 +184,7 @@ __device__ __forceinline__ void produce(const Rings& rings, const TensorMap& q, 
   }
 }
 
-// What the thread does that keeps the order of addition. `turns` has the blocks that have added to
+// The work of the thread that keeps the order of addition. `turns` has the blocks that have added to
 // each step of each head, and is left as it was found: zero.
 __device__ __forceinline__ void take_turns(const Rings& rings, u32* turns, const Work& work) {
   const int block = work.key / kKeys;
@@ -195,7 +195,7 @@ __device__ __forceinline__ void take_turns(const Rings& rings, u32* turns, const
     const Step step = work.step(n);
     const int index = step.query / kQueries;
     u32* turn = turns + static_cast<i64>(step.head) * steps + index;
-    // Where causal, the last block that sees a step is the first to add.
+    // If causal, the last block that sees a step is the first to add.
     const u32 before = kCausal ? index / (kKeys / kQueries) - block : block;
     while (load_acquire(turn) != before) {
     }
@@ -307,7 +307,7 @@ __device__ __forceinline__ void add_gradient(const float (&d)[kHeadDim / 2], flo
   }
 }
 
-// What a warpgroup does that computes.
+// The work of a warpgroup that computes.
 __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& dk_map,
                                         const TensorMap& dv_map, float* dq_sum, float* dk_sum,
                                         float* dv_sum, const Work& work, int group) {

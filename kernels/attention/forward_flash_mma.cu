@@ -20,6 +20,8 @@
 // steps of q k^T, a whole block's time ahead. One barrier a block of keys.
 // Blocks: full, the query tiles of a head are neighbours; causal, heads in groups whose k and v fit
 // the L2, and within a group the longest tiles first.
+// Layout: tensors are dense [b, h, s, d]; with -DSTRIDED=1 batches, heads and rows have any strides,
+// those of the rows of k and v as constants.
 // Bound: tensor cores, 4 b h s^2 d FLOPs (half if causal); mma.sync reaches about 62 % of what
 // wgmma can on this architecture.
 // Against flash: mma instead of FMA, 16-bit tiles, asynchronous copies, no P in shared memory, lazy

@@ -44,7 +44,7 @@ constexpr int kRowBytes = kHeadDim * Gemm::kElementBytes;  // of queries, keys, 
 constexpr int kColumns = kRowBytes / kColumnBytes;
 constexpr int kColumnElements = kColumnBytes / Gemm::kElementBytes;
 constexpr int kOutputColumns = kHeadDim / 64;
-// What a warpgroup's queries take, and its output after them.
+// Memory of a warpgroup's queries, and of its output after them.
 constexpr int kQueriesBytes = kGroupRows * kHeadDim * 2;
 constexpr int kBlockBytes = kKeys * kRowBytes;
 constexpr int kKeysOffset = 2 * kGroups * kQueriesBytes;
@@ -130,7 +130,7 @@ __device__ __forceinline__ void copy_values(const Blocks& ring, u32 n, const u8*
             kBlockBytes, ring.full(n));
 }
 
-// What the thread does that copies.
+// The work of the thread that copies.
 __device__ __forceinline__ void produce(const Rings& rings, const TensorMap& q, const TensorMap& k,
                                         const Values& v, const int4* tiles, const Shape& shape) {
   u32 n = 0;
@@ -156,7 +156,7 @@ __device__ __forceinline__ void produce(const Rings& rings, const TensorMap& q, 
   }
 }
 
-// What a lane has of its two rows, lane / 4 and 8 further, of its warp's 16.
+// A lane's part of its two rows, lane / 4 and 8 further, of its warp's 16.
 struct Rows {
   float o[kHeadDim / 2];
   float s[kKeys / 2];
@@ -339,7 +339,7 @@ __device__ __forceinline__ void finish(Rows& rows, const Place& place, const Ten
   }
 }
 
-// What a warpgroup does that computes.
+// The work of a warpgroup that computes.
 __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& out, float* lse,
                                         const Strides& lse_strides, const Scales& scales,
                                         const int4* tiles, const Shape& shape, int group) {
@@ -392,7 +392,7 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& out
   if (threadIdx.x % kGroupThreads == 0) store_box_wait_read();
 }
 
-// `tiles` says what each block computes, see Tile; lse may be null.
+// `tiles` lists the tiles of each block (see Tile); lse may be null.
 extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_forward_flash_wgmma(
     const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
     const __grid_constant__ Values v, const __grid_constant__ TensorMap out,

@@ -1,4 +1,4 @@
-// What every attention kernel is compiled for: -DDTYPE=Bf16|F16 -DHEAD_DIM=64|128 -DCAUSAL=0|1.
+// Macros of every attention kernel: -DDTYPE=Bf16|F16 -DHEAD_DIM=64|128 -DCAUSAL=0|1.
 #pragma once
 #include "common/element16.cuh"
 #include "common/types.cuh"
@@ -43,7 +43,8 @@ constexpr bool kStrided = STRIDED != 0;
 
 using Stride = Choose<kStrided, i64, int>::Type;
 
-// Offset of a head, counted over all batches, in a tensor with so many heads a batch and rows a head.
+// Offset of a head, counted over all batches, in a tensor of `heads` heads a batch and `rows` rows a
+// head.
 __device__ __forceinline__ i64 head_offset(const Strides& strides, i64 head, int heads, int rows) {
   if (!kStrided) return head * rows * kHeadDim;
   const int batch = static_cast<int>(head) / heads;

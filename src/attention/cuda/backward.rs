@@ -1,7 +1,7 @@
 //! Attention backward: rows and launchers of `kernels/attention/backward_*`.
 //!
-//! The forward's output and the rows' log-sum-exp are there before ([`super::saved`]). What is timed
-//! is what a training step would run: the row sums of dout · out first, then the gradients.
+//! The forward's output and the rows' log-sum-exp are there before ([`super::saved`]). Rows time the
+//! launches of a training step: the row sums of dout · out first, then the gradients.
 
 use std::sync::Arc;
 
@@ -289,7 +289,7 @@ impl Stages {
     ///
     /// # Errors
     /// When the device cannot be asked.
-    pub fn of_device(device: &Device, extents: &Extents) -> Result<Self, BackendError> {
+    pub fn choose(device: &Device, extents: &Extents) -> Result<Self, BackendError> {
         let (arch, most) = (&device.facts().arch, device.shared_bytes_a_block()?);
         let fits = |row: &KernelSpec<Extents>| row.unmet_by(extents, arch, most).is_none();
         Ok(if !fits(&FLASH_MMA) && fits(&ONE_STAGE) { Self::One } else { Self::Two })
@@ -339,7 +339,7 @@ impl Call<'_> {
         self.scratch.any + stats_bytes(self.extents)
     }
 
-    /// What the kernel before the main one takes.
+    /// Parameters of the kernel before the main one.
     pub fn prepare_parameters(&self) -> Parameters {
         let BackwardAddresses { out, grad_out, lse, .. } = *self.addresses;
         let BackwardLayout { forward, grad_out: grad_out_strides, .. } = self.layout;
@@ -347,7 +347,7 @@ impl Call<'_> {
         self.parameters(&tensors, &[&forward.out, grad_out_strides, &forward.lse])
     }
 
-    /// What the kernel after the main one takes.
+    /// Parameters of the kernel after the main one.
     pub fn finish_parameters(&self) -> Parameters {
         self.parameters(&[self.dq_sum(), self.addresses.grad_q], &[&self.layout.grad_q])
     }

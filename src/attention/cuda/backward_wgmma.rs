@@ -81,12 +81,12 @@ const fn key_sum_bytes(extents: &Extents) -> u64 {
     4 * 8 * eights(extents) as u64
 }
 
-/// Of the heads of queries that read the same keys, those of one block: a divisor, with which the
-/// steps take the least time by a model of what was measured (RESULTS.md, "Grouped heads").
+/// Heads of queries of a block, of those that read the same keys: the divisor with which the steps
+/// take the least time, by a model of measurements (RESULTS.md, "Grouped heads").
 ///
-/// A block pays for its keys and its gradients what some steps take, more of them where the
-/// gradients are added to sums. Of more heads, blocks that run at the same time are at different
-/// ones, and find less of them in L2; where causal they drift apart further.
+/// Loading the keys and storing the gradients of a block takes as long as some steps, and as more of
+/// them where gradients are added to sums. Blocks of many heads are at different heads at the same
+/// time, and find less of them in L2; causal blocks drift apart further.
 fn heads_a_block(extents: &Extents, multiprocessors: usize) -> usize {
     let Extents { s, share, causal, .. } = *extents;
     let steps = s.div_ceil(QUERIES);
@@ -145,7 +145,7 @@ pub const ROW: Implementation<AttentionBackward> = Implementation {
     prepare: Prepare::CudaWithin {
         device_bytes: |problem| {
             let extents = Extents::from(&problem.attention);
-            // Where not all heads of the same keys are a block's.
+            // Used only if a block has some of the heads that share keys.
             let sums = if extents.share > 1 { 2 * key_sum_bytes(&extents) } else { 0 };
             flash_mma_bytes(problem) + sums
         },
@@ -188,7 +188,7 @@ pub struct Blocks {
 
 impl Blocks {
     /// The fastest on a device.
-    pub fn of_device(device: &Device, extents: &Extents, order: SumOrder) -> Self {
+    pub fn choose(device: &Device, extents: &Extents, order: SumOrder) -> Self {
         let heads = match order {
             SumOrder::Any => heads_a_block(extents, device.facts().multiprocessors as usize),
             SumOrder::Fixed => extents.share,
@@ -353,8 +353,8 @@ mod tests {
                 let mut task = task(&backward, &problem, &inputs, &device).unwrap();
                 for launch in 1..=2 {
                     let result = verify(&mut task, &expected, problem.tolerance());
-                    let of = format!("{attention:?}, {heads} heads, launch {launch}");
-                    assert!(result.is_ok(), "{of}: {}", result.unwrap_err());
+                    let name = format!("{attention:?}, {heads} heads, launch {launch}");
+                    assert!(result.is_ok(), "{name}: {}", result.unwrap_err());
                 }
             }
         }

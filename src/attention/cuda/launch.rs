@@ -1,4 +1,4 @@
-//! What the rows of the family's kernels share: what they are compiled for, and what they can hold.
+//! Builds, sizes and limits that the rows of the family share.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub const ELEMENT_BYTES: u64 = 2;
 /// seconds and shows nothing new.
 const MAX_SCORE_BYTES: u64 = 2 << 30;
 
-/// What builds, grids and memory depend on.
+/// Everything that builds, grids and memory depend on.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Extents {
     /// Sequences.

@@ -1,10 +1,9 @@
 //! Attention over tensors that are the caller's: launches from a device, a shape, layouts and
 //! addresses.
 //!
-//! [`Forward`] and [`Backward`] compile and load their kernels; [`Forward::launches`] and
-//! [`Backward::launches`] settle everything but the order. A layer of a network makes one of each for
-//! all layers of its shape, and launches for each of them. Deliberately absent: memory for tensors
-//! and scratch, other techniques than the two for 16-bit training.
+//! [`Forward`] and [`Backward`] choose and load kernels, once for all layers of a shape. Their
+//! `launches` take the addresses of one layer. Deliberately absent: memory for tensors and scratch;
+//! techniques other than the two for 16-bit training.
 
 use std::sync::Arc;
 
@@ -55,7 +54,7 @@ pub struct ScratchBytes {
     pub zeroed: u64,
 }
 
-/// Where the scratch begins, each a multiple of 256; anything where there are no bytes of it.
+/// Addresses of the scratch, each a multiple of 256. An address of no bytes is not used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Scratch {
     /// Address of [`ScratchBytes::any`].
@@ -182,7 +181,7 @@ pub struct BackwardAddresses {
     pub v: u64,
     /// The forward's output.
     pub out: u64,
-    /// What the forward wrote.
+    /// Written by the forward.
     pub lse: u64,
     /// Gradient of the output.
     pub grad_out: u64,
@@ -202,7 +201,7 @@ pub struct Backward {
     kernels: Kernels,
 }
 
-/// What the launches of a backward are.
+/// The kernels of a backward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kernels {
     Mma(backward::Stages),
@@ -213,7 +212,7 @@ impl Backward {
     /// Compiles and loads the kernels.
     ///
     /// # Errors
-    /// As [`Forward::new`].
+    /// Errors are those of [`Forward::new`].
     pub fn new(
         device: &Arc<Device>,
         shape: &Shape,
@@ -224,9 +223,9 @@ impl Backward {
         layout.check(shape)?;
         let extents = shape.extents(layout.rows(shape));
         let kernels = match technique {
-            Technique::FlashMma => Kernels::Mma(backward::Stages::of_device(device, &extents)?),
+            Technique::FlashMma => Kernels::Mma(backward::Stages::choose(device, &extents)?),
             Technique::FlashWgmma => {
-                Kernels::Wgmma(backward_wgmma::Blocks::of_device(device, &extents, order))
+                Kernels::Wgmma(backward_wgmma::Blocks::choose(device, &extents, order))
             }
         };
         Self::with_kernels(device, shape, layout, kernels, order)
@@ -270,6 +269,16 @@ impl Backward {
         Ok(Self { device: Arc::clone(device), shape: *shape, layout: *layout, kernels })
     }
 
+    /// Scratch of the launches on any device, by any technique: at least [`Self::scratch_bytes`].
+    pub fn max_scratch_bytes(shape: &Shape) -> ScratchBytes {
+        let extents = shape.extents(None);
+        let one_head = backward_wgmma::Blocks { heads: 1, order: SumOrder::Any };
+        ScratchBytes {
+            any: backward::stats_bytes(&extents) + backward::dq_sum_bytes(&extents),
+            zeroed: backward_wgmma::zeroed_bytes(&extents, one_head),
+        }
+    }
+
     /// Scratch of the launches.
     pub fn scratch_bytes(&self) -> ScratchBytes {
         let extents = self.shape.extents(None);
@@ -285,7 +294,7 @@ impl Backward {
     /// The launches over tensors at these addresses.
     ///
     /// # Errors
-    /// As [`Forward::launches`].
+    /// Errors are those of [`Forward::launches`].
     pub fn launches(
         &self,
         addresses: &BackwardAddresses,
@@ -536,6 +545,24 @@ mod tests {
     }
 
     #[test]
+    fn scratch_is_declared_without_a_device() {
+        let attention = bf16(2, 4, 100, 128, true);
+        // Eight heads of 100 queries, padded to steps of 64.
+        let any = 8 * 128 * (2 * 4 + 4 * 128);
+        let turns = 8 * 2 * 4;
+        assert_eq!(
+            Backward::max_scratch_bytes(&Shape::from(&attention)),
+            ScratchBytes { any, zeroed: turns }
+        );
+        let grouped = Shape::from(&Attention { h_kv: 2, ..attention });
+        let sums = 2 * (4 * 100 * 128 * 4);
+        assert_eq!(
+            Backward::max_scratch_bytes(&grouped),
+            ScratchBytes { any, zeroed: sums + turns }
+        );
+    }
+
+    #[test]
     fn every_layout_agrees_with_the_reference() {
         let Some((device, _alone)) = gpu() else { return };
         let wgmma = device.facts().arch == "sm_90a";
@@ -603,7 +630,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_kernel_declines_is_a_skip() {
+    fn declined_problems_are_skips() {
         let Some((device, _alone)) = gpu() else { return };
         let shape = Shape::from(&bf16(1, 4, 64, 64, false));
         let layout = ForwardLayout::bshd(&shape);

@@ -6,7 +6,7 @@ use kernelgate::backend::BackendError;
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::COPY_ALIGNMENT;
 
-/// What a kernel of attention computes.
+/// Sizes, mask and dtype of one attention.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shape {
     /// Sequences.
@@ -66,7 +66,7 @@ impl Shape {
     /// Whether there are kernels for its gradients.
     ///
     /// # Errors
-    /// As [`Self::check`]; also when keys and queries differ in number.
+    /// The first reason against it: those of [`Self::check`], then unequal numbers of keys and queries.
     pub fn check_gradients(&self) -> Result<(), Unsupported> {
         self.check()?;
         let Self { keys, queries, .. } = *self;
@@ -202,7 +202,7 @@ impl ForwardLayout {
         self.k.check("k", keys)?;
         self.v.check("v", keys)?;
         self.out.check("out", queries)?;
-        self.lse.check("lse", of_rows(queries))
+        self.lse.check("lse", without_columns(queries))
     }
 
     /// `None` where every tensor is dense `[b, h, s, d]`.
@@ -212,7 +212,7 @@ impl ForwardLayout {
             && self.k.is_dense(keys)
             && self.v.is_dense(keys)
             && self.out.is_dense(queries)
-            && self.lse.is_dense(of_rows(queries));
+            && self.lse.is_dense(without_columns(queries));
         let rows =
             RowStrides { q: self.q.row, k: self.k.row, v: self.v.row, grad_out: self.out.row };
         (!dense).then_some(rows)
@@ -251,7 +251,7 @@ impl BackwardLayout {
         self.grad_v.check("grad_v", keys)
     }
 
-    /// As [`ForwardLayout::rows`].
+    /// `None` where every tensor is dense `[b, h, s, d]`.
     pub(super) fn rows(&self, shape: &Shape) -> Option<RowStrides> {
         let (queries, keys) = (shape.like_queries(), shape.like_keys());
         let dense = self.forward.rows(shape).is_none()
@@ -266,7 +266,7 @@ impl BackwardLayout {
 }
 
 /// A shape of one element a row.
-const fn of_rows([batch, heads, rows, _]: [usize; 4]) -> [usize; 4] {
+const fn without_columns([batch, heads, rows, _]: [usize; 4]) -> [usize; 4] {
     [batch, heads, rows, 1]
 }
 
@@ -354,7 +354,7 @@ pub enum Unsupported {
     Address {
         /// The tensor.
         tensor: &'static str,
-        /// Where it begins.
+        /// Its address.
         address: u64,
     },
     /// A stride that copies of 16 bytes cannot follow.

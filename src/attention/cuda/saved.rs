@@ -1,4 +1,4 @@
-//! What a backward starts from: the inputs, and the output and log-sum-exp that a forward saved.
+//! Inputs of a backward, and the output and log-sum-exp that a forward saved for it.
 //!
 //! The forward is the fastest one here that the device can run, once while a case is prepared.
 //! Deliberately absent: a choice by row. All start from the same numbers, the library too.
@@ -14,7 +14,7 @@ use kernelgate::backend::cuda::{self, Input};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::{Buffer, Device};
 
-/// What a backward starts from.
+/// Tensors that a backward reads.
 pub struct BackwardInputs {
     pub q: Buffer,
     pub k: Buffer,
@@ -85,7 +85,7 @@ mod tests {
     use crate::gpu_tests::gpu;
     use kernelgate::workload::Dtype;
 
-    /// Of every row, in fp64: `ln Σ exp(q kᵀ / sqrt(d))` over the keys that it sees.
+    /// `ln Σ exp(q kᵀ / sqrt(d))` of every row over the keys that it sees, in fp64.
     fn log_sum_exps(attention: &Attention, inputs: &Tensors) -> Vec<f64> {
         let Attention { b, h, s, causal, .. } = *attention;
         let heads = Heads { attention, inputs };
