@@ -1,14 +1,19 @@
-//! Attention backward: rows and launchers of `kernels/attention/backward_*`.
+//! Attention backward: rows, and kernels that only they launch.
 //!
 //! The forward's output and the rows' log-sum-exp are there before ([`super::saved`]). Rows time the
 //! launches of a training step: the row sums of dout · out first, then the gradients.
 
 use std::sync::Arc;
 
-use super::forward::FLASH_MMA as FORWARD;
-use super::launch::{ELEMENT_BYTES, Extents, kernel, scratch, strided, strided_variants};
-use super::launches::{Backward, BackwardAddresses, Launches, Scratch, SumOrder, Technique};
-use super::layout::{BackwardLayout, ForwardLayout, Shape, Strides};
+use super::backward_mma::{
+    FLASH_MMA, FLASH_MMA_FINISH, FLASH_MMA_PREPARE, dq_sum_bytes, stats_bytes,
+};
+use super::backward_wgmma::{FLASH_WGMMA, GROUPED, ROUND, key_sum_bytes};
+use super::call::{BackwardAddresses, Scratch, SumOrder, Technique};
+use super::forward_mma::FLASH_MMA as FORWARD;
+use super::launch::{Extents, kernel, scratch};
+use super::launches::Backward;
+use super::layout::{BackwardLayout, ForwardLayout, Shape};
 use super::saved::{BackwardInputs, save};
 use crate::attention::definition::Attention;
 use crate::attention::gradients::AttentionBackward;
@@ -16,21 +21,10 @@ use kernelgate::backend::cuda::{CudaTask, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::observe::range::within;
-use kernelgate_cuda::{Argument, Device, KernelSpec, LoadedKernel, Parameters, Requires};
+use kernelgate_cuda::{Argument, Device, KernelSpec};
 
 /// The kernels.
-pub const KERNELS: &[KernelSpec<Extents>] = &[
-    NAIVE_DELTA,
-    NAIVE_SCORES,
-    NAIVE_DQ,
-    NAIVE_DKV,
-    FLASH_MMA_PREPARE,
-    FLASH_MMA,
-    FLASH_MMA_FINISH,
-    ONE_STAGE_PREPARE,
-    ONE_STAGE,
-    ONE_STAGE_FINISH,
-];
+pub const KERNELS: &[KernelSpec<Extents>] = &[NAIVE_DELTA, NAIVE_SCORES, NAIVE_DQ, NAIVE_DKV];
 
 const THREADS: usize = 256;
 
@@ -65,89 +59,6 @@ const NAIVE_DQ: KernelSpec<Extents> = KernelSpec {
 const NAIVE_DKV: KernelSpec<Extents> =
     KernelSpec { symbol: "attention_backward_naive_dkv", ..NAIVE_DQ };
 
-/// Keys of a block of `backward_flash_mma`.
-pub const KEYS: usize = 128;
-
-/// Queries that a step of it takes.
-pub const fn step(extents: &Extents) -> usize {
-    if extents.d == 64 { 128 } else { 64 }
-}
-
-/// Queries of all heads, each head padded to whole steps.
-const fn padded_rows(extents: &Extents) -> usize {
-    extents.heads * extents.s.div_ceil(step(extents)) * step(extents)
-}
-
-const FLASH_MMA: KernelSpec<Extents> = KernelSpec {
-    defines: |extents| {
-        let rows =
-            extents.rows.map(|rows| strided([("Q_ROW", rows.q), ("DOUT_ROW", rows.grad_out)]));
-        (NAIVE_DELTA.defines)(extents).into_iter().chain(rows.into_iter().flatten()).collect()
-    },
-    variants: strided_variants,
-    constants: |extents| flash_mma_constants(extents, 2),
-    shared_bytes: |extents| flash_mma_shared(extents, 2),
-    ..kernel(
-        "attention/backward_flash_mma",
-        include_str!("../../../kernels/attention/backward_flash_mma.cu"),
-        "attention_backward_flash_mma",
-        THREADS,
-        |extents| [extents.s.div_ceil(KEYS) * extents.heads, 1, 1],
-    )
-};
-pub const FLASH_MMA_PREPARE: KernelSpec<Extents> = KernelSpec {
-    symbol: "attention_backward_flash_mma_prepare",
-    // A thread sixteen bytes of a row.
-    blocks: |extents| {
-        [(padded_rows(extents) * (extents.d * ELEMENT_BYTES as usize / 16)).div_ceil(THREADS), 1, 1]
-    },
-    shared_bytes: |_| 0,
-    ..FLASH_MMA
-};
-pub const FLASH_MMA_FINISH: KernelSpec<Extents> = KernelSpec {
-    symbol: "attention_backward_flash_mma_finish",
-    // Sixteen warps a step.
-    blocks: |extents| [(padded_rows(extents) / step(extents) * 16).div_ceil(THREADS / WARP), 1, 1],
-    shared_bytes: |_| 0,
-    ..FLASH_MMA
-};
-
-/// The same with less shared memory, for cards that have less. Those from sm_90 on have enough for
-/// two stages, or too little for one.
-const ONE_STAGE: KernelSpec<Extents> =
-    KernelSpec { shared_bytes: |extents| flash_mma_shared(extents, 1), ..one_stage(FLASH_MMA) };
-const ONE_STAGE_PREPARE: KernelSpec<Extents> = one_stage(FLASH_MMA_PREPARE);
-const ONE_STAGE_FINISH: KernelSpec<Extents> = one_stage(FLASH_MMA_FINISH);
-
-const fn one_stage(row: KernelSpec<Extents>) -> KernelSpec<Extents> {
-    KernelSpec {
-        defines: |extents| {
-            let stages = "STAGES=1".to_owned();
-            (FLASH_MMA.defines)(extents).into_iter().chain([stages]).collect()
-        },
-        constants: |extents| flash_mma_constants(extents, 1),
-        requires: Requires::Between(80, 90),
-        ..row
-    }
-}
-
-/// One stage is said by the build's name.
-fn flash_mma_constants(extents: &Extents, stages: usize) -> Vec<(&'static str, usize)> {
-    let shared = ("SHARED_BYTES", flash_mma_shared(extents, stages));
-    let tiles = [("TILE_QUERIES", step(extents)), ("TILE_KEYS", KEYS)];
-    let common = [("THREADS", THREADS), tiles[0], tiles[1], shared];
-    common.into_iter().chain((stages == 2).then_some(("STAGES", 2))).collect()
-}
-
-/// Keys and values; the stages of queries, gradients of the output, and two floats for each of
-/// their rows; the probabilities and two stages of the gradients of the scores.
-fn flash_mma_shared(extents: &Extents, stages: usize) -> usize {
-    let (element, queries) = (ELEMENT_BYTES as usize, step(extents));
-    let keys_and_values = 2 * KEYS * extents.d * element;
-    let copied = stages * (2 * queries * extents.d * element + 2 * 4 * queries);
-    keys_and_values + copied + 3 * KEYS * queries * element
-}
-
 /// Backward ladder, without the library. All need the forward first.
 pub const LADDER: &[Implementation<AttentionBackward>] = &[
     Implementation {
@@ -176,6 +87,44 @@ pub const LADDER: &[Implementation<AttentionBackward>] = &[
     },
 ];
 
+/// The ladder's last rung, for sm_90a.
+pub const WGMMA_ROW: Implementation<AttentionBackward> = Implementation {
+    name: "cuda/flash_wgmma",
+    about: "as flash_mma, GEMMs through wgmma, tiles by tensor copies of a warp of their own; \
+            sm_90a only; the order of dq's sums is not fixed, nor of dk's and dv's over heads that \
+            share keys",
+    supports: |problem| {
+        Extents::from(&problem.attention).supported(&[
+            FLASH_MMA_PREPARE,
+            FLASH_WGMMA,
+            GROUPED,
+            ROUND,
+            FLASH_MMA_FINISH,
+        ])
+    },
+    prepare: Prepare::CudaWithin {
+        device_bytes: |problem| {
+            let extents = Extents::from(&problem.attention);
+            // Used only if a block has some of the heads that share keys.
+            let sums = if extents.share > 1 { 2 * key_sum_bytes(&extents) } else { 0 };
+            flash_mma_bytes(problem) + sums
+        },
+        prepare: |problem, inputs, device| flash_wgmma(SumOrder::Any, problem, inputs, device),
+    },
+};
+
+/// The same with the same bits in every launch.
+pub const FIXED_ORDER_ROW: Implementation<AttentionBackward> = Implementation {
+    name: "cuda/flash_wgmma_deterministic",
+    about: "as flash_wgmma, the sums of dq in a fixed order: a block of keys waits for its turn",
+    // The turns are a hundredth.
+    prepare: Prepare::CudaWithin {
+        device_bytes: flash_mma_bytes,
+        prepare: |problem, inputs, device| flash_wgmma(SumOrder::Fixed, problem, inputs, device),
+    },
+    ..WGMMA_ROW
+};
+
 /// Four inputs, the saved output and log-sum-exp, three gradients.
 pub fn common_bytes(extents: &Extents) -> u64 {
     4 * extents.vector_bytes() + 4 * extents.key_bytes() + 4 * extents.rows()
@@ -188,17 +137,9 @@ fn naive_bytes(problem: &AttentionBackward) -> u64 {
 }
 
 /// The fp32 accumulator of dq and two floats a row, padded to whole steps.
-pub fn flash_mma_bytes(problem: &AttentionBackward) -> u64 {
+fn flash_mma_bytes(problem: &AttentionBackward) -> u64 {
     let extents = Extents::from(&problem.attention);
     common_bytes(&extents) + stats_bytes(&extents) + dq_sum_bytes(&extents)
-}
-
-pub const fn stats_bytes(extents: &Extents) -> u64 {
-    2 * 4 * padded_rows(extents) as u64
-}
-
-pub const fn dq_sum_bytes(extents: &Extents) -> u64 {
-    4 * (padded_rows(extents) * extents.d) as u64
 }
 
 fn naive(
@@ -243,6 +184,18 @@ fn flash_mma(
     task(&backward, problem, inputs, device)
 }
 
+fn flash_wgmma(
+    order: SumOrder,
+    problem: &AttentionBackward,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<CudaTask, BackendError> {
+    let shape = Shape::from(&problem.attention);
+    let layout = BackwardLayout::like(ForwardLayout::bhsd(&shape));
+    let backward = Backward::new(device, &shape, &layout, Technique::FlashWgmma, order)?;
+    task(&backward, problem, inputs, device)
+}
+
 /// A row of dense tensors.
 pub fn task(
     backward: &Backward,
@@ -277,112 +230,6 @@ pub fn task(
     }))
 }
 
-/// How many tiles of queries shared memory holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stages {
-    One,
-    Two,
-}
-
-impl Stages {
-    /// Two, where the device has the shared memory or not even that for one.
-    ///
-    /// # Errors
-    /// When the device cannot be asked.
-    pub fn choose(device: &Device, extents: &Extents) -> Result<Self, BackendError> {
-        let (arch, most) = (&device.facts().arch, device.shared_bytes_a_block()?);
-        let fits = |row: &KernelSpec<Extents>| row.unmet_by(extents, arch, most).is_none();
-        Ok(if !fits(&FLASH_MMA) && fits(&ONE_STAGE) { Self::One } else { Self::Two })
-    }
-
-    const fn kernels(self) -> [KernelSpec<Extents>; 3] {
-        match self {
-            Self::One => [ONE_STAGE_PREPARE, ONE_STAGE, ONE_STAGE_FINISH],
-            Self::Two => [FLASH_MMA_PREPARE, FLASH_MMA, FLASH_MMA_FINISH],
-        }
-    }
-}
-
-/// The kernels in the order of their launches.
-///
-/// # Errors
-/// When the device does not run one, or it does not load.
-pub fn load(
-    device: &Device,
-    extents: &Extents,
-    stages: Stages,
-) -> Result<[LoadedKernel; 3], BackendError> {
-    let kernels = stages.kernels();
-    // The one that may be declined first.
-    let [main, first, last] =
-        [kernels[1], kernels[0], kernels[2]].map(|kernel| kernel.load(device, extents));
-    Ok([first?, main?, last?])
-}
-
-/// Launches to be settled.
-pub struct Call<'a> {
-    pub device: &'a Arc<Device>,
-    pub extents: &'a Extents,
-    pub layout: &'a BackwardLayout,
-    pub addresses: &'a BackwardAddresses,
-    pub scratch: &'a Scratch,
-}
-
-impl Call<'_> {
-    /// Two floats a row, padded to whole steps.
-    pub const fn stats(&self) -> u64 {
-        self.scratch.any
-    }
-
-    /// The fp32 accumulator of dq.
-    pub const fn dq_sum(&self) -> u64 {
-        self.scratch.any + stats_bytes(self.extents)
-    }
-
-    /// Parameters of the kernel before the main one.
-    pub fn prepare_parameters(&self) -> Parameters {
-        let BackwardAddresses { out, grad_out, lse, .. } = *self.addresses;
-        let BackwardLayout { forward, grad_out: grad_out_strides, .. } = self.layout;
-        let tensors = [out, grad_out, lse, self.stats(), self.dq_sum()];
-        self.parameters(&tensors, &[&forward.out, grad_out_strides, &forward.lse])
-    }
-
-    /// Parameters of the kernel after the main one.
-    pub fn finish_parameters(&self) -> Parameters {
-        self.parameters(&[self.dq_sum(), self.addresses.grad_q], &[&self.layout.grad_q])
-    }
-
-    fn main_parameters(&self) -> Parameters {
-        let BackwardAddresses { q, k, v, grad_out, grad_k, grad_v, .. } = *self.addresses;
-        let tensors = [q, k, v, grad_out, self.stats(), self.dq_sum(), grad_k, grad_v];
-        let BackwardLayout { forward, grad_out, grad_k, grad_v, .. } = self.layout;
-        let strides = [&forward.q, &forward.k, &forward.v, grad_out, grad_k, grad_v];
-        self.parameters(&tensors, &strides)
-    }
-
-    /// Addresses, `seqlen`, `batch_heads` and `heads`, strides.
-    fn parameters(&self, addresses: &[u64], strides: &[&Strides]) -> Parameters {
-        let extents = self.extents;
-        let numbers = [extents.s, extents.heads, extents.heads_a_batch()];
-        let all = addresses.iter().fold(Parameters::new(), |all, address| all.address(*address));
-        let all = numbers.into_iter().fold(all, |all, number| all.value(number as i32));
-        strides.iter().fold(all, |all, strides| all.value(strides.words()))
-    }
-}
-
-/// The three launches of `backward_flash_mma`.
-///
-/// # Errors
-/// When a kernel does not load.
-pub fn launches(call: &Call<'_>, stages: Stages) -> Result<Launches, BackendError> {
-    let [first, main, last] = load(call.device, call.extents, stages)?;
-    Ok(Launches::new([
-        ("prepare", first.settled(call.device, None, call.prepare_parameters())?),
-        ("scores_dkv_dq", main.settled(call.device, None, call.main_parameters())?),
-        ("finish", last.settled(call.device, None, call.finish_parameters())?),
-    ]))
-}
-
 /// `grad_q`, `grad_k` and `grad_v`.
 pub fn gradients(device: &Device, attention: &Attention) -> Result<Vec<Output>, BackendError> {
     [("grad_q", "q"), ("grad_k", "k"), ("grad_v", "v")]
@@ -391,21 +238,4 @@ pub fn gradients(device: &Device, attention: &Attention) -> Result<Vec<Output>, 
             Output::new(device, name, attention.shape_of(input), attention.output_dtype())
         })
         .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use kernelgate::workload::Dtype;
-
-    #[test]
-    fn blocks_cover_padding() {
-        let narrow = Extents { causal: true, ..Extents::of_heads(6, 200, Dtype::Bf16) };
-        let wide = Extents { d: 128, ..narrow };
-        // 200 rows are two steps of 128, or four of 64.
-        assert_eq!((padded_rows(&narrow), padded_rows(&wide)), (6 * 256, 6 * 256));
-        assert_eq!((FLASH_MMA_PREPARE.blocks)(&narrow), [6 * 256 * 8 / 256, 1, 1]);
-        assert_eq!((FLASH_MMA_FINISH.blocks)(&narrow), [6 * 2 * 2, 1, 1]);
-        assert_eq!((FLASH_MMA_FINISH.blocks)(&wide), [6 * 4 * 2, 1, 1]);
-    }
 }

@@ -1,17 +1,9 @@
-//! Attention backward on sm_90a: row and launcher of `kernels/attention/backward_flash_wgmma`.
+//! Attention backward on sm_90a: kernels and launcher of `kernels/attention/backward_flash_wgmma`.
 
-use std::sync::Arc;
-
-use super::backward::{
-    Call, FLASH_MMA_FINISH, FLASH_MMA_PREPARE, KEYS, flash_mma_bytes, step, task,
-};
+use super::backward_mma::{Call, FLASH_MMA_FINISH, FLASH_MMA_PREPARE, KEYS, step};
+use super::call::{BackwardAddresses, Launches, SumOrder};
 use super::launch::{ELEMENT_BYTES, Extents, boxes, kernel, key_boxes};
-use super::launches::{Backward, BackwardAddresses, Launches, SumOrder, Technique};
-use super::layout::{BackwardLayout, ForwardLayout, Shape};
-use crate::attention::gradients::AttentionBackward;
-use kernelgate::backend::cuda::CudaTask;
-use kernelgate::backend::{BackendError, Implementation, Prepare};
-use kernelgate::workload::Tensors;
+use kernelgate::backend::BackendError;
 use kernelgate_cuda::{Device, KernelSpec, LoadedKernel, Parameters, Requires};
 
 /// The kernels; those before and after it are `backward_flash_mma`'s.
@@ -26,7 +18,7 @@ const QUERIES: usize = 64;
 /// Keys of a warpgroup, and of a box of its gradients.
 const GROUP_KEYS: usize = KEYS / 2;
 
-const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
+pub const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
     constants: |extents| constants(extents, &["DETERMINISTIC", "GROUPED"]),
     shared_bytes,
     requires: Requires::Exactly("sm_90a"),
@@ -40,7 +32,7 @@ const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
 };
 
 /// The same where a block has some of the heads that share keys.
-const GROUPED: KernelSpec<Extents> = KernelSpec {
+pub const GROUPED: KernelSpec<Extents> = KernelSpec {
     defines: |extents| with(extents, "GROUPED=1"),
     constants: |extents| constants(extents, &["DETERMINISTIC"]),
     // At most: where each head of queries has blocks of its own.
@@ -49,7 +41,7 @@ const GROUPED: KernelSpec<Extents> = KernelSpec {
 };
 
 /// Rounds the gradients of keys and values where heads of queries add to sums of them.
-const ROUND: KernelSpec<Extents> = KernelSpec {
+pub const ROUND: KernelSpec<Extents> = KernelSpec {
     symbol: "attention_backward_flash_wgmma_round",
     blocks: |extents| [(2 * eights(extents)).div_ceil(THREADS), 1, 1],
     shared_bytes: |_| 0,
@@ -77,7 +69,7 @@ const fn eights(extents: &Extents) -> usize {
 }
 
 /// fp32 sums of the gradients of keys, or of values.
-const fn key_sum_bytes(extents: &Extents) -> u64 {
+pub const fn key_sum_bytes(extents: &Extents) -> u64 {
     4 * 8 * eights(extents) as u64
 }
 
@@ -125,56 +117,6 @@ fn shared_bytes(extents: &Extents) -> usize {
     let row = extents.d * ELEMENT_BYTES as usize;
     let scores = KEYS * QUERIES * ELEMENT_BYTES as usize;
     (2 * KEYS + 4 * QUERIES) * row + 2 * (scores + 2 * 4 * QUERIES) + 6 * 16
-}
-
-/// Row of the backward ladder.
-pub const ROW: Implementation<AttentionBackward> = Implementation {
-    name: "cuda/flash_wgmma",
-    about: "as flash_mma, GEMMs through wgmma, tiles by tensor copies of a warp of their own; \
-            sm_90a only; the order of dq's sums is not fixed, nor of dk's and dv's over heads that \
-            share keys",
-    supports: |problem| {
-        Extents::from(&problem.attention).supported(&[
-            FLASH_MMA_PREPARE,
-            FLASH_WGMMA,
-            GROUPED,
-            ROUND,
-            FLASH_MMA_FINISH,
-        ])
-    },
-    prepare: Prepare::CudaWithin {
-        device_bytes: |problem| {
-            let extents = Extents::from(&problem.attention);
-            // Used only if a block has some of the heads that share keys.
-            let sums = if extents.share > 1 { 2 * key_sum_bytes(&extents) } else { 0 };
-            flash_mma_bytes(problem) + sums
-        },
-        prepare: |problem, inputs, device| row(SumOrder::Any, problem, inputs, device),
-    },
-};
-
-/// The same with the same bits in every launch.
-pub const FIXED_ORDER_ROW: Implementation<AttentionBackward> = Implementation {
-    name: "cuda/flash_wgmma_deterministic",
-    about: "as flash_wgmma, the sums of dq in a fixed order: a block of keys waits for its turn",
-    // The turns are a hundredth.
-    prepare: Prepare::CudaWithin {
-        device_bytes: flash_mma_bytes,
-        prepare: |problem, inputs, device| row(SumOrder::Fixed, problem, inputs, device),
-    },
-    ..ROW
-};
-
-fn row(
-    order: SumOrder,
-    problem: &AttentionBackward,
-    inputs: &Tensors,
-    device: &Arc<Device>,
-) -> Result<CudaTask, BackendError> {
-    let shape = Shape::from(&problem.attention);
-    let layout = BackwardLayout::like(ForwardLayout::bhsd(&shape));
-    let backward = Backward::new(device, &shape, &layout, Technique::FlashWgmma, order)?;
-    task(&backward, problem, inputs, device)
 }
 
 /// How the heads of queries that read the same keys are spread over blocks.
@@ -292,8 +234,12 @@ pub fn launches(call: &Call<'_>, blocks: Blocks) -> Result<Launches, BackendErro
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attention::cuda::backward::task;
+    use crate::attention::cuda::launches::Backward;
+    use crate::attention::cuda::layout::{BackwardLayout, ForwardLayout, Shape};
     use crate::attention::cuda::tests::bf16;
     use crate::attention::definition::Attention;
+    use crate::attention::gradients::AttentionBackward;
     use crate::gpu_tests::gpu;
     use kernelgate::verify::verify;
     use kernelgate::workload::{Dtype, Problem};

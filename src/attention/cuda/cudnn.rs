@@ -7,7 +7,8 @@
 use std::sync::Arc;
 
 use super::backward::{common_bytes, gradients};
-use super::forward::{FLASH_MMA, flash_bytes};
+use super::forward::flash_bytes;
+use super::forward_mma::FLASH_MMA;
 use super::launch::{Extents, output, qkv, upload};
 use super::saved::save;
 use crate::attention::definition::{Attention, AttentionForward};

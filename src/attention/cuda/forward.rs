@@ -1,23 +1,23 @@
-//! Attention forward: rows and launchers of `kernels/attention/forward_*`.
+//! Attention forward: rows, and kernels that only they launch.
 
 use std::sync::Arc;
 
+use super::call::{ForwardAddresses, Technique};
 use super::components::{NAIVE_SCORES, NAIVE_SOFTMAX, NAIVE_VALUES};
-use super::launch::{
-    ELEMENT_BYTES, Extents, kernel, output, qkv, scratch, strided, strided_variants, upload,
-};
-use super::launches::{Forward, ForwardAddresses, Launches, Technique};
+use super::forward_mma::FLASH_MMA;
+use super::forward_wgmma::FLASH_WGMMA;
+use super::launch::{Extents, kernel, output, qkv, scratch, upload};
+use super::launches::Forward;
 use super::layout::{ForwardLayout, Shape};
 use crate::attention::definition::AttentionForward;
 use kernelgate::backend::cuda::CudaTask;
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::observe::range::within;
-use kernelgate_cuda::{Argument, Device, KernelSpec, Parameters};
+use kernelgate_cuda::{Argument, Device, KernelSpec};
 
-/// The kernels, besides those of `components`.
-pub const KERNELS: &[KernelSpec<Extents>] =
-    &[TILED_SCORES, TILED_SOFTMAX, TILED_VALUES, FLASH, FLASH_MMA];
+/// The kernels of this file.
+pub const KERNELS: &[KernelSpec<Extents>] = &[TILED_SCORES, TILED_SOFTMAX, TILED_VALUES, FLASH];
 
 const THREADS: usize = 256;
 
@@ -64,38 +64,6 @@ fn flash_shared(extents: &Extents) -> usize {
     (2 * extents.d + TILE) * (TILE + 4) * 4
 }
 
-const MMA_THREADS: usize = 128;
-const MMA_QUERIES: usize = 128;
-
-/// The forward that a backward starts from, too, where `forward_wgmma` does not run.
-pub const FLASH_MMA: KernelSpec<Extents> = KernelSpec {
-    defines: |extents| {
-        let rows = extents.rows.map(|rows| strided([("K_ROW", rows.k), ("V_ROW", rows.v)]));
-        (TILED_SCORES.defines)(extents).into_iter().chain(rows.into_iter().flatten()).collect()
-    },
-    variants: strided_variants,
-    constants: |extents| {
-        vec![
-            ("THREADS", MMA_THREADS),
-            ("TILE_QUERIES", MMA_QUERIES),
-            ("SHARED_BYTES", flash_mma_shared(extents)),
-        ]
-    },
-    shared_bytes: flash_mma_shared,
-    ..kernel(
-        "attention/forward_flash_mma",
-        include_str!("../../../kernels/attention/forward_flash_mma.cu"),
-        "attention_forward_flash_mma",
-        MMA_THREADS,
-        |extents| [extents.s.div_ceil(MMA_QUERIES) * extents.heads, 1, 1],
-    )
-};
-
-/// The queries, and two stages of 64 keys and values.
-fn flash_mma_shared(extents: &Extents) -> usize {
-    (MMA_QUERIES + 2 * 2 * 64) * extents.d * ELEMENT_BYTES as usize
-}
-
 /// Forward ladder, without the library.
 pub const LADDER: &[Implementation<AttentionForward>] = &[
     Implementation {
@@ -136,6 +104,19 @@ pub const LADDER: &[Implementation<AttentionForward>] = &[
         prepare: Prepare::CudaWithin { device_bytes: flash_bytes, prepare: flash_mma },
     },
 ];
+
+/// The ladder's last rung, for sm_90a.
+pub const WGMMA_ROW: Implementation<AttentionForward> = Implementation {
+    name: "cuda/flash_wgmma",
+    about: "as flash, GEMMs through wgmma, tiles by tensor copies of a warp of their own, blocks \
+            that stay; sm_90a only",
+    supports: |problem| Extents::from(&problem.attention).supported(&[FLASH_WGMMA]),
+    // The lists of tiles are a thousandth.
+    prepare: Prepare::CudaWithin {
+        device_bytes: flash_bytes,
+        prepare: |problem, inputs, device| task(Technique::FlashWgmma, problem, inputs, device),
+    },
+};
 
 const NULL: Argument = Argument::Address(0);
 
@@ -261,66 +242,10 @@ pub fn task(
     }))
 }
 
-/// The launch of [`FLASH_MMA`] over tensors at these addresses.
-///
-/// # Errors
-/// When the kernel does not load.
-pub fn launches(
-    device: &Device,
-    extents: &Extents,
-    layout: &ForwardLayout,
-    addresses: &ForwardAddresses,
-) -> Result<Launches, BackendError> {
-    let loaded = FLASH_MMA.load(device, extents)?;
-    let launch = loaded.settled(device, None, parameters(extents, layout, addresses))?;
-    Ok(Launches::new([("forward", launch)]))
-}
-
-fn parameters(
-    extents: &Extents,
-    layout: &ForwardLayout,
-    addresses: &ForwardAddresses,
-) -> Parameters {
-    let ForwardAddresses { q, k, v, out, lse } = *addresses;
-    let tensors = [q, k, v, out, lse.unwrap_or(0)];
-    let Extents { s, keys, heads, share, .. } = *extents;
-    let numbers = [s, keys, heads, share, extents.key_heads_a_batch()];
-    let ForwardLayout { q, k, v, out, lse } = layout;
-    let with_tensors = tensors.into_iter().fold(Parameters::new(), Parameters::address);
-    let with_numbers =
-        numbers.into_iter().fold(with_tensors, |all, number| all.value(number as i32));
-    [q, k, v, out, lse].into_iter().fold(with_numbers, |all, strides| all.value(strides.words()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::cuda::launch::RowStrides;
-    use crate::kernel_tests::parameters as kernel_parameters;
     use kernelgate::workload::Dtype;
-
-    #[test]
-    fn arguments_are_the_parameters_of_flash_mma() {
-        let shape = Shape::from(&crate::attention::cuda::tests::bf16(2, 3, 77, 64, true));
-        let addresses = ForwardAddresses { q: 0, k: 0, v: 0, out: 0, lse: None };
-        let layout = ForwardLayout::bshd(&shape);
-        let bytes = |parameter: &String| match parameter {
-            _ if parameter.contains('*') => 8,
-            _ if parameter.contains("Strides") => 24,
-            _ => 4,
-        };
-        let taken: Vec<usize> = kernel_parameters(&FLASH_MMA).iter().map(bytes).collect();
-        let extents = shape.extents(layout.rows(&shape));
-        assert_eq!(parameters(&extents, &layout, &addresses).sizes(), taken);
-    }
-
-    #[test]
-    fn strides_of_rows_are_part_of_a_builds_name() {
-        let rows = RowStrides { q: 384, k: 128, v: 256, grad_out: 64 };
-        let name = FLASH_MMA.build(&Extents { rows: Some(rows), ..SMALL }).name();
-        assert!(name.ends_with(" STRIDED=1 K_ROW=128 V_ROW=256"), "{name}");
-        assert!(!FLASH_MMA.build(&SMALL).name().contains("ROW"));
-    }
 
     const SMALL: Extents = Extents { causal: true, ..Extents::of_heads(6, 200, Dtype::Bf16) };
 

@@ -1,10 +1,10 @@
-//! Attention forward on sm_90a: row and launcher of `kernels/attention/forward_flash_wgmma`.
+//! Attention forward on sm_90a: kernel and launcher of `kernels/attention/forward_flash_wgmma`, and its
+//! row in fp8.
 
 use std::sync::Arc;
 
-use super::forward::{flash_bytes, task};
+use super::call::{ForwardAddresses, Launches};
 use super::launch::{ELEMENT_BYTES, Extents, boxes, kernel, key_boxes, output, scratch, upload};
-use super::launches::{ForwardAddresses, Launches, Technique};
 use super::layout::{ForwardLayout, Shape, Strides};
 use super::tile_lists::{Tiling, table};
 use crate::attention::definition::AttentionForward;
@@ -144,20 +144,7 @@ const fn transposed_bytes(extents: &Extents) -> u64 {
     (extents.heads * padded_keys(extents) * extents.d) as u64
 }
 
-/// Row of the forward ladder.
-pub const ROW: Implementation<AttentionForward> = Implementation {
-    name: "cuda/flash_wgmma",
-    about: "as flash, GEMMs through wgmma, tiles by tensor copies of a warp of their own, blocks \
-            that stay; sm_90a only",
-    supports: |problem| Extents::from(&problem.attention).supported(&[FLASH_WGMMA]),
-    // The lists of tiles are a thousandth.
-    prepare: Prepare::CudaWithin {
-        device_bytes: flash_bytes,
-        prepare: |problem, inputs, device| task(Technique::FlashWgmma, problem, inputs, device),
-    },
-};
-
-/// The same in fp8.
+/// Row in fp8.
 pub const FP8_ROW: Implementation<AttentionForward> = Implementation {
     name: "cuda/flash_wgmma_fp8",
     about: "as flash_wgmma, operands of both GEMMs in e4m3, probabilities too; values are \

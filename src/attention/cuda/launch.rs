@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::layout::{Shape, Strides};
+use super::layout::{RowStrides, Shape, Strides};
 use crate::attention::components;
 use crate::attention::definition::Attention;
 use crate::kernel_files::kernel_file;
@@ -41,18 +41,9 @@ pub struct Extents {
     pub rows: Option<RowStrides>,
 }
 
-/// Elements from a row to the next one, by tensor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RowStrides {
-    pub q: u64,
-    pub k: u64,
-    pub v: u64,
-    pub grad_out: u64,
-}
-
 impl From<&Attention> for Extents {
     fn from(attention: &Attention) -> Self {
-        Shape::from(attention).extents(None)
+        Self::new(&Shape::from(attention), None)
     }
 }
 
@@ -74,16 +65,19 @@ pub const fn kernel(
     blocks: fn(&Extents) -> [usize; 3],
 ) -> KernelSpec<Extents> {
     KernelSpec {
-        defines: |extents| {
-            vec![
-                element(extents),
-                format!("HEAD_DIM={}", extents.d),
-                format!("CAUSAL={}", u8::from(extents.causal)),
-            ]
-        },
+        defines,
         variants,
         ..KernelSpec::new(kernel_file(file, text), symbol, threads, blocks)
     }
+}
+
+/// Macros of `kernels/attention/shape.cuh`.
+pub fn defines(extents: &Extents) -> Vec<String> {
+    vec![
+        element(extents),
+        format!("HEAD_DIM={}", extents.d),
+        format!("CAUSAL={}", u8::from(extents.causal)),
+    ]
 }
 
 /// The macro that names the element type.
@@ -102,23 +96,44 @@ fn variants() -> Vec<Extents> {
     variants
 }
 
-/// Macros of a build with strides: those of rows that its loops need.
-pub fn strided<const N: usize>(rows: [(&str, u64); N]) -> Vec<String> {
-    let rows = rows.map(|(name, stride)| format!("{name}={stride}"));
-    ["STRIDED=1".to_owned()].into_iter().chain(rows).collect()
+/// [`defines`], and where tensors have strides, those of the rows that the kernels' loops read.
+pub fn strided_defines(
+    extents: &Extents,
+    rows: fn(&RowStrides) -> [(&'static str, u64); 2],
+) -> Vec<String> {
+    let mut all = defines(extents);
+    if let Some(strides) = &extents.rows {
+        all.push("STRIDED=1".to_owned());
+        all.extend(rows(strides).map(|(name, stride)| format!("{name}={stride}")));
+    }
+    all
 }
 
 /// Every dense build, and one with strides: `[b, s, h, d]` with 16 heads.
 pub fn strided_variants() -> Vec<Extents> {
-    let of_heads =
-        |heads| Extents { d: 128, causal: true, ..Extents::of_heads(heads, 1, Dtype::Bf16) };
     let row = 16 * 128;
-    let rows = RowStrides { q: row, k: row, v: row, grad_out: row };
-    let strided = Extents { rows: Some(rows), ..of_heads(16) };
+    let rows = Some(RowStrides { q: row, k: row, v: row, grad_out: row });
+    let strided = Extents { d: 128, causal: true, rows, ..Extents::of_heads(16, 1, Dtype::Bf16) };
     variants().into_iter().chain([strided]).collect()
 }
 
 impl Extents {
+    /// A shape; with the strides of rows where a tensor is not dense `[b, h, s, d]`.
+    pub fn new(shape: &Shape, rows: Option<RowStrides>) -> Self {
+        let Shape { batch, heads, key_heads, queries, keys, head_dim, causal, dtype } = *shape;
+        Self {
+            batch,
+            heads: batch * heads,
+            share: heads / key_heads,
+            s: queries,
+            keys,
+            d: head_dim,
+            causal,
+            dtype,
+            rows,
+        }
+    }
+
     /// So many heads with as many keys as queries, of 64 elements, without a mask.
     pub const fn of_heads(heads: usize, s: usize, dtype: Dtype) -> Self {
         Self { batch: 1, heads, share: 1, s, keys: s, d: 64, causal: false, dtype, rows: None }

@@ -7,20 +7,14 @@
 
 use std::sync::Arc;
 
+use super::call::{
+    BackwardAddresses, ForwardAddresses, Launches, Scratch, ScratchBytes, SumOrder, Technique,
+};
+use super::launch::Extents;
 use super::layout::{BackwardLayout, ForwardLayout, Shape, Unsupported, check_addresses};
-use super::{backward, backward_wgmma, forward, forward_wgmma};
+use super::{backward_mma, backward_wgmma, forward_mma, forward_wgmma};
 use kernelgate::backend::BackendError;
-use kernelgate_cuda::observe::range::within;
-use kernelgate_cuda::{Buffer, Device, PreparedLaunch};
-
-/// Which kernels compute it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Technique {
-    /// GEMMs through `mma.sync`, from sm_80 on. Its backward has as many heads of keys as of queries.
-    FlashMma,
-    /// GEMMs through `wgmma`, tiles by tensor copies: sm_90a only.
-    FlashWgmma,
-}
+use kernelgate_cuda::Device;
 
 impl Technique {
     /// The faster of those that a device runs.
@@ -29,97 +23,10 @@ impl Technique {
     /// When the device cannot be asked.
     pub fn fastest(device: &Device, shape: &Shape) -> Result<Self, BackendError> {
         let (arch, shared_bytes) = (&device.facts().arch, device.shared_bytes_a_block()?);
-        let unmet = forward_wgmma::FLASH_WGMMA.unmet_by(&shape.extents(None), arch, shared_bytes);
+        let unmet =
+            forward_wgmma::FLASH_WGMMA.unmet_by(&Extents::new(shape, None), arch, shared_bytes);
         Ok(if unmet.is_none() { Self::FlashWgmma } else { Self::FlashMma })
     }
-}
-
-/// The order in which the gradient of the queries is summed over blocks of keys.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SumOrder {
-    /// Whichever block comes first: low bits may differ between launches. Gradients of keys and
-    /// values of grouped heads too.
-    Any,
-    /// The same in every launch, which all gradients repeat bit by bit. [`Technique::FlashWgmma`] only.
-    Fixed,
-}
-
-/// Device memory besides the tensors.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ScratchBytes {
-    /// Bytes that every run of the launches writes before it reads them.
-    pub any: u64,
-    /// Bytes that are zero before the first launch. Every run of the launches leaves zeros, so that
-    /// layers that run one after the other share them.
-    pub zeroed: u64,
-}
-
-/// Addresses of the scratch, each a multiple of 256. An address of no bytes is not used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Scratch {
-    /// Address of [`ScratchBytes::any`].
-    pub any: u64,
-    /// Address of [`ScratchBytes::zeroed`].
-    pub zeroed: u64,
-}
-
-/// A launch, and the range that profilers show it in.
-pub struct Step {
-    /// Name of the range.
-    pub range: &'static str,
-    /// The launch.
-    pub launch: PreparedLaunch,
-}
-
-/// Launches in order, on one stream or as consecutive nodes of a graph.
-pub struct Launches {
-    steps: Vec<Step>,
-    /// Lists of tiles that launches read.
-    tables: Vec<Buffer>,
-}
-
-impl Launches {
-    pub(super) fn new(steps: impl IntoIterator<Item = (&'static str, PreparedLaunch)>) -> Self {
-        let steps = steps.into_iter().map(|(range, launch)| Step { range, launch }).collect();
-        Self { steps, tables: Vec::new() }
-    }
-
-    pub(super) fn with_table(self, table: Buffer) -> Self {
-        Self { tables: vec![table], ..self }
-    }
-
-    /// Each launch.
-    pub fn steps(&self) -> &[Step] {
-        &self.steps
-    }
-
-    /// Device memory that the launches own.
-    pub fn device_bytes(&self) -> u64 {
-        self.tables.iter().map(|table| table.bytes() as u64).sum()
-    }
-
-    /// Enqueues them on the device's stream.
-    ///
-    /// # Errors
-    /// When the driver refuses one.
-    pub fn launch(&self) -> Result<(), BackendError> {
-        self.steps.iter().try_for_each(|step| within(step.range, || step.launch.launch()))
-    }
-}
-
-/// Addresses of the forward's tensors, each a multiple of 16 but lse's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ForwardAddresses {
-    /// Queries.
-    pub q: u64,
-    /// Keys.
-    pub k: u64,
-    /// Values.
-    pub v: u64,
-    /// Output.
-    pub out: u64,
-    /// Natural logarithms of the rows' sums of exponentials, fp32, where a backward needs them.
-    pub lse: Option<u64>,
 }
 
 /// `softmax(q kᵀ / sqrt(d)) v` of one shape and layout on a device.
@@ -145,9 +52,9 @@ impl Forward {
         layout.check(shape)?;
         let forward =
             Self { device: Arc::clone(device), shape: *shape, layout: *layout, technique };
-        let extents = shape.extents(layout.rows(shape));
+        let extents = Extents::new(shape, layout.rows(shape));
         match technique {
-            Technique::FlashMma => forward::FLASH_MMA.load(device, &extents)?,
+            Technique::FlashMma => forward_mma::FLASH_MMA.load(device, &extents)?,
             Technique::FlashWgmma => forward_wgmma::FLASH_WGMMA.load(device, &extents)?,
         };
         Ok(forward)
@@ -162,35 +69,12 @@ impl Forward {
         let Self { device, shape, layout, .. } = self;
         let ForwardAddresses { q, k, v, out, .. } = *addresses;
         check_addresses(&[("q", q), ("k", k), ("v", v), ("out", out)])?;
-        let extents = shape.extents(layout.rows(shape));
+        let extents = Extents::new(shape, layout.rows(shape));
         match self.technique {
-            Technique::FlashMma => forward::launches(device, &extents, layout, addresses),
+            Technique::FlashMma => forward_mma::launches(device, &extents, layout, addresses),
             Technique::FlashWgmma => forward_wgmma::launches(device, &extents, layout, addresses),
         }
     }
-}
-
-/// Addresses of the backward's tensors, each a multiple of 16 but lse's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BackwardAddresses {
-    /// Queries.
-    pub q: u64,
-    /// Keys.
-    pub k: u64,
-    /// Values.
-    pub v: u64,
-    /// The forward's output.
-    pub out: u64,
-    /// Written by the forward.
-    pub lse: u64,
-    /// Gradient of the output.
-    pub grad_out: u64,
-    /// Gradient of the queries, written.
-    pub grad_q: u64,
-    /// Gradient of the keys, written.
-    pub grad_k: u64,
-    /// Gradient of the values, written.
-    pub grad_v: u64,
 }
 
 /// The gradients of queries, keys and values of one shape and layout on a device.
@@ -204,7 +88,7 @@ pub struct Backward {
 /// The kernels of a backward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kernels {
-    Mma(backward::Stages),
+    Mma(backward_mma::Stages),
     Wgmma(backward_wgmma::Blocks),
 }
 
@@ -221,9 +105,9 @@ impl Backward {
         order: SumOrder,
     ) -> Result<Self, BackendError> {
         layout.check(shape)?;
-        let extents = shape.extents(layout.rows(shape));
+        let extents = Extents::new(shape, layout.rows(shape));
         let kernels = match technique {
-            Technique::FlashMma => Kernels::Mma(backward::Stages::choose(device, &extents)?),
+            Technique::FlashMma => Kernels::Mma(backward_mma::Stages::choose(device, &extents)?),
             Technique::FlashWgmma => {
                 Kernels::Wgmma(backward_wgmma::Blocks::choose(device, &extents, order))
             }
@@ -250,7 +134,7 @@ impl Backward {
         kernels: Kernels,
         order: SumOrder,
     ) -> Result<Self, BackendError> {
-        let extents = shape.extents(layout.rows(shape));
+        let extents = Extents::new(shape, layout.rows(shape));
         match kernels {
             Kernels::Mma(stages) => {
                 let Shape { heads, key_heads, .. } = *shape;
@@ -260,7 +144,7 @@ impl Backward {
                 if order == SumOrder::Fixed {
                     return Err(Unsupported::FixedOrder.into());
                 }
-                backward::load(device, &extents, stages)?;
+                backward_mma::load(device, &extents, stages)?;
             }
             Kernels::Wgmma(blocks) => {
                 backward_wgmma::load(device, &extents, blocks)?;
@@ -271,19 +155,19 @@ impl Backward {
 
     /// Scratch of the launches on any device, by any technique: at least [`Self::scratch_bytes`].
     pub fn max_scratch_bytes(shape: &Shape) -> ScratchBytes {
-        let extents = shape.extents(None);
+        let extents = Extents::new(shape, None);
         let one_head = backward_wgmma::Blocks { heads: 1, order: SumOrder::Any };
         ScratchBytes {
-            any: backward::stats_bytes(&extents) + backward::dq_sum_bytes(&extents),
+            any: backward_mma::stats_bytes(&extents) + backward_mma::dq_sum_bytes(&extents),
             zeroed: backward_wgmma::zeroed_bytes(&extents, one_head),
         }
     }
 
     /// Scratch of the launches.
     pub fn scratch_bytes(&self) -> ScratchBytes {
-        let extents = self.shape.extents(None);
+        let extents = Extents::new(&self.shape, None);
         ScratchBytes {
-            any: backward::stats_bytes(&extents) + backward::dq_sum_bytes(&extents),
+            any: backward_mma::stats_bytes(&extents) + backward_mma::dq_sum_bytes(&extents),
             zeroed: match self.kernels {
                 Kernels::Mma(_) => 0,
                 Kernels::Wgmma(blocks) => backward_wgmma::zeroed_bytes(&extents, blocks),
@@ -305,352 +189,14 @@ impl Backward {
         check_addresses(&[("q", q), ("k", k), ("v", v), ("out", out), ("grad_out", grad_out)])?;
         check_addresses(&[("grad_q", grad_q), ("grad_k", grad_k), ("grad_v", grad_v)])?;
         check_addresses(&[("scratch", scratch.any), ("zeroed scratch", scratch.zeroed)])?;
-        let extents = shape.extents(layout.rows(shape));
-        let call = backward::Call { device, extents: &extents, layout, addresses, scratch };
+        let extents = Extents::new(shape, layout.rows(shape));
+        let call = backward_mma::Call { device, extents: &extents, layout, addresses, scratch };
         match self.kernels {
-            Kernels::Mma(stages) => backward::launches(&call, stages),
+            Kernels::Mma(stages) => backward_mma::launches(&call, stages),
             Kernels::Wgmma(blocks) => backward_wgmma::launches(&call, blocks),
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::attention::cuda::layout::Strides;
-    use crate::attention::cuda::tests::bf16;
-    use crate::attention::definition::{Attention, AttentionForward};
-    use crate::attention::gradients::AttentionBackward;
-    use crate::gpu_tests::gpu;
-    use kernelgate::verify::compare;
-    use kernelgate::workload::{Dtype, Expected, Problem, Tensor, Tensors, Tolerance};
-
-    /// Orders of memory, each with something between tensors that no kernel may read or write.
-    #[derive(Debug, Clone, Copy)]
-    enum Order {
-        /// `[b, h, s, d]`, dense.
-        Bhsd,
-        /// `[b, s, h + 1, d]`: a head that is nobody's after those of each row.
-        Bshd,
-        /// q, k and v, and their gradients, in tensors `[b, s, h + 2 h_kv, d]`.
-        Packed,
-    }
-
-    /// A tensor in a buffer.
-    #[derive(Debug, Clone, Copy)]
-    struct Place {
-        strides: Strides,
-        /// Elements before the first one.
-        first: u64,
-        extents: [usize; 4],
-    }
-
-    impl Place {
-        /// Rows of so many elements of a buffer: their index in a dense `[b, h, s, d]`, and where they
-        /// begin.
-        fn rows(&self) -> impl Iterator<Item = (usize, usize)> {
-            let Self { strides, first, extents: [batch, heads, rows, _] } = *self;
-            (0..batch * heads * rows).map(move |index| {
-                let (head, row) = (index / rows, index % rows);
-                let at = first
-                    + strides.batch * (head / heads) as u64
-                    + strides.head * (head % heads) as u64
-                    + strides.row * row as u64;
-                (index, at as usize)
-            })
-        }
-
-        fn write(&self, dense: &[u8], memory: &mut [u8]) {
-            let bytes = 2 * self.extents[3];
-            for (index, at) in self.rows() {
-                memory[2 * at..][..bytes].copy_from_slice(&dense[index * bytes..][..bytes]);
-            }
-        }
-
-        fn read(&self, memory: &[u8], dtype: Dtype) -> Tensor {
-            let mut dense = Tensor::zeroed(self.extents.to_vec(), dtype);
-            let bytes = 2 * self.extents[3];
-            for (index, at) in self.rows() {
-                dense.as_bytes_mut()[index * bytes..][..bytes]
-                    .copy_from_slice(&memory[2 * at..][..bytes]);
-            }
-            dense
-        }
-    }
-
-    /// Places of tensors of queries and of the two of keys, each in a buffer of so many elements.
-    fn places(order: Order, attention: &Attention) -> ([Place; 3], u64) {
-        let Attention { b, h, h_kv, s, d, .. } = *attention;
-        let row_of_heads = |heads: usize| match order {
-            Order::Bhsd => Strides::bhsd(heads, s, d),
-            Order::Bshd => Strides::bshd(heads + 1, s, d),
-            Order::Packed => Strides::bshd(h + 2 * h_kv, s, d),
-        };
-        let first = match order {
-            Order::Packed => [0, h, h + h_kv].map(|head| (head * d) as u64),
-            _ => [0; 3],
-        };
-        let extents = [attention.shape(), attention.key_shape(), attention.key_shape()];
-        let place = |index: usize| Place {
-            strides: row_of_heads(extents[index][1]),
-            first: first[index],
-            extents: extents[index],
-        };
-        let elements = b * s * d * (h + 2 * h_kv + 1);
-        ([0, 1, 2].map(place), elements as u64)
-    }
-
-    const POISON: u8 = 0xff;
-
-    /// Buffers of one problem on a device.
-    struct Memory {
-        /// q, k and v; one buffer for all of them where they are packed.
-        inputs: Vec<Buffer>,
-        gradients: Vec<Buffer>,
-        out: Buffer,
-        grad_out: Buffer,
-        lse: Buffer,
-        places: [Place; 3],
-    }
-
-    impl Memory {
-        fn new(device: &Device, order: Order, attention: &Attention, inputs: &Tensors) -> Self {
-            let (places, elements) = places(order, attention);
-            let empty = || vec![POISON; 2 * elements as usize];
-            let buffers = if matches!(order, Order::Packed) { 1 } else { 3 };
-            let mut host: Vec<_> = (0..buffers).map(|_| empty()).collect();
-            for (index, name) in ["q", "k", "v"].into_iter().enumerate() {
-                places[index].write(inputs.tensor(name).as_bytes(), &mut host[index % buffers]);
-            }
-            let mut grad_out = empty();
-            places[0].write(inputs.tensor("grad_out").as_bytes(), &mut grad_out);
-            let poisoned = || device.upload(&empty()).unwrap();
-            Self {
-                inputs: host.iter().map(|bytes| device.upload(bytes).unwrap()).collect(),
-                gradients: (0..buffers).map(|_| poisoned()).collect(),
-                out: poisoned(),
-                grad_out: device.upload(&grad_out).unwrap(),
-                lse: device.allocate(4 * attention.b * attention.h * attention.s).unwrap(),
-                places,
-            }
-        }
-
-        fn address(&self, buffers: &[Buffer], index: usize) -> u64 {
-            buffers[index % buffers.len()].address() + 2 * self.places[index].first
-        }
-
-        fn layout(&self, attention: &Attention) -> BackwardLayout {
-            let [q, k, v] = self.places.map(|place| place.strides);
-            let lse = Strides::bhsd(attention.h, attention.s, 1);
-            BackwardLayout::like(ForwardLayout { q, k, v, out: q, lse })
-        }
-
-        fn forward(&self) -> ForwardAddresses {
-            let [q, k, v] = [0, 1, 2].map(|index| self.address(&self.inputs, index));
-            let out = self.out.address() + 2 * self.places[0].first;
-            ForwardAddresses { q, k, v, out, lse: Some(self.lse.address()) }
-        }
-
-        fn backward(&self) -> BackwardAddresses {
-            let ForwardAddresses { q, k, v, out, .. } = self.forward();
-            let [grad_q, grad_k, grad_v] =
-                [0, 1, 2].map(|index| self.address(&self.gradients, index));
-            let grad_out = self.grad_out.address() + 2 * self.places[0].first;
-            let lse = self.lse.address();
-            BackwardAddresses { q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v }
-        }
-    }
-
-    fn downloaded(buffer: &Buffer) -> Vec<u8> {
-        let mut bytes = vec![0; buffer.bytes()];
-        buffer.download(&mut bytes).unwrap();
-        bytes
-    }
-
-    /// Every byte that belongs to none of the tensors is as it was.
-    fn assert_rest_untouched(memory: &[u8], places: &[Place], name: &str) {
-        let mut memory = memory.to_vec();
-        for place in places {
-            let bytes = place.extents.iter().product::<usize>() * 2;
-            place.write(&vec![POISON; bytes], &mut memory);
-        }
-        assert!(memory.iter().all(|&byte| byte == POISON), "{name}: wrote outside its tensors");
-    }
-
-    fn assert_agrees(outputs: &Tensors, expected: &[Expected], tolerance: Tolerance, name: &str) {
-        let result = compare(outputs, expected, tolerance);
-        assert!(result.is_ok(), "{name}: {}", result.unwrap_err());
-    }
-
-    fn check_forward(
-        device: &Arc<Device>,
-        memory: &Memory,
-        attention: &Attention,
-        technique: Technique,
-        (expected, tolerance): (&[Expected], Tolerance),
-        name: &str,
-    ) {
-        let (shape, layout) = (Shape::from(attention), memory.layout(attention).forward);
-        let forward = Forward::new(device, &shape, &layout, technique).unwrap();
-        let launches = forward.launches(&memory.forward()).unwrap();
-        memory.out.fill(POISON).unwrap();
-        launches.launch().unwrap();
-        device.synchronize().unwrap();
-        let (place, bytes) = (memory.places[0], downloaded(&memory.out));
-        let mut outputs = Tensors::new();
-        outputs.insert("out", place.read(&bytes, attention.dtype));
-        assert_agrees(&outputs, expected, tolerance, name);
-        assert_rest_untouched(&bytes, &[place], name);
-    }
-
-    /// Twice: launches must not depend on those before, and leave the scratch as they found it.
-    fn check_backward(
-        device: &Arc<Device>,
-        memory: &Memory,
-        attention: &Attention,
-        (technique, order): (Technique, SumOrder),
-        (expected, tolerance): (&[Expected], Tolerance),
-        name: &str,
-    ) {
-        let (shape, layout) = (Shape::from(attention), memory.layout(attention));
-        let backward = Backward::new(device, &shape, &layout, technique, order).unwrap();
-        let bytes = backward.scratch_bytes();
-        let any = device.allocate(bytes.any as usize).unwrap();
-        let zeroed = device.upload(&vec![0; bytes.zeroed as usize]).unwrap();
-        let scratch = Scratch { any: any.address(), zeroed: zeroed.address() };
-        let launches = backward.launches(&memory.backward(), &scratch).unwrap();
-        let mut first: Option<Vec<Vec<u8>>> = None;
-        for _ in 0..2 {
-            memory.gradients.iter().try_for_each(|buffer| buffer.fill(POISON)).unwrap();
-            launches.launch().unwrap();
-            device.synchronize().unwrap();
-            let found: Vec<_> = memory.gradients.iter().map(downloaded).collect();
-            let mut outputs = Tensors::new();
-            for (index, name) in ["grad_q", "grad_k", "grad_v"].into_iter().enumerate() {
-                let bytes = &found[index % found.len()];
-                outputs.insert(name, memory.places[index].read(bytes, attention.dtype));
-            }
-            assert_agrees(&outputs, expected, tolerance, name);
-            for (index, bytes) in found.iter().enumerate() {
-                let packed = found.len() == 1;
-                let places =
-                    if packed { &memory.places[..] } else { &memory.places[index..=index] };
-                assert_rest_untouched(bytes, places, name);
-            }
-            if order == SumOrder::Fixed {
-                assert_eq!(*first.get_or_insert(found.clone()), found, "{name}: other bits");
-            }
-        }
-        assert!(downloaded(&zeroed).iter().all(|&byte| byte == 0), "{name}: scratch is not zero");
-    }
-
-    #[test]
-    fn scratch_is_declared_without_a_device() {
-        let attention = bf16(2, 4, 100, 128, true);
-        // Eight heads of 100 queries, padded to steps of 64.
-        let any = 8 * 128 * (2 * 4 + 4 * 128);
-        let turns = 8 * 2 * 4;
-        assert_eq!(
-            Backward::max_scratch_bytes(&Shape::from(&attention)),
-            ScratchBytes { any, zeroed: turns }
-        );
-        let grouped = Shape::from(&Attention { h_kv: 2, ..attention });
-        let sums = 2 * (4 * 100 * 128 * 4);
-        assert_eq!(
-            Backward::max_scratch_bytes(&grouped),
-            ScratchBytes { any, zeroed: sums + turns }
-        );
-    }
-
-    #[test]
-    fn every_layout_agrees_with_the_reference() {
-        let Some((device, _alone)) = gpu() else { return };
-        let wgmma = device.facts().arch == "sm_90a";
-        // Batches, heads of queries and of keys, rows: single ones, edges of tiles, several tiles.
-        for (b, h, h_kv, s) in [(1, 1, 1, 1), (2, 3, 3, 63), (3, 4, 4, 129), (2, 6, 2, 333)] {
-            for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
-                let dtype = if causal { Dtype::F16 } else { Dtype::Bf16 };
-                let attention = Attention { h_kv, dtype, ..bf16(b, h, s, d, causal) };
-                let (forward, backward) =
-                    (AttentionForward { attention }, AttentionBackward { attention });
-                let inputs = backward.inputs(26);
-                let (out, gradients) = (forward.reference(&inputs), backward.reference(&inputs));
-                let forward = (&out[..], forward.tolerance());
-                let backward = (&gradients[..], backward.tolerance());
-                for order in [Order::Bhsd, Order::Bshd, Order::Packed] {
-                    let memory = Memory::new(&device, order, &attention, &inputs);
-                    let run = |technique, sums: &[SumOrder]| {
-                        let name = format!("{technique:?}, {order:?}, {attention:?}");
-                        check_forward(&device, &memory, &attention, technique, forward, &name);
-                        for &sums in sums {
-                            let how = (technique, sums);
-                            check_backward(&device, &memory, &attention, how, backward, &name);
-                        }
-                    };
-                    run(Technique::FlashMma, if h == h_kv { &[SumOrder::Any] } else { &[] });
-                    if wgmma {
-                        run(Technique::FlashWgmma, &[SumOrder::Any, SumOrder::Fixed]);
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn grouped_sums_are_stored_by_strides() {
-        let Some((device, _alone)) = gpu() else { return };
-        if device.facts().arch != "sm_90a" {
-            return;
-        }
-        let attention = Attention { h_kv: 2, ..bf16(2, 8, 200, 128, true) };
-        let problem = AttentionBackward { attention };
-        let inputs = problem.inputs(27);
-        let expected = problem.reference(&inputs);
-        let memory = Memory::new(&device, Order::Packed, &attention, &inputs);
-        let (shape, layout) = (Shape::from(&attention), memory.layout(&attention));
-        let forward =
-            Forward::new(&device, &shape, &layout.forward, Technique::FlashWgmma).unwrap();
-        let forward = forward.launches(&memory.forward()).unwrap();
-        forward.launch().unwrap();
-        let backward = Backward::with_heads_a_block(&device, &shape, &layout, 1).unwrap();
-        let bytes = backward.scratch_bytes();
-        let any = device.allocate(bytes.any as usize).unwrap();
-        let zeroed = device.upload(&vec![0; bytes.zeroed as usize]).unwrap();
-        let scratch = Scratch { any: any.address(), zeroed: zeroed.address() };
-        let launches = backward.launches(&memory.backward(), &scratch).unwrap();
-        assert_eq!(launches.steps().len(), 4);
-        launches.launch().unwrap();
-        device.synchronize().unwrap();
-        let found = downloaded(&memory.gradients[0]);
-        let mut outputs = Tensors::new();
-        for (index, name) in ["grad_q", "grad_k", "grad_v"].into_iter().enumerate() {
-            outputs.insert(name, memory.places[index].read(&found, attention.dtype));
-        }
-        assert_agrees(&outputs, &expected, problem.tolerance(), "one head a block");
-    }
-
-    #[test]
-    fn declined_problems_are_skips() {
-        let Some((device, _alone)) = gpu() else { return };
-        let shape = Shape::from(&bf16(1, 4, 64, 64, false));
-        let layout = ForwardLayout::bshd(&shape);
-        let declined = |result: Result<(), BackendError>| match result {
-            Err(BackendError::Unsupported(reason)) => reason,
-            other => panic!("{other:?}"),
-        };
-        let narrow = Shape { head_dim: 80, ..shape };
-        let technique = Technique::FlashMma;
-        let result = Forward::new(&device, &narrow, &ForwardLayout::bshd(&narrow), technique);
-        assert!(declined(result.map(drop)).starts_with("head dimension 80"));
-        let forward = Forward::new(&device, &shape, &layout, technique).unwrap();
-        let addresses = ForwardAddresses { q: 0x100, k: 0x108, v: 0x200, out: 0x300, lse: None };
-        let result = forward.launches(&addresses).map(drop);
-        assert_eq!(declined(result), "k: address 0x108 is no multiple of 16");
-        let layout = BackwardLayout::like(layout);
-        let grouped = Shape { key_heads: 2, ..shape };
-        let result = Backward::new(&device, &grouped, &layout, technique, SumOrder::Any);
-        assert!(declined(result.map(drop)).contains("as many heads of keys as of queries"));
-        let result = Backward::new(&device, &shape, &layout, technique, SumOrder::Fixed);
-        assert!(declined(result.map(drop)).starts_with("flash_mma adds"));
-    }
-}
+mod tests;

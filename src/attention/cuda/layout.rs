@@ -1,6 +1,5 @@
 //! Shapes and memory layouts of tensors that are the caller's, and the reasons to decline them.
 
-use super::launch::{Extents, RowStrides};
 use crate::attention::definition::Attention;
 use kernelgate::backend::BackendError;
 use kernelgate::workload::Dtype;
@@ -73,22 +72,6 @@ impl Shape {
         if keys == queries { Ok(()) } else { Err(Unsupported::CrossGradients { keys, queries }) }
     }
 
-    /// As the kernels' rows take it; of a tensor that is not dense, with the strides of rows.
-    pub(super) fn extents(&self, rows: Option<RowStrides>) -> Extents {
-        let Self { batch, heads, key_heads, queries, keys, head_dim, causal, dtype } = *self;
-        Extents {
-            batch,
-            heads: batch * heads,
-            share: heads / key_heads,
-            s: queries,
-            keys,
-            d: head_dim,
-            causal,
-            dtype,
-            rows,
-        }
-    }
-
     const fn like_queries(&self) -> [usize; 4] {
         [self.batch, self.heads, self.queries, self.head_dim]
     }
@@ -159,6 +142,19 @@ impl Strides {
 const ELEMENT_BYTES: u64 = 2;
 /// Tensor maps have smaller strides.
 const STRIDE_LIMIT: u64 = 1 << 40;
+
+/// Elements from a row to the next one, by tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowStrides {
+    /// Queries.
+    pub q: u64,
+    /// Keys.
+    pub k: u64,
+    /// Values.
+    pub v: u64,
+    /// Gradient of the output.
+    pub grad_out: u64,
+}
 
 /// Layouts of the forward's tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -388,117 +384,4 @@ impl From<Unsupported> for BackendError {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SHAPE: Shape = Shape {
-        batch: 2,
-        heads: 6,
-        key_heads: 2,
-        queries: 77,
-        keys: 77,
-        head_dim: 64,
-        causal: true,
-        dtype: Dtype::Bf16,
-    };
-
-    #[test]
-    fn strides_follow_the_order_of_dimensions() {
-        assert_eq!(Strides::bhsd(6, 77, 64), Strides { batch: 29_568, head: 4928, row: 64 });
-        assert_eq!(Strides::bshd(6, 77, 64), Strides { batch: 29_568, head: 64, row: 384 });
-        let layout = ForwardLayout::bshd(&SHAPE);
-        assert_eq!(layout.lse, Strides { batch: 462, head: 77, row: 1 });
-        assert_eq!((layout.k.row, layout.out.row), (128, 384));
-    }
-
-    #[test]
-    fn both_dense_layouts_and_packed_tensors_are_supported() {
-        assert_eq!(ForwardLayout::bhsd(&SHAPE).check(&SHAPE), Ok(()));
-        let rows_first = ForwardLayout::bshd(&SHAPE);
-        assert_eq!(rows_first.check(&SHAPE), Ok(()));
-        assert_eq!(BackwardLayout::like(rows_first).check(&SHAPE), Ok(()));
-        // q, k and v in one tensor [b, s, h + 2 h_kv, d].
-        let packed = Strides { batch: 77 * 10 * 64, head: 64, row: 10 * 64 };
-        let packed = ForwardLayout { q: packed, k: packed, v: packed, ..rows_first };
-        assert_eq!(packed.check(&SHAPE), Ok(()));
-    }
-
-    #[test]
-    fn only_a_tensor_that_is_not_dense_needs_a_build_with_strides() {
-        let (dense, rows_first) = (ForwardLayout::bhsd(&SHAPE), ForwardLayout::bshd(&SHAPE));
-        assert_eq!(dense.rows(&SHAPE), None);
-        let rows = RowStrides { q: 384, k: 128, v: 128, grad_out: 384 };
-        assert_eq!(rows_first.rows(&SHAPE), Some(rows));
-        let backward = BackwardLayout::like(dense);
-        assert_eq!(backward.rows(&SHAPE), None);
-        let one = BackwardLayout { grad_k: rows_first.k, ..backward };
-        assert_eq!(one.rows(&SHAPE), Some(RowStrides { q: 64, k: 64, v: 64, grad_out: 64 }));
-    }
-
-    #[test]
-    fn shapes_without_a_kernel_have_a_reason() {
-        let reason = |shape: Shape| shape.check().unwrap_err();
-        assert_eq!(reason(Shape { head_dim: 80, ..SHAPE }), Unsupported::HeadDim { head_dim: 80 });
-        assert_eq!(
-            reason(Shape { dtype: Dtype::F32, ..SHAPE }),
-            Unsupported::Dtype { dtype: "f32" }
-        );
-        assert_eq!(
-            reason(Shape { key_heads: 4, ..SHAPE }),
-            Unsupported::Heads { heads: 6, key_heads: 4 }
-        );
-        assert_eq!(
-            reason(Shape { keys: 76, ..SHAPE }),
-            Unsupported::CausalKeys { keys: 76, queries: 77 }
-        );
-        assert!(matches!(reason(Shape { keys: 0, ..SHAPE }), Unsupported::Extents { .. }));
-        let more = Shape { keys: 78, ..SHAPE };
-        assert_eq!(more.check(), Ok(()));
-        assert_eq!(
-            more.check_gradients(),
-            Err(Unsupported::CrossGradients { keys: 78, queries: 77 })
-        );
-    }
-
-    #[test]
-    fn tensors_that_no_copy_finds_have_a_reason() {
-        let layout = ForwardLayout::bshd(&SHAPE);
-        let row = Strides { row: 388, ..layout.q };
-        assert_eq!(
-            ForwardLayout { q: row, ..layout }.check(&SHAPE),
-            Err(Unsupported::Stride { tensor: "q", dimension: "row", bytes: 776 })
-        );
-        let head = Strides { head: 32, ..layout.k };
-        assert_eq!(
-            ForwardLayout { k: head, ..layout }.check(&SHAPE),
-            Err(Unsupported::Overlap { tensor: "k", dimension: "head", stride: 32, row: 64 })
-        );
-        let far = Strides { batch: 1 << 39, ..layout.v };
-        assert_eq!(
-            ForwardLayout { v: far, ..layout }.check(&SHAPE),
-            Err(Unsupported::Stride { tensor: "v", dimension: "batch", bytes: 1 << 40 })
-        );
-        // A single sequence is never followed by another one.
-        let single = Shape { batch: 1, ..SHAPE };
-        assert_eq!(ForwardLayout { v: far, ..layout }.check(&single), Ok(()));
-        // Single numbers need no alignment: lse as [b, s, h].
-        let lse = Strides::bshd(6, 77, 1);
-        assert_eq!(ForwardLayout { lse, ..layout }.check(&SHAPE), Ok(()));
-        assert_eq!(
-            check_addresses(&[("q", 0x1000), ("k", 0x1008)]),
-            Err(Unsupported::Address { tensor: "k", address: 0x1008 })
-        );
-    }
-
-    #[test]
-    fn a_reason_becomes_a_skip() {
-        let error = BackendError::from(Unsupported::HeadDim { head_dim: 80 });
-        assert_eq!(
-            error,
-            BackendError::Unsupported(
-                "head dimension 80: computes 64 and 128 only; pad smaller ones with zeros"
-                    .to_owned()
-            )
-        );
-    }
-}
+mod tests;

@@ -2,17 +2,20 @@
 //! tensor cores.
 //!
 //! What each kernel does, its thread mapping and its bound are in its file under
-//! `kernels/attention`. A ladder's file has its kernels' rows and its implementations. Everything
-//! but the launches happens while a case is prepared. Deliberately absent: f32, which no kernel
-//! here computes.
+//! `kernels/attention`. `forward` and `backward` are the ladders; [`Forward`] and [`Backward`] launch
+//! the fast kernels over a network's own tensors. Everything but the launches happens while a case
+//! is prepared. Deliberately absent: f32, which no kernel here computes.
 
 mod backward;
+mod backward_mma;
 mod backward_wgmma;
+mod call;
 mod components;
 mod cublaslt;
 mod cudnn;
 mod forward;
 mod forward_decode;
+mod forward_mma;
 mod forward_wgmma;
 mod launch;
 mod launches;
@@ -25,24 +28,24 @@ use crate::attention::gradients::AttentionBackward;
 use kernelgate::backend::Implementation;
 use kernelgate_cuda::spec::{ListedKernel, list};
 
-pub use components::{SCORES, SOFTMAX, VALUES};
-pub use launches::{
-    Backward, BackwardAddresses, Forward, ForwardAddresses, Launches, Scratch, ScratchBytes, Step,
-    SumOrder, Technique,
+pub use call::{
+    BackwardAddresses, ForwardAddresses, Launches, Scratch, ScratchBytes, Step, SumOrder, Technique,
 };
+pub use components::{SCORES, SOFTMAX, VALUES};
+pub use launches::{Backward, Forward};
 pub use layout::{BackwardLayout, ForwardLayout, Shape, Strides, Unsupported};
 
 /// Forward ladder, and the library.
 pub fn forward() -> impl Iterator<Item = &'static Implementation<AttentionForward>> {
-    let wgmma = [&forward_wgmma::ROW, &forward_wgmma::FP8_ROW];
+    let wgmma = [&forward::WGMMA_ROW, &forward_wgmma::FP8_ROW];
     forward::LADDER.iter().chain(wgmma).chain([&forward_decode::ROW, &cudnn::FORWARD])
 }
 
 /// Backward ladder, and the library.
 pub fn backward() -> impl Iterator<Item = &'static Implementation<AttentionBackward>> {
     backward::LADDER.iter().chain([
-        &backward_wgmma::ROW,
-        &backward_wgmma::FIXED_ORDER_ROW,
+        &backward::WGMMA_ROW,
+        &backward::FIXED_ORDER_ROW,
         &cudnn::BACKWARD,
     ])
 }
@@ -52,9 +55,11 @@ pub fn kernels() -> Vec<ListedKernel> {
     [
         list(components::KERNELS),
         list(forward::KERNELS),
+        list(forward_mma::KERNELS),
         list(forward_wgmma::KERNELS),
         list(forward_decode::KERNELS),
         list(backward::KERNELS),
+        list(backward_mma::KERNELS),
         list(backward_wgmma::KERNELS),
     ]
     .concat()

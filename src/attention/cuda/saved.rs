@@ -5,8 +5,9 @@
 
 use std::sync::Arc;
 
+use super::call::{ForwardAddresses, Technique};
 use super::launch::{Extents, scratch, upload};
-use super::launches::{Forward, ForwardAddresses, Technique};
+use super::launches::Forward;
 use super::layout::{ForwardLayout, Shape};
 use crate::attention::definition::Attention;
 use kernelgate::backend::BackendError;
