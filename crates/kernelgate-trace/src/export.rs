@@ -1,5 +1,6 @@
 //! A trace as Chrome's JSON, which Perfetto and chrome://tracing show: a track a thread, a track a
-//! stream, arrows from each launch to what it launched.
+//! stream, arrows from each launch to its operations. Viewers drop spans of a track that overlap
+//! without nesting, so operations of one stream that overlap get tracks of their own.
 //!
 //! What is written can be read again: the tables of a trace stay the same. Absent: waits, calls of
 //! the operating system, allocations and counters.
@@ -32,9 +33,10 @@ pub fn perfetto(trace: &Trace, out: &mut impl Write) -> io::Result<()> {
         write!(events.out, "}}")?;
     }
     write!(events.out, "],\"traceEvents\":[")?;
-    names(trace, &mut events)?;
+    let lanes = Lanes::assign(trace);
+    names(trace, &lanes, &mut events)?;
     host(trace, &mut events)?;
-    gpu(trace, &mut events)?;
+    gpu(trace, &lanes, &mut events)?;
     writeln!(events.out, "\n]}}")?;
     events.out.flush()
 }
@@ -70,7 +72,7 @@ fn times(start: i64, end: i64) -> String {
     format!("\"ts\":{},\"dur\":{}", microseconds(start), microseconds(end - start))
 }
 
-fn names<W: Write>(trace: &Trace, events: &mut Events<'_, W>) -> io::Result<()> {
+fn names<W: Write>(trace: &Trace, lanes: &Lanes, events: &mut Events<'_, W>) -> io::Result<()> {
     let mut name = |kind: &str, pid: i64, tid: i64, name: &str| {
         let name = quoted(name);
         events.add(&format!(
@@ -93,10 +95,68 @@ fn names<W: Write>(trace: &Trace, events: &mut Events<'_, W>) -> io::Result<()> 
         let process = trace.processes[place.process as usize].pid;
         let device = format!("GPU {} of process {process}", place.device);
         name("process_name", STREAMS + device_track(trace, index), 0, &device)?;
-        let stream = format!("stream {}", place.stream);
-        name("thread_name", STREAMS + device_track(trace, index), i64::from(index), &stream)?;
+        for lane in 0..lanes.counts[index as usize].max(1) {
+            let beside = if lane > 0 { format!(", concurrent {lane}") } else { String::new() };
+            let stream = format!("stream {}{beside}", place.stream);
+            let track = lanes.track(index, lane);
+            name("thread_name", STREAMS + device_track(trace, index), track, &stream)?;
+        }
     }
     Ok(())
+}
+
+/// Which of the tracks of its stream each operation is on.
+struct Lanes {
+    of_operation: Vec<u32>,
+    /// Tracks of each place.
+    counts: Vec<u32>,
+    /// Tracks of all places before each.
+    before: Vec<u32>,
+}
+
+/// Tracks of a stream; what overlaps more than that shares the last to be free.
+const MOST_LANES: usize = 64;
+
+/// Tracks of a stream besides its first are numbered from here.
+const MORE: i64 = 1_000_000;
+
+impl Lanes {
+    /// Puts each operation on the first track of its stream that is free when it starts.
+    fn assign(trace: &Trace) -> Self {
+        let all = AllOperations::of(trace);
+        let mut order: Vec<OperationId> = all.ids().collect();
+        let key = |&id: &OperationId| (all.start(id), all.end(id));
+        if !order.is_sorted_by_key(key) {
+            order.sort_by_key(key);
+        }
+        let mut ends: Vec<Vec<i64>> = vec![Vec::new(); trace.places.len()];
+        let mut of_operation = vec![0; all.len()];
+        for id in order {
+            let ends = &mut ends[all.place(id).0 as usize];
+            let free = ends.iter().position(|&end| end <= all.start(id));
+            let lane = free.unwrap_or_else(|| {
+                if ends.len() < MOST_LANES {
+                    ends.push(0);
+                    return ends.len() - 1;
+                }
+                (0..ends.len()).min_by_key(|&lane| ends[lane]).unwrap_or(0)
+            });
+            ends[lane] = all.end(id);
+            of_operation[id as usize] = u32::try_from(lane).unwrap_or(u32::MAX);
+        }
+        let counts = ends.iter().map(|ends| u32::try_from(ends.len()).unwrap_or(u32::MAX));
+        let counts: Vec<u32> = counts.collect();
+        let before = counts.iter().scan(0, |sum, count| Some(std::mem::replace(sum, *sum + count)));
+        Self { before: before.collect(), of_operation, counts }
+    }
+
+    /// The number of a track in the viewer.
+    fn track(&self, place: u32, lane: u32) -> i64 {
+        match lane {
+            0 => i64::from(place),
+            _ => MORE + i64::from(self.before[place as usize]) + i64::from(lane),
+        }
+    }
 }
 
 /// The number of the first place with the same process and device.
@@ -159,7 +219,7 @@ fn host<W: Write>(trace: &Trace, events: &mut Events<'_, W>) -> io::Result<()> {
     Ok(())
 }
 
-fn gpu<W: Write>(trace: &Trace, events: &mut Events<'_, W>) -> io::Result<()> {
+fn gpu<W: Write>(trace: &Trace, lanes: &Lanes, events: &mut Events<'_, W>) -> io::Result<()> {
     let all = AllOperations::of(trace);
     let launches = Launches::of(trace);
     let tracks: Vec<i64> = (0u32..)
@@ -169,7 +229,8 @@ fn gpu<W: Write>(trace: &Trace, events: &mut Events<'_, W>) -> io::Result<()> {
     for id in all.ids() {
         let place_id = all.place(id);
         let place = &trace.places[place_id.0 as usize];
-        let (pid, tid) = (tracks[place_id.0 as usize], place_id.0);
+        let pid = tracks[place_id.0 as usize];
+        let tid = lanes.track(place_id.0, lanes.of_operation[id as usize]);
         let (category, name, arguments) = operation(trace, &all, id);
         let process = trace.processes[place.process as usize].pid;
         events.add(&format!(
@@ -193,7 +254,7 @@ fn gpu<W: Write>(trace: &Trace, events: &mut Events<'_, W>) -> io::Result<()> {
             thread.tid,
             trace.calls.start[call as usize],
         );
-        let to = (pid, i64::from(tid), all.start(id));
+        let to = (pid, tid, all.start(id));
         for (phase, (pid, tid, time)) in [("\"s\"", from), ("\"f\",\"bp\":\"e\"", to)] {
             events.add(&format!(
                 "\"ph\":{phase},\"cat\":\"ac2g\",\"name\":\"ac2g\",\"id\":{id},\"pid\":{pid},\
