@@ -53,6 +53,8 @@ pub struct Device {
     pub shared_per_sm: Option<u32>,
     /// Blocks that a multiprocessor holds.
     pub blocks_per_sm: Option<u32>,
+    /// Threads that run in lockstep: 32 in a warp, 64 in a wavefront.
+    pub warp: Option<u32>,
 }
 
 /// Who recorded a trace.

@@ -29,6 +29,8 @@ pub struct Quality {
     pub backwards: u64,
     /// Operations of the GPU without times (start and end 0); left out.
     pub without_times: u64,
+    /// Events that are no valid JSON; left out.
+    pub broken_events: u64,
     /// Texts that were not valid UTF-8.
     pub invalid_texts: u64,
     /// Values that do not fit the format, such as a correlation id beyond 32 bits or a time beyond 146
@@ -48,6 +50,7 @@ impl Quality {
         self.unclosed_ranges += other.unclosed_ranges;
         self.backwards += other.backwards;
         self.without_times += other.without_times;
+        self.broken_events += other.broken_events;
         self.invalid_texts += other.invalid_texts;
         self.odd_values += other.odd_values;
         self.overhead.extend(other.overhead);

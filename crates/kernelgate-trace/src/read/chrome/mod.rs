@@ -5,6 +5,7 @@
 //! calls are joined by their correlation ids), counters.
 
 mod event;
+mod salvage;
 mod source;
 
 use std::fmt;
@@ -32,11 +33,17 @@ pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
     let outcome =
         Document(&mut reader).deserialize(&mut serde_json::Deserializer::from_reader(source));
     if let Err(error) = outcome {
-        let reason = format!("JSON after {} events: {error}", reader.events);
-        if reader.events == 0 {
-            return Err(TraceError::broken(path, reason));
+        let salvaged = error.is_syntax().then(|| salvaged(path, &reader)).transpose()?;
+        match salvaged.filter(|salvaged| salvaged.events > reader.events) {
+            Some(salvaged) => reader = salvaged,
+            None => {
+                let reason = format!("JSON after {} events: {error}", reader.events);
+                if reader.events == 0 {
+                    return Err(TraceError::broken(path, reason));
+                }
+                reader.builder.trace.quality.unreadable.push(reason);
+            }
         }
-        reader.builder.trace.quality.unreadable.push(reason);
     }
     if reader.events == 0 {
         return Err(TraceError::Unknown {
@@ -46,6 +53,59 @@ pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
     }
     Ok(reader.finish())
 }
+
+/// The key that every event has.
+const PHASE: &[u8] = b"\"ph\"";
+
+/// The events of a file that is not valid JSON, each by itself; the head was read before.
+fn salvaged(path: &Path, before: &Reader) -> Result<Reader, TraceError> {
+    let mut reader = Reader::default();
+    let trace = &mut reader.builder.trace;
+    trace.recorder = before.builder.trace.recorder;
+    trace.devices.clone_from(&before.builder.trace.devices);
+    trace.metadata.clone_from(&before.builder.trace.metadata);
+    let source = source::open(path).map_err(TraceError::io(path))?;
+    salvage::elements(source, |bytes| {
+        // Devices are elements, too.
+        if !bytes.windows(PHASE.len()).any(|window| window == PHASE) {
+            return;
+        }
+        // Commas and brackets follow the event.
+        let mut values = serde_json::Deserializer::from_slice(bytes).into_iter::<&RawValue>();
+        let event = values.next().and_then(Result::ok);
+        match event.and_then(|raw| serde_json::from_str::<Event<'_>>(raw.get()).ok()) {
+            Some(event) => {
+                reader.events += 1;
+                reader.event(&event);
+            }
+            None => reader.builder.trace.quality.broken_events += 1,
+        }
+    })
+    .map_err(TraceError::io(path))?;
+    Ok(reader)
+}
+
+/// Values by which a file describes itself.
+const DESCRIPTION: &[&str] = &[
+    "schemaVersion",
+    "traceName",
+    "host_name",
+    "trace_id",
+    "distributedInfo",
+    "cuda_driver_version",
+    "cuda_runtime_version",
+    "hip_driver_version",
+    "hip_runtime_version",
+    "profile_memory",
+    "record_shapes",
+    "with_flops",
+    "with_modules",
+    "with_stack",
+];
+
+/// Categories of what a GPU does.
+const OPERATIONS: &[&str] =
+    &["kernel", "Kernel", "gpu_memcpy", "Memcpy", "gpu_memset", "Memset", "gpu_graph"];
 
 /// A process that is not known yet.
 const UNKNOWN: u32 = u32::MAX;
@@ -85,9 +145,10 @@ impl<'de> Visitor<'de> for Document<'_> {
             match key.as_str() {
                 "traceEvents" => map.next_value_seed(Events(self.0))?,
                 "deviceProperties" => self.0.devices(&map.next_value::<Box<RawValue>>()?),
-                "schemaVersion" | "traceName" | "host_name" | "trace_id" => {
+                key if DESCRIPTION.contains(&key) => {
                     let value = map.next_value::<Box<RawValue>>()?;
-                    self.0.builder.trace.metadata.insert(key, text(&value).into_owned());
+                    let (key, value) = (key.to_owned(), text(&value).into_owned());
+                    self.0.builder.trace.metadata.insert(key, value);
                 }
                 _ => {
                     map.next_value::<IgnoredAny>()?;
@@ -149,8 +210,11 @@ impl Reader {
                 compute: number("computeMajor").zip(number("computeMinor")),
                 threads_per_sm: number("maxThreadsPerMultiprocessor"),
                 registers_per_sm: number("regsPerMultiprocessor"),
-                shared_per_sm: number("sharedMemPerMultiprocessor"),
+                // The second name is that of ROCm.
+                shared_per_sm: number("sharedMemPerMultiprocessor")
+                    .or_else(|| number("maxSharedMemoryPerMultiProcessor")),
                 blocks_per_sm: None,
+                warp: number("warpSize"),
             });
         }
     }
@@ -258,7 +322,12 @@ impl Reader {
         };
         let duration = nanoseconds(event.dur).unwrap_or(0);
         let end = self.builder.trace.quality.span_end(start, start.saturating_add(duration));
-        match event.cat.as_ref() {
+        let category = event.cat.as_ref();
+        if start == 0 && end == 0 && OPERATIONS.contains(&category) {
+            self.builder.trace.quality.without_times += 1;
+            return;
+        }
+        match category {
             "kernel" | "Kernel" => self.kernel(event, start, end),
             "gpu_memcpy" | "Memcpy" => self.copy(event, start, end),
             "gpu_memset" | "Memset" => {

@@ -16,6 +16,12 @@ impl Reader {
                 builder.trace.metadata.insert(row.display(0), row.display(1));
             })?;
         }
+        self.scan("TARGET_INFO_SYSTEM_ENV", &["name", "value"], |builder, _, row| {
+            let name = row.display(0);
+            if ["NvDriverVersion", "CudaDriverVersion"].contains(&name.as_str()) {
+                builder.trace.metadata.insert(name, row.display(1));
+            }
+        })?;
         let columns = [
             "id",
             "name",
@@ -39,6 +45,7 @@ impl Reader {
                 registers_per_sm: number(7),
                 shared_per_sm: number(8),
                 blocks_per_sm: number(9),
+                warp: number(6),
             });
         })?;
         self.scan("PROCESSES", &["globalPid", "name"], |builder, _, row| {
@@ -87,9 +94,9 @@ impl Reader {
     pub(super) fn diagnostics(&mut self) -> Result<(), TraceError> {
         let columns = ["severity", "text"];
         self.scan("DIAGNOSTIC_EVENT", &columns, |builder, _, row| {
-            // 2 warns, 3 is an error.
-            if matches!(row.integer(0), Some(2 | 3)) {
-                let text = row.display(1);
+            // 2 warns, 3 is an error; lost records are reported as information, too.
+            let text = row.display(1);
+            if matches!(row.integer(0), Some(2 | 3)) || text.contains("might be missing") {
                 if let Some(text) = row.text(1) {
                     builder.trace.quality.text(text);
                 }

@@ -100,6 +100,7 @@ impl Reader {
             registers_per_sm: device.registers_per_sm,
             shared_per_sm: device.shared_per_sm,
             blocks_per_sm: device.blocks_per_sm,
+            warp: None,
         });
         trace.metadata.insert("case".to_owned(), recording.case.clone());
         trace.metadata.insert("steps".to_owned(), recording.steps.to_string());
