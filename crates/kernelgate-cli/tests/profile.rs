@@ -335,5 +335,5 @@ fn a_recording_that_lost_records_says_so_first() {
     recording.trace.kernels[0].start = 0;
     recording.trace.kernels[0].end = 0;
     let shown = package(cases).kernelgate("profile --dir benches");
-    shown.expect(0, &["1. SEVERE data-quality: the recorder lost 5 records", "have no times"]);
+    shown.expect(0, &["SEVERE: the recorder lost 5 records", "have no times"]);
 }

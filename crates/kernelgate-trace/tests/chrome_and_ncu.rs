@@ -216,7 +216,7 @@ fn accesses_and_warps_are_judged_by_the_raw_page() {
     }
     let short = raw.lines().map(|line| line.rsplitn(6, ',').last().unwrap()).collect::<Vec<_>>();
     let diagnosis = diagnose(&read("short.csv", short.join("\n").as_bytes()));
-    let why = |rule: &str| &diagnosis.skipped.iter().find(|it| it.rule == rule).unwrap().reason;
+    let why = |rule: &str| diagnosis.question(rule).unwrap().not_measured().unwrap();
     assert!(why("bank-conflicts").contains("--page raw"), "{}", why("bank-conflicts"));
 }
 

@@ -69,8 +69,8 @@ fn an_export_without_gpu_work_says_so() {
     let export = Export::with_schema("CREATE TABLE StringIds (id INTEGER, value TEXT);");
     let trace = export.read().unwrap();
     let diagnosis = diagnose(&trace);
-    assert_eq!(diagnosis.findings[0].id, "data-quality");
-    assert!(diagnosis.findings[0].title.contains("nothing about the GPU can be concluded"));
+    assert_eq!(diagnosis.quality[0].id, "data-quality");
+    assert!(diagnosis.quality[0].title.contains("nothing about the GPU can be concluded"));
     assert!(trace.quality.missing.contains(&"CUPTI_ACTIVITY_KIND_KERNEL".to_owned()));
     for report in Report::ALL {
         assert_eq!(stats::table(&trace, report).rows, Vec::<Vec<_>>::new(), "{}", report.name());

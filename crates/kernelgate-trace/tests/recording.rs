@@ -204,8 +204,9 @@ fn what_bounds_a_step_is_told_from_its_declared_work() {
     assert_eq!(of(0.55, 0.5), Bound::Mixed);
     let without = trace(&graph(json!([])));
     assert_eq!(row(&Joined::of(&without).range_tree(&[]), "f/w/c/step").bound, Bound::Busy);
-    let skipped = diagnose(&without).skipped;
-    assert!(skipped.iter().any(|skipped| skipped.rule == "work-bound"), "{skipped:?}");
+    let questions = diagnose(&without).questions;
+    let work = questions.iter().find(|question| question.id == "work-bound").unwrap();
+    assert!(work.not_measured().is_some(), "{work:?}");
 }
 
 fn found<'a>(diagnosis: &'a Diagnosis, id: &str) -> Option<&'a str> {
@@ -237,7 +238,7 @@ fn what_was_lost_comes_first() {
     kernel(&mut recording, (0, 0), 99, 0);
     recording["trace"]["kernels"][0]["name"] = 1000.into();
     let diagnosis = diagnose(&trace(&recording));
-    let titles: Vec<&str> = diagnosis.findings.iter().map(|found| found.title.as_str()).collect();
+    let titles: Vec<&str> = diagnosis.quality.iter().map(|found| found.title.as_str()).collect();
     assert!(titles[0].contains("lost 7 records"), "{titles:?}");
     assert!(titles.iter().any(|title| title.contains("1 operations have no times")), "{titles:?}");
     assert!(titles.iter().any(|title| title.contains("1 values do not fit")), "{titles:?}");

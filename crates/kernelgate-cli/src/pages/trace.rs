@@ -8,7 +8,9 @@ use super::charts::{Figure, Gallery};
 use super::shell::{self, Section};
 use crate::plot::PlotError;
 use kernelgate::display::{bytes, time};
-use kernelgate_trace::diagnose::{DeviceUse, Diagnosis, Evidence, Finding, GapClass, short_name};
+use kernelgate_trace::diagnose::{
+    Answer, DeviceUse, Diagnosis, Evidence, Finding, GapClass, Question, Severity, short_name,
+};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::stats::{self, Cell, Report};
 
@@ -22,6 +24,7 @@ const ROWS: usize = 100;
 pub fn page(name: &str, trace: &Trace, diagnosis: &Diagnosis) -> Result<String, PlotError> {
     let drawn = |figures: Vec<Figure>| shell::gallery(&Gallery { figures, left_out: 0 });
     let mut sections = vec![
+        Section::new("quality", "Data quality", quality(diagnosis)),
         Section::new("findings", "Findings", findings(diagnosis)),
         Section::new("timeline", "Timeline", drawn(charts::timeline(trace))?),
         Section::new("gaps", "Gaps", gaps(diagnosis)),
@@ -63,6 +66,35 @@ fn lead(diagnosis: &Diagnosis) -> Markup {
     shell::facts(&facts)
 }
 
+/// Doubts about the trace, before everything that rests on it.
+fn quality(diagnosis: &Diagnosis) -> Markup {
+    html! {
+        @for finding in &diagnosis.quality {
+            div class=(class("banner", finding.severity)) {
+                p { b { (finding.severity.label()) } ": " (shell::shown(&finding.title)) }
+                p class="note" { (shell::shown(&finding.advice)) "." }
+                (details(finding))
+            }
+        }
+    }
+}
+
+/// The class of an element in the colour of a severity.
+fn class(kind: &str, severity: Severity) -> String {
+    format!("{kind} {}", severity.label())
+}
+
+fn details(finding: &Finding) -> Markup {
+    html! {
+        @if !finding.evidence.is_empty() {
+            details {
+                summary { "evidence" }
+                (shell::lines(&finding.evidence.iter().map(evidence).collect::<Vec<_>>()))
+            }
+        }
+    }
+}
+
 fn findings(diagnosis: &Diagnosis) -> Markup {
     let recoverable = |finding: &Finding| {
         finding.recoverable_ns.map(|ns| format!(", up to {} to gain", time(ns as f64)))
@@ -70,7 +102,9 @@ fn findings(diagnosis: &Diagnosis) -> Markup {
     html! {
         @if diagnosis.findings.is_empty() { p { "No rule found anything." } }
         @for finding in &diagnosis.findings {
-            h3 { (finding.severity.label()) ": " (shell::shown(&finding.title)) }
+            h3 class=(class("finding", finding.severity)) {
+                (finding.severity.label()) ": " (shell::shown(&finding.title))
+            }
             p class="note" {
                 (finding.id) ", confidence " (finding.confidence.label()) ": measured "
                 (amount(finding.measured.value)) " " (finding.measured.unit) ", threshold "
@@ -78,12 +112,7 @@ fn findings(diagnosis: &Diagnosis) -> Markup {
                 (recoverable(finding).unwrap_or_default())
             }
             p { (finding.advice) "." }
-            @if !finding.evidence.is_empty() {
-                details {
-                    summary { "evidence" }
-                    (shell::lines(&finding.evidence.iter().map(evidence).collect::<Vec<_>>()))
-                }
-            }
+            (details(finding))
             p class="note" { "No fault where " (finding.false_positive) "." }
         }
     }
@@ -128,9 +157,7 @@ fn gaps(diagnosis: &Diagnosis) -> Markup {
         .iter()
         .flat_map(|device| device.gaps.causes.iter().map(move |cause| (device, cause)))
         .map(|(device, cause)| {
-            let function = cause.function.clone().map(|function| format!(": {function}"));
-            let words = format!("{}{}", cause.kind.label(), function.unwrap_or_default());
-            vec![words, place(device), cause.count.to_string(), time(cause.total_ns as f64)]
+            vec![cause.label(), place(device), cause.count.to_string(), time(cause.total_ns as f64)]
         })
         .collect();
     let header =
@@ -223,12 +250,23 @@ fn tables(trace: &Trace) -> Vec<Section> {
 }
 
 fn rules(diagnosis: &Diagnosis) -> Markup {
-    let skipped: Vec<String> =
-        diagnosis.skipped.iter().map(|skip| format!("{}: {}", skip.rule, skip.reason)).collect();
+    let without = |answered: bool| {
+        let line = move |question: &Question| match (&question.answer, answered) {
+            (Answer::No { inspected }, true) => Some(format!("{} in {inspected}", question.id)),
+            (Answer::CannotAnswer { .. }, false) => {
+                Some(format!("{}: {}", question.text, question.not_measured()?))
+            }
+            _ => None,
+        };
+        diagnosis.questions.iter().filter_map(line).collect::<Vec<String>>()
+    };
+    let (passed, open) = (without(true), without(false));
     html! {
-        @if !diagnosis.passed.is_empty() { p { "found nothing: " (diagnosis.passed.join(", ")) } }
-        @if !skipped.is_empty() {
-            details { summary { (skipped.len()) " lack data" } (shell::lines(&skipped)) }
+        @if !passed.is_empty() {
+            details { summary { (passed.len()) " found nothing" } (shell::lines(&passed)) }
+        }
+        @if !open.is_empty() {
+            details { summary { (open.len()) " cannot be answered" } (shell::lines(&open)) }
         }
     }
 }

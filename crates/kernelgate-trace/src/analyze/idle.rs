@@ -14,6 +14,8 @@ pub struct Gap {
     pub before: OperationId,
     /// The operation that started after it.
     pub after: OperationId,
+    /// How many operations of the activity had started before it.
+    pub started: u32,
 }
 
 impl Gap {
@@ -110,10 +112,10 @@ fn activity(
     let ((process, device), id) = operations[0];
     let first = all.start(id);
     let (mut busy_ns, mut until, mut last, mut gaps) = (0, first, id, Vec::new());
-    for &(_, id) in operations {
+    for (started, &(_, id)) in (0u32..).zip(operations) {
         let (start, end) = (all.start(id), all.end(id));
         if start > until {
-            gaps.push(Gap { start: until, end: start, before: last, after: id });
+            gaps.push(Gap { start: until, end: start, before: last, after: id, started });
             until = start;
         }
         if end > until {

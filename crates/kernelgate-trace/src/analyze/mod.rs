@@ -1,6 +1,7 @@
 //! How the parts of a trace belong together. Absent: tables, judgement.
 
 pub mod classes;
+pub mod cover;
 pub mod graph_nodes;
 pub mod idle;
 pub mod inside;

@@ -1,29 +1,59 @@
-//! Why a GPU had nothing to do: told from the launch of the operation behind the gap, and from what
-//! the thread that launched it did before.
+//! Why a GPU had nothing to do: each gap is split into what the thread that launched the next
+//! operation did before its call, the call itself, and the time from the call to the operation.
 
+use hashbrown::{HashMap, HashSet};
+
+use super::waiting::WaitId;
 use crate::analyze::idle::{Activity, Gap};
 use crate::analyze::sweep::ByThread;
-use crate::model::Trace;
+use crate::model::gpu::SyncKind;
 use crate::model::names::Name;
+use crate::model::{Table, Trace};
 use crate::read::CallRow;
+use crate::stats::without_version;
+
+/// Launched work starts within this time unless something holds it up.
+pub const LATENCY_NS: i64 = 20_000;
+/// A recorder's two clocks, of the host and of the device, agree to this.
+pub const CLOCKS_NS: i64 = 1_000;
+/// Launched operations that have not started from which a queue counts as full: CUDA's holds 1024.
+const FULL_QUEUE: usize = 1000;
 
 /// Why the GPU had nothing to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CauseKind {
-    /// The work was launched before the gap: the GPU, or what it depends on, is late.
-    Queued,
-    /// The host was in the call that launched the work.
-    LaunchCall,
-    /// The host had waited for the GPU, and launched afterwards.
-    Wait,
-    /// Another call of CUDA took most of the gap.
-    Call,
-    /// A call of the operating system took most of the gap.
-    OsCall,
-    /// The thread was not on a CPU for most of the gap.
-    OffCpu,
-    /// The host ran code of its own.
+    /// Before the launch: the host ran code of its own.
     HostCode,
+    /// Before the launch: the thread was not on a CPU.
+    OffCpu,
+    /// Before the launch: a call of the operating system.
+    OsCall,
+    /// Before the launch: another call of CUDA.
+    Call,
+    /// Before the launch: the host was in a wait for the GPU.
+    Wait,
+    /// The call that launched the work.
+    LaunchCall,
+    /// From the end of a call in the gap to the operation, as long as that usually takes.
+    LaunchLatency,
+    /// Launched before the gap, and started as soon as queued work usually does.
+    BackToBack,
+    /// Launched, not started: an event that the stream waits for.
+    EventWait,
+    /// Launched, not started: a function of the host in the stream.
+    HostFunction,
+    /// Launched, not started: between the nodes of one graph.
+    InGraph,
+    /// Launched, not started, while another device or process worked.
+    Elsewhere,
+    /// Launched, not started, behind as many operations as a queue holds.
+    FullQueue,
+    /// Launched, not started; the reason is not in the trace.
+    NotStarted,
+    /// Before a migration of managed pages, which nobody launches.
+    Migration,
+    /// The operation starts before its launch.
+    Clocks,
     /// The launch is not in the trace.
     Unknown,
 }
@@ -32,20 +62,153 @@ impl CauseKind {
     /// As text.
     pub fn label(self) -> &'static str {
         match self {
-            Self::Queued => "launched before, not started",
-            Self::LaunchCall => "the launch call itself",
-            Self::Wait => "after a wait for the GPU",
-            Self::Call => "another CUDA call",
-            Self::OsCall => "a call of the operating system",
-            Self::OffCpu => "the thread was not on a CPU",
             Self::HostCode => "host code between launches",
+            Self::OffCpu => "the thread was not on a CPU",
+            Self::OsCall => "a call of the operating system",
+            Self::Call => "another CUDA call",
+            Self::Wait => "in a wait for the GPU",
+            Self::LaunchCall => "in the launch call",
+            Self::FullQueue => "launched, not started: behind a full queue",
+            Self::LaunchLatency => "launch latency",
+            Self::BackToBack => "between queued operations",
+            Self::EventWait => "launched, not started: waits for an event",
+            Self::HostFunction => "launched, not started: behind a host function",
+            Self::InGraph => "launched, not started: between nodes of a graph",
+            Self::Elsewhere => "launched, not started: another device or process worked",
+            Self::NotStarted => "launched, not started: the reason is not in the trace",
+            Self::Migration => "before a page migration, which nobody launches",
+            Self::Clocks => "starts before its launch: the clocks disagree",
             Self::Unknown => "the launch is not in the trace",
         }
     }
+
+    /// The key of it in JSON, which never changes.
+    pub fn key(self) -> &'static str {
+        match self {
+            Self::HostCode => "host_code",
+            Self::OffCpu => "off_cpu",
+            Self::OsCall => "os_call",
+            Self::Call => "cuda_call",
+            Self::Wait => "wait",
+            Self::LaunchCall => "launch_call",
+            Self::FullQueue => "full_queue",
+            Self::LaunchLatency => "launch_latency",
+            Self::BackToBack => "back_to_back",
+            Self::EventWait => "event_wait",
+            Self::HostFunction => "host_function",
+            Self::InGraph => "in_graph",
+            Self::Elsewhere => "elsewhere",
+            Self::NotStarted => "not_started",
+            Self::Migration => "page_migration",
+            Self::Clocks => "clocks_disagree",
+            Self::Unknown => "launch_not_recorded",
+        }
+    }
+
+    /// Whether the work was not launched yet, or had just been.
+    pub fn before_launch(self) -> bool {
+        matches!(
+            self,
+            Self::HostCode
+                | Self::OffCpu
+                | Self::OsCall
+                | Self::Call
+                | Self::Wait
+                | Self::LaunchCall
+                | Self::LaunchLatency
+        )
+    }
+
+    /// Whether the trace holds the reason.
+    pub fn explained(self) -> bool {
+        !matches!(self, Self::NotStarted | Self::Clocks | Self::Unknown)
+    }
 }
 
-/// Why, with the function that is to blame.
-pub(super) type Why = (CauseKind, Option<Name>);
+/// A cause with the function that is to blame.
+pub type Why = (CauseKind, Option<Name>);
+
+/// The parts of all gaps.
+#[derive(Debug, Default)]
+pub struct IdleParts {
+    causes: Table<Why>,
+    /// By the operation behind a gap, its first part, or [`NO_PART`].
+    first: Vec<u32>,
+    parts: Vec<Part>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    ns: i64,
+    cause: u32,
+    last: bool,
+}
+
+const NO_PART: u32 = u32::MAX;
+
+impl IdleParts {
+    pub(super) fn new(operations: usize) -> Self {
+        Self { first: vec![NO_PART; operations], ..Self::default() }
+    }
+
+    /// Sets the parts of a gap.
+    pub(super) fn set(&mut self, gap: &Gap, parts: &[(Why, i64)]) {
+        let Some((last, _)) = parts.split_last() else { return };
+        self.first[gap.after as usize] = u32::try_from(self.parts.len()).unwrap_or(NO_PART);
+        for part in parts {
+            let (why, ns) = *part;
+            let cause = self.causes.of(why);
+            self.parts.push(Part { ns, cause, last: std::ptr::eq(part, last) });
+        }
+    }
+
+    /// The causes of a gap and the time of each, in order of time; they add up to its length. None
+    /// where the launch of the operation behind it is not in the trace.
+    pub fn parts(&self, gap: &Gap) -> impl Iterator<Item = (Why, i64)> {
+        let first = self.first[gap.after as usize] as usize;
+        let parts = self.parts.get(first..).unwrap_or_default();
+        let count = parts.iter().position(|part| part.last).map_or(0, |last| last + 1);
+        parts[..count].iter().map(|part| (self.causes.values[part.cause as usize], part.ns))
+    }
+}
+
+/// Functions that matter to a launch behind them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Holds {
+    /// A stream, until an event.
+    Event,
+    /// A stream, until a function of the host has run.
+    HostFunction,
+}
+
+fn holds(function: &str) -> Option<Holds> {
+    const EVENTS: &[&str] = &["cudaStreamWaitEvent", "cuStreamWaitEvent", "hipStreamWaitEvent"];
+    const FUNCTIONS: &[&str] = &[
+        "cudaLaunchHostFunc",
+        "cuLaunchHostFunc",
+        "hipLaunchHostFunc",
+        "cudaStreamAddCallback",
+        "cuStreamAddCallback",
+        "hipStreamAddCallback",
+    ];
+    let function = without_version(function).trim_end_matches("_ptsz");
+    if EVENTS.contains(&function) {
+        return Some(Holds::Event);
+    }
+    FUNCTIONS.contains(&function).then_some(Holds::HostFunction)
+}
+
+/// A call that holds up a stream, until the next launch into it.
+#[derive(Debug, Clone, Copy)]
+struct Held {
+    by: Holds,
+    name: Name,
+    /// `None` where the trace lacks it.
+    stream: Option<u64>,
+}
+
+/// Such calls of a thread that are kept.
+const HELD: usize = 16;
 
 /// A call that may explain a gap.
 #[derive(Debug, Clone, Copy)]
@@ -53,54 +216,150 @@ struct Past {
     start: i64,
     end: i64,
     name: Name,
-    waits: bool,
+    wait: Option<WaitId>,
 }
 
-/// Calls in a row that were over before a gap, behind which none is looked for that reaches into
+/// Calls in a row that were over before a gap, behind which none is searched for that reaches into
 /// it: calls nest little.
 const OVER: usize = 8;
 
-/// What threads did, as far as it may explain gaps that are not over yet.
+/// A launch and the gap that its operation ended.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Late<'a> {
+    pub launch: &'a CallRow,
+    pub gap: &'a Gap,
+    /// The activity of the gap.
+    pub activity: usize,
+    /// The stream of the operation.
+    pub stream: u64,
+    /// Whether the operation before the gap has the same launch.
+    pub same_launch: bool,
+    /// Operations that were launched before and had not started.
+    pub pending: usize,
+}
+
+/// The parts of a gap.
+#[derive(Debug, Default)]
+pub(super) struct Split {
+    /// The parts in order of time, each cause once.
+    pub parts: Vec<(Why, i64)>,
+    /// Waits that reach into the gap before the launch, and what of the gap each could save, at most
+    /// the time that it took.
+    pub waits: Vec<(WaitId, i64)>,
+}
+
+impl Split {
+    fn clear(&mut self) {
+        self.parts.clear();
+        self.waits.clear();
+    }
+
+    fn add(&mut self, why: Why, ns: i64) {
+        if ns <= 0 {
+            return;
+        }
+        match self.parts.iter_mut().find(|(known, _)| *known == why) {
+            Some((_, total)) => *total += ns,
+            None => self.parts.push((why, ns)),
+        }
+    }
+}
+
+/// Recent calls of each thread, as far as they may explain gaps that are not over yet.
 #[derive(Debug, Default)]
 pub(super) struct LatelyDone {
     /// By thread, in order of time.
     calls: Vec<Vec<Past>>,
+    /// By thread, what holds up streams.
+    held: Vec<Vec<Held>>,
+    /// By name, how it holds up a stream.
+    holds: Vec<Option<Holds>>,
+    /// Streams that wait for an event, by process and correlation id of the call.
+    event_streams: HashMap<(u32, u32), u64>,
     os_calls: ByThread,
     switches: ByThread,
     /// By activity, the first gap that is not over.
     gap: Vec<usize>,
+    /// By activity, idle time up to each gap; empty where there is only one activity.
+    idle_until: Vec<Vec<i64>>,
+    split: Split,
 }
 
 impl LatelyDone {
-    /// That of a trace of which no call went by yet.
-    pub fn of(trace: &Trace, activities: &[Activity]) -> Self {
+    /// Before the first call of a trace.
+    pub fn new(trace: &Trace, activities: &[Activity]) -> Self {
         let threads = trace.threads.len();
         let (os, switches) = (&trace.os_calls, &trace.switches);
         let time = |row: u32| switches.time[row as usize];
+        let holds = (0..trace.names.len())
+            .map(|index| holds(trace.names.text(Name(u32::try_from(index).unwrap_or(0)))))
+            .collect();
+        let syncs = &trace.syncs;
+        let event_streams = (0..syncs.kind.len())
+            .filter(|&row| syncs.kind[row] == SyncKind::StreamWaitsEvent)
+            .map(|row| {
+                let place = &trace.places[syncs.on_gpu.place[row].0 as usize];
+                ((place.process, syncs.on_gpu.correlation[row]), place.stream)
+            })
+            .filter(|&((_, correlation), _)| correlation != 0)
+            .collect();
+        let idle_until = |activity: &Activity| {
+            let sums = activity.gaps.iter().scan(0, |sum, gap| {
+                *sum += gap.length();
+                Some(*sum)
+            });
+            sums.collect()
+        };
         Self {
             calls: vec![Vec::new(); threads],
+            held: vec![Vec::new(); threads],
+            holds,
+            event_streams,
             os_calls: ByThread::sorted(threads, &os.thread, |_| true, |i| os.start[i as usize]),
             switches: ByThread::sorted(threads, &switches.thread, |_| true, time),
             gap: vec![0; activities.len()],
+            idle_until: match activities.len() {
+                0 | 1 => Vec::new(),
+                _ => activities.iter().map(idle_until).collect(),
+            },
+            split: Split::default(),
         }
     }
 
     /// The next call.
-    pub fn add(&mut self, activities: &[Activity], call: &CallRow, waits: bool) {
+    pub fn add(&mut self, activities: &[Activity], call: &CallRow, wait: Option<WaitId>) {
         let thread = call.thread as usize;
         if self.calls.len() <= thread {
             self.calls.resize_with(thread + 1, Vec::new);
+            self.held.resize_with(thread + 1, Vec::new);
         }
         if self.calls[thread].len() == self.calls[thread].capacity() {
             let since = self.idle_since(activities, call);
             self.calls[thread].retain(|past| past.end >= since);
         }
         let CallRow { start, end, name, .. } = *call;
-        self.calls[thread].push(Past { start, end, name, waits });
+        self.calls[thread].push(Past { start, end, name, wait });
+        if let Some(by) = self.holds.get(name.0 as usize).copied().flatten() {
+            let stream = self.event_streams.get(&(call.process, call.correlation)).copied();
+            let held = &mut self.held[thread];
+            if held.len() == HELD {
+                held.remove(0);
+            }
+            held.push(Held { by, name, stream });
+        }
     }
 
-    /// The earliest start of a gap of the caller's process that is not over: what was over before
-    /// explains none that is to come.
+    /// A launch went by: events and host functions before it hold up nothing behind it.
+    pub fn launched(&mut self, thread: u32, streams: impl Iterator<Item = u64>) {
+        let Some(held) = self.held.get_mut(thread as usize).filter(|held| !held.is_empty()) else {
+            return;
+        };
+        let streams: HashSet<u64> = streams.collect();
+        held.retain(|held| held.stream.is_some_and(|stream| !streams.contains(&stream)));
+    }
+
+    /// The earliest start of a gap of the caller's process that is not over: a call that ended
+    /// before it explains no later gap.
     fn idle_since(&mut self, activities: &[Activity], call: &CallRow) -> i64 {
         let own = activities.iter().zip(&mut self.gap).filter(|(of, _)| of.process == call.process);
         let starts = own.map(|(activity, next)| {
@@ -111,66 +370,137 @@ impl LatelyDone {
         starts.min().unwrap_or(i64::MAX)
     }
 
-    /// Why the GPU was idle until what a call launched.
-    pub fn why(&self, trace: &Trace, launch: &CallRow, gap: &Gap) -> Why {
-        let CallRow { start, end, name, .. } = *launch;
-        if end <= gap.start {
-            return (CauseKind::Queued, None);
+    /// Splits the gap before a launched operation.
+    pub fn split(&mut self, trace: &Trace, activities: &[Activity], late: &Late<'_>) -> &Split {
+        let mut split = std::mem::take(&mut self.split);
+        split.clear();
+        let &Late { launch, gap, .. } = late;
+        if launch.start > gap.end + CLOCKS_NS {
+            split.add((CauseKind::Clocks, None), gap.length());
+            self.split = split;
+            return &self.split;
         }
-        if start <= gap.start {
-            return (CauseKind::LaunchCall, Some(name));
+        let called = launch.start.clamp(gap.start, gap.end);
+        let returned = launch.end.clamp(called, gap.end);
+        self.before(trace, launch, (gap.start, called), &mut split);
+        // Without its waits the host launches that much earlier; several save one gap at most.
+        let mut left = gap.length();
+        for (_, ns) in split.waits.iter_mut().rev() {
+            *ns = (*ns).min(left);
+            left -= *ns;
         }
-        // The GPU ran dry while the host had not begun to launch.
-        let thread = launch.thread as usize;
-        let until = start.min(gap.end);
-        let window = until - gap.start;
-        let mut longest: (i64, Option<Name>) = (0, None);
-        let mut over = 0;
-        let past = self.calls.get(thread).map_or(&[][..], |calls| calls);
-        for call in past.iter().rev().filter(|call| call.start < start) {
-            if call.end < gap.start {
-                over += 1;
-                if over == OVER {
-                    break;
-                }
-                continue;
-            }
-            if call.waits {
-                return (CauseKind::Wait, Some(call.name));
-            }
-            let inside = call.end.min(until) - call.start.max(gap.start);
-            if inside > longest.0 {
-                longest = (inside, Some(call.name));
-            }
-        }
-        if end.min(gap.end) - start > window {
-            return (CauseKind::LaunchCall, Some(name));
-        }
-        if let (inside, Some(function)) = longest
-            && inside * 2 > window
-        {
-            return (CauseKind::Call, Some(function));
-        }
-        if let Some(function) = self.os_call(trace, thread, (gap.start, until)) {
-            return (CauseKind::OsCall, Some(function));
-        }
-        if self.off_cpu(trace, thread, (gap.start, until)) * 2 > window {
-            return (CauseKind::OffCpu, None);
-        }
-        (CauseKind::HostCode, None)
+        split.add((CauseKind::LaunchCall, Some(launch.name)), returned - called);
+        let after = (returned, gap.end);
+        split.add(self.not_started(activities, late, after), after.1 - after.0);
+        self.split = split;
+        &self.split
     }
 
-    /// A call of the operating system that fills most of a span of a thread.
-    fn os_call(&self, trace: &Trace, thread: usize, (start, end): (i64, i64)) -> Option<Name> {
+    /// Splits a span before a launch by the calls of its thread.
+    fn before(&self, trace: &Trace, launch: &CallRow, span: (i64, i64), split: &mut Split) {
+        let thread = launch.thread as usize;
+        let past = self.calls.get(thread).map_or(&[][..], |calls| calls);
+        let first = first_inside(past, span.0);
+        let mut at = span.0;
+        // An outer call comes before those inside it, which it covers.
+        for call in past[first..].iter().filter(|call| call.start < launch.start) {
+            let (start, end) = (call.start.max(at), call.end.min(span.1));
+            if end <= start {
+                continue;
+            }
+            split.waits.extend(call.wait.map(|wait| (wait, call.end - call.start)));
+            self.own_code(trace, thread, (at, start), split);
+            let kind = if call.wait.is_some() { CauseKind::Wait } else { CauseKind::Call };
+            split.add((kind, Some(call.name)), end - start);
+            at = end;
+        }
+        self.own_code(trace, thread, (at, span.1), split);
+    }
+
+    /// A span without a call of CUDA.
+    fn own_code(&self, trace: &Trace, thread: usize, span: (i64, i64), split: &mut Split) {
+        if span.1 <= span.0 {
+            return;
+        }
         let os = &trace.os_calls;
         let own = self.os_calls.of(thread);
-        let first = own.partition_point(|&call| os.start[call as usize] < end);
+        let until = own.partition_point(|&call| os.start[call as usize] < span.1);
+        let mut first = own[..until].partition_point(|&call| os.start[call as usize] < span.0);
         // The last few are those that can reach into the span.
-        own[..first].iter().rev().take(OVER).find_map(|&call| {
+        first = first.saturating_sub(OVER);
+        let mut at = span.0;
+        for &call in &own[first..until] {
             let call = call as usize;
-            let inside = os.end[call].min(end) - os.start[call].max(start);
-            (inside * 2 > end - start).then(|| os.name[call])
-        })
+            let (start, end) = (os.start[call].max(at), os.end[call].min(span.1));
+            if end <= start {
+                continue;
+            }
+            self.host_code(trace, thread, (at, start), split);
+            split.add((CauseKind::OsCall, Some(os.name[call])), end - start);
+            at = end;
+        }
+        self.host_code(trace, thread, (at, span.1), split);
+    }
+
+    /// A span without any call.
+    fn host_code(&self, trace: &Trace, thread: usize, span: (i64, i64), split: &mut Split) {
+        if span.1 > span.0 {
+            let off = self.off_cpu(trace, thread, span);
+            split.add((CauseKind::OffCpu, None), off);
+            split.add((CauseKind::HostCode, None), span.1 - span.0 - off);
+        }
+    }
+
+    /// Why launched work does not start for a span.
+    fn not_started(&self, activities: &[Activity], late: &Late<'_>, span: (i64, i64)) -> Why {
+        let short = span.1 - span.0 < LATENCY_NS;
+        if short && late.launch.end > late.gap.start {
+            return (CauseKind::LaunchLatency, None);
+        }
+        if late.same_launch {
+            let kind = if short { CauseKind::BackToBack } else { CauseKind::InGraph };
+            return (kind, None);
+        }
+        if short {
+            return (CauseKind::BackToBack, None);
+        }
+        let held = self.held.get(late.launch.thread as usize).map_or(&[][..], |held| held);
+        let own = |held: &&Held| held.stream.is_none_or(|stream| stream == late.stream);
+        if let Some(held) = held.iter().rev().find(own) {
+            let kind = match held.by {
+                Holds::Event => CauseKind::EventWait,
+                Holds::HostFunction => CauseKind::HostFunction,
+            };
+            return (kind, Some(held.name));
+        }
+        let others = (0..self.idle_until.len()).filter(|&other| other != late.activity);
+        let related = |&other: &usize| {
+            let [own, other] = [late.activity, other].map(|index| &activities[index]);
+            own.process == other.process || own.device == other.device
+        };
+        let worked = others
+            .filter(related)
+            .any(|other| self.busy_ns(other, &activities[other], span) * 2 > span.1 - span.0);
+        let kind = match late.pending >= FULL_QUEUE {
+            _ if worked => CauseKind::Elsewhere,
+            true => CauseKind::FullQueue,
+            false => CauseKind::NotStarted,
+        };
+        (kind, None)
+    }
+
+    /// How long an activity worked in a span, in nanoseconds.
+    fn busy_ns(&self, index: usize, activity: &Activity, (start, end): (i64, i64)) -> i64 {
+        let (start, end) = (start.max(activity.span.0), end.min(activity.span.1));
+        if end <= start {
+            return 0;
+        }
+        let idle = |until: i64| {
+            let over = activity.gaps.partition_point(|gap| gap.end <= until);
+            let whole = over.checked_sub(1).map_or(0, |last| self.idle_until[index][last]);
+            whole + activity.gaps.get(over).map_or(0, |gap| (until - gap.start).max(0))
+        };
+        end - start - (idle(end) - idle(start))
     }
 
     /// Nanoseconds of a span in which a thread was not on a CPU.
@@ -191,4 +521,20 @@ impl LatelyDone {
         }
         off + since.map_or(0, |since| end - since)
     }
+}
+
+/// The first of the past calls that may reach beyond a time.
+fn first_inside(past: &[Past], time: i64) -> usize {
+    let (mut first, mut over) = (past.len(), 0);
+    for (index, call) in past.iter().enumerate().rev() {
+        if call.end > time {
+            (first, over) = (index, 0);
+        } else {
+            over += 1;
+            if over == OVER {
+                break;
+            }
+        }
+    }
+    first
 }

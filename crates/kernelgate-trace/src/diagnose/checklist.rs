@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use super::finding::Diagnosis;
+use super::finding::{Answer, Diagnosis, Question};
 use super::text::wrap;
 
 /// Whether a line of the checklist holds.
@@ -71,7 +71,7 @@ const LINES: &[(&str, &str, By)] = &[
     (
         "Memory",
         "Memory transactions are efficient",
-        By::Rules(&["coalescing", "pageable-copy", "synchronous-copy"]),
+        By::Rules(&["coalescing", "page-migration", "pageable-copy", "synchronous-copy"]),
     ),
     ("Compute", "Good occupancy (50-75%)", By::Rules(&["occupancy", "achieved-occupancy"])),
     (
@@ -117,8 +117,8 @@ pub fn checklist(diagnosis: &Diagnosis) -> Vec<ChecklistLine> {
         .collect()
 }
 
-/// One finding fails a line; it holds where all other rules looked, or at least one did and the
-/// others lack data.
+/// A finding fails a line. It holds where a rule that decides it inspected enough and found nothing;
+/// rules without data leave it open only where no other could look.
 fn decide(diagnosis: &Diagnosis, rules: &[&str]) -> (Tick, String) {
     let found: Vec<&str> = diagnosis
         .findings
@@ -131,14 +131,17 @@ fn decide(diagnosis: &Diagnosis, rules: &[&str]) -> (Tick, String) {
             if found.len() > 1 { format!("; {} more", found.len() - 1) } else { String::new() };
         return (Tick::Fails, format!("{first}{more}"));
     }
-    let passed: Vec<&str> =
-        rules.iter().copied().filter(|rule| diagnosis.passed.contains(rule)).collect();
+    let questions = || rules.iter().filter_map(|rule| diagnosis.question(rule));
+    let passed = questions().filter_map(|question| match &question.answer {
+        Answer::No { inspected } => Some(format!("{} in {inspected}", question.id)),
+        _ => None,
+    });
+    let passed: Vec<String> = passed.collect();
     if !passed.is_empty() {
         return (Tick::Holds, format!("nothing found by {}", passed.join(", ")));
     }
-    let skipped = diagnosis.skipped.iter().find(|skipped| rules.contains(&skipped.rule));
-    let why = skipped.map_or("no rule looked", |skipped| &skipped.reason);
-    (Tick::NotMeasured, why.to_owned())
+    let why = questions().find_map(Question::not_measured);
+    (Tick::NotMeasured, why.unwrap_or_else(|| "no rule decides it".to_owned()))
 }
 
 /// The checklist as text of at most 100 columns.

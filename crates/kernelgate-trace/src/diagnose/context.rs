@@ -1,14 +1,16 @@
 //! What all rules need of a trace, worked out once.
 
-use crate::analyze::classes::{Classes, Communication};
-use crate::analyze::idle::Activity;
+use crate::analyze::classes::{Class, Classes, Communication};
+use crate::analyze::idle::{Activity, Gap};
 use crate::analyze::operations::{AllOperations, OperationId};
 use crate::analyze::paths::{PathId, ROOT};
 use crate::model::Trace;
 use crate::model::names::Name;
 use crate::read::{self, Streamed};
 
+use super::cause::{CauseKind, Why};
 use super::host::{Host, HostPass};
+use super::platform::Platform;
 
 /// A trace with what joins its parts.
 pub struct Context<'a> {
@@ -22,6 +24,8 @@ pub struct Context<'a> {
     pub activities: Vec<Activity>,
     /// What the host did.
     pub host: Host,
+    /// Its vendor and recorder.
+    pub platform: Platform,
 }
 
 impl<'a> Context<'a> {
@@ -41,7 +45,8 @@ impl<'a> Context<'a> {
     fn new(trace: &'a Trace, pass: HostPass, name_of: impl Fn(Name) -> Name, last: i64) -> Self {
         let (activities, host) = pass.finish(trace, name_of, last);
         let classes = classes(trace, &host);
-        Self { trace, all: AllOperations::of(trace), classes, activities, host }
+        let (all, platform) = (AllOperations::of(trace), Platform::new(trace));
+        Self { trace, all, classes, activities, host, platform }
     }
 
     /// The path of an operation: of the innermost range around its launch, then of the ranges in
@@ -64,6 +69,22 @@ impl<'a> Context<'a> {
     /// The path of the innermost range that holds an operation and what is inside a path.
     pub fn around(&self, path: PathId, operation: OperationId) -> PathId {
         self.host.paths.common(path, self.path_id(operation))
+    }
+
+    /// The causes of a gap and the time of each; they add up to its length.
+    pub fn causes_of(&self, gap: &Gap) -> impl Iterator<Item = (Why, i64)> {
+        let mut parts = self.host.idle.parts(gap).peekable();
+        let unlaunched = parts.peek().is_none().then(|| {
+            let migration = self.is_migration(gap.after);
+            let kind = if migration { CauseKind::Migration } else { CauseKind::Unknown };
+            ((kind, None), gap.length())
+        });
+        parts.chain(unlaunched)
+    }
+
+    /// Whether an operation migrates pages of managed memory, which no call launches.
+    pub fn is_migration(&self, operation: OperationId) -> bool {
+        self.classes.class(operation) == Class::Migration
     }
 
     /// The name of a function without its version.

@@ -1,4 +1,4 @@
-//! What is said of a trace.
+//! The diagnosis of a trace: findings, questions with their answers, devices.
 
 use super::answers::Answers;
 use super::device_memory::MemoryUse;
@@ -22,6 +22,24 @@ impl Severity {
             Self::Information => "information",
             Self::Warning => "warning",
             Self::Severe => "severe",
+        }
+    }
+}
+
+/// Part of a span from which what could be saved is severe, in percent.
+const SEVERE_SHARE: f64 = 10.0;
+/// The same for a warning.
+const WARNING_SHARE: f64 = 2.0;
+
+impl Severity {
+    /// The severity of a finding that could save a part of a span.
+    #[allow(clippy::cast_precision_loss)]
+    pub fn of_saving(saved_ns: i64, span_ns: i64) -> Self {
+        let share = saved_ns as f64 / span_ns.max(1) as f64 * 100.0;
+        match share {
+            _ if share >= SEVERE_SHARE => Self::Severe,
+            _ if share >= WARNING_SHARE => Self::Warning,
+            _ => Self::Information,
         }
     }
 }
@@ -87,25 +105,146 @@ pub struct Finding {
     pub title: String,
     /// What was measured.
     pub measured: Measure,
-    /// What it was held against.
+    /// The threshold of the rule.
     pub threshold: Measure,
     /// Nanoseconds that mending it could save at most, where that can be said.
     pub recoverable_ns: Option<i64>,
     /// Where it is seen, the most expensive first.
     pub evidence: Vec<Evidence>,
     /// What to do.
-    pub advice: &'static str,
-    /// When it is no fault.
+    pub advice: String,
+    /// When it is on purpose.
     pub false_positive: &'static str,
 }
 
-/// A rule that could not be applied.
+/// The records that a rule inspects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    /// Nanoseconds of kernels.
+    KernelTime,
+    /// Kernels, copies, sets and graph launches.
+    Operations,
+    /// Copies.
+    Copies,
+    /// Sets of memory.
+    Sets,
+    /// Calls of the host.
+    Calls,
+    /// Launches that Nsight Compute measured.
+    ProfiledLaunches,
+    /// Samples of counters.
+    Samples,
+    /// Ranges.
+    Ranges,
+}
+
+impl Unit {
+    /// As text.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::KernelTime => "kernel time",
+            Self::Operations => "operations",
+            Self::Copies => "copies",
+            Self::Sets => "sets",
+            Self::Calls => "calls",
+            Self::ProfiledLaunches => "profiled launches",
+            Self::Samples => "samples",
+            Self::Ranges => "ranges",
+        }
+    }
+}
+
+impl Unit {
+    /// The key of it in JSON, which never changes.
+    pub fn key(self) -> &'static str {
+        match self {
+            Self::KernelTime => "kernel_ns",
+            Self::Operations => "operations",
+            Self::Copies => "copies",
+            Self::Sets => "sets",
+            Self::Calls => "calls",
+            Self::ProfiledLaunches => "profiled_launches",
+            Self::Samples => "samples",
+            Self::Ranges => "ranges",
+        }
+    }
+}
+
+/// How much a rule could inspect.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Skipped {
-    /// The rule.
-    pub rule: &'static str,
-    /// What is missing, and how to get it.
-    pub reason: String,
+pub struct Inspected {
+    /// The part with all data that the rule needs.
+    pub seen: i64,
+    /// All of it.
+    pub whole: i64,
+    /// The unit of both.
+    pub unit: Unit,
+    /// Why not all of it, and how to record the rest.
+    pub missing: Option<String>,
+}
+
+/// Part of the whole that a rule has to inspect to answer "no".
+const ENOUGH: f64 = 0.9;
+
+impl Inspected {
+    /// The part of the whole, 0 to 1.
+    #[allow(clippy::cast_precision_loss)]
+    pub fn share(&self) -> f64 {
+        if self.whole <= 0 { 0.0 } else { self.seen as f64 / self.whole as f64 }
+    }
+
+    /// Whether it is enough to conclude that there is nothing.
+    pub fn enough(&self) -> bool {
+        self.share() >= ENOUGH
+    }
+}
+
+/// The answer to a question.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// Findings say so.
+    Yes {
+        /// How many.
+        findings: usize,
+        /// How much was inspected.
+        inspected: Inspected,
+    },
+    /// Enough was inspected, and nothing found.
+    No {
+        /// How much.
+        inspected: Inspected,
+    },
+    /// The trace does not hold the answer.
+    CannotAnswer {
+        /// Why.
+        reason: String,
+        /// How to record what is missing; empty where there is nothing to record.
+        record: String,
+        /// How much could be inspected, where that is a part.
+        inspected: Option<Inspected>,
+    },
+}
+
+/// A question and its answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Question {
+    /// The rule that answers it, which is also the id of its findings.
+    pub id: &'static str,
+    /// In words.
+    pub text: &'static str,
+    /// The answer.
+    pub answer: Answer,
+}
+
+impl Question {
+    /// Reason, and how to record what is missing, where it cannot be answered.
+    pub fn not_measured(&self) -> Option<String> {
+        let Answer::CannotAnswer { reason, record, .. } = &self.answer else { return None };
+        Some(match record.is_empty() {
+            true => reason.clone(),
+            false => format!("{reason}; {record}"),
+        })
+    }
 }
 
 /// What a process did on a device.
@@ -127,7 +266,7 @@ pub struct DeviceUse {
     pub gaps: GapReport,
 }
 
-/// Everything that is said of a trace.
+/// The diagnosis of a trace.
 #[derive(Debug, Clone)]
 pub struct Diagnosis {
     /// Who recorded it, with the version where known.
@@ -141,12 +280,40 @@ pub struct Diagnosis {
     pub devices: Vec<DeviceUse>,
     /// Device memory, where allocations were recorded.
     pub memory: Vec<MemoryUse>,
-    /// Data quality first, then by severity and by what can be saved.
+    /// How far the trace can be believed, worst first.
+    pub quality: Vec<Finding>,
+    /// What could be better, by what it could save.
     pub findings: Vec<Finding>,
-    /// Rules that lack data.
-    pub skipped: Vec<Skipped>,
-    /// Rules that found nothing.
-    pub passed: Vec<&'static str>,
+    /// Every rule as a question.
+    pub questions: Vec<Question>,
     /// Where the time goes.
     pub answers: Answers,
 }
+
+impl Diagnosis {
+    /// The question of a rule.
+    pub fn question(&self, id: &str) -> Option<&Question> {
+        self.questions.iter().find(|question| question.id == id)
+    }
+
+    /// Whether a rule inspected enough and found nothing.
+    pub fn passed(&self, id: &str) -> bool {
+        self.question(id).is_some_and(|question| matches!(question.answer, Answer::No { .. }))
+    }
+
+    /// Whether any question about the GPU's work has an answer.
+    pub fn answers_any(&self) -> bool {
+        let answered = |question: &&Question| {
+            question.id != QUALITY && !matches!(question.answer, Answer::CannotAnswer { .. })
+        };
+        self.questions.iter().any(|question| answered(&question))
+    }
+
+    /// The worst severity of all findings, also of those about the quality of the data.
+    pub fn worst(&self) -> Option<Severity> {
+        self.quality.iter().chain(&self.findings).map(|finding| finding.severity).max()
+    }
+}
+
+/// The id of findings about the quality of the data.
+pub const QUALITY: &str = "data-quality";

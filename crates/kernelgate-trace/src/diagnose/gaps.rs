@@ -1,14 +1,14 @@
-//! Times in which a GPU did nothing: classes, causes, what ran before and after.
+//! Times in which a GPU did nothing: classes, causes, operations before and after.
 
 use hashbrown::HashMap;
 
-use super::cause::{CauseKind, Why};
+use super::cause::{CauseKind, LATENCY_NS, Why};
 use super::context::Context;
 use crate::analyze::idle::{Activity, Gap};
 use crate::analyze::paths::PathId;
 
 /// Gaps below this are normal between kernels of one stream.
-pub const WARNING_NS: i64 = 20_000;
+pub const WARNING_NS: i64 = LATENCY_NS;
 /// Gaps above this mean that the GPU waits for the host.
 pub const SEVERE_NS: i64 = 50_000;
 /// Transitions that are listed.
@@ -23,19 +23,40 @@ pub struct GapClass {
     pub total_ns: i64,
 }
 
-/// Gaps of one cause.
+/// The idle time of one cause.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cause {
     /// Why.
     pub kind: CauseKind,
     /// The function, of a wait or a call.
     pub function: Option<String>,
-    /// How many gaps.
+    /// In how many gaps.
     pub count: usize,
     /// How long in all, in nanoseconds.
     pub total_ns: i64,
-    /// The longest.
+    /// The most of it in one gap, in nanoseconds.
+    pub longest_ns: i64,
+    /// That gap.
     pub longest: (i64, i64),
+}
+
+/// Part of a cause's time in one gap from which it happened once.
+const ONCE: f64 = 0.8;
+
+impl Cause {
+    /// Whether one gap has nearly all of it: start-up, not a step that repeats.
+    #[allow(clippy::cast_precision_loss)]
+    pub fn once(&self) -> bool {
+        self.longest_ns as f64 >= ONCE * self.total_ns as f64
+    }
+
+    /// The cause with its function.
+    pub fn label(&self) -> String {
+        match &self.function {
+            Some(function) => format!("{}: {function}", self.kind.label()),
+            None => self.kind.label().to_owned(),
+        }
+    }
 }
 
 /// What ran before gaps and after them.
@@ -66,6 +87,9 @@ pub struct GapReport {
     pub severe: GapClass,
     /// The longest, in nanoseconds.
     pub longest_ns: i64,
+    /// Idle time of gaps of 20 µs and more whose reason the trace holds, in nanoseconds: of the
+    /// warning and of the severe class.
+    pub explained_ns: [i64; 2],
     /// Causes, the most expensive first.
     pub causes: Vec<Cause>,
     /// What ran before and after, the most expensive first.
@@ -95,21 +119,23 @@ impl GapReport {
     }
 }
 
-/// Spans that belong together: how many, how long, the longest.
+/// Parts of gaps that belong together: how many, how long, the longest.
 #[derive(Clone, Copy)]
 struct Sum {
     count: usize,
     total_ns: i64,
+    longest_ns: i64,
     longest: Gap,
 }
 
 impl Sum {
-    fn add<K: std::hash::Hash + Eq>(sums: &mut HashMap<K, Self>, key: K, gap: &Gap) {
-        let sum = sums.entry(key).or_insert(Self { count: 0, total_ns: 0, longest: *gap });
+    fn add<K: std::hash::Hash + Eq>(sums: &mut HashMap<K, Self>, key: K, gap: &Gap, ns: i64) {
+        let first = Self { count: 0, total_ns: 0, longest_ns: 0, longest: *gap };
+        let sum = sums.entry(key).or_insert(first);
         sum.count += 1;
-        sum.total_ns += gap.length();
-        if gap.length() > sum.longest.length() {
-            sum.longest = *gap;
+        sum.total_ns += ns;
+        if ns > sum.longest_ns {
+            (sum.longest_ns, sum.longest) = (ns, *gap);
         }
     }
 
@@ -134,9 +160,14 @@ pub(super) fn report(context: &Context<'_>, activity: &Activity) -> GapReport {
         class.count += 1;
         class.total_ns += length;
         report.longest_ns = report.longest_ns.max(length);
-        Sum::add(&mut causes, context.host.why_idle_before(gap.after), gap);
+        for (why, ns) in context.causes_of(gap) {
+            Sum::add(&mut causes, why, gap, ns);
+            if length >= WARNING_NS && why.0.explained() {
+                report.explained_ns[usize::from(length > SEVERE_NS)] += ns;
+            }
+        }
         let kinds = (kind_key(context, gap.before), kind_key(context, gap.after));
-        Sum::add(&mut transitions, kinds, gap);
+        Sum::add(&mut transitions, kinds, gap, length);
         let range = ranges.entry(kinds).or_insert_with(|| context.path_id(gap.after));
         *range = context.around(*range, gap.after);
     }
@@ -147,6 +178,7 @@ pub(super) fn report(context: &Context<'_>, activity: &Activity) -> GapReport {
             function: function.map(|name| context.function(name).to_owned()),
             count: sum.count,
             total_ns: sum.total_ns,
+            longest_ns: sum.longest_ns,
             longest: sum.span(),
         })
         .collect();

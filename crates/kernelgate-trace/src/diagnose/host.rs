@@ -4,7 +4,7 @@
 
 use hashbrown::HashMap;
 
-use super::cause::{CauseKind, LatelyDone, Why};
+use super::cause::{CLOCKS_NS, IdleParts, Late, LatelyDone};
 use super::waiting::{Waits, waiting_names};
 use crate::analyze::classes::Classes;
 use crate::analyze::graph_nodes;
@@ -13,8 +13,8 @@ use crate::analyze::launches::NONE;
 use crate::analyze::operations::{AllOperations, Kind, OperationId};
 use crate::analyze::passing::{Launched, NodeEvents, OpenRanges};
 use crate::analyze::paths::{PathId, Paths, ROOT};
+use crate::model::Trace;
 use crate::model::names::Name;
-use crate::model::{Table, Trace};
 use crate::read::{CallRow, RangeRow, Row};
 use crate::stats::{Counted, Samples};
 
@@ -114,18 +114,14 @@ pub struct Host {
     pub sites: HashMap<(Name, Option<PathId>), Calls>,
     /// Empty where nobody asks.
     pub kept: Kept,
-    causes: Table<Why>,
-    /// Why the GPU was idle before each operation: an index into `causes`.
-    idle_before: Vec<u32>,
+    /// Why the GPU was idle in each gap.
+    pub idle: IdleParts,
+    /// Operations that start before the call that launched them, and the most in nanoseconds.
+    pub before_launch: (usize, i64),
 }
 
 impl Host {
-    /// Why the GPU was idle before an operation that ended a gap.
-    pub(super) fn why_idle_before(&self, operation: OperationId) -> Why {
-        self.causes.values[self.idle_before[operation as usize] as usize]
-    }
-
-    /// The function that launched an operation that is no kernel.
+    /// The function that launched a copy, a set or a graph.
     pub fn launched_by(&self, trace: &Trace, operation: OperationId) -> Option<Name> {
         let kernels = trace.kernels.on_gpu.len();
         self.launched_by[(operation as usize).checked_sub(kernels)?]
@@ -152,6 +148,8 @@ pub struct HostPass {
     activity_of: Vec<usize>,
     /// By activity, the gap behind the one that was found last.
     next_gap: Vec<usize>,
+    /// By activity, operations whose launch went by.
+    launched_so_far: Vec<usize>,
     launched: Launched,
     open: OpenRanges<Standing>,
     lately: LatelyDone,
@@ -189,18 +187,15 @@ impl HostPass {
             let own = |of: &Activity| (of.process, of.device) == (place.process, place.device);
             activities.iter().position(own).unwrap_or(0)
         };
-        let mut causes = Table::default();
-        causes.of((CauseKind::Unknown, None));
         let host = Host {
             launched_in: vec![ROOT; all.len()],
             launched_by: vec![None; all.len() - trace.kernels.on_gpu.len()],
             launched_kernels: vec![0; activities.len()],
             // No call launches a page migration.
             orphans: all.len() - Classes::new(trace).migrations(),
-            idle_before: vec![0; all.len()],
+            idle: IdleParts::new(all.len()),
             of_path: vec![RangeSum::default()],
             kept: Kept { ranges: Vec::new(), of_operation: vec![(NONE, NONE); kept] },
-            causes,
             ..Host::default()
         };
         let events = &trace.node_events;
@@ -209,8 +204,9 @@ impl HostPass {
             host,
             activity_of: trace.places.iter().map(activity_of).collect(),
             next_gap: vec![0; activities.len()],
+            launched_so_far: vec![0; activities.len()],
             launched: Launched::of(trace),
-            lately: LatelyDone::of(trace, &activities),
+            lately: LatelyDone::new(trace, &activities),
             waiting: waiting_names(trace),
             nodes: NodeEvents::of(trace, |event| events.original[event] == 0),
             around_node: vec![Vec::new(); events.time.len()],
@@ -281,22 +277,43 @@ impl HostPass {
             } else {
                 host.launched_by[id as usize - trace.kernels.on_gpu.len()] = Some(call.name);
             }
-            let next = &mut self.next_gap[activity];
-            if let Some(gap) = gap_before(&self.activities[activity].gaps, next, all.start(id), id)
-            {
-                let why = self.lately.why(trace, call, gap);
-                host.idle_before[id as usize] = host.causes.of(why);
+            let early = call.start - all.start(id);
+            if early > CLOCKS_NS {
+                let (count, most) = &mut host.before_launch;
+                *count += 1;
+                *most = early.max(*most);
             }
+            let next = &mut self.next_gap[activity];
+            let gaps = &self.activities[activity].gaps;
+            let Some(gap) = gap_before(gaps, next, all.start(id), id) else { continue };
+            let late = Late {
+                launch: call,
+                gap,
+                activity,
+                stream: trace.places[all.place(id).0 as usize].stream,
+                same_launch: all.correlation(gap.before) == call.correlation,
+                pending: self.launched_so_far[activity].saturating_sub(gap.started as usize),
+            };
+            let split = self.lately.split(trace, &self.activities, &late);
+            host.idle.set(gap, &split.parts);
+            split.waits.iter().for_each(|&(wait, ns)| host.waits.save(wait, ns));
         }
-        if waits {
-            host.waits.add(call, around.map(|around| (around.path, around.number)));
-        } else if !launched.is_empty() {
+        for &id in launched {
+            self.launched_so_far[activity_of(id)] += 1;
+        }
+        if !launched.is_empty() {
+            let stream = |&id: &OperationId| trace.places[all.place(id).0 as usize].stream;
+            self.lately.launched(call.thread, launched.iter().map(stream));
+        }
+        let wait =
+            waits.then(|| host.waits.add(call, around.map(|around| (around.path, around.number))));
+        if wait.is_none() && !launched.is_empty() {
             host.waits.launch(call.thread);
         }
         let site = host.sites.entry((call.name, path)).or_default();
         site.add(Calls { count: 1, total_ns: call.end - call.start, wait: waits });
         host.calls += 1;
-        self.lately.add(&self.activities, call, waits);
+        self.lately.add(&self.activities, call, wait);
     }
 
     /// Notes the ranges around nodes that were created before a time.

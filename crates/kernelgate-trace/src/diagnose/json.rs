@@ -1,16 +1,19 @@
 //! A diagnosis as JSON, for programs. Times are nanoseconds of the trace's clock.
 
+use hashbrown::HashMap;
 use serde_json::{Value, json};
 
 use super::answers::{Answers, Component, HEADS, KernelShare};
 use super::device_memory::MemoryUse;
-use super::finding::{DeviceUse, Diagnosis, Evidence, Finding, Measure};
+use super::finding::{Answer, DeviceUse, Diagnosis, Evidence, Finding, Measure, Question};
 use super::gaps::GapClass;
 use super::tree::RangeUse;
 use crate::stats::Summary;
 
-/// The version of the format; a field that changes its meaning raises it.
-pub const SCHEMA: u32 = 1;
+/// The version of the format; a field that changes its meaning raises it. The schema of the format
+/// is `schema/diagnosis.json` of this crate. Version 2: a list for doubts about the data, questions
+/// with their answers, gaps split at the launch.
+pub const SCHEMA: u32 = 2;
 
 impl Diagnosis {
     /// As JSON, with `schema_version`.
@@ -28,17 +31,21 @@ impl Diagnosis {
                 json!({ "kind": class.label(), "total_ns": ns, "launches": count })
             })
             .collect();
-        let skipped = self.skipped.iter();
+        let skipped = self.questions.iter();
+        let skipped: Vec<Value> = skipped
+            .filter_map(|of| Some(json!({ "rule": of.id, "reason": of.not_measured()? })))
+            .collect();
+        let passed = self.questions.iter().map(|of| of.id).filter(|id| self.passed(id));
         json!({
             "schema_version": SCHEMA,
             "recorder": self.recorder,
             "records": records,
             "devices": self.devices.iter().map(device).collect::<Vec<_>>(),
-            "findings": self.findings.iter().map(finding).collect::<Vec<_>>(),
-            "skipped": skipped
-                .map(|skipped| json!({ "rule": skipped.rule, "reason": skipped.reason }))
-                .collect::<Vec<_>>(),
-            "passed": self.passed,
+            "data_quality": findings(&self.quality),
+            "findings": findings(&self.findings),
+            "questions": self.questions.iter().map(question).collect::<Vec<_>>(),
+            "skipped": skipped,
+            "passed": passed.collect::<Vec<_>>(),
             "kernel_ns": self.answers.kernel_ns,
             "top_kernels": self.answers.top_kernels.iter().map(kernel).collect::<Vec<_>>(),
             "kernel_kinds": classes,
@@ -118,10 +125,12 @@ fn device(device: &DeviceUse) -> Value {
         .iter()
         .map(|cause| {
             json!({
+                "key": cause.kind.key(),
                 "cause": cause.kind.label(),
                 "function": cause.function,
                 "count": cause.count,
                 "total_ns": cause.total_ns,
+                "longest_ns": cause.longest_ns,
                 "longest": span(Some(cause.longest)),
             })
         })
@@ -141,6 +150,7 @@ fn device(device: &DeviceUse) -> Value {
         })
         .collect();
     json!({
+        "key": format!("{}:{}", device.pid, device.device),
         "process": device.pid,
         "device": device.device,
         "name": device.name,
@@ -159,8 +169,57 @@ fn device(device: &DeviceUse) -> Value {
     })
 }
 
-fn finding(finding: &Finding) -> Value {
+/// Every question has an answer: "yes", "no" or "cannot answer".
+fn question(question: &Question) -> Value {
+    let (answer, findings, inspected) = match &question.answer {
+        Answer::Yes { findings, inspected } => ("yes", *findings, Some(inspected)),
+        Answer::No { inspected } => ("no", 0, Some(inspected)),
+        Answer::CannotAnswer { inspected, .. } => ("cannot answer", 0, inspected.as_ref()),
+    };
+    let (reason, record) = match &question.answer {
+        Answer::CannotAnswer { reason, record, .. } => {
+            (Some(reason), Some(record).filter(|record| !record.is_empty()))
+        }
+        _ => (None, None),
+    };
     json!({
+        "id": question.id,
+        "question": question.text,
+        "answer": answer,
+        "findings": findings,
+        "inspected": inspected.map(|of| json!({
+            "seen": of.seen,
+            "whole": of.whole,
+            "unit": of.unit.key(),
+            "share": of.share(),
+            "missing": of.missing,
+        })),
+        "reason": reason,
+        "record": record,
+    })
+}
+
+/// Findings, each with a key that the same finding of another recording has.
+fn findings(all: &[Finding]) -> Vec<Value> {
+    let mut known: HashMap<String, usize> = HashMap::new();
+    let key = |of: &Finding| {
+        let device = of.evidence.first().and_then(|evidence| evidence.place);
+        let device = device.map_or(String::new(), |(_, device)| format!(":{device}"));
+        format!("{}{device}", of.id)
+    };
+    let mut row = |of: &Finding| {
+        let key = key(of);
+        let before = known.entry(key.clone()).or_default();
+        *before += 1;
+        let key = if *before > 1 { format!("{key}#{before}") } else { key };
+        finding(of, &key)
+    };
+    all.iter().map(&mut row).collect()
+}
+
+fn finding(finding: &Finding, key: &str) -> Value {
+    json!({
+        "key": key,
         "id": finding.id,
         "severity": finding.severity.label(),
         "confidence": finding.confidence.label(),

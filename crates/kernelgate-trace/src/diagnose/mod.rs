@@ -1,8 +1,9 @@
-//! What is wrong with a trace, with evidence; data quality first.
+//! Faults of the program that a trace shows, with evidence; doubts about the trace come first.
 //!
-//! A rule measures a value, holds it against a threshold and says what it saw: which kernels, in
-//! which range, when. A rule whose data the trace lacks is skipped, with the reason. `difference` says
-//! what changed between two traces. Absent: what ranges and rules mean for a workload.
+//! A rule answers a question: it compares a value with a threshold and names the kernels, the range
+//! and the time that show it. A rule says how much it could inspect; where that is too little it
+//! cannot answer, and says how to record the rest. `difference` compares two traces. Absent: the
+//! meaning of ranges and rules for a workload.
 
 mod answers;
 mod cause;
@@ -15,6 +16,7 @@ mod gaps;
 mod host;
 mod json;
 mod labels;
+mod platform;
 mod profiled;
 mod rules;
 mod text;
@@ -25,7 +27,8 @@ pub use answers::{Answers, Component, KernelClass, KernelShare};
 pub use cause::CauseKind;
 pub use device_memory::{MemoryPhase, MemoryUse};
 pub use finding::{
-    Confidence, DeviceUse, Diagnosis, Evidence, Finding, Measure, Severity, Skipped,
+    Answer, Confidence, DeviceUse, Diagnosis, Evidence, Finding, Inspected, Measure, Question,
+    Severity, Unit,
 };
 pub use gaps::{Cause, GapClass, GapReport, Transition};
 pub use labels::short_name;
@@ -68,7 +71,8 @@ pub fn diagnose(trace: &Trace) -> Diagnosis {
 }
 
 /// Diagnoses an export of any length: ranges and calls are summed while they are read, and not
-/// kept. `None` for a file that is no export or report of Nsight Systems.
+/// kept. `None` for files of other formats than an export or report of Nsight
+/// Systems.
 ///
 /// # Errors
 /// As [`read::open`].

@@ -1,14 +1,19 @@
 //! A diagnosis for a terminal of 100 columns.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
 use super::answers::{Answers, HEADS};
-use super::finding::{Diagnosis, Evidence, Finding};
+use super::finding::{Answer, Diagnosis, Evidence, Finding, Inspected, Unit};
 use super::gaps::GapClass;
 use super::labels::short_name;
 use crate::stats::{shorten, thousands};
 
 const WIDTH: usize = 100;
+/// Softmax over matmul below which the two do not belong to one attention: a head of 128 has a ratio
+/// of 0.01 in FLOPs, and a FLOP of softmax is not faster.
+const SHOWN_RATIO: f64 = 0.01;
+/// Characters of the first words of evidence.
+const NAME: usize = 110;
 /// Phases of device memory that are shown.
 const PHASES: usize = 12;
 
@@ -17,6 +22,7 @@ impl Diagnosis {
     pub fn to_text(&self) -> String {
         let mut text = String::new();
         self.head(&mut text);
+        self.quality(&mut text);
         self.gaps(&mut text);
         self.findings(&mut text);
         self.time(&mut text);
@@ -28,6 +34,9 @@ impl Diagnosis {
     /// The findings without their evidence, as text of at most 100 columns.
     pub fn findings_text(&self) -> String {
         let mut text = String::new();
+        for finding in &self.quality {
+            finding.doubt(&mut text);
+        }
         for (index, finding) in self.findings.iter().enumerate() {
             finding.head(&mut text, index + 1);
         }
@@ -55,6 +64,21 @@ impl Diagnosis {
                 thousands(&device.operations.to_string())
             );
             wrap(text, &line, "  ", "    ");
+        }
+    }
+
+    /// Doubts about the trace stand before everything that rests on it.
+    fn quality(&self, text: &mut String) {
+        if self.quality.is_empty() {
+            return;
+        }
+        let _ = writeln!(text, "\nData quality: how far this trace can be believed");
+        for finding in &self.quality {
+            finding.doubt(text);
+            for evidence in &finding.evidence {
+                evidence.write(text, self.origin_ns, usize::MAX);
+            }
+            wrap(text, &format!("do: {}", finding.advice), "     ", "       ");
         }
     }
 
@@ -95,12 +119,10 @@ impl Diagnosis {
             let _ =
                 writeln!(text, "  why device {} was idle (process {}):", device.device, device.pid);
             for cause in device.gaps.causes.iter().take(4) {
-                let function =
-                    cause.function.as_ref().map_or(String::new(), |name| format!(": {name}"));
                 let _ = writeln!(
                     text,
                     "    {:<56}{:>10} ×{:>14}{:>10.1} %",
-                    shorten(&format!("{}{function}", cause.kind.label()), 55),
+                    shorten(&cause.label(), 55),
                     thousands(&cause.count.to_string()),
                     time(cause.total_ns),
                     percent(cause.total_ns, device.gaps.total_ns())
@@ -132,6 +154,13 @@ impl Diagnosis {
         }
         for (index, finding) in self.findings.iter().enumerate() {
             finding.write(text, index + 1, self.origin_ns);
+            if let Some(Answer::Yes { inspected, .. }) =
+                self.question(finding.id).map(|question| &question.answer)
+                && let Some(missing) = &inspected.missing
+            {
+                let line = format!("inspected {inspected}: {missing}");
+                wrap(text, &line, "     ", "       ");
+            }
         }
     }
 
@@ -163,21 +192,7 @@ impl Diagnosis {
                 );
             }
         }
-        if let Some(ratio) = answers.softmax_to_matmul() {
-            let _ = writeln!(text, "  softmax takes {ratio:.2} of the time of matmul");
-            let of_head = |head| {
-                let flops = Answers::softmax_to_matmul_flops(head);
-                format!(
-                    "{flops:.3} for heads of {head} (a FLOP takes {:.0} times as long)",
-                    ratio / flops
-                )
-            };
-            let _ = writeln!(
-                text,
-                "  and does of the FLOPs, if that matmul is attention's alone (--range):\n    {}",
-                HEADS.map(of_head).join("\n    ")
-            );
-        }
+        self.softmax(text);
         if answers.components.is_empty() {
             return;
         }
@@ -202,6 +217,27 @@ impl Diagnosis {
                 component.variation().map_or("-".to_owned(), |v| format!("{:.1} %", v * 100.0))
             );
         }
+    }
+
+    /// Softmax against matmul, where the ratio is that of an attention.
+    fn softmax(&self, text: &mut String) {
+        let Some(ratio) = self.answers.softmax_to_matmul().filter(|&ratio| ratio >= SHOWN_RATIO)
+        else {
+            return;
+        };
+        let _ = writeln!(text, "  softmax takes {ratio:.2} of the time of matmul");
+        let of_head = |head| {
+            let flops = Answers::softmax_to_matmul_flops(head);
+            format!(
+                "{flops:.3} for heads of {head} (a FLOP takes {:.0} times as long)",
+                ratio / flops
+            )
+        };
+        let _ = writeln!(
+            text,
+            "  and does of the FLOPs, if that matmul is attention's alone (--range):\n    {}",
+            HEADS.map(of_head).join("\n    ")
+        );
     }
 
     fn memory(&self, text: &mut String) {
@@ -251,29 +287,61 @@ impl Diagnosis {
     }
 
     fn rest(&self, text: &mut String) {
-        if !self.passed.is_empty() {
-            text.push('\n');
-            wrap(text, &format!("Nothing found by: {}", self.passed.join(", ")), "", "  ");
-        }
-        if !self.skipped.is_empty() {
-            let _ = writeln!(text, "\nNot measured");
-            // Several rules lack the same.
-            let mut reasons: Vec<&str> = Vec::new();
-            for skipped in &self.skipped {
-                if !reasons.contains(&skipped.reason.as_str()) {
-                    reasons.push(&skipped.reason);
+        // Several rules inspected, or lack, the same.
+        let mut passed: Vec<(String, Vec<&str>)> = Vec::new();
+        let mut lacking: Vec<(String, Vec<&str>)> = Vec::new();
+        let add = |lines: &mut Vec<(String, Vec<&str>)>, line: String, id| match lines
+            .iter_mut()
+            .find(|(known, _)| *known == line)
+        {
+            Some((_, ids)) => ids.push(id),
+            None => lines.push((line, vec![id])),
+        };
+        for question in &self.questions {
+            match &question.answer {
+                Answer::No { inspected: of } => add(&mut passed, of.to_string(), question.id),
+                Answer::Yes { .. } => {}
+                Answer::CannotAnswer { .. } => {
+                    add(&mut lacking, question.not_measured().unwrap_or_default(), question.id);
                 }
             }
-            for reason in reasons {
-                let rules = self.skipped.iter().filter(|skipped| skipped.reason == reason);
-                let rules: Vec<&str> = rules.map(|skipped| skipped.rule).collect();
-                wrap(text, &format!("{}: {reason}", rules.join(", ")), "  ", "    ");
+        }
+        for (heading, lines) in [("Nothing found", passed), ("Not measured", lacking)] {
+            if !lines.is_empty() {
+                let _ = writeln!(text, "\n{heading}");
+            }
+            for (line, ids) in lines {
+                let joined = ids.join(", ");
+                let line = match heading {
+                    "Nothing found" => format!("{joined}: in {line}"),
+                    _ => format!("{joined}: {line}"),
+                };
+                wrap(text, &line, "  ", "    ");
             }
         }
     }
 }
 
+impl fmt::Display for Inspected {
+    /// `12 of 20 copies`, `36.0 % of 3.2 ms of kernel time`.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let label = self.unit.label();
+        if self.unit == Unit::KernelTime {
+            let share = self.share() * 100.0;
+            return write!(formatter, "{share:.1} % of {} of {label}", time(self.whole));
+        }
+        let [seen, whole] = [self.seen, self.whole].map(|count| thousands(&count.to_string()));
+        write!(formatter, "{seen} of {whole} {label}")
+    }
+}
+
 impl Finding {
+    /// One line of a doubt about the trace.
+    fn doubt(&self, text: &mut String) {
+        let severity = self.severity.label().to_uppercase();
+        wrap(text, &format!("{severity}: {}", self.title), "  ", "     ");
+    }
+
     /// What was found and measured.
     fn head(&self, text: &mut String, number: usize) {
         let head = format!(
@@ -299,7 +367,7 @@ impl Finding {
     fn write(&self, text: &mut String, number: usize, origin_ns: i64) {
         self.head(text, number);
         for evidence in &self.evidence {
-            evidence.write(text, origin_ns);
+            evidence.write(text, origin_ns, NAME);
         }
         wrap(text, &format!("do: {}", self.advice), "     ", "       ");
         wrap(text, &format!("no fault if: {}", self.false_positive), "     ", "       ");
@@ -307,8 +375,8 @@ impl Finding {
 }
 
 impl Evidence {
-    fn write(&self, text: &mut String, origin_ns: i64) {
-        let mut line = shorten(&self.what, 110);
+    fn write(&self, text: &mut String, origin_ns: i64, width: usize) {
+        let mut line = shorten(&self.what, width);
         if self.count > 1 {
             let _ = write!(line, ", {} times", thousands(&self.count.to_string()));
         }

@@ -2,7 +2,6 @@
 
 use hashbrown::HashMap;
 
-use super::cause::CauseKind;
 use super::context::Context;
 use super::host::Kept;
 use super::labels::without_numbers;
@@ -131,14 +130,14 @@ pub(super) fn of(context: &Context<'_>, apart: &[&str]) -> Vec<RangeUse> {
         }
     }
     for gap in context.activities.iter().flat_map(|activity| &activity.gaps) {
-        let cause = context.host.why_idle_before(gap.after).0;
-        let late = !matches!(cause, CauseKind::Queued | CauseKind::Unknown);
+        let late = context.causes_of(gap).filter(|((kind, _), _)| kind.before_launch());
+        let late: i64 = late.map(|(_, ns)| ns).sum();
         let [before, after] = [gap.before, gap.after].map(|id| &chains[id as usize]);
         for (&(node, _), _) in
             after.iter().zip(before).take_while(|(after, before)| after == before)
         {
             tree.nodes[node].idle_ns += gap.length();
-            tree.nodes[node].waiting_ns += if late { gap.length() } else { 0 };
+            tree.nodes[node].waiting_ns += late;
         }
     }
     let busy_ns: i64 = context.activities.iter().map(|activity| activity.busy_ns).sum();

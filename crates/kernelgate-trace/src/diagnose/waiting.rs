@@ -6,8 +6,8 @@ use std::cmp::Reverse;
 use hashbrown::HashMap;
 
 use crate::analyze::paths::{PathId, ROOT};
-use crate::model::Trace;
 use crate::model::names::Name;
+use crate::model::{Table, Trace};
 use crate::read::CallRow;
 
 /// Functions whose call returns when the GPU is done.
@@ -44,8 +44,23 @@ pub struct WaitSum {
     pub total_ns: i64,
     /// The longest, the first of several.
     pub longest: Option<(i64, i64)>,
+    /// Idle time of devices behind them that they could save, in nanoseconds: of each wait at most
+    /// the time that it took.
+    pub saved_ns: i64,
     /// How often each function was called.
     pub functions: HashMap<Name, usize>,
+}
+
+/// A wait: an index into the sites of [`Waits`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WaitId(u32);
+
+/// Where waits count: by the path of their range, and by the launches before them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Site {
+    path: Option<PathId>,
+    thread: u32,
+    launches: usize,
 }
 
 impl WaitSum {
@@ -61,6 +76,7 @@ impl WaitSum {
     pub fn merge(&mut self, other: &Self) {
         self.count += other.count;
         self.total_ns += other.total_ns;
+        self.saved_ns += other.saved_ns;
         self.longest = longer(self.longest, other.longest);
         for (&name, count) in &other.functions {
             *self.functions.entry(name).or_default() += count;
@@ -103,6 +119,7 @@ pub struct Waits {
     pub at_intervals: HashMap<(u32, usize), AtInterval>,
     /// By thread, launches since the last wait, and waits.
     threads: Vec<(usize, usize)>,
+    sites: Table<Site>,
     count: usize,
 }
 
@@ -113,7 +130,7 @@ impl Waits {
     }
 
     /// A wait, with the path and the number of the innermost range around it.
-    pub(super) fn add(&mut self, call: &CallRow, range: Option<(PathId, u32)>) {
+    pub(super) fn add(&mut self, call: &CallRow, range: Option<(PathId, u32)>) -> WaitId {
         if let Some((path, number)) = range {
             let first = InRanges { first: number, ..InRanges::default() };
             let of = self.in_ranges.entry(path).or_insert(first);
@@ -129,6 +146,19 @@ impl Waits {
             self.at_intervals.entry((call.thread, launches)).or_insert(first).sum.add(call);
         }
         self.count += 1;
+        let path = range.map(|(path, _)| path);
+        WaitId(self.sites.of(Site { path, thread: call.thread, launches }))
+    }
+
+    /// Idle time that a wait could save.
+    pub(super) fn save(&mut self, wait: WaitId, ns: i64) {
+        let Site { path, thread, launches } = self.sites.values[wait.0 as usize];
+        if let Some(of) = path.and_then(|path| self.in_ranges.get_mut(&path)) {
+            of.sum.saved_ns += ns;
+        }
+        if let Some(of) = self.at_intervals.get_mut(&(thread, launches)) {
+            of.sum.saved_ns += ns;
+        }
     }
 
     /// How many waits a thread has.

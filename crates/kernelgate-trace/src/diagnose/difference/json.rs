@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use super::{CallChange, Difference, PartChange, PlaceChange};
+use super::{CallChange, Difference, PartChange, PlaceChange, SetupChange};
 
 /// The version of the format; a field that changes its meaning raises it.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 
 impl Difference {
     /// As JSON, with `schema_version`.
@@ -16,6 +16,8 @@ impl Difference {
         };
         json!({
             "schema_version": SCHEMA,
+            "setup": self.setup.iter().map(setup).collect::<Vec<_>>(),
+            "other_machine": self.other_machine(),
             "recorders": [base.recorder, head.recorder],
             "whole_ns": [base.whole_ns, head.whole_ns],
             "busy_ns": [base.busy_ns, head.busy_ns],
@@ -32,6 +34,14 @@ impl Difference {
             "notes": self.notes,
         })
     }
+}
+
+fn setup(change: &SetupChange) -> Value {
+    json!({
+        "property": change.property.label(),
+        "name": Some(&change.name).filter(|name| !name.is_empty()),
+        "values": change.values,
+    })
 }
 
 fn part(change: &PartChange) -> Value {

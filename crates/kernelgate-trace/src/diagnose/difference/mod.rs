@@ -7,6 +7,7 @@
 //! as much, which one trace of each does not tell.
 
 mod json;
+mod setup;
 mod sums;
 mod text;
 
@@ -15,11 +16,14 @@ use std::collections::BTreeMap;
 
 use super::answers::KernelClass;
 use crate::model::gpu::LaunchShape;
+pub use setup::{Property, Setup, SetupChange};
 pub use sums::{Amount, CallSite, Calls, Part, PartKind, Place, Sums};
 
 /// Two traces side by side, each list the largest change first.
 #[derive(Debug, Clone)]
 pub struct Difference {
+    /// How machine, recorder and options differ.
+    pub setup: Vec<SetupChange>,
     /// Both wholes.
     pub wholes: [Whole; 2],
     /// By operation and cause of idle time; all of them, also what did not change.
@@ -211,7 +215,7 @@ pub struct CallChange {
 }
 
 impl CallChange {
-    /// The change of host time, in nanoseconds, which is no part of the difference of the whole.
+    /// The change of host time, in nanoseconds; the difference of the whole does not contain it.
     pub fn change_ns(&self) -> i64 {
         self.calls[1].total_ns - self.calls[0].total_ns
     }
@@ -219,6 +223,7 @@ impl CallChange {
 
 /// Compares what two traces come to.
 pub fn difference(base: Sums, head: Sums) -> Difference {
+    let setup = setup::changes(&base.setup, &head.setup);
     let notes = notes(&base, &head);
     let only = |of: &Sums, other: &Sums| {
         let known = |id: &str| other.findings.iter().any(|(other, _)| *other == id);
@@ -251,10 +256,16 @@ pub fn difference(base: Sums, head: Sums) -> Difference {
         .map(|(site, calls)| CallChange { site, calls })
         .collect();
     calls.sort_by_key(|change| Reverse(change.change_ns().abs()));
-    Difference { wholes, parts, places, calls, findings, notes }
+    Difference { setup, wholes, parts, places, calls, findings, notes }
 }
 
 impl Difference {
+    /// Whether the traces were recorded on unlike machines.
+    pub fn other_machine(&self) -> bool {
+        let machine = [Property::Device, Property::Capability, Property::Ranks];
+        self.setup.iter().any(|change| machine.contains(&change.property))
+    }
+
     /// The second whole less the first, in nanoseconds.
     pub fn change_ns(&self) -> i64 {
         self.wholes[1].whole_ns - self.wholes[0].whole_ns
@@ -296,10 +307,7 @@ const MAX_NOTED: usize = 3;
 fn notes(base: &Sums, head: &Sums) -> Vec<String> {
     let mut notes = Vec::new();
     if base.recorder != head.recorder {
-        notes.push(format!(
-            "recorded by {} and by {}: names may differ where nothing else does",
-            base.recorder, head.recorder
-        ));
+        notes.push("two recorders: names may differ where nothing else does".to_owned());
     }
     if base.activities != head.activities {
         notes.push(format!(

@@ -12,6 +12,7 @@ pub use super::super::host::Calls;
 use super::super::labels::without_numbers;
 use super::super::profiled::{duration, metric};
 use super::super::{of_stream, rules};
+use super::setup::Setup;
 use crate::analyze::idle;
 use crate::analyze::operations::{Kind, OperationId, SET_NAME, copy_name};
 use crate::analyze::paths::PathId;
@@ -114,6 +115,8 @@ pub struct CallSite {
 pub struct Sums {
     /// Who recorded it.
     pub recorder: String,
+    /// The machine and the options.
+    pub setup: Setup,
     /// From the first operation to the last, over all processes and devices; of Nsight Compute the
     /// durations of all launches. Nanoseconds.
     pub whole_ns: i64,
@@ -162,8 +165,10 @@ impl Sums {
 
     fn of_context(context: &Context<'_>) -> Self {
         let trace = context.trace;
-        let Diagnosis { recorder, findings, .. } = rules::apply(context);
+        let Diagnosis { recorder, quality, findings, .. } = rules::apply(context);
+        let findings = quality.into_iter().chain(findings);
         let mut sums = Self {
+            setup: Setup::new(trace, &recorder),
             recorder,
             whole_ns: context.activities.iter().map(idle::Activity::span_ns).sum(),
             busy_ns: context.activities.iter().map(|activity| activity.busy_ns).sum(),
@@ -171,7 +176,7 @@ impl Sums {
             parts: BTreeMap::new(),
             places: BTreeMap::new(),
             calls: BTreeMap::new(),
-            findings: findings.into_iter().map(|finding| (finding.id, finding.title)).collect(),
+            findings: findings.map(|finding| (finding.id, finding.title)).collect(),
         };
         if context.all.is_empty() {
             sums.add_profiled(trace);
@@ -214,21 +219,24 @@ impl Sums {
     fn add_idle(&mut self, context: &Context<'_>, places: &mut Places) {
         let mut causes: HashMap<Why, Amount> = HashMap::new();
         for gap in context.activities.iter().flat_map(|activity| &activity.gaps) {
-            causes
-                .entry(context.host.why_idle_before(gap.after))
-                .or_default()
-                .add(gap.length(), gap.length());
+            for (why, ns) in context.causes_of(gap) {
+                causes.entry(why).or_default().add(ns, ns);
+            }
             places.at(context, gap.after).launched.own_ns += gap.length();
         }
         for ((kind, function), amount) in causes {
             let function =
                 function.map_or(String::new(), |name| format!(": {}", context.function(name)));
             let part = match kind {
-                CauseKind::Unknown => PartKind::Unexplained,
+                CauseKind::Unknown | CauseKind::Clocks => PartKind::Unexplained,
                 _ => PartKind::Idle,
             };
             let name = format!("{}{function}", kind.label());
-            self.parts.insert(Part { kind: part, name }, amount);
+            // Versions of a function are one.
+            let sum = self.parts.entry(Part { kind: part, name }).or_default();
+            sum.count += amount.count;
+            sum.total_ns += amount.total_ns;
+            sum.own_ns += amount.own_ns;
         }
     }
 

@@ -39,6 +39,16 @@ impl Difference {
     }
 
     fn head(&self, text: &mut String, names: [&str; 2]) {
+        if !self.setup.is_empty() {
+            let heading = match self.other_machine() {
+                true => "Two machines, so the comparison is of both machines and programs:",
+                false => "Recorded in unlike ways:",
+            };
+            let _ = writeln!(text, "{heading}");
+            for change in &self.setup {
+                wrap(text, &change.to_string(), "  ", "    ");
+            }
+        }
         for ((letter, name), whole) in ["A", "B"].into_iter().zip(names).zip(&self.wholes) {
             let line = format!(
                 "{letter}: {name} ({}): {} kernels, busy {:.1} % of {}",

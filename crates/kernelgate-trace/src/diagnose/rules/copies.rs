@@ -3,26 +3,42 @@
 use hashbrown::HashMap;
 
 use super::super::context::Context;
-use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Severity};
+use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Inspected, Severity, Unit};
 use super::super::text::bytes as shown_bytes;
-use super::outcome::{Outcome, most_expensive, number};
+use super::launches::no_work;
+use super::outcome::{Lack, Outcome, most_expensive, number, some_of};
+use crate::analyze::idle::Activity;
 use crate::analyze::operations::Kind;
 use crate::model::gpu::MemoryKind;
 
 /// Synchronous copies to the device up to this size return at once: the data goes with the command.
 const SMALL: u64 = 64 << 10;
 
-/// Operations that share a description and a range.
-fn group(
-    context: &Context<'_>,
-    operations: impl Iterator<Item = (u32, String)>,
-) -> (Vec<Evidence>, usize, i64) {
+/// Operations that are a fault.
+#[derive(Default)]
+struct Group {
+    evidence: Vec<Evidence>,
+    count: usize,
+    total_ns: i64,
+    bytes: u64,
+}
+
+/// One of them.
+struct Member {
+    id: u32,
+    bytes: u64,
+    what: String,
+}
+
+/// Those that share a description and a range are one line.
+fn group(context: &Context<'_>, operations: impl Iterator<Item = Member>) -> Group {
     let mut groups: HashMap<(String, Option<String>), Evidence> = HashMap::new();
-    let (mut count, mut total) = (0, 0);
-    for (id, what) in operations {
+    let mut all = Group::default();
+    for Member { id, bytes, what } in operations {
         let (start, end) = (context.all.start(id), context.all.end(id));
-        count += 1;
-        total += end - start;
+        all.count += 1;
+        all.total_ns += end - start;
+        all.bytes += bytes;
         let range = context.path_of(id);
         let evidence = groups.entry((what.clone(), range.clone())).or_insert_with(|| Evidence {
             what,
@@ -38,116 +54,172 @@ fn group(
             evidence.span = Some((start, end));
         }
     }
-    (most_expensive(groups.into_values().collect()), count, total)
+    all.evidence = most_expensive(groups.into_values().collect());
+    all
 }
 
-/// Operations of a kind, with their rows and the names of their calls.
-fn of_kind<'a>(
+/// An operation of a kind whose call is known.
+struct Called<'a> {
+    id: u32,
+    row: usize,
+    call: &'a str,
+}
+
+/// Those that a call launched, with how many of all they are.
+fn called<'a>(
     context: &'a Context<'a>,
-    kind: Kind,
-) -> impl Iterator<Item = (u32, usize, &'a str)> {
-    context.all.ids().filter_map(move |id| {
-        let (own, row) = context.all.part(id);
-        (own == kind).then_some(())?;
+    (kind, unit): (Kind, Unit),
+) -> Result<(Vec<Called<'a>>, Inspected), Lack> {
+    if context.all.is_empty() {
+        return Err(no_work(context));
+    }
+    let of_kind = |&id: &u32| context.all.part(id).0 == kind && !context.is_migration(id);
+    let ids: Vec<u32> = context.all.ids().filter(of_kind).collect();
+    if ids.is_empty() {
+        return Err(Lack::absent(format!("the trace holds no {}", unit.label())));
+    }
+    let called = ids.iter().filter_map(|&id| {
         let call = context.host.launched_by(context.trace, id)?;
-        Some((id, row, context.function(call)))
-    })
+        let (_, row) = context.all.part(id);
+        Some(Called { id, row, call: context.function(call) })
+    });
+    let called: Vec<Called<'a>> = called.collect();
+    let record = context.platform.record_launches();
+    if called.is_empty() {
+        let reason = format!("the calls of the {} are not in the trace", unit.label());
+        return Err(Lack::new(reason, record));
+    }
+    let inspected = Inspected {
+        missing: (called.len() < ids.len())
+            .then(|| format!("the calls of the others are not in the trace; {record}")),
+        ..some_of(called.len(), ids.len(), unit)
+    };
+    Ok((called, inspected))
+}
+
+/// Their part of all spans.
+fn severity(context: &Context<'_>, ns: i64) -> Severity {
+    let span = context.activities.iter().map(Activity::span_ns).sum();
+    Severity::of_saving(ns, span).min(Severity::Warning)
 }
 
 pub(super) fn pageable(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     let copies = &context.trace.copies;
-    if copies.on_gpu.is_empty() {
-        return Outcome::Skipped("the trace holds no copies".to_owned());
+    let (called, mut inspected) = match called(context, (Kind::Copy, Unit::Copies)) {
+        Ok(called) => called,
+        Err(lack) => return lack.into(),
+    };
+    let memory = |row: usize| [copies.source[row], copies.target[row]];
+    let recorded =
+        called.iter().filter(|of| !memory(of.row).contains(&MemoryKind::Unknown)).count();
+    if recorded == 0 {
+        let record = context.platform.record_launches();
+        return Lack::new("the kinds of memory of the copies are not in the trace", record).into();
     }
-    let pageable =
-        |row: usize| [copies.source[row], copies.target[row]].contains(&MemoryKind::Pageable);
-    let found = of_kind(context, Kind::Copy)
-        .filter(|&(_, row, call)| call.contains("Async") && pageable(row))
-        .map(|(id, row, call)| {
+    if recorded < called.len() {
+        inspected.seen = i64::try_from(recorded).unwrap_or(i64::MAX);
+        inspected.missing = Some("the kinds of memory of the others are not recorded".to_owned());
+    }
+    let found = called
+        .iter()
+        .filter(|of| of.call.contains("Async") && memory(of.row).contains(&MemoryKind::Pageable))
+        .map(|&Called { id, row, call }| {
             let direction = context.trace.names.text(copies.kind[row]);
-            let (from, to) = (copies.source[row].label(), copies.target[row].label());
-            (id, format!("{call} {direction} ({from} to {to})"))
+            let [from, to] = memory(row).map(MemoryKind::label);
+            let what = format!("{call} {direction} ({from} to {to})");
+            Member { id, bytes: copies.bytes[row], what }
         });
-    let (evidence, count, total) = group(context, found);
-    if count == 0 {
-        return Outcome::Found(Vec::new());
+    let group = group(context, found);
+    if group.count == 0 {
+        return Outcome::Checked(Vec::new(), inspected);
     }
-    let bytes: u64 =
-        (0..copies.bytes.len()).filter(|&row| pageable(row)).map(|row| copies.bytes[row]).sum();
     #[allow(clippy::cast_precision_loss)]
-    let speed = bytes as f64 / total.max(1) as f64;
-    Outcome::Found(vec![Finding {
+    let speed = group.bytes as f64 / group.total_ns.max(1) as f64;
+    let found = Finding {
         id: "pageable-copy",
-        severity: Severity::Warning,
+        severity: severity(context, group.total_ns),
         confidence: Confidence::High,
         title: format!(
-            "asynchronous copies with pageable memory: {count}, {} at {speed:.1} GB/s; the host \
-             waits for each",
-            shown_bytes(bytes)
+            "asynchronous copies with pageable memory: {}, {} at {speed:.1} GB/s; the host waits \
+             for each",
+            group.count,
+            shown_bytes(group.bytes)
         ),
-        measured: number(count, "copies"),
+        measured: number(group.count, "copies"),
         threshold: number(0, "copies"),
         recoverable_ns: None,
-        evidence,
-        advice: "allocate the host side page-locked (cudaHostAlloc, pin_memory=True) and copy \
-                 non-blocking",
+        evidence: group.evidence,
+        advice: format!(
+            "allocate the host side page-locked, and copy asynchronously: {}",
+            context.platform.pinned()
+        ),
         false_positive: "copies at start-up, such as loading a model once",
-    }])
+    };
+    Outcome::Checked(vec![found], inspected)
 }
 
 pub(super) fn synchronous_copies(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     let copies = &context.trace.copies;
-    if copies.on_gpu.is_empty() {
-        return Outcome::Skipped("the trace holds no copies".to_owned());
-    }
-    let found = of_kind(context, Kind::Copy)
-        .filter(|&(_, row, call)| {
-            let small = context.trace.names.text(copies.kind[row]) == "Host-to-Device"
-                && copies.bytes[row] <= SMALL;
-            call.to_ascii_lowercase().contains("memcpy") && !call.contains("Async") && !small
+    let (called, inspected) = match called(context, (Kind::Copy, Unit::Copies)) {
+        Ok(called) => called,
+        Err(lack) => return lack.into(),
+    };
+    let found = called
+        .iter()
+        .filter(|of| {
+            let small = context.trace.names.text(copies.kind[of.row]) == "Host-to-Device"
+                && copies.bytes[of.row] <= SMALL;
+            of.call.to_ascii_lowercase().contains("memcpy") && !of.call.contains("Async") && !small
         })
-        .map(|(id, row, call)| {
-            (id, format!("{call} {}", context.trace.names.text(copies.kind[row])))
+        .map(|&Called { id, row, call }| {
+            let what = format!("{call} {}", context.trace.names.text(copies.kind[row]));
+            Member { id, bytes: copies.bytes[row], what }
         });
-    let (evidence, count, total) = group(context, found);
-    Outcome::Found(synchronous("synchronous-copy", "copies", evidence, count, total))
+    let group = group(context, found);
+    Outcome::Checked(synchronous(context, ("synchronous-copy", Unit::Copies), group), inspected)
 }
 
 pub(super) fn synchronous_sets(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
-    if context.trace.sets.on_gpu.is_empty() {
-        return Outcome::Skipped("the trace holds no sets".to_owned());
-    }
-    let found = of_kind(context, Kind::Set)
-        .filter(|&(_, _, call)| {
-            call.to_ascii_lowercase().contains("memset") && !call.contains("Async")
-        })
-        .map(|(id, _, call)| (id, call.to_owned()));
-    let (evidence, count, total) = group(context, found);
-    Outcome::Found(synchronous("synchronous-set", "sets", evidence, count, total))
+    let (called, inspected) = match called(context, (Kind::Set, Unit::Sets)) {
+        Ok(called) => called,
+        Err(lack) => return lack.into(),
+    };
+    let found = called
+        .iter()
+        .filter(|of| of.call.to_ascii_lowercase().contains("memset") && !of.call.contains("Async"))
+        .map(|&Called { id, row, call }| Member {
+            id,
+            bytes: context.trace.sets.bytes[row],
+            what: call.to_owned(),
+        });
+    let group = group(context, found);
+    Outcome::Checked(synchronous(context, ("synchronous-set", Unit::Sets), group), inspected)
 }
 
 fn synchronous(
-    id: &'static str,
-    unit: &'static str,
-    evidence: Vec<Evidence>,
-    count: usize,
-    total: i64,
+    context: &Context<'_>,
+    (id, unit): (&'static str, Unit),
+    group: Group,
 ) -> Vec<Finding> {
-    if count == 0 {
+    if group.count == 0 {
         return Vec::new();
     }
+    let unit = unit.label();
     #[allow(clippy::cast_precision_loss)]
-    let milliseconds = total as f64 / 1e6;
+    let milliseconds = group.total_ns as f64 / 1e6;
     vec![Finding {
         id,
-        severity: Severity::Warning,
+        severity: severity(context, group.total_ns),
         confidence: Confidence::High,
-        title: format!("{unit} that hold up the host: {count}, {milliseconds:.3} ms on the GPU"),
-        measured: number(count, unit),
+        title: format!(
+            "{unit} that hold up the host: {}, {milliseconds:.3} ms on the GPU",
+            group.count
+        ),
+        measured: number(group.count, unit),
         threshold: number(0, unit),
-        recoverable_ns: Some(total),
-        evidence,
-        advice: "use the asynchronous form on a stream, with page-locked memory",
+        recoverable_ns: Some(group.total_ns),
+        evidence: group.evidence,
+        advice: "use the asynchronous form on a stream, with page-locked memory".to_owned(),
         false_positive: "calls at start-up, or whose result the host needs at once",
     }]
 }

@@ -5,9 +5,11 @@ use hashbrown::HashMap;
 
 use super::super::answers::KernelClass;
 use super::super::context::Context;
-use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Measure, Severity};
+use super::super::finding::{
+    Confidence, DeviceUse, Evidence, Finding, Inspected, Measure, Severity, Unit,
+};
 use super::super::labels::short_name;
-use super::outcome::{Outcome, most_expensive, percent};
+use super::outcome::{Lack, Outcome, most_expensive, percent};
 use crate::analyze::paths::PathId;
 use crate::stats::shorten;
 
@@ -40,7 +42,7 @@ struct Pair {
 pub(super) fn fusion(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     let kernels = &context.trace.kernels;
     if kernels.on_gpu.is_empty() {
-        return Outcome::Skipped("the trace holds no kernels".to_owned());
+        return Lack::absent("the trace holds no kernels").into();
     }
     let name = |row: usize| context.trace.functions[kernels.function[row] as usize].demangled.0;
     let length = |row: usize| kernels.on_gpu.end[row] - kernels.on_gpu.start[row];
@@ -94,9 +96,20 @@ pub(super) fn fusion(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         a != b && alone && pair.count >= REPEATS && fusible(a) && fusible(b)
     });
     let total: i64 = sums.values().map(|sum| sum.total_ns).sum();
+    let graphs = &context.trace.graphs.on_gpu;
+    let whole: i64 = graphs.start.iter().zip(&graphs.end).map(|(start, end)| end - start).sum();
+    let inspected = Inspected {
+        seen: total,
+        whole: total + whole,
+        unit: Unit::KernelTime,
+        missing: (whole > 0).then(|| {
+            let record = context.platform.graph_nodes();
+            format!("graphs were recorded whole; {record}")
+        }),
+    };
     let share = percent(pairs.values().map(|pair| pair.kernels_ns).sum(), total);
     if share < TIME_SHARE {
-        return Outcome::Found(Vec::new());
+        return Outcome::Checked(Vec::new(), inspected);
     }
     let evidence = pairs
         .iter()
@@ -112,7 +125,7 @@ pub(super) fn fusion(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             }
         })
         .collect();
-    Outcome::Found(vec![Finding {
+    let found = Finding {
         id: "fusion",
         severity: Severity::Information,
         confidence: Confidence::Low,
@@ -126,7 +139,9 @@ pub(super) fn fusion(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         recoverable_ns: Some(pairs.values().map(|pair| pair.saved_ns).sum()),
         evidence: most_expensive(evidence),
         advice: "compute both in one kernel, which keeps what is between them in registers; \
-                 torch.compile fuses elementwise kernels",
+                 torch.compile fuses elementwise kernels"
+            .to_owned(),
         false_positive: "the second does not read what the first wrote, or needs all of it",
-    }])
+    };
+    Outcome::Checked(vec![found], inspected)
 }

@@ -1,11 +1,17 @@
 //! Launch shapes that leave multiprocessors idle.
 
+use std::collections::BTreeMap;
+
 use hashbrown::HashMap;
 
 use super::super::context::Context;
-use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Measure, Severity};
+use super::super::finding::{
+    Confidence, DeviceUse, Evidence, Finding, Inspected, Measure, Severity, Unit,
+};
 use super::super::labels::short_name;
-use super::outcome::{Outcome, most_expensive, percent};
+use super::launches::no_work;
+use super::outcome::{Lack, Outcome, most_expensive, percent};
+use crate::analyze::idle::Activity;
 use crate::analyze::paths::PathId;
 use crate::model::Device;
 use crate::model::gpu::LaunchShape;
@@ -14,11 +20,10 @@ use crate::model::gpu::LaunchShape;
 const TIME_SHARE: f64 = 5.0;
 /// Idle part of the last wave from which it matters.
 const TAIL: f64 = 20.0;
-/// Theoretical occupancy below which it is low.
-const OCCUPANCY: f64 = 80.0;
+/// Occupancy below which it is low, theoretical or achieved, in percent; so says the checklist.
+pub(in super::super) const OCCUPANCY: f64 = 50.0;
 /// Registers are given to warps in pieces of this many.
 const REGISTER_UNIT: u32 = 256;
-const WARP: u32 = 32;
 
 /// How many blocks of a launch a multiprocessor holds at once, and what limits that.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -31,23 +36,31 @@ struct Residency {
 
 /// `None`: the device's limits are not in the trace.
 fn residency(device: &Device, shape: &LaunchShape) -> Option<Residency> {
-    let threads_per_sm = device.threads_per_sm?;
-    let warps = u32::try_from(shape.threads()).ok()?.div_ceil(WARP).max(1);
-    let mut limits = vec![("block size", threads_per_sm / WARP / warps)];
+    let (threads_per_sm, warp) = (device.threads_per_sm?, warp(device));
+    let warps = u32::try_from(shape.threads()).ok()?.div_ceil(warp).max(1);
+    let mut limits = vec![("block size", threads_per_sm / warp / warps)];
     if let Some(blocks) = device.blocks_per_sm {
         limits.push(("blocks of a multiprocessor", blocks));
     }
     if let Some(registers) = device.registers_per_sm.filter(|_| shape.registers > 0) {
-        let of_warp = (shape.registers * WARP).next_multiple_of(REGISTER_UNIT);
+        let of_warp = shape.registers.checked_mul(warp)?.checked_next_multiple_of(REGISTER_UNIT)?;
         limits.push(("registers", registers / of_warp / warps));
     }
-    let shared = shape.static_shared + shape.dynamic_shared;
+    let shared = shape.static_shared.checked_add(shape.dynamic_shared)?;
     if let Some(of_sm) = device.shared_per_sm.filter(|_| shared > 0) {
         limits.push(("shared memory", of_sm / shared));
     }
     let (limiter, blocks) = limits.into_iter().min_by_key(|&(_, blocks)| blocks)?;
-    let occupancy = f64::from(blocks * warps * WARP) / f64::from(threads_per_sm) * 100.0;
+    let resident = u64::from(blocks) * u64::from(warps) * u64::from(warp);
+    #[allow(clippy::cast_precision_loss)]
+    let occupancy = resident as f64 / f64::from(threads_per_sm) * 100.0;
     Some(Residency { blocks, occupancy: occupancy.min(100.0), limiter })
+}
+
+/// Threads that run in lockstep; AMD's compute devices have 64.
+fn warp(device: &Device) -> u32 {
+    let usual = if device.name.contains("Instinct") { 64 } else { 32 };
+    device.warp.filter(|&warp| warp > 0).unwrap_or(usual)
 }
 
 /// Kernels of one name and shape on one device.
@@ -62,52 +75,127 @@ struct Shaped<'a> {
     path: PathId,
 }
 
-/// Kernels by name and shape, or why there are none; with the time of all kernels.
-fn shaped<'a>(context: &Context<'a>) -> Result<(Vec<Shaped<'a>>, i64), String> {
-    let trace = context.trace;
-    let kernels = &trace.kernels;
-    if kernels.on_gpu.is_empty() {
-        return Err("the trace holds no kernels".to_owned());
-    }
-    if kernels.shape.is_empty() {
-        return Err("launch shapes were not recorded".to_owned());
-    }
-    if trace.devices.iter().all(|device| device.multiprocessors.is_none()) {
-        return Err("the trace does not describe the GPU (TARGET_INFO_GPU)".to_owned());
-    }
-    let mut groups: HashMap<(u32, u32, u32), Shaped<'a>> = HashMap::new();
-    // What runs in graphs that were recorded whole is work of kernels, too.
-    let graphs = &trace.graphs.on_gpu;
-    let mut total: i64 = graphs.start.iter().zip(&graphs.end).map(|(start, end)| end - start).sum();
-    for row in 0..kernels.on_gpu.len() {
-        // Communication kernels have few blocks on purpose.
-        if context.classes.function(kernels.function[row]).is_some() {
-            continue;
+/// Function, shape where it was recorded, and device.
+type GroupKey = (u32, Option<u32>, u32);
+
+/// Compute kernels by name and shape, and which part of their time is known so well.
+struct Shapes<'a> {
+    groups: Vec<Shaped<'a>>,
+    /// Nanoseconds of all of them, with graphs that were recorded whole.
+    whole_ns: i64,
+    /// Nanoseconds by what is missing.
+    missing: BTreeMap<String, i64>,
+}
+
+impl<'a> Shapes<'a> {
+    /// Groups the kernels; communication kernels use few multiprocessors on purpose.
+    fn collect(context: &Context<'a>) -> Result<Self, Lack> {
+        let trace = context.trace;
+        let kernels = &trace.kernels;
+        if context.all.is_empty() {
+            return Err(no_work(context));
         }
-        let length = kernels.on_gpu.end[row] - kernels.on_gpu.start[row];
-        let id = u32::try_from(row).unwrap_or(u32::MAX);
-        total += length;
-        let place = &trace.places[kernels.on_gpu.place[row].0 as usize];
-        let Some(device) = trace.devices.iter().find(|device| device.id == place.device) else {
-            continue;
-        };
-        let key = (kernels.function[row], kernels.shape[row], place.device);
-        let group = groups.entry(key).or_insert_with(|| Shaped {
-            name: trace.kernel_name(row),
-            shape: trace.shapes[kernels.shape[row] as usize],
-            device,
-            count: 0,
-            total_ns: 0,
-            first: id,
-            path: context.path_id(id),
-        });
-        group.path = context.around(group.path, id);
-        group.count += 1;
-        group.total_ns += length;
+        let graphs = &trace.graphs.on_gpu;
+        let in_graphs = graphs.start.iter().zip(&graphs.end).map(|(start, end)| end - start).sum();
+        let mut shapes = Self { groups: vec![], whole_ns: in_graphs, missing: BTreeMap::new() };
+        if in_graphs > 0 {
+            shapes.missing.insert("graphs were recorded whole".to_owned(), in_graphs);
+        }
+        let mut groups: HashMap<GroupKey, (Option<Shaped<'a>>, i64)> = HashMap::new();
+        for row in 0..kernels.on_gpu.len() {
+            let length = kernels.on_gpu.end[row] - kernels.on_gpu.start[row];
+            let id = u32::try_from(row).unwrap_or(u32::MAX);
+            let place = &trace.places[kernels.on_gpu.place[row].0 as usize];
+            let shape = kernels.shape.get(row).copied();
+            let key = (kernels.function[row], shape, place.device);
+            let (group, total_ns) = groups.entry(key).or_insert_with(|| {
+                let device = trace.devices.iter().find(|device| device.id == place.device);
+                let shaped = |(shape, device): (u32, &'a Device)| Shaped {
+                    name: trace.kernel_name(row),
+                    shape: trace.shapes[shape as usize],
+                    device,
+                    count: 0,
+                    total_ns: 0,
+                    first: id,
+                    path: context.path_id(id),
+                };
+                (shape.zip(device).map(shaped), 0)
+            });
+            *total_ns += length;
+            if let Some(group) = group {
+                group.path = context.around(group.path, id);
+                group.count += 1;
+                group.total_ns += length;
+            }
+        }
+        let compute = |(function, ..): &GroupKey| context.classes.function(*function).is_none();
+        for (key, (group, total_ns)) in groups.into_iter().filter(|(key, _)| compute(key)) {
+            shapes.whole_ns += total_ns;
+            let no_shape = "launch shapes are not in the trace".to_owned();
+            let described = group.as_ref().is_some_and(|of| of.device.multiprocessors.is_some());
+            let missing = match &group {
+                None if key.1.is_none() => Some(no_shape),
+                Some(of) if of.shape.blocks() == 0 || of.shape.threads() == 0 => Some(no_shape),
+                _ if !described => Some(format!(
+                    "device {}, on which the kernels ran, is not described in the trace",
+                    key.2
+                )),
+                _ => None,
+            };
+            match missing {
+                Some(missing) => *shapes.missing.entry(missing).or_default() += total_ns,
+                None => shapes.groups.extend(group),
+            }
+        }
+        if shapes.whole_ns == 0 && shapes.missing.is_empty() && shapes.groups.is_empty() {
+            return Err(Lack::absent("the trace holds no compute kernels"));
+        }
+        shapes.groups.sort_by_key(|of| (std::cmp::Reverse(of.total_ns), of.first));
+        match shapes.groups.is_empty() {
+            true => Err(Lack::new(shapes.reason(), context.platform.record_shapes())),
+            false => Ok(shapes),
+        }
     }
-    let mut all: Vec<Shaped<'a>> = groups.into_values().collect();
-    all.sort_by_key(|of| (std::cmp::Reverse(of.total_ns), of.first));
-    Ok((all, total))
+
+    /// Those whose limits are known, too.
+    fn with_limits(context: &Context<'a>) -> Result<Self, Lack> {
+        let mut shapes = Self::collect(context)?;
+        let (known, unknown): (Vec<_>, Vec<_>) =
+            shapes.groups.into_iter().partition(|of| residency(of.device, &of.shape).is_some());
+        shapes.groups = known;
+        for of in unknown {
+            let missing = format!("the limits of a multiprocessor of device {}", of.device.id);
+            let missing = format!("{missing} are not in the trace");
+            *shapes.missing.entry(missing).or_default() += of.total_ns;
+        }
+        match shapes.groups.is_empty() {
+            true => Err(Lack::new(shapes.reason(), context.platform.record_shapes())),
+            false => Ok(shapes),
+        }
+    }
+
+    /// What is missing, the largest part first.
+    fn reason(&self) -> String {
+        let mut missing: Vec<(&String, i64)> =
+            self.missing.iter().map(|(of, ns)| (of, *ns)).collect();
+        missing.sort_by_key(|&(_, ns)| std::cmp::Reverse(ns));
+        let whole = self.whole_ns;
+        let words = missing.iter().map(|(of, ns)| match missing.len() {
+            1 => (*of).clone(),
+            _ => format!("{of} ({:.1} % of the kernel time)", percent(*ns, whole)),
+        });
+        words.collect::<Vec<_>>().join("; ")
+    }
+
+    fn inspected(&self, context: &Context<'_>) -> Inspected {
+        Inspected {
+            seen: self.groups.iter().map(|of| of.total_ns).sum(),
+            whole: self.whole_ns,
+            unit: Unit::KernelTime,
+            missing: (!self.missing.is_empty())
+                .then(|| format!("{}; {}", self.reason(), context.platform.record_shapes())),
+        }
+    }
 }
 
 fn evidence(context: &Context<'_>, of: &Shaped<'_>, words: String) -> Evidence {
@@ -123,108 +211,127 @@ fn evidence(context: &Context<'_>, of: &Shaped<'_>, words: String) -> Evidence {
     }
 }
 
-/// A finding of shapes that together take enough time, or none.
-fn finding(
-    (id, advice, false_positive): (&'static str, &'static str, &'static str),
-    title: &str,
-    evidence: Vec<(Evidence, f64)>,
-    total: i64,
+/// The words of a finding about shapes.
+struct Words {
+    id: &'static str,
+    title: String,
+    advice: String,
+    false_positive: &'static str,
+}
+
+/// A shape with the part of its time that it loses, 0 to 1; `None` where nobody can say.
+struct Loss {
+    evidence: Evidence,
+    lost: Option<f64>,
+}
+
+/// Checks every shape; those that lose something make a finding if they take enough time.
+fn check(
+    context: &Context<'_>,
+    shapes: Result<Shapes<'_>, Lack>,
+    words: Words,
+    loss: impl Fn(&Shaped<'_>) -> Option<Loss>,
 ) -> Outcome {
-    let time: i64 = evidence.iter().filter_map(|(evidence, _)| evidence.total_ns).sum();
-    let share = percent(time, total);
+    let shapes = match shapes {
+        Ok(shapes) => shapes,
+        Err(lack) => return lack.into(),
+    };
+    let losses: Vec<Loss> = shapes.groups.iter().filter_map(loss).collect();
+    let time: i64 = losses.iter().filter_map(|loss| loss.evidence.total_ns).sum();
+    let share = percent(time, shapes.whole_ns);
+    let inspected = shapes.inspected(context);
     if share < TIME_SHARE {
-        return Outcome::Found(Vec::new());
+        return Outcome::Checked(Vec::new(), inspected);
     }
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
-    let lost =
-        |(evidence, lost): &(Evidence, f64)| (evidence.total_ns.unwrap_or(0) as f64 * lost) as i64;
-    let recoverable = evidence.iter().map(lost).sum();
-    Outcome::Found(vec![Finding {
-        id,
-        severity: Severity::Warning,
+    let saved = |loss: &Loss| {
+        let ns = loss.evidence.total_ns.unwrap_or(0) as f64;
+        loss.lost.map(|lost| (ns * lost) as i64)
+    };
+    let recoverable: Option<i64> = losses.iter().map(saved).sum();
+    let span = context.activities.iter().map(Activity::span_ns).sum();
+    let severity = match recoverable {
+        Some(ns) => Severity::of_saving(ns, span).min(Severity::Warning),
+        None => Severity::Information,
+    };
+    let found = Finding {
+        id: words.id,
+        severity,
         confidence: Confidence::Medium,
-        title: format!("kernels of {share:.1} % of the kernel time {title}"),
+        title: format!("kernels of {share:.1} % of the kernel time {}", words.title),
         measured: Measure { value: share, unit: "% of kernel time" },
         threshold: Measure { value: TIME_SHARE, unit: "% of kernel time" },
-        recoverable_ns: Some(recoverable),
-        evidence: most_expensive(evidence.into_iter().map(|(evidence, _)| evidence).collect()),
-        advice,
-        false_positive,
-    }])
+        recoverable_ns: recoverable,
+        evidence: most_expensive(losses.into_iter().map(|loss| loss.evidence).collect()),
+        advice: words.advice,
+        false_positive: words.false_positive,
+    };
+    Outcome::Checked(vec![found], inspected)
 }
 
 pub(super) fn small_grids(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
-    let (shapes, total) = match shaped(context) {
-        Ok(shapes) => shapes,
-        Err(reason) => return Outcome::Skipped(reason),
+    let unit = context.platform.multiprocessors();
+    let words = Words {
+        id: "small-grid",
+        title: format!("have fewer blocks than the GPU has {unit}"),
+        advice: "split the work into more blocks (split-K, smaller tiles), batch it, or run \
+                 kernels concurrently on parallel streams or graph branches"
+            .to_owned(),
+        false_positive: "kernels that run beside others on purpose",
     };
-    let small = shapes.iter().filter_map(|of| {
+    check(context, Shapes::collect(context), words, |of| {
         let multiprocessors = u64::from(of.device.multiprocessors?);
         let blocks = of.shape.blocks();
-        if blocks == 0 || blocks >= multiprocessors {
+        if blocks >= multiprocessors {
             return None;
         }
         #[allow(clippy::cast_precision_loss)]
         let idle = 1.0 - blocks as f64 / multiprocessors as f64;
-        let words = format!("{blocks} blocks for {multiprocessors} multiprocessors");
-        Some((evidence(context, of, words), idle))
-    });
-    finding(
-        (
-            "small-grid",
-            "split the work into more blocks (split-K, smaller tiles), batch it, or run kernels \
-             concurrently on parallel streams or graph branches",
-            "kernels that run beside others on purpose",
-        ),
-        "have fewer blocks than the GPU has multiprocessors",
-        small.collect(),
-        total,
-    )
+        let words = format!("{blocks} blocks for {multiprocessors} {unit}");
+        Some(Loss { evidence: evidence(context, of, words), lost: Some(idle) })
+    })
 }
 
 pub(super) fn block_sizes(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
-    let (shapes, total) = match shaped(context) {
-        Ok(shapes) => shapes,
-        Err(reason) => return Outcome::Skipped(reason),
+    let platform = context.platform;
+    let shapes = Shapes::collect(context);
+    let widths = shapes.as_ref().map(|shapes| {
+        let mut widths: Vec<u32> = shapes.groups.iter().map(|of| warp(of.device)).collect();
+        widths.sort_unstable();
+        widths.dedup();
+        widths.iter().map(u32::to_string).collect::<Vec<_>>().join(" or ")
+    });
+    let words = Words {
+        id: "block-size",
+        title: format!("have a block size that is no multiple of a {}", platform.warp()),
+        advice: format!("make the block size a multiple of {}", widths.unwrap_or_default()),
+        false_positive: "kernels that one warp or less computes on purpose",
     };
-    let odd = shapes.iter().filter_map(|of| {
-        let (threads, warp) = (of.shape.threads(), u64::from(WARP));
-        let idle = threads.next_multiple_of(warp) - threads;
+    check(context, shapes, words, |of| {
+        let (threads, warp) = (of.shape.threads(), u64::from(warp(of.device)));
+        let lanes = threads.checked_next_multiple_of(warp)?;
+        let idle = lanes - threads;
         if idle == 0 {
             return None;
         }
         #[allow(clippy::cast_precision_loss)]
-        let lost = idle as f64 / (threads + idle) as f64;
-        let words = format!("{idle} threads of a block idle in their last warp");
-        Some((evidence(context, of, words), lost))
-    });
-    finding(
-        (
-            "block-size",
-            "make the block size a multiple of 32",
-            "kernels that one warp or less computes on purpose",
-        ),
-        "have a block size that is no multiple of a warp",
-        odd.collect(),
-        total,
-    )
-}
-
-/// The same, where the trace says how many blocks a multiprocessor holds.
-fn shaped_with_limits<'a>(context: &Context<'a>) -> Result<(Vec<Shaped<'a>>, i64), String> {
-    let (shapes, total) = shaped(context)?;
-    if shapes.iter().all(|of| residency(of.device, &of.shape).is_none()) {
-        return Err("the trace does not hold the limits of a multiprocessor".to_owned());
-    }
-    Ok((shapes, total))
+        let lost = idle as f64 / lanes as f64;
+        let words = format!("{idle} of {lanes} lanes idle, {} of {warp}", platform.warp());
+        Some(Loss { evidence: evidence(context, of, words), lost: Some(lost) })
+    })
 }
 
 pub(super) fn tails(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
-    let (shapes, total) = match shaped_with_limits(context) {
-        Ok(shapes) => shapes,
-        Err(reason) => return Outcome::Skipped(reason),
+    let words = Words {
+        id: "tail",
+        title: "leave a fifth of the GPU or more idle in their last wave".to_owned(),
+        advice: "choose tiles so that blocks fill whole waves, or use a persistent or stream-K \
+                 kernel"
+            .to_owned(),
+        false_positive: "blocks of different length fill a wave anyway; kernels that overlap with \
+                         the next one",
     };
-    let with_tail = shapes.iter().filter_map(|of| {
+    check(context, Shapes::with_limits(context), words, |of| {
         let resident = residency(of.device, &of.shape).filter(|of| of.blocks > 0)?;
         let slots = f64::from(resident.blocks) * f64::from(of.device.multiprocessors?);
         #[allow(clippy::cast_precision_loss)]
@@ -233,52 +340,32 @@ pub(super) fn tails(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         if waves <= 1.0 || lost * 100.0 < TAIL {
             return None;
         }
-        Some((evidence(context, of, format!("{waves:.2} waves")), lost))
-    });
-    finding(
-        (
-            "tail",
-            "choose tiles so that blocks fill whole waves, or use a persistent or stream-K kernel",
-            "blocks of different length fill a wave anyway; kernels that overlap with the next one",
-        ),
-        "leave a fifth of the GPU or more idle in their last wave",
-        with_tail.collect(),
-        total,
-    )
+        let evidence = evidence(context, of, format!("{waves:.2} waves"));
+        Some(Loss { evidence, lost: Some(lost) })
+    })
 }
 
 pub(super) fn occupancy(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
-    let (shapes, total) = match shaped_with_limits(context) {
-        Ok(shapes) => shapes,
-        Err(reason) => return Outcome::Skipped(reason),
+    let profiler = context.platform.kernel_profiler();
+    let words = Words {
+        id: "occupancy",
+        title: format!("have a theoretical occupancy below {OCCUPANCY} %"),
+        advice: format!(
+            "fewer registers (__launch_bounds__), less shared memory, or another block size; \
+             measure stalls with {profiler} first: 50 to 75 % is often enough"
+        ),
+        false_positive: "GEMM and attention kernels that hide latency by instruction-level \
+                         parallelism",
     };
-    let low = shapes.iter().filter_map(|of| {
+    check(context, Shapes::with_limits(context), words, |of| {
         let resident = residency(of.device, &of.shape)?;
         if resident.occupancy >= OCCUPANCY {
             return None;
         }
         let words = format!("{:.0} %, limited by {}", resident.occupancy, resident.limiter);
-        // What more warps would save cannot be told from a timeline.
-        Some((evidence(context, of, words), 0.0))
-    });
-    let mut outcome = finding(
-        (
-            "occupancy",
-            "fewer registers (__launch_bounds__), less shared memory, or another block size; \
-             measure stalls with ncu first: 50 to 75 % is often enough",
-            "GEMM and attention kernels that hide latency by instruction-level parallelism",
-        ),
-        "have a theoretical occupancy below 80 %",
-        low.collect(),
-        total,
-    );
-    if let Outcome::Found(found) = &mut outcome {
-        found.iter_mut().for_each(|finding| {
-            finding.severity = Severity::Information;
-            finding.recoverable_ns = None;
-        });
-    }
-    outcome
+        // A timeline cannot say how much more warps would save.
+        Some(Loss { evidence: evidence(context, of, words), lost: None })
+    })
 }
 
 #[cfg(test)]

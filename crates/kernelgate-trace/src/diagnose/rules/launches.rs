@@ -2,9 +2,13 @@
 
 use super::super::cause::CauseKind;
 use super::super::context::Context;
-use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Measure, Severity};
+use super::super::finding::{
+    Confidence, DeviceUse, Evidence, Finding, Inspected, Measure, Severity, Unit,
+};
+use super::super::gaps::{Cause, GapReport};
 use super::super::labels::short_name;
-use super::outcome::{Outcome, percent};
+use super::super::platform::Platform;
+use super::outcome::{Lack, Outcome, all_of, percent, some_of};
 use crate::model::Trace;
 use crate::stats::Summary;
 
@@ -47,15 +51,38 @@ fn launched(context: &Context<'_>, index: usize) -> Launched {
     }
 }
 
+/// The rules that need launches say so where the trace has none.
+pub(super) fn calls_lack(context: &Context<'_>) -> Option<Lack> {
+    if context.all.is_empty() {
+        return Some(no_work(context));
+    }
+    let record = || context.platform.record_launches();
+    (context.host.calls == 0).then(|| Lack::new("calls of the host were not recorded", record()))
+}
+
+/// Nothing about the GPU can be concluded.
+pub(super) fn no_work(context: &Context<'_>) -> Lack {
+    Lack::new("the trace holds no operation of a GPU", context.platform.record_launches())
+}
+
 pub(super) fn launch_bound(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
-    if context.trace.kernels.on_gpu.is_empty() {
-        return Outcome::Skipped("the trace holds no kernels".to_owned());
+    let kernels = context.trace.kernels.on_gpu.len();
+    if let Some(lack) = calls_lack(context) {
+        return lack.into();
     }
-    if context.host.calls == 0 {
-        return Outcome::Skipped(
-            "CUDA calls were not recorded; record with --trace=cuda".to_owned(),
-        );
+    if kernels == 0 {
+        return Lack::absent("the trace holds no kernels").into();
     }
+    let joined: usize = context.host.launched_kernels.iter().sum();
+    let record = context.platform.record_launches();
+    if joined == 0 {
+        return Lack::new("no kernel can be joined with the call that launched it", record).into();
+    }
+    let missing = "the calls that launched the other kernels are not in the trace";
+    let inspected = Inspected {
+        missing: (joined < kernels).then(|| format!("{missing}; {record}")),
+        ..some_of(joined, kernels, Unit::Operations)
+    };
     let mut found = Vec::new();
     for (index, (device, activity)) in devices.iter().zip(&context.activities).enumerate() {
         let busy = percent(device.busy_ns, activity.span_ns());
@@ -65,16 +92,24 @@ pub(super) fn launch_bound(context: &Context<'_>, devices: &[DeviceUse]) -> Outc
         if busy >= BUSY || !(shorter || short) {
             continue;
         }
-        // What was launched long before its turn did not wait for its launch.
-        let queued = device.gaps.of_causes(&[CauseKind::Queued, CauseKind::Unknown]);
-        if queued * 2 > device.gaps.total_ns() {
+        let waiting = [
+            CauseKind::LaunchCall,
+            CauseKind::LaunchLatency,
+            CauseKind::HostCode,
+            CauseKind::OsCall,
+            CauseKind::OffCpu,
+        ];
+        let repeated = |cause: &&Cause| waiting.contains(&cause.kind) && !cause.once();
+        let repeated = device.gaps.causes.iter().filter(repeated);
+        let recoverable: i64 = repeated.map(|cause| cause.total_ns).sum();
+        // Work that was launched long before its turn did not wait for its launch; nor does a
+        // single pause make a program launch-bound.
+        if recoverable * 2 <= device.gaps.total_ns() {
             continue;
         }
-        let waiting = [CauseKind::LaunchCall, CauseKind::HostCode, CauseKind::OsCall];
-        let recoverable = device.gaps.of_causes(&waiting);
         found.push(Finding {
             id: "launch-bound",
-            severity: Severity::Severe,
+            severity: Severity::of_saving(recoverable, activity.span_ns()),
             confidence: if shorter { Confidence::High } else { Confidence::Medium },
             title: format!(
                 "device {} is busy {busy:.1} % of the time: the median kernel takes {:.1} µs, \
@@ -87,12 +122,15 @@ pub(super) fn launch_bound(context: &Context<'_>, devices: &[DeviceUse]) -> Outc
             threshold: Measure { value: BUSY, unit: "% busy" },
             recoverable_ns: Some(recoverable),
             evidence: transitions(device, 3),
-            advice: "launch less often: capture the step in a CUDA graph, fuse short kernels, or \
-                     keep a persistent kernel; look for host code between launches",
+            advice: format!(
+                "launch less often: capture the step in a {}, fuse short kernels, or keep a \
+                 persistent kernel; look for host code between launches",
+                context.platform.graph()
+            ),
             false_positive: "a trace that is mostly start-up or loading: restrict it with --range",
         });
     }
-    Outcome::Found(found)
+    Outcome::Checked(found, inspected)
 }
 
 fn transitions(device: &DeviceUse, count: usize) -> Vec<Evidence> {
@@ -115,51 +153,68 @@ fn transitions(device: &DeviceUse, count: usize) -> Vec<Evidence> {
 /// Idle time by class, where a class takes more of the span than it may.
 pub(super) fn gaps(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
     if context.all.is_empty() {
-        return Outcome::Skipped("the trace holds no operation of a GPU".to_owned());
+        return no_work(context).into();
     }
     let mut found = Vec::new();
     for (device, activity) in devices.iter().zip(&context.activities) {
         let gaps = &device.gaps;
         let severe = percent(gaps.severe.total_ns, activity.span_ns());
         let warning = percent(gaps.warning.total_ns, activity.span_ns());
-        let (class, share, label) = if severe > GAP_SHARE {
-            (gaps.severe, severe, "above 50 µs")
+        let (class, explained, share, label) = if severe > GAP_SHARE {
+            (gaps.severe, gaps.explained_ns[1], severe, "above 50 µs")
         } else if warning > GAP_SHARE {
-            (gaps.warning, warning, "of 20 to 50 µs")
+            (gaps.warning, gaps.explained_ns[0], warning, "of 20 to 50 µs")
         } else {
             continue;
         };
-        let severity = if severe > GAP_SHARE { Severity::Severe } else { Severity::Warning };
-        let main = gaps.causes.first().map_or(String::new(), |cause| {
-            let by = cause.function.as_ref().map_or(String::new(), |name| format!(" ({name})"));
-            format!("; most of the idle time: {}{by}", cause.kind.label())
+        let main = gaps.causes.first();
+        let words = main.map_or(String::new(), |cause| {
+            let once = if cause.once() { ", once" } else { "" };
+            format!("; most of the idle time: {}{once}", cause.label())
         });
         found.push(Finding {
             id: "gaps",
-            severity,
-            confidence: Confidence::High,
+            severity: severity(gaps, explained, activity.span_ns()),
+            confidence: confidence(main),
             title: format!(
-                "device {} is idle for {share:.1} % of the time in {} gaps {label}{main}",
+                "device {} is idle for {share:.1} % of the time in {} gaps {label}{words}",
                 device.device, class.count
             ),
             measured: Measure { value: share, unit: "% of the span" },
             threshold: Measure { value: GAP_SHARE, unit: "% of the span" },
-            recoverable_ns: Some(class.total_ns),
+            recoverable_ns: (explained > 0).then_some(explained),
             evidence: evidence(device),
-            advice: advice(gaps.causes.first().map(|cause| cause.kind)),
+            advice: main.map_or(String::new(), |cause| advice(cause, context.platform)),
             false_positive: "work that other processes did on the device is not in the trace",
         });
     }
-    Outcome::Found(found)
+    Outcome::Checked(found, all_of(context.all.len(), Unit::Operations))
+}
+
+/// A single pause costs no step; nobody knows what could be saved of a gap without a reason.
+fn severity(gaps: &GapReport, explained: i64, span_ns: i64) -> Severity {
+    let once = gaps.causes.first().is_some_and(Cause::once) && gaps.count() > 1;
+    match Severity::of_saving(explained, span_ns) {
+        Severity::Severe if once => Severity::Warning,
+        Severity::Information => Severity::Warning,
+        severity => severity,
+    }
+}
+
+fn confidence(cause: Option<&Cause>) -> Confidence {
+    match cause.map(|cause| cause.kind) {
+        Some(CauseKind::EventWait | CauseKind::HostFunction | CauseKind::FullQueue) => {
+            Confidence::Medium
+        }
+        Some(kind) if kind.explained() => Confidence::High,
+        _ => Confidence::Low,
+    }
 }
 
 /// Causes, then transitions.
 fn evidence(device: &DeviceUse) -> Vec<Evidence> {
     let causes = device.gaps.causes.iter().take(3).map(|cause| Evidence {
-        what: match &cause.function {
-            Some(function) => format!("{}: {function}", cause.kind.label()),
-            None => cause.kind.label().to_owned(),
-        },
+        what: cause.label(),
         count: cause.count,
         total_ns: Some(cause.total_ns),
         range: None,
@@ -169,21 +224,54 @@ fn evidence(device: &DeviceUse) -> Vec<Evidence> {
     causes.chain(transitions(device, 3)).collect()
 }
 
-fn advice(cause: Option<CauseKind>) -> &'static str {
-    match cause {
-        Some(CauseKind::Wait) => "launch the next work before waiting for the last, or do not wait",
-        Some(CauseKind::Call) => {
-            "move this call out of the loop: allocate once, copy asynchronously"
+fn advice(cause: &Cause, platform: Platform) -> String {
+    let graph = platform.graph();
+    let words = match cause.kind {
+        CauseKind::Call | CauseKind::LaunchCall | CauseKind::OsCall | CauseKind::HostCode
+            if cause.once() =>
+        {
+            "it happened once, as start-up does (context, library or module loading, the first \
+             launch of a kernel, reading data): warm up before recording, or leave it out with \
+             --range"
         }
-        Some(CauseKind::OsCall) => "move what blocks (files, locks, sleeping) to another thread",
-        Some(CauseKind::OffCpu) => "give the launching thread a CPU of its own",
-        Some(CauseKind::LaunchCall) => "use a CUDA graph: one launch for many kernels",
-        Some(CauseKind::Queued) => {
-            "the work was there: look at dependencies between streams, and at copies in between"
+        CauseKind::Wait => "launch the next work before waiting for the last, or do not wait",
+        CauseKind::Call => "move this call out of the loop: allocate once, copy asynchronously",
+        CauseKind::OsCall => "move calls that block (files, locks, sleeping) to another thread",
+        CauseKind::OffCpu => "give the launching thread a CPU of its own",
+        CauseKind::LaunchCall | CauseKind::LaunchLatency => {
+            return format!("use a {graph}: one launch for many kernels");
         }
-        Some(CauseKind::HostCode) => {
-            "prepare the next launches while the GPU works: CUDA graph, fewer host steps, threads"
+        CauseKind::HostCode => {
+            return format!(
+                "prepare the next launches while the GPU works: {graph}, fewer host steps, threads"
+            );
         }
-        Some(CauseKind::Unknown) | None => "record the launches too (--trace=cuda)",
-    }
+        CauseKind::BackToBack | CauseKind::InGraph => {
+            "the work was queued: fewer and longer kernels, fewer dependencies between them"
+        }
+        CauseKind::EventWait => {
+            "the work was launched in time: shorten the work that its stream waits for, or wait \
+             for an earlier event"
+        }
+        CauseKind::HostFunction => {
+            "the work was launched in time: keep functions of the host out of the stream"
+        }
+        CauseKind::Elsewhere => {
+            "the work was launched in time: balance the devices, and overlap the transfer that it \
+             waits for"
+        }
+        CauseKind::FullQueue => {
+            return format!("queue fewer launches at once: {graph}, or launch in time");
+        }
+        CauseKind::NotStarted => {
+            "the work was launched in time: look for a dependency that the trace lacks (an event, \
+             another process or device, a callback), and record all processes and devices"
+        }
+        CauseKind::Migration => {
+            return format!("move managed pages before they are used: {}", platform.prefetch());
+        }
+        CauseKind::Clocks => "the times of host and device do not fit: record again",
+        CauseKind::Unknown => return platform.record_launches().to_owned(),
+    };
+    words.to_owned()
 }

@@ -4,8 +4,8 @@
 use super::super::context::Context;
 use super::super::finding::{Confidence, DeviceUse, Finding, Measure, Severity};
 use super::super::profiled::{evidence, kernel_name, metric};
-use super::metrics::NCU;
-use super::outcome::Outcome;
+use super::metrics::{launches, not_profiled};
+use super::outcome::{Lack, Outcome};
 use crate::model::kernel_metrics::ProfiledLaunch;
 
 /// Bytes of a sector, all of which a coalesced access uses.
@@ -44,13 +44,13 @@ fn each(
     held: impl Fn(&ProfiledLaunch) -> Option<(bool, Held)>,
 ) -> Outcome {
     if context.trace.profiled.is_empty() {
-        return Outcome::Skipped(NCU.to_owned());
+        return not_profiled(context).into();
     }
-    let mut known = false;
+    let mut known = 0;
     let mut found = Vec::new();
     for launch in &context.trace.profiled {
         let Some((fault, held)) = held(launch) else { continue };
-        known = true;
+        known += 1;
         if !fault {
             continue;
         }
@@ -63,18 +63,17 @@ fn each(
             threshold: Measure { value: held.threshold, unit: held.unit },
             recoverable_ns: None,
             evidence: evidence(context.trace, launch, held.words),
-            advice: words.advice,
+            advice: words.advice.to_owned(),
             false_positive: words.false_positive,
         });
     }
-    if known {
-        found.sort_by_key(|finding| {
-            std::cmp::Reverse(finding.evidence.first().and_then(|evidence| evidence.total_ns))
-        });
-        Outcome::Found(found)
-    } else {
-        Outcome::Skipped(format!("the report lacks the metrics; add {}", words.option))
+    if known == 0 {
+        return Lack::new("the report lacks the metrics", format!("add {}", words.option)).into();
     }
+    found.sort_by_key(|finding| {
+        std::cmp::Reverse(finding.evidence.first().and_then(|evidence| evidence.total_ns))
+    });
+    Outcome::Checked(found, launches(known, context, words.option))
 }
 
 pub(super) fn coalescing(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {

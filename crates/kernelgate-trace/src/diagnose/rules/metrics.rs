@@ -2,9 +2,10 @@
 //! Compute).
 
 use super::super::context::Context;
-use super::super::finding::{Confidence, DeviceUse, Finding, Measure, Severity};
+use super::super::finding::{Confidence, DeviceUse, Finding, Inspected, Measure, Severity, Unit};
 use super::super::profiled::{evidence, kernel_name, metric};
-use super::outcome::Outcome;
+use super::kernels::OCCUPANCY;
+use super::outcome::{Lack, Outcome, all_of, some_of};
 
 /// A unit that is used this much is the bound.
 const HIGH: f64 = 80.0;
@@ -14,10 +15,22 @@ const LOW: f64 = 60.0;
 const APART: f64 = 10.0;
 /// Samples below which nothing is concluded.
 const SAMPLES: usize = 100;
-const OCCUPANCY: f64 = 80.0;
-/// Why the rules of this recorder are skipped.
-pub(super) const NCU: &str = "no launch was measured by Nsight Compute; measure with: ncu --csv --page \
-                   details --clock-control none --set full -k regex:KERNEL PROGRAM > ncu.csv";
+
+/// Why rules about single launches cannot answer.
+pub(super) fn not_profiled(context: &Context<'_>) -> Lack {
+    let reason = format!("no launch was measured by {}", context.platform.kernel_profiler());
+    Lack::new(reason, context.platform.measure_launches())
+}
+
+/// The launches that hold what a rule needs.
+pub(super) fn launches(seen: usize, context: &Context<'_>, option: &str) -> Inspected {
+    let whole = context.trace.profiled.len();
+    let missing = format!("the others lack the metrics; add {option}");
+    Inspected {
+        missing: (seen < whole).then_some(missing),
+        ..some_of(seen, whole, Unit::ProfiledLaunches)
+    }
+}
 
 /// What bounds a kernel.
 fn bound(compute: f64, memory: f64) -> &'static str {
@@ -50,7 +63,7 @@ fn advice(bound: &str) -> &'static str {
 
 pub(super) fn kernel_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     if context.trace.profiled.is_empty() {
-        return Outcome::Skipped(NCU.to_owned());
+        return not_profiled(context).into();
     }
     let mut found = Vec::new();
     for launch in &context.trace.profiled {
@@ -71,29 +84,30 @@ pub(super) fn kernel_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             threshold: Measure { value: HIGH, unit: "% of peak" },
             recoverable_ns: None,
             evidence: evidence(context.trace, launch, words),
-            advice: advice(bound),
+            advice: advice(bound).to_owned(),
             false_positive: "Nsight Compute measured with cold caches or fixed clocks",
         });
     }
+    const OPTION: &str = "--section SpeedOfLight";
     if found.is_empty() {
-        return Outcome::Skipped(
-            "the report lacks compute and memory throughput; add --section SpeedOfLight".to_owned(),
-        );
+        let reason = "the report lacks compute and memory throughput";
+        return Lack::new(reason, format!("add {OPTION}")).into();
     }
-    Outcome::Found(found)
+    let inspected = launches(found.len(), context, OPTION);
+    Outcome::Checked(found, inspected)
 }
 
 pub(super) fn achieved_occupancy(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     if context.trace.profiled.is_empty() {
-        return Outcome::Skipped(NCU.to_owned());
+        return not_profiled(context).into();
     }
-    let mut known = false;
+    let mut known = 0;
     let mut found = Vec::new();
     for launch in &context.trace.profiled {
         let Some(theoretical) = metric(context.trace, launch, "Theoretical Occupancy") else {
             continue;
         };
-        known = true;
+        known += 1;
         let achieved = metric(context.trace, launch, "Achieved Occupancy");
         let far = achieved.is_some_and(|achieved| achieved < theoretical - APART);
         if theoretical >= OCCUPANCY && !far {
@@ -128,23 +142,25 @@ pub(super) fn achieved_occupancy(context: &Context<'_>, _: &[DeviceUse]) -> Outc
             },
             recoverable_ns: None,
             evidence: evidence(context.trace, launch, words),
-            advice: "fewer registers, less shared memory or another block size; if achieved is far \
-                     below theoretical, balance the blocks and enlarge the grid",
+            advice:
+                "fewer registers, less shared memory or another block size; if achieved is far \
+                     below theoretical, balance the blocks and enlarge the grid"
+                    .to_owned(),
             false_positive: "GEMM and attention kernels that hide latency in other ways",
         });
     }
-    if known {
-        Outcome::Found(found)
-    } else {
-        Outcome::Skipped("the report lacks occupancy; add --section Occupancy".to_owned())
+    const OPTION: &str = "--section Occupancy";
+    if known == 0 {
+        return Lack::new("the report lacks occupancy", format!("add {OPTION}")).into();
     }
+    Outcome::Checked(found, launches(known, context, OPTION))
 }
 
 pub(super) fn stalls(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     if context.trace.profiled.is_empty() {
-        return Outcome::Skipped(NCU.to_owned());
+        return not_profiled(context).into();
     }
-    let mut known = false;
+    let mut known = 0;
     let mut found = Vec::new();
     for launch in &context.trace.profiled {
         let names = &context.trace.names;
@@ -169,7 +185,7 @@ pub(super) fn stalls(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         else {
             continue;
         };
-        known = true;
+        known += 1;
         let share = if sum > 0.0 { most / sum * 100.0 } else { 0.0 };
         if issue >= 0.8 || share <= 30.0 {
             continue;
@@ -183,18 +199,15 @@ pub(super) fn stalls(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             threshold: Measure { value: 30.0, unit: "% of stalls" },
             recoverable_ns: None,
             evidence: evidence(context.trace, launch, format!("{issue:.2} warps issued a cycle")),
-            advice: stall_advice(reason),
+            advice: stall_advice(reason).to_owned(),
             false_positive: "stalls that other warps hide: the scheduler still issues",
         });
     }
-    if known {
-        Outcome::Found(found)
-    } else {
-        Outcome::Skipped(
-            "the report lacks warp states; add --section WarpStateStats --section SchedulerStats"
-                .to_owned(),
-        )
+    const OPTION: &str = "--section WarpStateStats --section SchedulerStats";
+    if known == 0 {
+        return Lack::new("the report lacks warp states", format!("add {OPTION}")).into();
     }
+    Outcome::Checked(found, launches(known, context, OPTION))
 }
 
 fn stall_advice(reason: &str) -> &'static str {
@@ -214,9 +227,8 @@ fn stall_advice(reason: &str) -> &'static str {
 pub(super) fn sampled_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     let counters = &context.trace.counters;
     if counters.time.is_empty() {
-        return Outcome::Skipped(
-            "no hardware counters were sampled; record with --gpu-metrics-devices=all".to_owned(),
-        );
+        let record = context.platform.sample_counters();
+        return Lack::new("no hardware counters were sampled", record).into();
     }
     let mut gpus = counters.gpu.clone();
     gpus.sort_unstable();
@@ -252,16 +264,17 @@ pub(super) fn sampled_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             threshold: Measure { value: HIGH, unit: "% of peak" },
             recoverable_ns: None,
             evidence: Vec::new(),
-            advice: advice(bound),
+            advice: advice(bound).to_owned(),
             false_positive: "averages hide phases: restrict the trace with --range",
         });
     }
     if found.is_empty() {
-        return Outcome::Skipped(format!(
+        let reason = format!(
             "fewer than {SAMPLES} samples of SM issue and DRAM bandwidth: too few to conclude"
-        ));
+        );
+        return Lack::new(reason, "sample for longer, or more often").into();
     }
-    Outcome::Found(found)
+    Outcome::Checked(found, all_of(counters.time.len(), Unit::Samples))
 }
 
 #[cfg(test)]

@@ -1,13 +1,50 @@
-//! What rules give, and how they say it.
+//! Results of rules.
 
-use super::super::finding::{Evidence, Finding, Measure};
+use super::super::finding::{Evidence, Finding, Inspected, Measure, Unit};
 
-/// What applying a rule gives.
+/// The result of a rule.
 pub(super) enum Outcome {
-    /// What it found, or nothing.
-    Found(Vec<Finding>),
-    /// It lacks data: what, and how to get it.
-    Skipped(String),
+    /// The findings, and how much the rule could inspect.
+    Checked(Vec<Finding>, Inspected),
+    /// The rule could inspect nothing.
+    Lacks(Lack),
+}
+
+/// Data that a rule lacks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Lack {
+    /// What is missing.
+    pub reason: String,
+    /// How to get it.
+    pub record: String,
+}
+
+impl Lack {
+    pub fn new(reason: impl Into<String>, record: impl Into<String>) -> Self {
+        Self { reason: reason.into(), record: record.into() }
+    }
+
+    /// The program has none of it: there is nothing to record.
+    pub fn absent(reason: impl Into<String>) -> Self {
+        Self::new(reason, "")
+    }
+}
+
+impl From<Lack> for Outcome {
+    fn from(lack: Lack) -> Self {
+        Self::Lacks(lack)
+    }
+}
+
+/// All of a number of records.
+pub(super) fn all_of(count: usize, unit: Unit) -> Inspected {
+    some_of(count, count, unit)
+}
+
+/// A part of a number of records.
+pub(super) fn some_of(seen: usize, whole: usize, unit: Unit) -> Inspected {
+    let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+    Inspected { seen: number(seen), whole: number(whole), unit, missing: None }
 }
 
 /// A part of a whole in percent.

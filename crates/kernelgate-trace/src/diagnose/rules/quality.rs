@@ -1,8 +1,12 @@
 //! Whether the trace can be believed.
 
+use super::super::cause::CauseKind;
 use super::super::context::Context;
-use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Measure, Severity};
-use super::outcome::{EVIDENCE, Outcome, number, percent};
+use super::super::finding::{
+    Confidence, DeviceUse, Evidence, Finding, Measure, QUALITY, Severity, Unit,
+};
+use super::outcome::{Outcome, all_of, number, percent};
+use super::{impossible, messages};
 
 /// The profiler's own work, as a part of the time of the GPU, above which times are doubtful.
 const MAX_OVERHEAD: f64 = 5.0;
@@ -10,15 +14,15 @@ const MAX_OVERHEAD: f64 = 5.0;
 const JUMP: i64 = 100;
 
 /// One doubt.
-fn doubt(
+pub(super) fn doubt(
     severity: Severity,
     title: String,
     measured: Measure,
-    advice: &'static str,
+    advice: impl Into<String>,
     false_positive: &'static str,
 ) -> Finding {
     Finding {
-        id: "data-quality",
+        id: QUALITY,
         severity,
         confidence: Confidence::High,
         title,
@@ -26,33 +30,26 @@ fn doubt(
         threshold: Measure { value: 0.0, unit: measured.unit },
         recoverable_ns: None,
         evidence: Vec::new(),
-        advice,
+        advice: advice.into(),
         false_positive,
     }
 }
 
+/// Doubts about the trace itself.
 pub(super) fn data_quality(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
     let (trace, quality) = (context.trace, &context.trace.quality);
     let mut found = Vec::new();
     let count = |count: u64| number(usize::try_from(count).unwrap_or(usize::MAX), "records");
     if context.all.is_empty() && trace.profiled.is_empty() {
-        found.push(doubt(
-            Severity::Severe,
-            "the trace holds no kernel, copy, set or graph launch: nothing about the GPU can be \
-             concluded"
-                .to_owned(),
-            number(0, "operations"),
-            "record with --trace=cuda,nvtx, and let the program run until its GPU work is done",
-            "a program that does not use the GPU",
-        ));
+        found.push(no_gpu_work(context));
     }
     for part in &quality.unreadable {
         found.push(doubt(
             Severity::Severe,
             format!("a part could not be read to its end: {part}"),
             number(1, "parts"),
-            "export or record again; sums below are of what could be read",
-            "none",
+            "export or record again; sums below are of the rest",
+            "nothing",
         ));
     }
     if quality.dropped > 0 {
@@ -61,15 +58,20 @@ pub(super) fn data_quality(context: &Context<'_>, devices: &[DeviceUse]) -> Outc
             format!("the recorder lost {} records", quality.dropped),
             count(quality.dropped),
             "record a shorter time, or with larger buffers",
-            "none",
+            "nothing",
         ));
     }
+    impossible::overlaps(context, &mut found);
+    impossible::starts_before_launches(context, &mut found);
     if !quality.missing.is_empty() && trace.profiled.is_empty() {
         found.push(doubt(
             Severity::Information,
             format!("not recorded: {}", quality.missing.join(", ")),
             number(quality.missing.len(), "tables"),
-            "record with --trace=cuda,nvtx; rules that need them are listed as skipped",
+            format!(
+                "{}; questions that need them are listed as not measured",
+                context.platform.record_launches()
+            ),
             "the program has none of these",
         ));
     }
@@ -78,9 +80,10 @@ pub(super) fn data_quality(context: &Context<'_>, devices: &[DeviceUse]) -> Outc
     for (what, records, advice) in [
         ("ranges were never closed; they end with the trace", quality.unclosed_ranges, CLOSE),
         ("records end before they start; they count as zero long", quality.backwards, CLOCK),
-        ("operations have no times and are left out", quality.without_times, AGAIN),
-        ("values do not fit their field and are left out", quality.odd_values, AGAIN),
-        ("texts are not UTF-8; what is not reads as \u{fffd}", quality.invalid_texts, NAMES),
+        ("operations have no times and do not count", quality.without_times, AGAIN),
+        ("events are no valid JSON and do not count", quality.broken_events, STRINGS),
+        ("values do not fit their field and do not count", quality.odd_values, AGAIN),
+        ("texts are not UTF-8; bytes that are not read as \u{fffd}", quality.invalid_texts, NAMES),
     ] {
         if records > 0 {
             let title = format!("{records} {what}");
@@ -95,7 +98,7 @@ pub(super) fn data_quality(context: &Context<'_>, devices: &[DeviceUse]) -> Outc
     }
     overhead(context, devices, &mut found);
     clock(context, devices, &mut found);
-    if !quality.messages.is_empty() {
+    if !quality.messages.is_empty() && !context.all.is_empty() {
         let mut finding = doubt(
             Severity::Information,
             format!("the profiler reported {} warnings and errors", quality.messages.len()),
@@ -103,53 +106,75 @@ pub(super) fn data_quality(context: &Context<'_>, devices: &[DeviceUse]) -> Outc
             "read them; most concern libraries that the program does not use",
             "warnings about APIs that were not to be traced",
         );
-        finding.evidence = messages(&quality.messages);
+        if let Some(reason) = messages::reason(&quality.messages) {
+            finding.severity = Severity::Warning;
+            finding.title = format!("{}: {}", finding.title, reason.words);
+            finding.advice = reason.advice;
+        }
+        finding.evidence = messages::evidence(&quality.messages);
         found.push(finding);
     }
-    Outcome::Found(found)
+    Outcome::Checked(found, all_of(context.all.len().max(trace.profiled.len()), Unit::Operations))
+}
+
+/// Nothing was recorded; the recorder may have said why.
+fn no_gpu_work(context: &Context<'_>) -> Finding {
+    let trace = context.trace;
+    let gpu_process = trace.processes.iter().find_map(|process| {
+        let name = trace.names.text(process.name?);
+        (name.contains("GPU") || name == "CUDA functions").then_some(name)
+    });
+    let reason = messages::reason(&trace.quality.messages);
+    let because = match (&reason, gpu_process) {
+        (Some(reason), _) => format!(": {}", reason.words),
+        (None, Some(name)) => format!(
+            "; the rows of \"{name}\" are not in a form that this program knows, such as that of \
+             JAX or of PyTorch's old profiler"
+        ),
+        (None, None) => String::new(),
+    };
+    let record = context.platform.record_launches();
+    let advice = match reason {
+        Some(reason) => reason.advice,
+        None => format!("{record}, and let the program run until its GPU work is done"),
+    };
+    let title = "the trace holds no kernel, copy, set or graph launch: nothing about the GPU can \
+                 be concluded";
+    let mut finding = doubt(
+        Severity::Severe,
+        format!("{title}{because}"),
+        number(0, "operations"),
+        advice,
+        "a program that does not use the GPU",
+    );
+    finding.evidence = messages::evidence(&trace.quality.messages);
+    finding
 }
 
 const CLOSE: &str = "their lengths are upper bounds; close every range, or record to the end";
 const CLOCK: &str = "times around them are doubtful; record again";
 const AGAIN: &str = "record again; sums below are without them";
+const STRINGS: &str = "PyTorch writes some strings unescaped (with_stack=True); the rest was read";
 const NAMES: &str = "give ranges names in UTF-8";
-
-fn messages(all: &[String]) -> Vec<Evidence> {
-    let mut texts: Vec<&str> = all.iter().map(|text| text.lines().next().unwrap_or("")).collect();
-    texts.sort_unstable();
-    let mut evidence: Vec<Evidence> = texts
-        .chunk_by(|a, b| a == b)
-        .map(|same| Evidence { what: same[0].to_owned(), count: same.len(), ..Evidence::default() })
-        .collect();
-    // What may have been lost concerns every rule; the rest is about single libraries.
-    evidence.sort_by_key(|evidence| {
-        (
-            !(evidence.what.contains("CUDA") || evidence.what.contains("Not all")),
-            evidence.what.clone(),
-        )
-    });
-    evidence.truncate(EVIDENCE);
-    evidence
-}
 
 /// Operations without a call, and what that hides.
 fn orphans(context: &Context<'_>, found: &mut Vec<Finding>) {
     let orphans = context.host.orphans;
+    let launched = context.all.len() - context.classes.migrations();
     if orphans == 0 || context.host.calls == 0 {
         return;
     }
     #[allow(clippy::cast_precision_loss)]
-    let share = orphans as f64 / context.all.len() as f64 * 100.0;
+    let share = orphans as f64 / launched.max(1) as f64 * 100.0;
     let severity = if share > 5.0 { Severity::Warning } else { Severity::Information };
     let mut finding = doubt(
         severity,
         format!(
-            "{orphans} of {} operations were launched by calls that the trace does not hold",
-            context.all.len()
+            "{orphans} of {launched} operations were launched by calls that the trace does not hold"
         ),
         Measure { value: share, unit: "%" },
-        "start recording before the program launches, or leave out its first step; their ranges \
-         and the causes of the gaps before them are unknown",
+        "start recording before the program launches, or skip its first step; their ranges and the \
+         causes of the gaps before them are unknown",
         "a recording that starts in the middle of a run",
     );
     finding.threshold = Measure { value: 5.0, unit: "%" };
@@ -172,7 +197,7 @@ fn whole_graphs(context: &Context<'_>, found: &mut Vec<Finding>) {
             graphs.len()
         ),
         Measure { value: share, unit: "% of busy time" },
-        "record with --cuda-graph-trace=node to see the kernels in graphs; it costs time a node",
+        context.platform.graph_nodes(),
         "graphs whose launches alone are of interest",
     );
     finding.threshold = Measure { value: 50.0, unit: "% of busy time" };
@@ -220,6 +245,16 @@ fn clock(context: &Context<'_>, devices: &[DeviceUse], found: &mut Vec<Finding>)
     for (device, activity) in devices.iter().zip(&context.activities) {
         let longest = activity.gaps.iter().max_by_key(|gap| gap.length());
         let Some(longest) = longest else { continue };
+        // A call that lasts, or work that was launched, explains the gap.
+        let unexplained =
+            |kind| matches!(kind, CauseKind::HostCode | CauseKind::OffCpu) || !kind.explained();
+        let causes = context.causes_of(longest);
+        let doubtful = causes
+            .filter(|((kind, _), _)| unexplained(*kind) && *kind != CauseKind::NotStarted)
+            .map(|(_, ns)| ns);
+        if doubtful.sum::<i64>() * 2 < longest.length() {
+            continue;
+        }
         let rest = activity.span_ns() - longest.length();
         if rest <= 0 || longest.length() / JUMP < rest {
             continue;

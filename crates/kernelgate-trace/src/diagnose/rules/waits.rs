@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 
 use hashbrown::HashMap;
 
-use super::super::cause::CauseKind;
 use super::super::context::Context;
-use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Severity};
+use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Severity, Unit};
 use super::super::labels::without_numbers;
 use super::super::waiting::{AtInterval, WaitSum};
-use super::outcome::{Outcome, milliseconds, most_expensive, number};
+use super::launches::calls_lack;
+use super::outcome::{Outcome, all_of, milliseconds, most_expensive, number};
+use crate::analyze::idle::Activity;
 
 /// Waits that make a loop, where no range says so.
 const REPEATS: usize = 5;
@@ -33,12 +34,11 @@ impl Loop {
     }
 }
 
-pub(super) fn in_loops(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
-    if context.host.calls == 0 {
-        return Outcome::Skipped(
-            "CUDA calls were not recorded; record with --trace=cuda".to_owned(),
-        );
+pub(super) fn in_loops(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
+    if let Some(lack) = calls_lack(context) {
+        return lack.into();
     }
+    let inspected = all_of(context.host.calls, Unit::Calls);
     let mut loops: Vec<Loop> = by_ranges(context);
     let in_ranges: usize = loops.iter().map(|of| of.sum.count).sum();
     if in_ranges == 0 {
@@ -46,11 +46,12 @@ pub(super) fn in_loops(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome 
     }
     loops.retain(|of| of.sum.count >= 2);
     if loops.is_empty() {
-        return Outcome::Found(Vec::new());
+        return Outcome::Checked(Vec::new(), inspected);
     }
-    let total: i64 = loops.iter().map(|of| of.sum.total_ns).sum();
+    let sum = |of: fn(&WaitSum) -> i64| loops.iter().map(|of_loop| of(&of_loop.sum)).sum::<i64>();
+    let (total, saved) = (sum(|of| of.total_ns), sum(|of| of.saved_ns));
     let count: usize = loops.iter().map(|of| of.sum.count).sum();
-    let idle: i64 = devices.iter().map(|of| of.gaps.of_causes(&[CauseKind::Wait])).sum();
+    let span = context.activities.iter().map(Activity::span_ns).sum();
     let evidence = loops
         .iter()
         .map(|of| Evidence {
@@ -63,24 +64,29 @@ pub(super) fn in_loops(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome 
         })
         .collect();
     let confidence = if in_ranges > 0 { Confidence::High } else { Confidence::Medium };
-    Outcome::Found(vec![Finding {
+    let behind = match saved {
+        0 => "no device is idle behind them".to_owned(),
+        ns => format!("without them {:.3} ms of idle GPU could go", milliseconds(ns).value),
+    };
+    let found = Finding {
         id: "sync-in-loop",
-        severity: if idle > 0 { Severity::Severe } else { Severity::Warning },
+        severity: Severity::of_saving(saved, span),
         confidence,
         title: format!(
-            "the host waits for the GPU {count} times in a loop, {:.3} ms in all; {:.3} ms of idle \
-             GPU follow such waits",
+            "the host waits for the GPU {count} times in a loop, {:.3} ms in all; {behind}",
             milliseconds(total).value,
-            milliseconds(idle).value
         ),
         measured: number(count, "calls"),
         threshold: number(2, "calls"),
-        recoverable_ns: Some(idle),
+        recoverable_ns: Some(saved),
         evidence: most_expensive(evidence),
-        advice: "remove waits from the loop: no tensor.item(), print(tensor) or .cpu() in it; wait \
-                 once, behind it, or use events that the GPU waits for",
+        advice:
+            "remove waits from the loop: no tensor.item(), print(tensor) or .cpu() in it; wait \
+                 once, behind it, or use events that the GPU waits for"
+                .to_owned(),
         false_positive: "a benchmark that times each iteration waits on purpose",
-    }])
+    };
+    Outcome::Checked(vec![found], inspected)
 }
 
 /// Waits inside ranges that repeat: of one path, or of siblings whose names differ in a number.

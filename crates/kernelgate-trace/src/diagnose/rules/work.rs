@@ -2,15 +2,14 @@
 //! allow for it. No hardware counter is needed.
 
 use super::super::context::Context;
-use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Measure, Severity};
+use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Measure, Severity, Unit};
 use super::super::tree::{self, Bound, REACHED};
-use super::outcome::Outcome;
+use super::outcome::{Lack, Outcome, some_of};
 
 pub(super) fn work_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     if context.trace.work.is_empty() {
-        return Outcome::Skipped(
-            "no range declares its work; `kernelgate profile CASE` records with it".to_owned(),
-        );
+        let record = "kernelgate profile CASE records the declared work of a case";
+        return Lack::new("no range declares its work", record).into();
     }
     let declared = tree::of(context, &[]).into_iter().filter(|of| !of.of_limits.is_empty());
     let found = declared.map(|of| {
@@ -35,22 +34,30 @@ pub(super) fn work_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
                 range: Some(of.path),
                 ..Evidence::default()
             }],
-            advice: advice(of.bound),
+            advice: advice(of.bound, context.platform.graph()),
             false_positive: "an implementation that does more than the declared work: measure the \
                              kernels with ncu",
         }
     });
-    Outcome::Found(found.collect())
+    let found: Vec<Finding> = found.collect();
+    let (count, declared) = (found.len(), context.trace.work.len());
+    if count == 0 {
+        return Lack::absent("no range with declared work launched anything").into();
+    }
+    Outcome::Checked(found, some_of(count.min(declared), declared, Unit::Ranges))
 }
 
-const fn advice(bound: Bound) -> &'static str {
-    match bound {
-        Bound::Launch => "launch less often: CUDA graph, fused kernels, a persistent kernel",
+fn advice(bound: Bound, graph: &str) -> String {
+    let words = match bound {
+        Bound::Launch => {
+            return format!("launch less often: {graph}, fused kernels, a persistent kernel");
+        }
         Bound::Memory => "move fewer bytes: fuse with the neighbours, smaller data types",
         Bound::Compute => "use a faster unit or a cheaper data type; else only less work helps",
         Bound::Mixed => "memory and a unit are used alike: fewer bytes and fewer operations",
         Bound::Latency | Bound::Busy => {
             "more work at once: larger grid, more warps, fewer dependencies between kernels"
         }
-    }
+    };
+    words.to_owned()
 }

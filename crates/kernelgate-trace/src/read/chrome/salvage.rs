@@ -16,10 +16,10 @@ pub(super) fn elements(mut source: impl Read, mut each: impl FnMut(&[u8])) -> io
         let count = source.read(&mut buffer[before..])?;
         buffer.truncate(before + count);
         for at in before..buffer.len() {
-            if let Some(start) = scan.next(buffer[at], at) {
-                if let Some(open) = scan.open.replace(start) {
-                    each(&buffer[open..start]);
-                }
+            if let Some(start) = scan.next(buffer[at], at)
+                && let Some(open) = scan.open.replace(start)
+            {
+                each(&buffer[open..start]);
             }
         }
         if count == 0 {

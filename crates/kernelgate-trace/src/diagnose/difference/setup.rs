@@ -1,0 +1,145 @@
+//! The machine, the recorder and the options of a trace, and how those of two differ.
+
+use std::collections::BTreeSet;
+
+use crate::model::Trace;
+
+/// A property of the setup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Property {
+    /// Names of the devices.
+    Device,
+    /// Compute capabilities.
+    Capability,
+    /// Ranks of the job.
+    Ranks,
+    /// Version of the driver.
+    Driver,
+    /// Recorder and its version.
+    Recorder,
+    /// An option of the recorder.
+    Option,
+}
+
+impl Property {
+    /// As text, which is also the key in JSON.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::Capability => "compute capability",
+            Self::Ranks => "ranks",
+            Self::Driver => "driver",
+            Self::Recorder => "recorder",
+            Self::Option => "option",
+        }
+    }
+}
+
+/// A property that two traces do not share.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SetupChange {
+    /// Which.
+    pub property: Property,
+    /// The name of an option; empty of others.
+    pub name: String,
+    /// Both values, or `None` where a trace does not hold it.
+    pub values: [Option<String>; 2],
+}
+
+/// The setup of a trace, as far as the trace holds it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Setup {
+    values: Vec<(Property, String, Option<String>)>,
+}
+
+/// Options that change what a recorder records, or what recording costs.
+const OPTIONS: &[&str] = &[
+    "CUDA_GRAPH_TRACE_OPTIONS:MODE",
+    "PROCESS_0:CUDA_GRAPH_TRACE_OPTIONS:MODE",
+    "PROCESS_0:COLLECT_NVTX_TRACE",
+    "profile_memory",
+    "record_shapes",
+    "with_flops",
+    "with_modules",
+    "with_stack",
+];
+/// Versions of the driver, by the name that the recorder gives them.
+const DRIVERS: &[&str] =
+    &["NvDriverVersion", "CudaDriverVersion", "cuda_driver_version", "hip_driver_version"];
+
+impl Setup {
+    /// Reads it from devices and metadata.
+    pub(super) fn new(trace: &Trace, recorder: &str) -> Self {
+        let used: BTreeSet<u32> = trace.places.iter().map(|place| place.device).collect();
+        // All devices count in a trace without operations.
+        let devices =
+            || trace.devices.iter().filter(|device| used.is_empty() || used.contains(&device.id));
+        let joined = |values: BTreeSet<String>| {
+            let values: Vec<String> = values.into_iter().filter(|text| !text.is_empty()).collect();
+            (!values.is_empty()).then(|| values.join(", "))
+        };
+        let profiled = || trace.profiled.iter().map(|launch| launch.device.clone());
+        let names = devices().map(|device| device.name.clone()).chain(profiled()).collect();
+        let capability = |(major, minor): (u32, u32)| format!("{major}.{minor}");
+        let capabilities = devices().filter_map(|device| device.compute).map(capability).collect();
+        let metadata = |name: &str| trace.metadata.get(name).cloned();
+        let driver = DRIVERS.iter().find_map(|name| metadata(name));
+        let mut values = vec![
+            (Property::Device, String::new(), joined(names)),
+            (Property::Capability, String::new(), joined(capabilities)),
+            (Property::Ranks, String::new(), ranks(trace)),
+            (Property::Driver, String::new(), driver),
+            (Property::Recorder, String::new(), Some(recorder.to_owned())),
+        ];
+        let options = OPTIONS.iter().map(|name| {
+            let short = name.strip_prefix("PROCESS_0:").unwrap_or(name);
+            (Property::Option, short.to_owned(), metadata(name))
+        });
+        // Versions of a recorder name the same option in two ways.
+        for (property, name, value) in options {
+            match values.iter_mut().find(|(_, known, _)| *known == name && !name.is_empty()) {
+                Some((_, _, known)) => *known = known.take().or(value),
+                None => values.push((property, name, value)),
+            }
+        }
+        Self { values }
+    }
+}
+
+/// The size of the job, or the processes that used a device.
+fn ranks(trace: &Trace) -> Option<String> {
+    let world = trace.metadata.get("distributedInfo").and_then(|text| {
+        let info: serde_json::Value = serde_json::from_str(text).ok()?;
+        Some(info.get("world_size")?.to_string())
+    });
+    let processes: BTreeSet<u32> = trace.places.iter().map(|place| place.process).collect();
+    world.or_else(|| (!processes.is_empty()).then(|| processes.len().to_string()))
+}
+
+/// How two setups differ. An option counts if both traces hold it.
+pub(super) fn changes(base: &Setup, head: &Setup) -> Vec<SetupChange> {
+    let both = base.values.iter().zip(&head.values);
+    let differs = both.filter(|((property, _, base), (_, _, head))| {
+        let recorded = base.is_some() && head.is_some();
+        base != head && (recorded || *property == Property::Device)
+    });
+    differs
+        .map(|((property, name, base), (_, _, head))| SetupChange {
+            property: *property,
+            name: name.clone(),
+            values: [base.clone(), head.clone()],
+        })
+        .collect()
+}
+
+impl std::fmt::Display for SetupChange {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let [base, head] =
+            self.values.each_ref().map(|value| value.as_deref().unwrap_or("not recorded"));
+        let label = self.property.label();
+        match self.property {
+            Property::Option => write!(formatter, "{label} {}: A {base}, B {head}", self.name),
+            _ => write!(formatter, "{label}: A {base}, B {head}"),
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Names of tools, options and functions for the vendor and the recorder of a trace.
+
+use crate::model::{Device, Recorder, Trace};
+
+/// Who made the devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Vendor {
+    /// CUDA.
+    Nvidia,
+    /// HIP.
+    Amd,
+}
+
+/// The vendor and the recorder of a trace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Platform {
+    /// Who made the devices.
+    pub vendor: Vendor,
+    /// Who recorded the trace.
+    pub recorder: Recorder,
+}
+
+/// Parts of the names of AMD's devices.
+const AMD: &[&str] = &["AMD", "Instinct", "Radeon", "gfx"];
+/// Functions that only HIP has, as far as a trace of it calls one.
+const HIP: &[&str] = &[
+    "hipLaunchKernel",
+    "hipModuleLaunchKernel",
+    "hipExtModuleLaunchKernel",
+    "hipGraphLaunch",
+    "hipMemcpyAsync",
+    "hipMemcpyWithStream",
+    "hipDeviceSynchronize",
+    "hipStreamSynchronize",
+];
+
+/// Whether AMD made a device.
+pub(super) fn is_amd(device: &Device) -> bool {
+    AMD.iter().any(|part| device.name.contains(part))
+}
+
+impl Platform {
+    /// Reads both from the names of a trace.
+    pub fn new(trace: &Trace) -> Self {
+        let called = || HIP.iter().any(|function| trace.names.find(function).is_some());
+        let amd = trace.devices.iter().any(is_amd)
+            || (trace.devices.iter().all(|device| device.name.is_empty()) && called());
+        let vendor = if amd { Vendor::Amd } else { Vendor::Nvidia };
+        Self { vendor, recorder: trace.recorder }
+    }
+
+    fn pick(self, nvidia: &'static str, amd: &'static str) -> &'static str {
+        match self.vendor {
+            Vendor::Nvidia => nvidia,
+            Vendor::Amd => amd,
+        }
+    }
+
+    /// A graph of launches.
+    pub fn graph(self) -> &'static str {
+        self.pick("CUDA graph", "HIP graph")
+    }
+
+    /// Threads that run in lockstep.
+    pub fn warp(self) -> &'static str {
+        self.pick("warp", "wavefront")
+    }
+
+    /// A group of cores that share registers.
+    pub fn multiprocessors(self) -> &'static str {
+        self.pick("multiprocessors", "compute units")
+    }
+
+    /// How to get page-locked memory.
+    pub fn pinned(self) -> &'static str {
+        match (self.recorder, self.vendor) {
+            (Recorder::Chrome, _) => "pin_memory=True and non_blocking=True",
+            (_, Vendor::Nvidia) => "cudaHostAlloc, or pin_memory=True in PyTorch",
+            (_, Vendor::Amd) => "hipHostMalloc, or pin_memory=True in PyTorch",
+        }
+    }
+
+    /// How to move managed pages before they are used.
+    pub fn prefetch(self) -> &'static str {
+        self.pick("cudaMemPrefetchAsync, cudaMemAdvise", "hipMemPrefetchAsync, hipMemAdvise")
+    }
+
+    /// How to record operations of the GPU and the calls that launch them.
+    pub fn record_launches(self) -> &'static str {
+        match (self.recorder, self.vendor) {
+            (Recorder::NsightSystems, _) => "record with nsys profile --trace=cuda,nvtx",
+            (Recorder::Chrome, _) => {
+                "record with torch.profiler.profile(activities=[ProfilerActivity.CPU, \
+                 ProfilerActivity.CUDA])"
+            }
+            (Recorder::NsightCompute, _) => "record a timeline with nsys profile --trace=cuda,nvtx",
+            (_, Vendor::Amd) => "record with rocprofv3 --runtime-trace",
+            (_, Vendor::Nvidia) => "record with kernelgate profile, or nsys --trace=cuda,nvtx",
+        }
+    }
+
+    /// How to record launch shapes and the description of the devices.
+    pub fn record_shapes(self) -> &'static str {
+        match (self.recorder, self.vendor) {
+            (_, Vendor::Amd) => {
+                "record with rocprofv3 --kernel-trace, which has grid and workgroup"
+            }
+            (Recorder::Chrome, _) => {
+                "record with a version of PyTorch whose profiler writes grid, block and \
+                 deviceProperties, or with nsys profile --trace=cuda"
+            }
+            _ => "record with nsys profile --trace=cuda, and export with --type sqlite",
+        }
+    }
+
+    /// How to record allocations.
+    pub fn record_memory(self) -> &'static str {
+        match self.recorder {
+            Recorder::Chrome => "record with torch.profiler.profile(profile_memory=True)",
+            Recorder::Cupti => "record with kernelgate profile",
+            _ => "record with nsys profile --cuda-memory-usage=true",
+        }
+    }
+
+    /// How to sample counters over time.
+    pub fn sample_counters(self) -> &'static str {
+        match (self.recorder, self.vendor) {
+            (_, Vendor::Amd) => "sample with rocprofv3 --pmc, or rocprof-compute profile",
+            (Recorder::NsightSystems, _) => "record with --gpu-metrics-devices=all",
+            _ => "record with nsys profile --gpu-metrics-devices=all",
+        }
+    }
+
+    /// How to measure single launches.
+    pub fn measure_launches(self) -> &'static str {
+        self.pick(
+            "measure with: ncu --csv --page details --clock-control none --set full -k regex:KERNEL \
+             PROGRAM > ncu.csv",
+            "measure with: rocprof-compute profile -n NAME -- PROGRAM",
+        )
+    }
+
+    /// The tool that shows why instructions stall.
+    pub fn kernel_profiler(self) -> &'static str {
+        self.pick("ncu", "rocprof-compute")
+    }
+
+    /// How to see the kernels inside graphs.
+    pub fn graph_nodes(self) -> &'static str {
+        match self.recorder {
+            Recorder::NsightSystems => {
+                "record with --cuda-graph-trace=node to see the kernels in graphs; it costs time a \
+                 node"
+            }
+            _ => "record the nodes of graphs to see their kernels",
+        }
+    }
+}

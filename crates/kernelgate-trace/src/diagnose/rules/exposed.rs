@@ -1,0 +1,191 @@
+//! Copies and communication with nothing beside them.
+
+use std::collections::BTreeMap;
+
+use super::super::context::Context;
+use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Measure, Severity, Unit};
+use super::super::labels::short_name;
+use super::super::text::{bytes, time};
+use super::launches::no_work;
+use super::outcome::{Lack, Outcome, all_of, most_expensive, percent};
+use crate::analyze::classes::Class;
+use crate::analyze::cover::Union;
+use crate::analyze::operations::OperationId;
+use crate::stats::shorten;
+
+/// Part of the span from which exposed time is a finding, in percent.
+const EXPOSED: f64 = 5.0;
+/// Columns for a name.
+const NAME: usize = 60;
+
+/// What a device does, by class.
+struct Device<'a> {
+    used: &'a DeviceUse,
+    /// Kernels that compute, and whole graphs.
+    compute: Union,
+    communication: Vec<OperationId>,
+    copies: Vec<OperationId>,
+    /// Whether communication runs on streams that compute, too.
+    shares_streams: bool,
+}
+
+fn devices<'a>(context: &Context<'_>, used: &'a [DeviceUse]) -> Vec<Device<'a>> {
+    let all = &context.all;
+    let mut of_place: BTreeMap<(i64, u32), Vec<OperationId>> = BTreeMap::new();
+    for id in all.ids() {
+        of_place.entry(context.place_of(id)).or_default().push(id);
+    }
+    let device = |used: &'a DeviceUse| {
+        let ids = of_place.get(&(used.pid, used.device)).map_or(&[][..], |ids| ids);
+        let of_class = |classes: &[Class]| -> Vec<OperationId> {
+            ids.iter().copied().filter(|&id| classes.contains(&context.classes.class(id))).collect()
+        };
+        let compute = of_class(&[Class::Compute, Class::Graph]);
+        let communication = of_class(&[Class::Communication]);
+        let mut streams: Vec<u32> = compute.iter().map(|&id| all.place(id).0).collect();
+        streams.sort_unstable();
+        streams.dedup();
+        let shared = |&id: &OperationId| streams.binary_search(&all.place(id).0).is_ok();
+        Device {
+            used,
+            shares_streams: communication.iter().any(shared),
+            compute: union(context, &compute),
+            communication,
+            copies: of_class(&[Class::Copy]),
+        }
+    };
+    used.iter().map(device).collect()
+}
+
+fn count(context: &Context<'_>, class: Class) -> usize {
+    context.all.ids().filter(|&id| context.classes.class(id) == class).count()
+}
+
+fn union(context: &Context<'_>, ids: &[OperationId]) -> Union {
+    Union::new(ids.iter().map(|&id| (context.all.start(id), context.all.end(id))).collect())
+}
+
+/// Operations of one name as a line, the most expensive first.
+fn evidence(context: &Context<'_>, ids: &[OperationId], place: (i64, u32)) -> Vec<Evidence> {
+    let all = &context.all;
+    let mut by_name: BTreeMap<String, (Evidence, u64)> = BTreeMap::new();
+    for &id in ids {
+        let (start, end) = (all.start(id), all.end(id));
+        let name = shorten(&short_name(&all.name(id)), NAME);
+        let (line, moved) = by_name.entry(name.clone()).or_insert_with(|| {
+            let first = Evidence {
+                what: name,
+                total_ns: Some(0),
+                span: Some((start, end)),
+                place: Some(place),
+                ..Evidence::default()
+            };
+            (first, 0)
+        });
+        line.count += 1;
+        line.total_ns = line.total_ns.map(|ns| ns + end - start);
+        if line.span.is_some_and(|(from, to)| end - start > to - from) {
+            line.span = Some((start, end));
+        }
+        if let (crate::analyze::operations::Kind::Copy, row) = all.part(id) {
+            *moved += context.trace.copies.bytes[row];
+        }
+    }
+    let lines = by_name.into_values().map(|(mut line, moved)| {
+        if moved > 0 {
+            line.what = format!("{}, {}", line.what, bytes(moved));
+        }
+        line
+    });
+    most_expensive(lines.collect())
+}
+
+/// Copies beside which no kernel runs.
+pub(super) fn copies(context: &Context<'_>, used: &[DeviceUse]) -> Outcome {
+    if context.all.is_empty() {
+        return no_work(context).into();
+    }
+    let count = count(context, Class::Copy);
+    if count == 0 {
+        return Lack::absent("the trace holds no copies").into();
+    }
+    let devices = devices(context, used);
+    let found = devices.iter().filter_map(|device| {
+        let Device { used, compute, communication, copies, .. } = device;
+        let span = used.span.1 - used.span.0;
+        let copied = union(context, copies);
+        let exposed = {
+            let kernels = Union::joined(compute, &union(context, communication));
+            copied.outside(&kernels)
+        };
+        let share = percent(exposed, span);
+        (share >= EXPOSED).then(|| Finding {
+            id: "exposed-copy",
+            severity: Severity::of_saving(exposed, span),
+            confidence: Confidence::High,
+            title: format!(
+                "device {} copies for {:.1} % of the time, {share:.1} % with no kernel beside it; \
+                 kernels run for {:.1} %",
+                used.device,
+                percent(copied.length(), span),
+                percent(compute.length(), span),
+            ),
+            measured: Measure { value: share, unit: "% of the span" },
+            threshold: Measure { value: EXPOSED, unit: "% of the span" },
+            recoverable_ns: Some(exposed),
+            evidence: evidence(context, copies, (used.pid, used.device)),
+            advice: format!(
+                "keep data on the device between launches, or copy beside kernels: another stream, \
+                 page-locked memory ({}), the next batch while this one is computed",
+                context.platform.pinned()
+            ),
+            false_positive: "a trace that is mostly loading: restrict it with --range",
+        })
+    });
+    Outcome::Checked(found.collect(), all_of(count, Unit::Copies))
+}
+
+/// Communication beside which nothing computes.
+pub(super) fn communication(context: &Context<'_>, used: &[DeviceUse]) -> Outcome {
+    if context.all.is_empty() {
+        return no_work(context).into();
+    }
+    let count = count(context, Class::Communication);
+    if count == 0 {
+        return Lack::absent("the trace holds no communication kernels").into();
+    }
+    let devices = devices(context, used);
+    let found = devices.iter().filter_map(|device| {
+        let Device { used, compute, communication, shares_streams, .. } = device;
+        let span = used.span.1 - used.span.0;
+        let communicated = union(context, communication);
+        let exposed = communicated.outside(compute);
+        let share = percent(exposed, span);
+        let stream = match shares_streams {
+            true => "; it is on a stream that computes, so that nothing can overlap there",
+            false => "",
+        };
+        (share >= EXPOSED).then(|| Finding {
+            id: "exposed-communication",
+            severity: Severity::of_saving(exposed, span),
+            confidence: Confidence::High,
+            title: format!(
+                "device {} communicates for {}, {} of it with no compute beside it: {share:.1} % of \
+                 the time{stream}",
+                used.device,
+                time(communicated.length()),
+                time(exposed),
+            ),
+            measured: Measure { value: share, unit: "% of the span" },
+            threshold: Measure { value: EXPOSED, unit: "% of the span" },
+            recoverable_ns: Some(exposed),
+            evidence: evidence(context, communication, (used.pid, used.device)),
+            advice: "communicate beside compute on a stream of its own: overlap with the backward \
+                     pass, larger buckets, fewer collectives; a rank that waits for others shows \
+                     as communication, too"
+                .to_owned(),
+            false_positive: "a rank that waits for a slower one: compare the traces of all ranks",
+        })
+    });
+    Outcome::Checked(found.collect(), all_of(count, Unit::Operations))
+}

@@ -1,0 +1,125 @@
+//! Times that no device can have: operations of one stream that overlap, or start before their
+//! launch.
+
+use super::super::context::Context;
+use super::super::finding::{Evidence, Finding, Measure, Severity};
+use super::super::text::time;
+use super::outcome::{most_expensive, number, percent};
+use super::quality::doubt;
+use crate::analyze::operations::{Kind, OperationId};
+
+/// Overlaps up to this are programmatic dependent launch, or rounding, in nanoseconds.
+const OVERLAP_NS: i64 = 20_000;
+/// Part of the busy time from which overlaps make all sums doubtful, in percent.
+const DOUBTFUL: f64 = 5.0;
+
+/// An operation that runs beside those that follow it on its stream.
+struct Overlap {
+    id: OperationId,
+    followers: usize,
+    /// From the start of the first of them to its own end, nanoseconds.
+    ns: i64,
+}
+
+/// Operations of one stream run one after the other, but for nodes of a graph.
+pub(super) fn overlaps(context: &Context<'_>, found: &mut Vec<Finding>) {
+    let all = &context.all;
+    let key = |&id: &OperationId| (all.place(id), all.start(id), all.end(id));
+    let mut order: Vec<OperationId> = all.ids().filter(|&id| !exempt(context, id)).collect();
+    if !order.is_sorted_by_key(key) {
+        order.sort_by_key(key);
+    }
+    let mut overlaps: Vec<Overlap> = Vec::new();
+    for stream in order.chunk_by(|&a, &b| all.place(a) == all.place(b)) {
+        let mut last = stream[0];
+        for &id in &stream[1..] {
+            let beside = all.end(last).min(all.end(id)) - all.start(id);
+            let inside = all.end(id) < all.end(last);
+            if beside > OVERLAP_NS || (inside && all.end(last) - all.start(id) > OVERLAP_NS) {
+                match overlaps.last_mut().filter(|of| of.id == last) {
+                    Some(of) => of.followers += 1,
+                    None => {
+                        let ns = all.end(last) - all.start(id);
+                        overlaps.push(Overlap { id: last, followers: 1, ns });
+                    }
+                }
+            }
+            if all.end(id) > all.end(last) {
+                last = id;
+            }
+        }
+    }
+    if overlaps.is_empty() {
+        return;
+    }
+    let total: i64 = overlaps.iter().map(|of| of.ns).sum();
+    let followers: usize = overlaps.iter().map(|of| of.followers).sum();
+    let longest = overlaps.iter().map(|of| of.ns).max().unwrap_or(0);
+    let busy: i64 = context.activities.iter().map(|of| of.busy_ns).sum();
+    let share = percent(total, busy);
+    let severity = if share > DOUBTFUL { Severity::Severe } else { Severity::Warning };
+    let mut finding = doubt(
+        severity,
+        format!(
+            "{} operations overlap {followers} that follow them on one stream, by up to {}: their \
+             times are wrong",
+            overlaps.len(),
+            time(longest)
+        ),
+        number(followers, "operations"),
+        "record again; busy time, idle time and sums that hold them are doubtful",
+        "kernels with programmatic dependent launch, which start before the one ahead ends",
+    );
+    finding.evidence = most_expensive(
+        overlaps
+            .iter()
+            .map(|of| Evidence {
+                what: format!("{} overlaps {} that follow", all.name(of.id), of.followers),
+                count: 1,
+                total_ns: Some(of.ns),
+                range: context.path_of(of.id),
+                span: Some((all.start(of.id), all.end(of.id))),
+                place: Some(context.place_of(of.id)),
+            })
+            .collect(),
+    );
+    found.push(finding);
+}
+
+/// Nodes of a graph may run at once, and pages migrate at any time.
+fn exempt(context: &Context<'_>, id: OperationId) -> bool {
+    let node =
+        |row: usize| context.trace.kernels.graph_node.get(row).is_some_and(|&node| node != 0);
+    match context.all.part(id) {
+        (Kind::Kernel, row) => node(row),
+        (Kind::Copy, _) => context.is_migration(id),
+        (Kind::Set | Kind::Graph, _) => false,
+    }
+}
+
+/// Nothing runs before it is launched: the clocks of host and device disagree.
+pub(super) fn starts_before_launches(context: &Context<'_>, found: &mut Vec<Finding>) {
+    let (count, most) = context.host.before_launch;
+    if count == 0 {
+        return;
+    }
+    let launched = context.all.len() - context.classes.migrations() - context.host.orphans;
+    let share = percent(
+        i64::try_from(count).unwrap_or(i64::MAX),
+        i64::try_from(launched).unwrap_or(i64::MAX),
+    );
+    let severity = if share > DOUBTFUL { Severity::Warning } else { Severity::Information };
+    let mut finding = doubt(
+        severity,
+        format!(
+            "{count} of {launched} operations start before the call that launched them, by up to \
+             {}: the clocks of host and device disagree",
+            time(most)
+        ),
+        Measure { value: share, unit: "% of operations" },
+        "causes of gaps that are shorter than this are doubtful; record again",
+        "nothing",
+    );
+    finding.threshold = Measure { value: 0.0, unit: "% of operations" };
+    found.push(finding);
+}

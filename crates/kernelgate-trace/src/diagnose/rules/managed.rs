@@ -1,0 +1,136 @@
+//! Pages of managed memory that migrate while they are used.
+
+use super::super::context::Context;
+use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Measure, Severity, Unit};
+use super::super::text::bytes as shown_bytes;
+use super::launches::no_work;
+use super::outcome::{Lack, Outcome, all_of};
+use crate::analyze::operations::OperationId;
+
+/// Migrations of a device, during its kernels or between them.
+#[derive(Default)]
+struct Migrations {
+    count: usize,
+    bytes: u64,
+    total_ns: i64,
+    longest: Option<OperationId>,
+}
+
+impl Migrations {
+    fn add(&mut self, context: &Context<'_>, id: OperationId) {
+        let length = |id: OperationId| context.all.end(id) - context.all.start(id);
+        let (_, row) = context.all.part(id);
+        self.count += 1;
+        self.bytes += context.trace.copies.bytes[row];
+        self.total_ns += length(id);
+        if self.longest.is_none_or(|known| length(id) > length(known)) {
+            self.longest = Some(id);
+        }
+    }
+
+    fn evidence(&self, context: &Context<'_>, what: &str) -> Option<Evidence> {
+        let longest = self.longest?;
+        Some(Evidence {
+            what: format!("{what}: {}", shown_bytes(self.bytes)),
+            count: self.count,
+            total_ns: Some(self.total_ns),
+            range: None,
+            span: Some((context.all.start(longest), context.all.end(longest))),
+            place: Some(context.place_of(longest)),
+        })
+    }
+}
+
+pub(super) fn migrations(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
+    if context.all.is_empty() {
+        return no_work(context).into();
+    }
+    let mut migrations: Vec<OperationId> =
+        context.all.ids().filter(|&id| context.is_migration(id)).collect();
+    if migrations.is_empty() {
+        let copies = context.trace.copies.on_gpu.len();
+        if copies == 0 {
+            return Lack::absent("the trace holds no copies and no page migrations").into();
+        }
+        return Outcome::Checked(Vec::new(), all_of(copies, Unit::Copies));
+    }
+    let owner = |id: OperationId| context.place_of(id);
+    migrations.sort_by_key(|&id| (owner(id), context.all.start(id)));
+    let mut found = Vec::new();
+    for device in migrations.chunk_by(|&a, &b| owner(a) == owner(b)) {
+        found.push(of_device(context, device));
+    }
+    Outcome::Checked(found, all_of(migrations.len(), Unit::Copies))
+}
+
+fn of_device(context: &Context<'_>, migrations: &[OperationId]) -> Finding {
+    let all = &context.all;
+    let place = context.place_of(migrations[0]);
+    let kernels = context.trace.kernels.on_gpu.len();
+    let mut kernels: Vec<(i64, i64)> = (0..u32::try_from(kernels).unwrap_or(u32::MAX))
+        .filter(|&id| context.place_of(id) == place)
+        .map(|id| (all.start(id), all.end(id)))
+        .collect();
+    kernels.sort_unstable();
+    let (mut during, mut between) = (Migrations::default(), Migrations::default());
+    // The part of each kernel in which pages came.
+    let (mut paused_ns, mut next, mut until) = (0, 0, (i64::MIN, i64::MIN));
+    let mut pages: Option<(i64, i64)> = None;
+    for &id in migrations {
+        let (start, end) = (all.start(id), all.end(id));
+        while kernels.get(next).is_some_and(|&(first, _)| first <= start) {
+            if kernels[next].1 > until.1 {
+                until = kernels[next];
+            }
+            next += 1;
+        }
+        if start >= until.1 {
+            between.add(context, id);
+            continue;
+        }
+        during.add(context, id);
+        pages = match pages {
+            Some((first, last)) if first >= until.0 => Some((first, last.max(end.min(until.1)))),
+            closed => {
+                paused_ns += closed.map_or(0, |(first, last)| last - first);
+                Some((start, end.min(until.1)))
+            }
+        };
+    }
+    paused_ns += pages.map_or(0, |(first, last)| last - first);
+    let saved = paused_ns + between.total_ns;
+    let span: i64 = context
+        .activities
+        .iter()
+        .filter(|of| (context.trace.processes[of.process as usize].pid, of.device) == place)
+        .map(|of| of.span_ns())
+        .sum();
+    let count = during.count + between.count;
+    #[allow(clippy::cast_precision_loss)]
+    let measured = Measure { value: count as f64, unit: "migrations" };
+    let evidence = [
+        during.evidence(context, "while kernels ran"),
+        between.evidence(context, "between kernels, as the host touches pages"),
+    ];
+    Finding {
+        id: "page-migration",
+        severity: Severity::of_saving(saved, span),
+        confidence: Confidence::Medium,
+        title: format!(
+            "{} of managed memory migrated in {count} pieces: {} while kernels ran, {} between \
+             them",
+            shown_bytes(during.bytes + between.bytes),
+            during.count,
+            between.count
+        ),
+        measured,
+        threshold: Measure { value: 0.0, unit: "migrations" },
+        recoverable_ns: Some(saved),
+        evidence: evidence.into_iter().flatten().collect(),
+        advice: format!(
+            "move pages before they are used, in large pieces: {}, or explicit copies",
+            context.platform.prefetch()
+        ),
+        false_positive: "data that is touched once, or does not fit into the device's memory",
+    }
+}

@@ -1,0 +1,102 @@
+//! Messages of a recorder about its own work.
+
+use super::super::finding::Evidence;
+
+/// Messages that are shown.
+const SHOWN: usize = 8;
+
+/// Why records are missing, as the recorder says.
+pub(super) struct Reason {
+    pub words: String,
+    pub advice: String,
+}
+
+/// Parts of messages, the reason behind them, and what to do.
+const REASONS: &[(&[&str], &str, &str)] = &[
+    (
+        &["ERR_NVGPUCTRPERM", "INSUFFICIENT_PRIVILEGES", "privilege", "permission"],
+        "the recorder was not allowed to",
+        "allow it: as root, or with the driver's option NVreg_RestrictProfilingToAdminUsers=0",
+    ),
+    (
+        &["MULTIPLE_SUBSCRIBERS", "nother profiler", "nother tool"],
+        "another profiler was attached to the process",
+        "record without the other profiler: one at a time",
+    ),
+    (
+        &["OUT_OF_MEMORY", "out of memory"],
+        "the recorder ran out of memory",
+        "record a shorter time, or leave it more memory",
+    ),
+    (
+        &["No CUDA events collected"],
+        "the recorder saw no event of CUDA",
+        "record the process that uses the GPU: start it under the recorder, with its children, and \
+         let it run until it quits",
+    ),
+    (
+        &["might have been collected", "might be missing", "not been started correctly"],
+        "the recorder may have lost events of CUDA",
+        "let the program run until it quits, or call cudaProfilerStop before it does; record again",
+    ),
+];
+
+/// The first reason that a message gives.
+pub(super) fn reason(messages: &[String]) -> Option<Reason> {
+    if let Some(reason) = messages.iter().find_map(|message| driver_too_new(message)) {
+        return Some(reason);
+    }
+    let given = |parts: &[&str]| {
+        messages.iter().any(|message| parts.iter().any(|part| message.contains(part)))
+    };
+    let (_, words, advice) = REASONS.iter().find(|(parts, ..)| given(parts))?;
+    Some(Reason { words: (*words).to_owned(), advice: (*advice).to_owned() })
+}
+
+/// "Installed CUDA driver version (13.3) is not supported by this build of Nsight Systems."
+fn driver_too_new(message: &str) -> Option<Reason> {
+    let (before, _) = message.split_once("is not supported by this build of Nsight Systems")?;
+    let version = before.rsplit_once('(').and_then(|(_, rest)| rest.split_once(')'));
+    let driver = version
+        .map_or("the driver".to_owned(), |(version, _)| format!("the driver (CUDA {version})"));
+    Some(Reason {
+        words: format!("{driver} is newer than this Nsight Systems"),
+        advice: "update Nsight Systems to a version that supports the driver, and record again"
+            .to_owned(),
+    })
+}
+
+/// The messages, those that concern every rule first.
+pub(super) fn evidence(messages: &[String]) -> Vec<Evidence> {
+    let mut texts: Vec<String> =
+        messages.iter().map(|text| text.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    texts.sort_unstable();
+    let mut evidence: Vec<Evidence> = texts
+        .chunk_by(|a, b| a == b)
+        .map(|same| Evidence { what: same[0].clone(), count: same.len(), ..Evidence::default() })
+        .collect();
+    evidence.sort_by_key(|evidence| {
+        let general = ["CUDA", "CUPTI", "Not all"].iter().any(|part| evidence.what.contains(part));
+        (!general, evidence.what.clone())
+    });
+    evidence.truncate(SHOWN);
+    evidence
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn the_driver_comes_before_what_follows_from_it() {
+        let lost = "Not all CUDA events might have been collected.".to_owned();
+        let driver = "Installed CUDA driver version (13.3) is not supported by this build of \
+                      Nsight Systems. CUDA trace will be collected using libraries for 12.9";
+        let both = [lost.clone(), driver.to_owned()];
+        let words = |messages: &[String]| reason(messages).unwrap().words;
+        assert_eq!(words(&both), "the driver (CUDA 13.3) is newer than this Nsight Systems");
+        assert_eq!(words(&[lost]), "the recorder may have lost events of CUDA");
+        assert!(reason(&["libfoo was not found".to_owned()]).is_none());
+    }
+}

@@ -1,0 +1,700 @@
+//! Faults that a diagnosis once got wrong, each on inputs that the test writes; and on the reported
+//! inputs themselves where `SHARED_FAULTS` names their folder.
+
+#![allow(clippy::unwrap_used)]
+
+mod fixture;
+
+use std::path::PathBuf;
+
+use fixture::kineto::{At, FULL, Kineto};
+use fixture::{Export, process};
+use kernelgate_trace::diagnose::checklist::{Tick, checklist};
+use kernelgate_trace::diagnose::difference::{Property, Sums, difference};
+use kernelgate_trace::diagnose::{
+    Answer, CauseKind, Confidence, Diagnosis, Finding, Severity, diagnose,
+};
+use kernelgate_trace::model::Trace;
+use kernelgate_trace::read::{self, Wanted};
+use serde_json::json;
+
+/// A reported input, or `None` after saying why it is not tested.
+fn reported(name: &str) -> Option<Trace> {
+    let Some(folder) = std::env::var_os("SHARED_FAULTS") else {
+        println!("skipped: SHARED_FAULTS does not name a folder with reported inputs");
+        return None;
+    };
+    let path = PathBuf::from(folder).join(name);
+    Some(read::open(&path, &Wanted::ALL).unwrap())
+}
+
+fn found<'a>(diagnosis: &'a Diagnosis, id: &str) -> Option<&'a Finding> {
+    diagnosis.findings.iter().find(|finding| finding.id == id)
+}
+
+/// Idle time of the first device by cause, in nanoseconds.
+fn idle(diagnosis: &Diagnosis, kind: CauseKind) -> i64 {
+    let causes = diagnosis.devices[0].gaps.causes.iter();
+    causes.filter(|cause| cause.kind == kind).map(|cause| cause.total_ns).sum()
+}
+
+/// The cause with most idle time on a device.
+fn main_cause(diagnosis: &Diagnosis, device: u32) -> (CauseKind, Option<&str>) {
+    let device = diagnosis.devices.iter().find(|of| of.device == device).unwrap();
+    let cause = &device.gaps.causes[0];
+    (cause.kind, cause.function.as_deref())
+}
+
+fn not_measured(diagnosis: &Diagnosis, id: &str) -> String {
+    let question = diagnosis.question(id).unwrap();
+    question.not_measured().unwrap_or_else(|| panic!("{question:?}"))
+}
+
+fn tick(diagnosis: &Diagnosis, line: &str) -> Tick {
+    let lines = checklist(diagnosis);
+    lines.iter().find(|of| of.text.starts_with(line)).unwrap().tick
+}
+
+/// A kernel, then one that is launched at 40 µs and starts 400 ms later.
+fn late() -> Kineto {
+    let mut trace = Kineto::nvidia();
+    trace.launch(0.0, (10.0, 4.0), "first", FULL);
+    trace
+}
+
+#[test]
+fn work_launched_long_before_it_starts_is_not_host_code() {
+    let written = || {
+        let mut trace = late();
+        trace.launch(40.0, (400_000.0, 4.0), "second", FULL);
+        trace.call((80.0, 400_000.0), "cudaStreamSynchronize");
+        trace.read()
+    };
+    let launched_then_late = reported("gap-launched-then-late/launched_then_late_cuda.json");
+    for trace in [Some(written()), launched_then_late].into_iter().flatten() {
+        let diagnosis = diagnose(&trace);
+        assert_eq!(idle(&diagnosis, CauseKind::HostCode), 26_000);
+        assert_eq!(idle(&diagnosis, CauseKind::LaunchCall), 5_000);
+        assert_eq!(idle(&diagnosis, CauseKind::NotStarted), 399_955_000);
+        assert!(found(&diagnosis, "launch-bound").is_none());
+        let gaps = found(&diagnosis, "gaps").unwrap();
+        assert_eq!((gaps.severity, gaps.confidence), (Severity::Warning, Confidence::Low));
+        assert_eq!(gaps.recoverable_ns, Some(31_000), "nobody knows what the rest could save");
+    }
+}
+
+#[test]
+fn launched_work_that_does_not_start_has_a_reason_where_the_trace_holds_one() {
+    let with = |before: &dyn Fn(&mut Kineto)| {
+        let mut trace = late();
+        before(&mut trace);
+        trace.launch(40.0, (400_000.0, 4.0), "second", FULL);
+        let diagnosis = diagnose(&trace.read());
+        let (kind, function) = main_cause(&diagnosis, 0);
+        (kind, function.map(str::to_owned))
+    };
+    let named = |kind, function: &str| (kind, Some(function.to_owned()));
+    let event = with(&|trace| {
+        trace.call((30.0, 2.0), "cudaStreamWaitEvent");
+    });
+    assert_eq!(event, named(CauseKind::EventWait, "cudaStreamWaitEvent"));
+    let function = with(&|trace| {
+        trace.call((30.0, 2.0), "hipLaunchHostFunc");
+    });
+    assert_eq!(function, named(CauseKind::HostFunction, "hipLaunchHostFunc"));
+    let other_device = with(&|trace| {
+        let other = At { device: 1, ..FULL };
+        trace.launch(20.0, (30.0, 399_000.0), "long", other);
+    });
+    assert_eq!(other_device, (CauseKind::Elsewhere, None));
+    // The event that another stream waits for holds up nothing here.
+    let other_stream = with(&|trace| {
+        let id = trace.call((30.0, 2.0), "cudaStreamWaitEvent");
+        trace.event(json!({
+            "ph": "X", "cat": "cuda_sync", "name": "Stream Wait Event", "pid": 0, "tid": 9,
+            "ts": 31.0, "dur": 1.0,
+            "args": { "correlation": id, "device": 0, "context": 1, "stream": 9 },
+        }));
+    });
+    assert_eq!(other_stream, (CauseKind::NotStarted, None));
+    // A wait that an earlier launch is behind is over with that launch.
+    let launched_since = with(&|trace| {
+        trace.call((16.0, 1.0), "cudaStreamWaitEvent");
+        trace.launch(17.0, (24.0, 1.0), "between", FULL);
+    });
+    assert_eq!(launched_since, (CauseKind::NotStarted, None));
+}
+
+#[test]
+fn nodes_of_a_graph_that_start_late_are_queued() {
+    let mut trace = Kineto::nvidia();
+    let graph = trace.call((0.0, 5.0), "cudaGraphLaunch");
+    trace.kernel(graph, (10.0, 5.0), "a", FULL);
+    trace.kernel(graph, (16.0, 5.0), "b", FULL);
+    trace.kernel(graph, (500.0, 5.0), "c", FULL);
+    let diagnosis = diagnose(&trace.read());
+    assert_eq!(idle(&diagnosis, CauseKind::InGraph), 479_000);
+    assert_eq!(idle(&diagnosis, CauseKind::BackToBack), 1_000);
+}
+
+/// Steps of 7 ms: a kernel of 100 µs, a wait of 3 µs when it is over, then the host.
+fn short_waits(before_launch: impl Fn(&mut Kineto, f64)) -> Trace {
+    let mut trace = Kineto::nvidia();
+    for step in 0..20 {
+        let start = f64::from(step) * 7_000.0;
+        trace.launch(start, (start + 10.0, 100.0), "step_kernel", FULL);
+        trace.call((start + 200.0, 3.0), "cudaEventSynchronize");
+        before_launch(&mut trace, start + 250.0);
+    }
+    trace.read()
+}
+
+#[test]
+fn a_short_wait_does_not_get_the_time_behind_it() {
+    let written = short_waits(|_, _| ());
+    let report = reported("gap-blames-short-wait/short_wait_long_host.json");
+    for trace in [Some(written), report].into_iter().flatten() {
+        let diagnosis = diagnose(&trace);
+        assert_eq!(main_cause(&diagnosis, 0).0, CauseKind::HostCode);
+        assert_eq!(idle(&diagnosis, CauseKind::Wait), 19 * 3_000);
+        let waits = found(&diagnosis, "sync-in-loop").unwrap();
+        assert_eq!(waits.recoverable_ns, Some(19 * 3_000));
+        assert_eq!(waits.severity, Severity::Information);
+    }
+    let allocating = short_waits(|trace, at| {
+        trace.call((at, 6_500.0), "cudaMalloc");
+    });
+    let diagnosis = diagnose(&allocating);
+    assert_eq!(main_cause(&diagnosis, 0), (CauseKind::Call, Some("cudaMalloc")));
+    assert_eq!(idle(&diagnosis, CauseKind::Call), 19 * 6_500_000);
+    assert!(found(&diagnosis, "gaps").unwrap().advice.contains("out of the loop"));
+}
+
+#[test]
+fn waits_in_a_loop_get_no_idle_time_of_other_waits() {
+    let mut trace = Kineto::nvidia();
+    for step in 0..8 {
+        let start = f64::from(step) * 1_000.0;
+        trace.event(json!({
+            "ph": "X", "cat": "cpu_op", "name": "aten::to", "pid": 10, "tid": 100, "ts": start,
+            "dur": 300.0,
+        }));
+        let id = trace.call((start + 1.0, 5.0), "cudaMemcpyAsync");
+        trace.copy(id, (start + 10.0, 900.0), "HtoD (Pinned -> Device)", 1000);
+        trace.call((start + 20.0, 10.0), "cudaStreamSynchronize");
+    }
+    trace.call((7_950.0, 5.0), "cudaDeviceSynchronize");
+    trace.launch(1_000_000.0, (1_000_010.0, 100.0), "first_kernel", FULL);
+    let report = reported("sync-loop-idle-of-others/other_idle.json");
+    for trace in [Some(trace.read()), report].into_iter().flatten() {
+        let diagnosis = diagnose(&trace);
+        let waits = found(&diagnosis, "sync-in-loop").unwrap();
+        assert_eq!((waits.recoverable_ns, waits.severity), (Some(0), Severity::Information));
+        assert!(waits.title.contains("no device is idle behind them"), "{}", waits.title);
+    }
+}
+
+#[test]
+fn waits_that_cost_little_are_information() {
+    let mut trace = Kineto::nvidia();
+    for step in 0..50 {
+        let start = f64::from(step) * 4_000.0;
+        trace.launch(start, (start + 6.0, 3_990.0), "solve", FULL);
+        trace.call((start + 7.0, 3_990.0), "cudaStreamSynchronize");
+    }
+    let report = reported("cheap-waits-severe/cheap_waits.json");
+    for trace in [Some(trace.read()), report].into_iter().flatten() {
+        let waits = diagnose(&trace);
+        let waits = found(&waits, "sync-in-loop").unwrap();
+        assert_eq!(waits.recoverable_ns, Some(490_000), "49 gaps of 10 us");
+        assert_eq!(waits.severity, Severity::Information, "0.2 % of the span");
+    }
+}
+
+#[test]
+fn a_call_that_happened_once_is_start_up() {
+    let with = |name: &str| {
+        let mut trace = Kineto::nvidia();
+        trace.launch(0.0, (10.0, 50.0), "init_kernel", FULL);
+        trace.call((70.0, 6_000_000.0), name);
+        for step in 0..40 {
+            let start = 6_001_000.0 + f64::from(step) * 100.0;
+            trace.launch(start, (start + 10.0, 95.0), "step", FULL);
+        }
+        trace.read()
+    };
+    // The first launch of a kernel loads its module.
+    let mut first_launch = Kineto::nvidia();
+    for step in 0..40 {
+        let start = f64::from(step) * 60.0 + if step > 5 { 6_500.0 } else { 0.0 };
+        let length = if step == 6 { 6_400.0 } else { 5.0 };
+        let begin = if step == 6 { start - 6_400.0 } else { start };
+        let id = first_launch.call((begin, length), "hipLaunchKernel");
+        first_launch.kernel(id, (start + 10.0, 50.0), "step", FULL);
+    }
+    let report = reported("one-time-call-in-loop/one_slow_call.json");
+    let written = [with("cudaFree"), with("cudaMalloc"), first_launch.read()];
+    for trace in written.into_iter().chain(report) {
+        let diagnosis = diagnose(&trace);
+        let gaps = found(&diagnosis, "gaps").unwrap();
+        assert!(gaps.advice.contains("it happened once"), "{}", gaps.advice);
+        assert!(gaps.advice.contains("--range"), "{}", gaps.advice);
+        assert!(gaps.severity < Severity::Severe, "{gaps:?}");
+        assert!(diagnosis.quality.is_empty(), "no clock jumped: {:?}", diagnosis.quality);
+    }
+}
+
+#[test]
+fn launch_shapes_that_are_not_in_the_trace_pass_nothing() {
+    let of = |at: At| {
+        let mut trace = Kineto::amd();
+        for step in 0..200 {
+            let start = f64::from(step) * 60.0;
+            let id = trace.call((start, 5.0), "hipLaunchKernel");
+            trace.kernel(id, (start + 20.0, 50.0), "tiny", at);
+        }
+        trace.read()
+    };
+    let no_shape = of(At { grid: 0, block: 0, ..FULL });
+    let other_device = of(At { grid: 1, device: 2, ..FULL });
+    let no_shape_reported = reported("shapes-unknown-passes/no_shape.json");
+    let other_device_reported = reported("shapes-unknown-passes/device_offset.json");
+    let cases = [
+        (Some(no_shape), "launch shapes are not in the trace"),
+        (no_shape_reported, "launch shapes are not in the trace"),
+        (Some(other_device), "device 2, on which the kernels ran, is not described"),
+        (other_device_reported, "device 2, on which the kernels ran, is not described"),
+    ];
+    for (trace, why) in cases {
+        let Some(trace) = trace else { continue };
+        let diagnosis = diagnose(&trace);
+        for rule in ["block-size", "small-grid", "tail", "occupancy"] {
+            let reason = not_measured(&diagnosis, rule);
+            assert!(reason.contains(why) && reason.contains("rocprofv3"), "{rule}: {reason}");
+        }
+        for line in ["Good occupancy", "Block size is multiple", "Grid size saturates"] {
+            assert_eq!(tick(&diagnosis, line), Tick::NotMeasured, "{line}");
+        }
+    }
+}
+
+#[test]
+fn a_rule_that_saw_a_part_says_which() {
+    let of = |known: u32| {
+        let mut trace = Kineto::nvidia();
+        for step in 0..100 {
+            let start = f64::from(step) * 60.0;
+            let grid = if step < known { FULL.grid } else { 0 };
+            trace.launch(start, (start + 10.0, 50.0), "k", At { grid, ..FULL });
+        }
+        diagnose(&trace.read())
+    };
+    let half = of(50);
+    let reason = not_measured(&half, "small-grid");
+    assert!(reason.contains("nothing found in 50.0 % of 5.000 ms of kernel time"), "{reason}");
+    assert!(reason.contains("launch shapes are not in the trace"), "{reason}");
+    let json = half.to_json();
+    let asked = json["questions"].as_array().unwrap().iter();
+    let asked = asked.clone().find(|question| question["id"] == "small-grid").unwrap();
+    assert_eq!(asked["answer"], "cannot answer");
+    assert_eq!(asked["inspected"]["share"], 0.5);
+    let most = of(95);
+    let Answer::No { inspected } = &most.question("small-grid").unwrap().answer else {
+        panic!("{:?}", most.question("small-grid"));
+    };
+    assert_eq!((inspected.seen, inspected.whole), (4_750_000, 5_000_000));
+}
+
+#[test]
+fn pages_that_migrate_are_found_and_are_no_lost_launches() {
+    let migrations = |export: &mut Export, from: i64, count: i64, kind: i64| {
+        export.sql(&format!(
+            "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < {count} - 1)
+             INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY SELECT {from} + i * 98000,
+             {from} + i * 98000 + 6000, 0, 1, 0, NULL, {}, 65536, {kind}, 7, 7 FROM n;",
+            process(7)
+        ));
+    };
+    let mut during = Export::new();
+    during.launch((9_000_000, 9_020_000), (10_000_000, 210_000_000), 2, "add");
+    migrations(&mut during, 10_000_000, 2000, 11);
+    let written = during.read().unwrap();
+    let report = reported("unified-memory/um_during.sqlite");
+    for trace in [Some(written), report].into_iter().flatten() {
+        let diagnosis = diagnose(&trace);
+        assert!(diagnosis.quality.iter().all(|of| !of.title.contains("launched by calls")));
+        let pages = found(&diagnosis, "page-migration").unwrap();
+        assert_eq!((pages.measured.value, pages.severity), (2000.0, Severity::Severe));
+        assert!(pages.title.contains("131.1 MB"), "{}", pages.title);
+        assert!(pages.title.contains("2000 while kernels ran, 0 between"), "{}", pages.title);
+        assert!(pages.advice.contains("cudaMemPrefetchAsync"), "{}", pages.advice);
+        assert_eq!(tick(&diagnosis, "Memory transactions"), Tick::Fails);
+    }
+    // As the host touches pages; the gaps between have no launch that could be recorded.
+    let mut between = Export::new();
+    between.launch((900_000, 920_000), (1_000_000, 2_000_000), 2, "add");
+    migrations(&mut between, 3_000_000, 100, 12);
+    let diagnosis = diagnose(&between.read().unwrap());
+    let pages = found(&diagnosis, "page-migration").unwrap();
+    assert!(pages.title.contains("0 while kernels ran, 100 between"), "{}", pages.title);
+    assert_eq!(main_cause(&diagnosis, 0).0, CauseKind::Migration);
+    assert!(found(&diagnosis, "gaps").unwrap().advice.contains("cudaMemPrefetchAsync"));
+}
+
+#[test]
+fn communication_kernels_get_no_advice_about_their_shape() {
+    let mut trace = Kineto::nvidia();
+    for step in 0..20 {
+        let start = f64::from(step) * 1_000.0;
+        trace.launch(start, (start + 20.0, 400.0), "ampere_bf16_s16816gemm", FULL);
+        let few = At { grid: 24, block: 640, ..FULL };
+        let name = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)";
+        trace.launch(start + 10.0, (start + 420.0, 590.0), name, few);
+    }
+    let report = reported("nccl-advice/nccl_grid.json");
+    for trace in [Some(trace.read()), report].into_iter().flatten() {
+        let diagnosis = diagnose(&trace);
+        for id in ["small-grid", "block-size", "occupancy", "tail"] {
+            let of = found(&diagnosis, id);
+            let named = of.is_some_and(|of| of.evidence.iter().any(|it| it.what.contains("nccl")));
+            assert!(!named, "{of:?}");
+        }
+    }
+}
+
+/// Steps of 1 ms: 400 µs of compute and 590 µs of an all-reduce that begins so much later.
+fn steps_with_collectives(behind: f64, stream: u32) -> Trace {
+    let mut trace = Kineto::nvidia();
+    for step in 0..40 {
+        let start = f64::from(step) * 1_000.0;
+        trace.launch(start, (start + 20.0, 400.0), "ampere_bf16_s16816gemm", FULL);
+        let name = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)";
+        let at = At { stream, ..FULL };
+        trace.launch(start + 6.0, (start + 20.0 + behind, 590.0), name, at);
+    }
+    trace.read()
+}
+
+#[test]
+fn communication_without_compute_beside_it_is_found() {
+    let report = reported("nccl-advice/nccl_exposed.json");
+    for trace in [Some(steps_with_collectives(400.0, 7)), report].into_iter().flatten() {
+        let diagnosis = diagnose(&trace);
+        let exposed = found(&diagnosis, "exposed-communication").unwrap();
+        assert_eq!(
+            (exposed.recoverable_ns, exposed.severity),
+            (Some(23_600_000), Severity::Severe)
+        );
+        assert!(exposed.title.contains("on a stream that computes"), "{}", exposed.title);
+        assert!(exposed.evidence[0].what.contains("ncclDevKernel_AllReduce"), "{exposed:?}");
+    }
+    // 200 of 590 µs are hidden behind the kernel.
+    let half = diagnose(&steps_with_collectives(200.0, 20));
+    let exposed = found(&half, "exposed-communication").unwrap();
+    assert_eq!(exposed.recoverable_ns, Some(40 * 390_000));
+    assert!(!exposed.title.contains("on a stream that computes"), "{}", exposed.title);
+}
+
+#[test]
+fn a_trace_of_copies_says_so() {
+    let of = |beside: bool| {
+        let mut trace = Kineto::nvidia();
+        for step in 0..20 {
+            let start = f64::from(step) * 11_000.0;
+            let id = trace.call((start, 2.0), "cudaMemcpyAsync");
+            trace.copy(id, (start + 20.0, 5_000.0), "HtoD (Pinned -> Device)", 64_000_000);
+            let id = trace.call((start + 2.0, 2.0), "cudaLaunchKernel");
+            let at = At { stream: 8, ..FULL };
+            let kernel = if beside { (start + 20.0, 10_000.0) } else { (start + 5_020.0, 500.0) };
+            trace.kernel(id, kernel, "solve", at);
+            let id = trace.call((start + 4.0, 2.0), "cudaMemcpyAsync");
+            trace.copy(id, (start + 5_520.0, 5_000.0), "DtoH (Device -> Pinned)", 64_000_000);
+        }
+        trace.read()
+    };
+    let report = reported("copy-bound-not-said/copy_bound.json");
+    for trace in [Some(of(false)), report].into_iter().flatten() {
+        let diagnosis = diagnose(&trace);
+        let first = &diagnosis.findings[0];
+        assert_eq!((first.id, first.severity), ("exposed-copy", Severity::Severe));
+        assert_eq!(first.recoverable_ns, Some(200_000_000));
+        assert!(
+            first.title.contains("copies for 91.") && first.title.contains("4.6 %"),
+            "{first:?}"
+        );
+        assert!(first.advice.contains("keep data on the device"), "{}", first.advice);
+    }
+    // All but 500 µs of each step is beside the kernel: 4.5 % of the time.
+    let diagnosis = diagnose(&of(true));
+    assert!(found(&diagnosis, "exposed-copy").is_none(), "{:?}", diagnosis.findings);
+}
+
+/// Kernels of 50 µs, back to back, of which one has an impossible time.
+fn impossible(change: impl Fn(u32, f64) -> ((f64, f64), f64)) -> Trace {
+    let mut trace = Kineto::nvidia();
+    for step in 0..1000u32 {
+        let start = f64::from(step) * 60.0;
+        let (kernel, call) = change(step, start);
+        trace.launch(call, kernel, "norm_kernel", FULL);
+    }
+    trace.read()
+}
+
+#[test]
+fn operations_that_overlap_their_successors_are_doubted_first() {
+    let long = impossible(|step, start| {
+        let length = if step == 400 { 2_000_000.0 } else { 50.0 };
+        ((start + 20.0, length), start)
+    });
+    let report = reported("impossible-times/impossible_duration.json");
+    for trace in [Some(long), report].into_iter().flatten() {
+        let diagnosis = diagnose(&trace);
+        let first = &diagnosis.quality[0];
+        assert_eq!(first.severity, Severity::Severe);
+        assert!(first.title.contains("1 operations overlap 599 that follow them"), "{first:?}");
+        assert!(diagnosis.to_text().find(&first.title[..30]) < diagnosis.to_text().find("Gaps"));
+    }
+    // Every kernel ends 40 µs behind the start of the next.
+    let all = impossible(|_, start| ((start + 20.0, 100.0), start));
+    let diagnosis = diagnose(&all);
+    assert!(diagnosis.quality[0].title.contains("999 operations overlap 999"), "{diagnosis:?}");
+    // Programmatic dependent launch overlaps by a few microseconds.
+    let dependent = impossible(|_, start| ((start + 20.0, 62.0), start));
+    assert!(diagnose(&dependent).quality.is_empty());
+}
+
+#[test]
+fn operations_that_start_before_their_launch_are_doubted() {
+    let early = impossible(|step, start| {
+        let call = if step % 25 == 1 { start + 55.0 } else { start };
+        ((start + 20.0, 30.0), call)
+    });
+    let diagnosis = diagnose(&early);
+    let title = &diagnosis.quality[0].title;
+    assert!(title.contains("40 of 1000 operations start before"), "{title}");
+    assert!(title.contains("by up to 35.0 µs"), "{title}");
+    assert!(idle(&diagnosis, CauseKind::Clocks) > 0);
+    let rounded = impossible(|_, start| ((start + 20.0, 30.0), start + 20.5));
+    assert!(diagnose(&rounded).quality.is_empty(), "half a microsecond is rounding");
+}
+
+#[test]
+fn operations_without_times_do_not_count() {
+    let mut trace = Kineto::nvidia();
+    for step in 0..100 {
+        let start = 1_000_000.0 + f64::from(step) * 60.0;
+        let times = if step % 40 == 3 { (0.0, 0.0) } else { (start + 20.0, 50.0) };
+        trace.launch(start, times, "k", FULL);
+    }
+    let report = reported("impossible-times/zero_times.json");
+    for trace in [Some(trace.read()), report].into_iter().flatten() {
+        assert_eq!((trace.kernels.on_gpu.len(), trace.quality.without_times), (97, 3));
+        let diagnosis = diagnose(&trace);
+        let (start, end) = diagnosis.devices[0].span;
+        assert!(end - start < 10_000_000, "{:?}", diagnosis.devices[0].span);
+        assert!(diagnosis.quality.iter().any(|of| of.title.contains("3 operations have no times")));
+    }
+}
+
+#[test]
+fn the_speed_of_pageable_copies_is_of_their_own_bytes() {
+    let mut trace = Kineto::nvidia();
+    let id = trace.call((0.0, 5.0), "cudaMemcpyAsync");
+    trace.copy(id, (10.0, 2.0), "HtoD (Pageable -> Device)", 1024);
+    let id = trace.call((100.0, 250_000.0), "cudaMemcpy");
+    trace.copy(id, (110.0, 240_000.0), "HtoD (Pageable -> Device)", 1_000_000_000);
+    trace.launch(260_000.0, (260_010.0, 50.0), "k", FULL);
+    let report = reported("pageable-speed/pageable_speed.json");
+    for trace in [Some(trace.read()), report].into_iter().flatten() {
+        let diagnosis = diagnose(&trace);
+        let pageable = found(&diagnosis, "pageable-copy").unwrap();
+        assert!(pageable.title.contains(": 1, 1.0 kB at 0.5 GB/s"), "{}", pageable.title);
+        assert_eq!(pageable.severity, Severity::Information, "2 us of 260 ms");
+    }
+}
+
+#[test]
+fn advice_without_gpu_work_is_in_the_words_of_the_recorder() {
+    let mut pytorch = Kineto::nvidia();
+    pytorch.event(json!({
+        "ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 10, "tid": 100, "ts": 1, "dur": 9,
+    }));
+    let diagnosis = diagnose(&pytorch.read());
+    let first = &diagnosis.quality[0];
+    assert!(first.advice.contains("ProfilerActivity.CUDA"), "{}", first.advice);
+    assert!(!diagnosis.to_text().contains("--trace=cuda"), "{}", diagnosis.to_text());
+    assert!(!diagnosis.answers_any());
+    for question in &diagnosis.questions {
+        assert!(!matches!(question.answer, Answer::No { .. }) || question.id == "data-quality");
+    }
+    assert!(checklist(&diagnosis).iter().all(|line| line.tick == Tick::NotMeasured));
+    // Rows of a GPU in a form that nobody here reads.
+    let mut foreign = Kineto::nvidia();
+    foreign.event(json!({
+        "ph": "M", "pid": 1, "name": "process_name", "args": { "name": "CUDA functions" },
+    }));
+    foreign.event(json!({ "ph": "X", "pid": 1, "tid": 1, "ts": 60, "dur": 20, "name": "add" }));
+    let diagnosis = diagnose(&foreign.read());
+    assert!(diagnosis.quality[0].title.contains("CUDA functions"), "{:?}", diagnosis.quality[0]);
+}
+
+#[test]
+fn the_recorders_reason_is_part_of_the_finding_that_work_is_missing() {
+    let export = Export::new();
+    export.sql(
+        "CREATE TABLE DIAGNOSTIC_EVENT (timestamp INTEGER, severity INTEGER, text TEXT);
+         INSERT INTO DIAGNOSTIC_EVENT VALUES (1, 2, 'Installed CUDA driver version (13.3) is not \
+         supported by this build of Nsight Systems. CUDA trace will be collected using libraries \
+         for driver version 12.9'), (2, 2, 'Not all CUDA events might have been collected.'),
+         (3, 1, 'Number of CUPTI events produced: 31. Some CUPTI events might be missing.');",
+    );
+    let report = reported("profiler-said-why/driver_too_new.sqlite");
+    for trace in [Some(export.read().unwrap()), report].into_iter().flatten() {
+        let diagnosis = diagnose(&trace);
+        let first = &diagnosis.quality[0];
+        assert!(first.title.contains("the driver (CUDA 13.3) is newer"), "{}", first.title);
+        assert!(first.advice.contains("update Nsight Systems"), "{}", first.advice);
+        assert_eq!(first.evidence.len(), 3, "{:?}", first.evidence);
+        let text: String = diagnosis.to_text().split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(text.contains("using libraries for driver version 12.9"), "in full: {text}");
+        assert_eq!(tick(&diagnosis, "Minimal synchronization"), Tick::NotMeasured);
+    }
+    let export = Export::new();
+    export.sql(
+        "CREATE TABLE DIAGNOSTIC_EVENT (timestamp INTEGER, severity INTEGER, text TEXT);
+         INSERT INTO DIAGNOSTIC_EVENT VALUES (1, 3, 'CUPTI_ERROR_INSUFFICIENT_PRIVILEGES');",
+    );
+    let diagnosis = diagnose(&export.read().unwrap());
+    assert!(diagnosis.quality[0].title.contains("not allowed"), "{:?}", diagnosis.quality[0]);
+}
+
+#[test]
+fn two_machines_are_named_before_their_difference() {
+    let of = |name: &str, capability: u32, more: serde_json::Value| {
+        let mut trace = Kineto::of(json!({
+            "id": 0, "name": name, "computeMajor": capability, "computeMinor": 0, "numSms": 80,
+        }));
+        for step in 0..20 {
+            let start = f64::from(step) * 100.0;
+            trace.launch(start, (start + 10.0, 80.0), "gemm", FULL);
+        }
+        trace.more = more;
+        trace.read()
+    };
+    let world = |size: u32, driver: u32| json!({ "distributedInfo": { "world_size": size }, "cuda_driver_version": driver });
+    use Property::{Capability, Device, Driver, Ranks};
+    let same = || of("NVIDIA A100", 8, world(8, 12080));
+    let base = Sums::of(&same());
+    let reported = ["a100", "v100"].map(|name| reported(&format!("two-gpus-not-told/{name}.json")));
+    let mut pairs = vec![(same(), of("Tesla V100", 7, world(16, 13000)))];
+    if let [Some(a), Some(b)] = reported {
+        pairs.push((a, b));
+    }
+    for (a, b) in &pairs {
+        let difference = difference(Sums::of(a), Sums::of(b));
+        assert_eq!(difference.setup[0].property, Device);
+        assert!(difference.other_machine());
+        let text = difference.to_text(["a", "b"]);
+        assert!(text.starts_with("Two machines"), "{text}");
+        assert!(text.lines().nth(1).unwrap().contains("A100"), "{text}");
+        assert!(text.lines().nth(1).unwrap().contains("V100"), "{text}");
+    }
+    let properties = |other: &Trace| {
+        let difference = difference(base.clone(), Sums::of(other));
+        difference.setup.iter().map(|change| change.property).collect::<Vec<_>>()
+    };
+    assert_eq!(properties(&pairs[0].1), [Device, Capability, Ranks, Driver]);
+    assert_eq!(properties(&same()), []);
+    assert_eq!(properties(&of("NVIDIA A100", 8, world(4, 12080))), [Ranks]);
+}
+
+#[test]
+fn a_trace_of_rocm_gets_the_words_of_rocm() {
+    let mut trace = Kineto::amd();
+    for step in 0..300 {
+        let start = f64::from(step) * 40.0;
+        let id = trace.call((start, 12.0), "hipLaunchKernel");
+        trace.kernel(id, (start + 20.0, 4.0), &format!("k{}", step % 3), FULL);
+    }
+    let report = reported("amd-told-nvidia-tools/amd_launch_bound.json");
+    for trace in [Some(trace.read()), report].into_iter().flatten() {
+        let diagnosis = diagnose(&trace);
+        assert!(found(&diagnosis, "launch-bound").unwrap().advice.contains("HIP graph"));
+        let text = diagnosis.to_text();
+        for word in ["CUDA graph", "ncu", "nsys", "--gpu-metrics-devices", "cudaHostAlloc"] {
+            assert!(!text.contains(word), "{word}: {text}");
+        }
+        assert!(text.contains("rocprof-compute"), "{text}");
+    }
+}
+
+#[test]
+fn a_wavefront_has_64_threads() {
+    let mut trace = Kineto::amd();
+    let odd = At { grid: 3040, block: 96, stream: 0, device: 0 };
+    for step in 0..200 {
+        let start = f64::from(step) * 60.0;
+        let id = trace.call((start, 5.0), "hipLaunchKernel");
+        trace.kernel(id, (start + 20.0, 50.0), "wave", odd);
+    }
+    let report = reported("wave-of-64/wave64.json");
+    for trace in [Some(trace.read()), report].into_iter().flatten() {
+        let diagnosis = diagnose(&trace);
+        let block = found(&diagnosis, "block-size").unwrap();
+        let what = &block.evidence[0].what;
+        assert!(what.contains("32 of 128 lanes idle, wavefront of 64"), "{what}");
+        assert!(block.advice.contains("multiple of 64"), "{}", block.advice);
+        assert_eq!(tick(&diagnosis, "Block size is multiple"), Tick::Fails);
+    }
+    let mut nvidia = Kineto::nvidia();
+    nvidia.launch(0.0, (10.0, 50.0), "k", At { block: 96, ..FULL });
+    assert!(diagnose(&nvidia.read()).passed("block-size"));
+}
+
+#[test]
+fn a_softmax_of_a_loss_is_not_set_against_matmul() {
+    let mut trace = Kineto::nvidia();
+    for step in 0..20 {
+        let start = f64::from(step) * 2_000.0;
+        let matmul = "sm80_xmma_fprop_implicit_gemm_f32";
+        trace.launch(start, (start + 900.0, 1_000.0), matmul, FULL);
+        let softmax = "void cunn_SoftMaxForward<float>(float*)";
+        trace.launch(start + 10.0, (start + 1_910.0, 2.0), softmax, FULL);
+    }
+    let report = reported("softmax-line/softmax_of_loss.json");
+    for trace in [Some(trace.read()), report].into_iter().flatten() {
+        let text = diagnose(&trace).to_text();
+        assert!(!text.contains("of the time of matmul"), "{text}");
+    }
+}
+
+#[test]
+fn a_broken_string_costs_its_own_event() {
+    let mut trace = Kineto::nvidia();
+    for step in 0..100 {
+        let start = f64::from(step) * 100.0;
+        trace.event(json!({
+            "ph": "X", "cat": "cpu_op", "name": format!("lib {step}"), "pid": 10, "tid": 100,
+            "ts": start, "dur": 10,
+        }));
+        trace.launch(start + 1.0, (start + 20.0, 50.0), "k", FULL);
+    }
+    let whole = trace.text();
+    for broken in ["a\u{1}b", "Library(\"x\", \"IMPL\")", "{\"ph\": \"X", "a\nb", "\\x"] {
+        let text = whole.replace("lib 49", broken);
+        let (_folder, path) = fixture::file("broken.json", text.as_bytes());
+        let read = read::open(&path, &Wanted::ALL).unwrap();
+        assert_eq!((read.kernels.on_gpu.len(), read.ranges.len()), (100, 99), "{broken}");
+        assert_eq!(read.quality.broken_events, 1, "{broken}");
+        assert_eq!(read.devices.len(), 1, "{broken}");
+        let named = |of: &Finding| of.title.contains("1 events are no valid JSON");
+        assert!(diagnose(&read).quality.iter().any(named), "{broken}");
+    }
+    for name in ["control_char", "bare_quotes", "control_middle"] {
+        let Some(read) = reported(&format!("bad-string-stops-reading/{name}.json")) else { return };
+        assert_eq!(read.quality.broken_events, 1, "{name}");
+        assert!(read.quality.unreadable.is_empty(), "{name}");
+        let expected = if name == "control_middle" { 100 } else { 2 };
+        assert_eq!(read.kernels.on_gpu.len(), expected, "{name}");
+    }
+}

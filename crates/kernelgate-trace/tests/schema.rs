@@ -1,0 +1,114 @@
+//! A diagnosis as JSON has the form that `schema/diagnosis.json` describes.
+
+#![allow(clippy::unwrap_used)]
+
+mod fixture;
+
+use fixture::Export;
+use fixture::kineto::{At, FULL, Kineto};
+use kernelgate_trace::diagnose::diagnose;
+use serde_json::Value;
+
+const SCHEMA: &str = include_str!("../schema/diagnosis.json");
+
+/// Where a value differs from a schema, of the keywords that the schema uses.
+fn differs(schema: &Value, value: &Value, root: &Value, path: &str, errors: &mut Vec<String>) {
+    if let Some(reference) = schema["$ref"].as_str() {
+        let definition = root.pointer(&reference[1..]).unwrap();
+        return differs(definition, value, root, path, errors);
+    }
+    if let Some(expected) = schema.get("const").filter(|expected| *expected != value) {
+        errors.push(format!("{path}: {value}, not {expected}"));
+    }
+    if let Some(words) = schema["enum"].as_array().filter(|words| !words.contains(value)) {
+        errors.push(format!("{path}: {value}, not one of {words:?}"));
+    }
+    let kind = match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(number) if number.is_f64() => "number",
+        Value::Number(_) => "integer",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    };
+    let kinds: Vec<&str> = match &schema["type"] {
+        Value::String(one) => vec![one],
+        Value::Array(some) => some.iter().filter_map(Value::as_str).collect(),
+        _ => Vec::new(),
+    };
+    let fits = kinds.contains(&kind) || (kind == "integer" && kinds.contains(&"number"));
+    if !kinds.is_empty() && !fits {
+        errors.push(format!("{path}: {value}, not {kinds:?}"));
+    }
+    for (index, item) in value.as_array().into_iter().flatten().enumerate() {
+        differs(&schema["items"], item, root, &format!("{path}/{index}"), errors);
+    }
+    let Some(members) = value.as_object() else { return };
+    for name in schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+        if !members.contains_key(name) {
+            errors.push(format!("{path}: no {name}"));
+        }
+    }
+    for (name, member) in members {
+        match schema["properties"].get(name) {
+            Some(known) => differs(known, member, root, &format!("{path}/{name}"), errors),
+            None if schema["additionalProperties"] == false => {
+                errors.push(format!("{path}: {name} is not described"));
+            }
+            None => {}
+        }
+    }
+}
+
+fn errors(value: &Value) -> Vec<String> {
+    let schema: Value = serde_json::from_str(SCHEMA).unwrap();
+    let mut errors = Vec::new();
+    differs(&schema, value, &schema, "", &mut errors);
+    errors
+}
+
+#[test]
+fn every_diagnosis_fits_the_schema() {
+    let mut trace = Kineto::nvidia();
+    for step in 0..300 {
+        let start = f64::from(step) * 40.0;
+        trace.launch(start, (start + 20.0, 4.0), "k", At { grid: 5, ..FULL });
+        if step % 10 == 0 {
+            trace.call((start + 10.0, 9.0), "cudaDeviceSynchronize");
+        }
+    }
+    let id = trace.call((20_000.0, 5.0), "cudaMemcpyAsync");
+    trace.copy(id, (20_010.0, 900.0), "HtoD (Pageable -> Device)", 1000);
+    let mut export = Export::new();
+    export.range(1_000, Some(50_000), 59, "step");
+    export.launch((1_100, 1_200), (2_000, 9_000), 1, "k");
+    export.launch((40_000, 41_000), (90_000, 99_000), 2, "k");
+    export.kernel(7, (200_000, 300_000), 77, "orphan");
+    let traces = [trace.read(), export.read().unwrap(), Export::new().read().unwrap()];
+    for trace in &traces {
+        let json = diagnose(trace).to_json();
+        assert_eq!(errors(&json), Vec::<String>::new());
+        let keys: Vec<&str> = json["findings"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|finding| finding["key"].as_str().unwrap())
+            .collect();
+        let mut different = keys.clone();
+        different.sort_unstable();
+        different.dedup();
+        assert_eq!(different.len(), keys.len(), "{keys:?}");
+    }
+}
+
+#[test]
+fn the_schema_refuses_what_it_does_not_describe() {
+    let mut json = diagnose(&Kineto::nvidia_with_one_kernel()).to_json();
+    json["findings"] = serde_json::json!([{ "id": "gaps" }]);
+    json["devices"][0]["busy"] = 5.into();
+    json["schema_version"] = 9.into();
+    let errors = errors(&json);
+    let expected = ["no severity", "busy is not described", "not 2"];
+    assert!(expected.iter().all(|word| errors.iter().any(|it| it.contains(word))), "{errors:?}");
+}
