@@ -185,6 +185,32 @@ fn a_diagnosis_comes_as_text_and_as_json() {
 }
 
 #[test]
+fn findings_change_the_exit_code_only_where_that_is_asked_for() {
+    let (folder, path) = trace();
+    let exit = |arguments: &[&str]| kernelgate(arguments).status.code();
+    assert_eq!(exit(&["diagnose", text(&path)]), Some(0));
+    // The host launches a kernel every 100 µs: idle for most of the time.
+    for (severity, code) in [("severe", 1), ("warning", 1), ("information", 1)] {
+        assert_eq!(exit(&["diagnose", text(&path), "--fail-on", severity]), Some(code));
+    }
+    let busy = folder.path().join("busy.json");
+    let events = TRACE.split("\n  {\"ph\": \"X\", \"cat\": \"gpu_memcpy\"").next().unwrap();
+    let one = events.replace("\"ts\": 120, \"dur\": 30", "\"ts\": 70, \"dur\": 150");
+    std::fs::write(&busy, format!("{}]}}", one.trim_end().trim_end_matches(','))).unwrap();
+    assert_eq!(exit(&["diagnose", text(&busy), "--fail-on", "severe"]), Some(0));
+    // Nothing about a GPU can be answered.
+    let empty = folder.path().join("empty.json");
+    let host = r#"{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 5,
+        "tid": 5, "ts": 0, "dur": 90}]}"#;
+    std::fs::write(&empty, host).unwrap();
+    assert_eq!(exit(&["diagnose", text(&empty)]), Some(3));
+    assert_eq!(exit(&["diagnose", text(&empty), "--checklist"]), Some(3));
+    assert_eq!(exit(&["diagnose", "nowhere.json"]), Some(2));
+    let two = refused(&["diagnose", text(&path), text(&busy), "--fail-on", "severe"]);
+    assert!(two.contains("add --each"), "{two}");
+}
+
+#[test]
 fn two_traces_are_compared_and_three_are_not() {
     let (folder, path) = trace();
     let slower = folder.path().join("slower.json");
@@ -259,6 +285,7 @@ fn a_diagnosis_comes_as_a_page() {
     for anchor in ["findings", "timeline", "kernels", "memory", "table-kernels", "rules"] {
         assert!(page.contains(&format!("<section id=\"{anchor}\">")), "{anchor}");
     }
+    assert!(page.contains("<h3 class=\"finding severe\">"), "severity has a colour: {page}");
     assert!(!page.contains("<script>alert"), "{page}");
     // Of the host's memory nothing is said.
     assert!(page.contains("3.00 MB") && !page.contains("700 B"), "{page}");

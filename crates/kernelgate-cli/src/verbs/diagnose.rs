@@ -9,7 +9,7 @@ use kernelgate::record::text::{printable, printable_path};
 use kernelgate::record::{Store, file};
 use kernelgate_trace::TraceError;
 use kernelgate_trace::diagnose::difference::{Sums, difference};
-use kernelgate_trace::diagnose::{Diagnosis, checklist, diagnose, diagnose_streamed};
+use kernelgate_trace::diagnose::{Diagnosis, Severity, checklist, diagnose, diagnose_streamed};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::read::Wanted;
 use serde_json::{Value, json};
@@ -38,6 +38,9 @@ pub struct Arguments {
     /// The checklist of the guides, filled in, in place of the diagnosis
     #[arg(long)]
     checklist: bool,
+    /// Exit with 1 if a finding is as severe as this, or more
+    #[arg(long, value_enum, value_name = "SEVERITY")]
+    fail_on: Option<FailOn>,
     /// How the result is printed
     #[arg(long, value_enum, default_value_t)]
     format: DiagnosisFormat,
@@ -55,6 +58,52 @@ enum DiagnosisFormat {
     Text,
     /// For programs
     Json,
+}
+
+/// A severity, as a flag has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum FailOn {
+    /// Any finding
+    Information,
+    /// A finding that costs time
+    Warning,
+    /// A finding that costs a tenth of the time or more
+    Severe,
+}
+
+impl From<FailOn> for Severity {
+    fn from(flag: FailOn) -> Self {
+        match flag {
+            FailOn::Information => Self::Information,
+            FailOn::Warning => Self::Warning,
+            FailOn::Severe => Self::Severe,
+        }
+    }
+}
+
+/// The outcome of all diagnoses of a call.
+#[derive(Debug, Clone, Copy, Default)]
+struct Outcome {
+    /// Whether any question about a GPU was answered.
+    answered: bool,
+    /// The worst finding.
+    worst: Option<Severity>,
+}
+
+impl Outcome {
+    fn add(&mut self, diagnosis: &Diagnosis) {
+        self.answered |= diagnosis.answers_any();
+        self.worst = self.worst.max(diagnosis.worst());
+    }
+
+    fn exit(self, fail_on: Option<FailOn>) -> Exit {
+        let fails = fail_on.is_some_and(|flag| self.worst >= Some(flag.into()));
+        match self.answered {
+            false => Exit::Inconclusive,
+            true if fails => Exit::Regression,
+            true => Exit::Fine,
+        }
+    }
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
@@ -75,15 +124,22 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         not_over("--html", page, trace)?;
     }
     let together = arguments.traces.len() == 2 && !arguments.each && !arguments.checklist;
+    anyhow::ensure!(
+        arguments.fail_on.is_none() || !together,
+        "--fail-on judges findings of single traces, not a comparison; add --each"
+    );
     match &traces[..] {
-        [base, head] if together => compare(arguments, [base, head])?,
-        traces => each(arguments, traces)?,
+        [base, head] if together => {
+            compare(arguments, [base, head])?;
+            Ok(Exit::Fine)
+        }
+        traces => Ok(each(arguments, traces)?.exit(arguments.fail_on)),
     }
-    Ok(Exit::Fine)
 }
 
-fn each(arguments: &Arguments, traces: &[(String, PathBuf)]) -> anyhow::Result<()> {
+fn each(arguments: &Arguments, traces: &[(String, PathBuf)]) -> anyhow::Result<Outcome> {
     let mut all: Vec<Value> = Vec::new();
+    let mut outcome = Outcome::default();
     for (index, (name, path)) in traces.iter().enumerate() {
         let diagnosis = match &arguments.html {
             Some(file) => {
@@ -94,6 +150,7 @@ fn each(arguments: &Arguments, traces: &[(String, PathBuf)]) -> anyhow::Result<(
             }
             None => of(path, arguments, diagnose_streamed, diagnose)?,
         };
+        outcome.add(&diagnosis);
         let lines = checklist::checklist(&diagnosis);
         if arguments.format == DiagnosisFormat::Json {
             all.push(match arguments.checklist {
@@ -113,7 +170,7 @@ fn each(arguments: &Arguments, traces: &[(String, PathBuf)]) -> anyhow::Result<(
     if arguments.format == DiagnosisFormat::Json {
         print_json(&json!({ "schema_version": SCHEMA, "traces": all }))?;
     }
-    Ok(())
+    Ok(outcome)
 }
 
 /// What changed from one trace to another, which are read one after the other.
