@@ -4,12 +4,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::process::TrialProcess;
+use kernelgate::measure::power::PowerState;
 use kernelgate::record::{CaseRecord, Environment, ProcessRun, WorkRecord};
 
 /// Facts that every later process of a side shares with the process that verified it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Expected {
     environment: Environment,
+    power: PowerState,
     definitions: BTreeMap<String, Definition>,
 }
 
@@ -30,10 +32,15 @@ impl From<&CaseRecord> for Definition {
 
 impl Expected {
     /// Facts of the process that verified these cases.
-    pub fn from_verified(run: &ProcessRun, cases: &BTreeSet<String>) -> Self {
+    pub fn from_verified(run: &ProcessRun, cases: &BTreeSet<String>, power: PowerState) -> Self {
         let cases = run.cases.iter().filter(|(id, _)| cases.contains(*id));
         let definitions = cases.map(|(id, case)| (id.clone(), case.into())).collect();
-        Self { environment: run.environment.clone(), definitions }
+        Self { environment: run.environment.clone(), power, definitions }
+    }
+
+    /// Whether a later process may have measured in a power state.
+    fn allows(&self, state: PowerState) -> bool {
+        state == PowerState::NotApplicable || state.comparable(self.power)
     }
 
     /// Compares a later process with the one that verified its cases.
@@ -50,6 +57,21 @@ impl Expected {
         let [found, verified] = [&run.environment, &self.environment].map(Environment::device_id);
         if found != verified {
             return differs("device", &found, &verified);
+        }
+        if !run.environment.on_host() {
+            for (id, case) in &run.cases {
+                let state = case.samples.power.as_ref().map(|power| power.state);
+                match state {
+                    None => return Err(format!("its record of {id} has no power state")),
+                    Some(state) if !self.allows(state) => {
+                        let (found, asked) = (state.name(), self.power.name());
+                        return Err(format!(
+                            "its record of {id} has power state `{found}`, the request `{asked}`"
+                        ));
+                    }
+                    Some(_) => {}
+                }
+            }
         }
         for (id, case) in &run.cases {
             let Some(verified) = self.definitions.get(id) else { continue };
@@ -121,7 +143,8 @@ mod tests {
     }
 
     fn refusal(change: impl FnOnce(&mut ProcessRun)) -> String {
-        let expected = Expected::from_verified(&run(), &["x".to_owned()].into());
+        let expected =
+            Expected::from_verified(&run(), &["x".to_owned()].into(), PowerState::Steady);
         assert_eq!(expected.check(&run()), Ok(()));
         let mut other = run();
         change(&mut other);

@@ -13,6 +13,7 @@ use super::session::{Bench, Prepared};
 use super::{CompareError, ComparisonRequest, folder, rounds};
 use crate::gate::comparison::CriterionBench;
 use crate::gate::paired::Arm;
+use kernelgate::measure::power::PowerState;
 use kernelgate::record::{ProcessRun, TrialRequest, TrialSampling, file};
 
 /// A process that only verifies: references may take long.
@@ -129,11 +130,14 @@ impl Engine<'_> {
         };
         let cases: BTreeSet<String> =
             prepared.matched.judged.difference(&before).cloned().collect();
+        let burst = self.request.settings.get("KERNELGATE_POWER").is_some_and(|it| it == "burst");
+        let power = if burst { PowerState::Burst } else { PowerState::Steady };
         let timeout = PROCESS_TIMEOUT + 10 * base.took.max(head.took);
         let bench = Bench {
             name: name.to_owned(),
             verified: [base.path.clone(), head.path.clone()],
-            expected: [&*base, &*head].map(|side| Expected::from_verified(&side.run, &cases)),
+            expected: [&*base, &*head]
+                .map(|side| Expected::from_verified(&side.run, &cases, power)),
             cases,
             timeout: self.request.wait.unwrap_or(timeout),
             sampling: self.request.sampling.unwrap_or(usual),

@@ -48,6 +48,7 @@ pub fn timings(run: &ProcessRun) -> BTreeMap<String, Timing> {
                 true => samples.contention,
                 false => others.map(|others| if others > 0 { 1.0 } else { 0.0 }),
             },
+            at_cap: samples.power.as_ref().is_some_and(|power| power.at_cap),
             averaged: case.implementation == IMPLEMENTATION,
         }
     };
@@ -219,6 +220,7 @@ mod tests {
     use super::super::expected::Expected;
     use super::super::install::Driver;
     use super::*;
+    use kernelgate::measure::power::PowerState;
     use kernelgate::record::{CaseRecord, Environment, Provenance, TrialSampling};
 
     fn trial(block: usize, place: usize, time_ns: f64) -> TrialRecord {
@@ -239,7 +241,7 @@ mod tests {
     #[test]
     fn trials_of_another_plan_do_not_fit() {
         let run = ProcessRun::start("b", "verify", Environment::cpu(), Provenance::default());
-        let expected = || Expected::from_verified(&run, &BTreeSet::new());
+        let expected = || Expected::from_verified(&run, &BTreeSet::new(), PowerState::Steady);
         let benches = [Bench {
             name: "b".to_owned(),
             verified: Default::default(),

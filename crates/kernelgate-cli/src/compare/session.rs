@@ -411,6 +411,7 @@ fn stop_on_interrupt(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kernelgate::measure::power::PowerState;
     use kernelgate::record::ProcessRun;
 
     #[test]
@@ -428,7 +429,8 @@ mod tests {
         let bench = |name: &str, cases: &[&str], driver: Driver| Bench {
             name: name.to_owned(),
             verified: [PathBuf::new(), PathBuf::new()],
-            expected: [&empty, &empty].map(|run| Expected::from_verified(run, &BTreeSet::new())),
+            expected: [&empty, &empty]
+                .map(|run| Expected::from_verified(run, &BTreeSet::new(), PowerState::Steady)),
             cases: cases.iter().map(|&case| case.to_owned()).collect(),
             first: BTreeSet::new(),
             timeout: Duration::ZERO,

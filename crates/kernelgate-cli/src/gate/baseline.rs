@@ -207,11 +207,13 @@ fn judge(
     let threshold = policy.threshold(same_device, base_side.center_ns);
     let (verdict, reason) = verdict(&ratio, threshold, base_single, policy);
     let base_runs: Vec<&CaseRun> = base.runs.values().collect();
-    let (verdict, reason) =
-        match too_long(verdict, &base_runs, &head_runs.iter().collect::<Vec<_>>()) {
-            Some(doubt) => (Verdict::Inconclusive, Some(doubt)),
-            None => (verdict, reason),
-        };
+    let head_refs: Vec<&CaseRun> = head_runs.iter().collect();
+    let doubt = too_long(verdict, &base_runs, &head_refs)
+        .or_else(|| unsettled(&ratio, threshold, base_runs.iter().chain(&head_refs).copied()));
+    let (verdict, reason) = match doubt {
+        Some(doubt) if verdict != Verdict::Inconclusive => (Verdict::Inconclusive, Some(doubt)),
+        _ => (verdict, reason),
+    };
     Judged {
         case: id.to_owned(),
         verdict,
@@ -231,6 +233,19 @@ fn judge(
         base_contention: base_side.contention,
         head_contention: head_side.contention,
     }
+}
+
+/// Doubts a verdict on a case whose power state did not settle, if the range of its times is wider
+/// than the threshold and covers the change.
+fn unsettled<'a>(
+    ratio: &Ratio,
+    threshold: f64,
+    runs: impl Iterator<Item = &'a CaseRun>,
+) -> Option<Doubt> {
+    let widths = runs.filter_map(|run| run.power?.range).map(|[low, high]| high / low - 1.0);
+    let width = widths.fold(0.0, f64::max);
+    let covered = (1.0 / (1.0 + width)..=1.0 + width).contains(&ratio.center);
+    (width > threshold && covered).then_some(Doubt::Unsettled)
 }
 
 /// A clock of one side below this share of the other's, as where it was set or the power limit
@@ -253,6 +268,11 @@ fn too_long(verdict: Verdict, base: &[&CaseRun], head: &[&CaseRun]) -> Option<Do
         let told: Vec<f64> = side.iter().filter_map(|run| run.median_clock_mhz).collect();
         (!told.is_empty()).then(|| kernelgate::stats::median(&told))
     };
+    // At the power cap a lower clock is the kernel's own doing: it draws more power.
+    let at_cap = |side: &[&CaseRun]| side.iter().any(|run| run.power.is_some_and(|it| it.at_cap));
+    if at_cap(suspect) {
+        return (host_bound(suspect) && !host_bound(other)).then_some(Doubt::HostBound);
+    }
     if clock_mhz(suspect).zip(clock_mhz(other)).is_some_and(|(low, high)| low < LOW_CLOCK * high) {
         return Some(Doubt::Clock);
     }

@@ -146,6 +146,8 @@ pub enum Doubt {
     Throttled,
     /// The SM clock of that side was lower than that of the other.
     Clock,
+    /// The power state of a side did not settle, and its range covers the change.
+    Unsettled,
     /// The host's launch time is in the times of that side, and not in those of the other.
     HostBound,
 }
@@ -159,6 +161,7 @@ impl Doubt {
             Self::Undetectable => "beyond the threshold, less than these runs can detect",
             Self::Throttled => "the GPU was throttled",
             Self::Clock => "the SM clock was lower on one side",
+            Self::Unsettled => "the power state did not settle",
             Self::HostBound => "the host's launches are in the times of one side",
         }
     }

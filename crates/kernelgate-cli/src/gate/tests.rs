@@ -3,7 +3,9 @@ use super::interval::SpreadSource;
 use super::rules::Rules;
 use super::single_run::CalibratedSpreads;
 use super::*;
+use kernelgate::measure::power::{PowerRecord, PowerState};
 use kernelgate::record::{Baseline, CaseRecord, Environment, Measurement, ProcessRun, Provenance};
+use kernelgate_cuda::observe::telemetry::Reading;
 
 /// Without a calibration of the device.
 fn compare(baseline: &Baseline, runs: &[ProcessRun], policy: Policy) -> GateReport {
@@ -183,11 +185,81 @@ fn load_from_others_excuses_a_slow_side_and_not_on_a_gpu() {
         (report.judged[0].verdict, report.judged[0].head_contention),
         (Verdict::Inconclusive, 0.5)
     );
-    let on_gpu = |mut run: ProcessRun| {
-        run.environment.device_kind = "cuda".to_owned();
+    let verdict = compare_default(&on_gpu(base), &on_gpu(head)).judged[0].verdict;
+    assert_eq!(verdict, Verdict::Regressed);
+}
+
+/// The run as one on a GPU in the steady state.
+fn on_gpu(run: ProcessRun) -> ProcessRun {
+    in_state(run, Some(PowerRecord::of_reading(PowerState::Steady, Reading::default())))
+}
+
+fn in_state(mut run: ProcessRun, power: Option<PowerRecord>) -> ProcessRun {
+    run.environment.device_kind = "cuda".to_owned();
+    run.cases.values_mut().for_each(|case| case.samples.power.clone_from(&power));
+    run
+}
+
+#[test]
+fn power_states_that_differ_are_refused() {
+    let run = |session, state: Option<PowerState>| {
+        let power = state.map(|state| PowerRecord::of_reading(state, Reading::default()));
+        in_state(run(session, &[("a", 1e6)]), power)
+    };
+    let refused = |base, head| {
+        let report = compare(&baseline(&run("1", base)), &[run("2", head)], Policy::default());
+        report.refused.first().map(|refusal| {
+            assert_eq!((refusal.field.as_str(), report.exit()), ("power_state", Exit::Refused));
+            (refusal.base.clone(), refusal.head.clone())
+        })
+    };
+    let (steady, burst) = (Some(PowerState::Steady), Some(PowerState::Burst));
+    assert_eq!(refused(steady, steady), None);
+    assert_eq!(refused(steady, Some(PowerState::Unsettled)), None);
+    assert_eq!(refused(burst, steady), Some(("burst".to_owned(), "steady".to_owned())));
+    let (old, new) = refused(None, steady).unwrap();
+    assert!(old.contains("--save-baseline NAME") && new == "steady", "{old}");
+    // The host has no power state.
+    assert!(
+        compare_default(&self::run("1", &[("a", 1e6)]), &self::run("2", &[("a", 1e6)]))
+            .refused
+            .is_empty()
+    );
+}
+
+#[test]
+fn a_lower_clock_at_the_power_cap_is_the_kernels_own() {
+    let run = |session, time, clock_mhz: f64, at_cap| {
+        let mut run = on_gpu(run(session, &[("a", time)]));
+        let samples = &mut run.cases.get_mut("a").unwrap().samples;
+        samples.clock_mhz = vec![clock_mhz; samples.elapsed_ns.len()];
+        samples.power.as_mut().unwrap().at_cap = at_cap;
         run
     };
-    assert_eq!(compare_default(&on_gpu(base), &on_gpu(head)).judged[0].verdict, Verdict::Regressed);
+    let verdict = |at_cap| {
+        let judged =
+            &compare_default(&run("1", 1e6, 1600.0, at_cap), &run("2", 1.3e6, 1300.0, at_cap))
+                .judged[0];
+        (judged.verdict, judged.reason)
+    };
+    assert_eq!(verdict(true), (Verdict::Regressed, None));
+    assert_eq!(verdict(false), (Verdict::Inconclusive, Some(Doubt::Clock)));
+}
+
+#[test]
+fn the_range_of_an_unsettled_case_covers_smaller_changes() {
+    let base = on_gpu(run("1", &[("a", 1e6)]));
+    let verdict = |time| {
+        let mut head = on_gpu(run("2", &[("a", time)]));
+        let power = head.cases.get_mut("a").unwrap().samples.power.as_mut().unwrap();
+        (power.state, power.range) = (PowerState::Unsettled, Some([0.95, 1.15]));
+        let judged = &compare_default(&base, &head).judged[0];
+        (judged.verdict, judged.reason)
+    };
+    let unclear = (Verdict::Inconclusive, Some(Doubt::Unsettled));
+    assert_eq!(verdict(1e6), unclear);
+    assert_eq!(verdict(1.15e6).0, Verdict::Inconclusive);
+    assert_eq!(verdict(1.5e6), (Verdict::Regressed, None));
 }
 
 /// A throttled head is no slow-down, a throttled baseline hides one; the same of the host's time.

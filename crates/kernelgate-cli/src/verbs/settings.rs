@@ -8,7 +8,7 @@ use clap::ValueEnum as _;
 use crate::compare::AskedThresholds;
 use crate::compare::progress::parse_duration;
 use crate::gate::paired::TestPlan;
-use kernelgate::harness::args::EffortName;
+use kernelgate::harness::args::{EffortName, PowerName};
 use kernelgate::harness::place::BackendName;
 use kernelgate::record::{Shard, TrialSampling};
 use kernelgate::workload::Override;
@@ -29,6 +29,9 @@ pub struct Settings {
     /// Which cases, as of `cargo bench`
     #[arg(long, env = "KERNELGATE_EFFORT", value_enum)]
     effort: Option<EffortName>,
+    /// Power state of a GPU while a case is timed
+    #[arg(long, env = "KERNELGATE_POWER", value_enum)]
+    power: Option<PowerName>,
     /// Replace an axis' values, for example --axis s=512,777 (repeatable; values of one axis add
     /// up)
     #[arg(long, env = "KERNELGATE_AXIS", value_name = "AXIS=VALUE[,VALUE]", value_delimiter = ' ')]
@@ -63,6 +66,7 @@ impl Settings {
                 "KERNELGATE_EFFORT",
                 self.effort.and_then(|effort| word(&|| effort.to_possible_value())),
             ),
+            ("KERNELGATE_POWER", self.power.and_then(|power| word(&|| power.to_possible_value()))),
             (
                 "KERNELGATE_BACKEND",
                 self.backend.and_then(|backend| word(&|| backend.to_possible_value())),

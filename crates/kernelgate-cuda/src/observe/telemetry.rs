@@ -75,6 +75,13 @@ impl Telemetry {
         reasons.ok().map(slow)
     }
 
+    /// Whether the power cap holds the clock down now; absent where the card does not report
+    /// reasons. One call, in place of the many of [`Self::read`].
+    pub fn capped(&self) -> Option<bool> {
+        let reasons = self.device().and_then(|device| device.current_throttle_reasons());
+        reasons.ok().map(|reasons| reasons.contains(ThrottleReasons::SW_POWER_CAP))
+    }
+
     /// Other processes that compute on the card, where it tells.
     pub fn other_processes(&self) -> Option<u32> {
         others(&self.device().ok()?)

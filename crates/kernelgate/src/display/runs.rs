@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 
 use super::table::Table;
 use super::{natural, rate, time};
+use crate::measure::power::PowerState;
 use crate::record::run::InputChange;
 use crate::record::text::{indented, printable};
 use crate::record::{CaseRecord, ProcessRun};
@@ -36,7 +37,7 @@ fn host_is_slower(case: &CaseRecord) -> bool {
     })
 }
 
-const REMARKS: [Remark; 8] = [
+const REMARKS: [Remark; 9] = [
     ("unverified, nothing says whether the outputs are right", |_, case| {
         case.verification.checked == 0
     }),
@@ -51,6 +52,9 @@ const REMARKS: [Remark; 8] = [
         let clocks = &case.samples.clock_mhz;
         !clocks.is_empty()
             && ceiling.is_some_and(|&ceiling| ceiling < SAME_CLOCK * stats::median(clocks))
+    }),
+    ("unsettled, the time still changed under a steady load", |_, case| {
+        case.samples.power.as_ref().is_some_and(|power| power.state == PowerState::Unsettled)
     }),
     ("timed again, the SM clock was low at first", |_, case| {
         case.samples.discarded > 0 && case.samples.throttled == 0
@@ -126,9 +130,15 @@ pub fn text(runs: &[ProcessRun], columns: Option<usize>) -> String {
 /// A heading a problem, problems by size; below it its implementations, the fastest first, hot
 /// caches before cold ones.
 fn table(runs: &[ProcessRun]) -> Table {
-    let mut table = Table::new(&["case", "time", "spread", "rate", "of limit", "limited by", ""]);
+    let low_clocks =
+        runs.iter().any(|run| run.cases.values().any(|case| clock(run, case).is_some()));
+    let mut header = vec!["case", "time", "spread", "rate", "of limit", "limited by", ""];
+    header.extend(low_clocks.then_some("SM clock"));
+    let mut table = Table::new(&header);
     let mut problems: BTreeMap<Vec<(String, u64)>, Vec<Timed<'_>>> = BTreeMap::new();
-    for timed in runs.iter().flat_map(|run| &run.cases).map(Timed::of) {
+    for (run, of) in runs.iter().flat_map(|run| run.cases.iter().map(move |of| (run, of))) {
+        let clock = low_clocks.then(|| clock(run, of.1).unwrap_or_default());
+        let timed = Timed { clock, ..Timed::of(of) };
         problems.entry(natural(timed.problem)).or_default().push(timed);
     }
     for mut cases in problems.into_values() {
@@ -155,6 +165,22 @@ struct Timed<'a> {
     name: &'a str,
     case: &'a CaseRecord,
     spread: Spread,
+    /// Cell of the clock, where the table has that column.
+    clock: Option<String>,
+}
+
+/// A clock below this share of the highest one is shown.
+const FULL_CLOCK: f64 = 0.98;
+
+/// Median SM clock of a case that ran clearly below the card's highest clock, marked where the power
+/// cap held it down: "1430 MHz cap".
+fn clock(run: &ProcessRun, case: &CaseRecord) -> Option<String> {
+    let highest_mhz = f64::from(run.environment.gpu.as_ref()?.max_clock_mhz);
+    let clocks = &case.samples.clock_mhz;
+    let median_mhz = (!clocks.is_empty()).then(|| stats::median(clocks))?;
+    let at_cap = case.samples.power.as_ref().is_some_and(|power| power.at_cap);
+    let low = at_cap || median_mhz < FULL_CLOCK * highest_mhz;
+    low.then(|| format!("{median_mhz:.0} MHz{}", if at_cap { " cap" } else { "" }))
 }
 
 impl<'a> Timed<'a> {
@@ -162,14 +188,15 @@ impl<'a> Timed<'a> {
         let end = format!("/{}/{}", case.implementation, case.cache);
         let problem = id.strip_suffix(&end).unwrap_or_default();
         let name = id[problem.len()..].trim_start_matches('/');
-        Self { problem, name, case, spread: Spread::of(&case.samples.per_launch_ns()) }
+        let spread = Spread::of(&case.samples.per_launch_ns());
+        Self { problem, name, case, spread, clock: None }
     }
 
     fn cells(&self, best: bool) -> Vec<String> {
-        let Self { name, case, spread, .. } = self;
+        let Self { name, case, spread, clock, .. } = self;
         let known = case.limit.as_ref().map(|limit| (limit.fraction(spread.median), &limit.by));
         let dash = || "-".to_owned();
-        vec![
+        let mut cells = vec![
             match (self.problem.is_empty(), best) {
                 (true, _) => (*name).to_owned(),
                 (_, best) => format!("{} {name}", if best { '*' } else { '-' }),
@@ -180,7 +207,9 @@ impl<'a> Timed<'a> {
             known.map_or_else(dash, |(fraction, _)| share(fraction)),
             known.map_or_else(dash, |(_, by)| by.clone()),
             known.map_or_else(String::new, |(fraction, _)| bar(fraction)),
-        ]
+        ];
+        cells.extend(clock.clone());
+        cells
     }
 }
 

@@ -16,6 +16,7 @@ use super::place::{BackendName, DEFAULT_TIMEOUT_S, DeviceRequest, HOST_TIMEOUT_S
 use super::variables;
 use crate::display::duration;
 use crate::measure::delay::Delay;
+use crate::measure::power::PowerMode;
 use crate::record::Shard;
 use crate::record::store::check_name;
 use crate::record::text::one_line;
@@ -38,6 +39,10 @@ pub struct Flags {
     /// kernelgate: which cases, and how long: quick, default or thorough
     #[arg(long, env = "KERNELGATE_EFFORT", value_enum)]
     pub effort: Option<EffortName>,
+    /// kernelgate: power state of a GPU while a case is timed: steady launches the case until its
+    /// time no longer changes, burst pauses between samples to stay below the power cap
+    #[arg(long, env = "KERNELGATE_POWER", value_enum, default_value = "steady")]
+    pub power: PowerName,
     /// kernelgate: replace an axis' values, for example --axis s=512,777 (repeatable; values of one
     /// axis add up)
     #[arg(long, env = "KERNELGATE_AXIS", value_name = "AXIS=VALUE[,VALUE]", value_delimiter = ' ')]
@@ -225,6 +230,24 @@ pub enum EffortName {
     Quick,
     Default,
     Thorough,
+}
+
+/// Name of a power state on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PowerName {
+    /// At the clock that the card sustains under this load
+    Steady,
+    /// Behind pauses that keep the average power below the cap
+    Burst,
+}
+
+impl From<PowerName> for PowerMode {
+    fn from(name: PowerName) -> Self {
+        match name {
+            PowerName::Steady => Self::Steady,
+            PowerName::Burst => Self::Burst,
+        }
+    }
 }
 
 impl From<EffortName> for Effort {

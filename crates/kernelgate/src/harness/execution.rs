@@ -324,7 +324,8 @@ impl Execution<'_> {
         let timing = spent::on("time");
         let mut samples = guarded(|| {
             let Some(criterion_group) = criterion_group else {
-                return timing::trial(executable, stopwatch.as_mut(), sampling, launch);
+                let power = flags.power.into();
+                return timing::trial(executable, stopwatch.as_mut(), sampling, launch, power);
             };
             let sample = stopwatch.time(executable, 1)?;
             let plan =

@@ -3,8 +3,9 @@
 use std::ffi::OsString;
 
 /// Our flags with a value, and the variables that stand for them.
-const OWN: [(&str, &str); 12] = [
+const OWN: [(&str, &str); 13] = [
     ("--effort", "KERNELGATE_EFFORT"),
+    ("--power", "KERNELGATE_POWER"),
     ("--axis", "KERNELGATE_AXIS"),
     ("--backend", "KERNELGATE_BACKEND"),
     ("--device", "KERNELGATE_DEVICE"),

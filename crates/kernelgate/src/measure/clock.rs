@@ -1,107 +1,94 @@
-//! Whether the SM clock that a sample ran at is one that the card keeps, or the card was throttled.
+//! Whether the SM clock of a sample is the one that the case settled at, or the card was slowed
+//! down meanwhile.
 //!
-//! A card whose power limit is low for what it computes (an L4, an H100 in a large GEMM) never
-//! reaches its highest clock under such a kernel, nor does one whose clocks were set: those clocks
-//! are steady, and no sample would be better. Heat and slow-downs of the hardware are told by NVML,
-//! and last for longer than a sample. Deliberately absent: how often a sample is taken again.
+//! A case at the power cap keeps a clock far below the card's highest one; `power` waits until that
+//! clock is steady. A sample whose clock falls clearly below it is taken again if NVML names heat or
+//! a slow-down of the hardware, or reports nothing. Deliberately absent: how often a sample is taken
+//! again, the power cap.
 
 use kernelgate_cuda::driver::device::DeviceFacts;
 use kernelgate_cuda::observe::telemetry::Telemetry;
 
-/// A clock below this share of the card's highest one is looked at.
-const LOW: f64 = 0.75;
-/// By how much of it a clock differs at most from a steady one before.
-const STEADY: f64 = 0.10;
+/// A clock below this share of the settled one is examined.
+const LOW: f64 = 0.90;
 
-/// Looks at the clocks of samples, one after the other.
+/// Compares the clocks of samples with the clock that the case settled at.
 pub struct ClockWatch {
     highest_mhz: f64,
     uuid: String,
     /// Opened when a clock is low for the first time.
     telemetry: Option<Option<Telemetry>>,
-    before_mhz: Option<f64>,
+    settled_mhz: Option<f64>,
 }
 
 impl ClockWatch {
-    /// For a card.
-    pub fn of(facts: &DeviceFacts) -> Self {
+    /// Watches the clock of one card.
+    pub fn new(facts: &DeviceFacts) -> Self {
         let (highest_mhz, uuid) = (f64::from(facts.max_clock_mhz), facts.uuid.clone());
-        Self { highest_mhz, uuid, telemetry: None, before_mhz: None }
+        Self { highest_mhz, uuid, telemetry: None, settled_mhz: None }
     }
 
-    /// Forgets the clock before: what follows is another kernel's.
+    /// Begins a case, whose clock is not settled yet.
     pub const fn begin(&mut self) {
-        self.before_mhz = None;
+        self.settled_mhz = None;
     }
 
-    /// Whether the card was throttled, or its clock not steady, in the sample that has just ended.
+    /// Sets the clock that the samples of the case are compared with.
+    pub const fn settle(&mut self, clock_mhz: Option<f64>) {
+        self.settled_mhz = clock_mhz;
+    }
+
+    /// Whether the card was slowed down in the sample that has just ended.
     pub fn throttled(&mut self, clock_mhz: Option<f64>) -> bool {
         let Some(clock_mhz) = clock_mhz else { return false };
-        let before_mhz = self.before_mhz.replace(clock_mhz);
-        throttled(clock_mhz, self.highest_mhz, before_mhz, || {
+        throttled(clock_mhz, self.settled_mhz, self.highest_mhz, || {
             let uuid = &self.uuid;
             self.telemetry.get_or_insert_with(|| Telemetry::open(uuid)).as_ref()?.slowed()
         })
     }
 }
 
-/// Whether a clock says that the card was throttled: it is low, and not that of the sample before,
-/// or `slowed` tells of heat or a slow-down of the hardware, or does not tell.
+/// Whether a clock shows that the card was slowed down: it is clearly below the settled clock and
+/// `slowed` names heat or a slow-down of the hardware, or reports nothing. Before a case has
+/// settled, any clock may be its own.
 fn throttled(
     clock_mhz: f64,
+    settled_mhz: Option<f64>,
     highest_mhz: f64,
-    before_mhz: Option<f64>,
     slowed: impl FnOnce() -> Option<bool>,
 ) -> bool {
-    if clock_mhz >= LOW * highest_mhz {
-        return false;
+    match settled_mhz {
+        Some(settled_mhz) => {
+            clock_mhz < LOW * settled_mhz.min(highest_mhz) && slowed() != Some(false)
+        }
+        None => false,
     }
-    let steady =
-        before_mhz.is_some_and(|before| (clock_mhz - before).abs() <= STEADY * before.max(1.0));
-    !steady || slowed() != Some(false)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Of each clock whether it is that of a throttled card.
-    fn each(highest_mhz: f64, slowed: Option<bool>, clocks: &[f64]) -> Vec<bool> {
-        let mut before_mhz = None;
-        let mut of = |&clock: &f64| {
-            let before_mhz = before_mhz.replace(clock);
-            throttled(clock, highest_mhz, before_mhz, || slowed)
-        };
-        clocks.iter().map(&mut of).collect()
-    }
+    const HIGHEST: f64 = 1980.0;
 
     #[test]
-    fn a_clock_that_the_power_limit_keeps_is_not_throttled() {
-        // An L4: 2040 MHz at most; a heavy kernel takes the clock down within some samples.
-        let l4 = [2040.0, 1500.0, 1210.0, 1200.0, 1185.0, 1230.0];
-        let expected = [false, true, true, false, false, false];
-        assert_eq!(each(2040.0, Some(false), &l4), expected);
-        // An H100 or H200 at its power limit.
-        assert_eq!(each(1980.0, Some(false), &[1400.0, 1380.0, 1310.0]), [true, false, false]);
-        // What is near the highest clock is never looked at.
-        assert_eq!(each(1980.0, Some(true), &[1980.0, 1490.0, 1980.0]), [false; 3]);
-        // A consumer's card, and clocks that were set.
-        assert_eq!(each(2520.0, None, &[2700.0, 2520.0, 1900.0]), [false; 3]);
-        assert_eq!(each(2520.0, Some(false), &[1200.0, 1200.0]), [true, false]);
-    }
-
-    #[test]
-    fn a_clock_that_rises_is_taken_again() {
-        let rises = [345.0, 900.0, 1980.0, 1980.0];
-        assert_eq!(each(1980.0, Some(false), &rises), [true, true, false, false]);
-    }
-
-    #[test]
-    fn heat_and_what_nvml_does_not_tell_are_throttling_however_steady() {
-        for slowed in [Some(true), None] {
-            assert_eq!(each(1980.0, slowed, &[1100.0; 4]), [true; 4]);
+    fn a_clock_near_the_settled_one_is_never_throttled() {
+        for clock in [1230.0, 1400.0, 1300.0] {
+            assert!(!throttled(clock, Some(1300.0), HIGHEST, || panic!("NVML is not asked")));
         }
-        // A fall is one whatever NVML says.
-        assert_eq!(each(1980.0, Some(false), &[1980.0, 1000.0]), [false, true]);
+        // Before the case has settled.
+        assert!(!throttled(345.0, None, HIGHEST, || panic!("NVML is not asked")));
+    }
+
+    #[test]
+    fn a_fall_is_throttling_unless_nvml_denies_it() {
+        for (slowed, expected) in [(Some(true), true), (None, true), (Some(false), false)] {
+            assert_eq!(throttled(1100.0, Some(1400.0), HIGHEST, || slowed), expected);
+        }
+    }
+
+    #[test]
+    fn a_boosted_clock_does_not_raise_the_bar_above_the_highest() {
+        assert!(!throttled(1900.0, Some(2700.0), HIGHEST, || None));
     }
 }

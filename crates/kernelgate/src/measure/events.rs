@@ -16,6 +16,7 @@ use super::Cache;
 use super::audit::Refusal;
 use super::clock::ClockWatch;
 use super::limits::Overhead;
+use super::power::{self, CapReading, Load, LoadSample, PowerMeter};
 use super::queue::{self, MAX_BURST, MAX_QUEUED};
 use crate::backend::{BackendError, Executable};
 use crate::stats;
@@ -50,6 +51,7 @@ pub struct EventTimer {
     overhead: Overhead,
     typical_clock_mhz: Option<f64>,
     clock: ClockWatch,
+    power: PowerMeter,
 }
 
 /// What a burst of launches took.
@@ -114,7 +116,8 @@ impl EventTimer {
             instruments: Instruments::new(device, FLUSH * device.facts().l2_bytes)?,
             overhead: nothing,
             typical_clock_mhz: None,
-            clock: ClockWatch::of(device.facts()),
+            clock: ClockWatch::new(device.facts()),
+            power: PowerMeter::open(device.facts()),
             devices,
         };
         timer.overhead = timer.calibrate()?;
@@ -156,27 +159,19 @@ impl EventTimer {
         &mut self,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<f64, BackendError> {
-        const REPEATS: usize = 15;
         self.burst(3, Cache::Hot, 1, launch)?;
         let batch = self.batch(Cache::Hot, 1, launch)?;
-        let mut attempt = |timer: &mut Self| match &batch {
-            Some(batch) => timer.burst(REPEATS, Cache::Hot, 1, &mut || batch.graph.launch()),
-            None => timer.burst(REPEATS, Cache::Hot, 1, launch),
-        };
-        self.clock.begin();
-        let mut burst = attempt(self)?;
-        for _ in 1..ATTEMPTS {
-            if !self.clock.throttled(burst.clock_mhz) {
-                break;
-            }
-            burst = attempt(self)?;
-        }
-        let burst = burst.without_host()?;
-        self.typical_clock_mhz = burst.clock_mhz;
         let (around_ns, launches) = match &batch {
             Some(batch) => (self.overhead.around_graph_ns, batch.launches),
             None => (self.overhead.around_launch_ns, 1),
         };
+        self.clock.begin();
+        let mut load = CeilingLoad { timer: self, batch, launch, last: None };
+        power::settle(&mut load)?;
+        // The last burst of the load is the first in the steady state.
+        let Some(burst) = load.last else { return Err(Refusal::HostHeldUp.into()) };
+        let burst = burst.without_host()?;
+        self.typical_clock_mhz = burst.clock_mhz;
         let elapsed_ns = (stats::median(&burst.intervals_ns) - around_ns).max(RESOLUTION_NS);
         Ok(elapsed_ns / launches as f64)
     }
@@ -298,6 +293,37 @@ impl EventTimer {
             self.stream.record(if cache == Cache::Cold { 2 * i + 1 } else { i + 1 })?;
         }
         self.instruments.probe(1)
+    }
+}
+
+/// The launches of a ceiling, burst after burst.
+struct CeilingLoad<'a> {
+    timer: &'a mut EventTimer,
+    batch: Option<Batch>,
+    launch: &'a mut dyn FnMut() -> Result<(), BackendError>,
+    last: Option<Burst>,
+}
+
+impl Load for CeilingLoad<'_> {
+    fn sample(&mut self) -> Result<LoadSample, BackendError> {
+        const REPEATS: usize = 15;
+        let burst = match &self.batch {
+            Some(batch) => {
+                self.timer.burst(REPEATS, Cache::Hot, 1, &mut || batch.graph.launch())?
+            }
+            None => self.timer.burst(REPEATS, Cache::Hot, 1, self.launch)?,
+        };
+        let sample = LoadSample {
+            launches: REPEATS as u64,
+            elapsed_ns: burst.intervals_ns.iter().sum(),
+            clock_mhz: burst.clock_mhz,
+        };
+        self.last = Some(burst);
+        Ok(sample)
+    }
+
+    fn cap_reading(&mut self, clock_mhz: Option<f64>) -> CapReading {
+        self.timer.power.cap_reading(clock_mhz)
     }
 }
 

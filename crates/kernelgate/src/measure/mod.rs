@@ -12,9 +12,11 @@ pub mod delay;
 pub mod events;
 pub mod limits;
 pub mod possible;
+pub mod power;
 mod queue;
 pub mod wall;
 
+use self::power::PowerMeter;
 use crate::backend::{BackendError, Executable};
 pub use kernelgate_cuda::observe::range;
 
@@ -124,7 +126,15 @@ pub trait Stopwatch {
         Ok(None)
     }
 
-    /// How it does that.
+    /// Reads the power state of the card that is timed; absent on the host.
+    fn power(&self) -> Option<&PowerMeter> {
+        None
+    }
+
+    /// Sets the SM clock that the following samples are compared with.
+    fn settle_clock(&mut self, _clock_mhz: Option<f64>) {}
+
+    /// How the samples are taken.
     fn technique(&self) -> Technique;
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::case_run::CaseRun;
+use super::case_run::{CasePower, CaseRun};
 use super::environment::Mismatch;
 use super::file::{self, FileError, Record};
 use super::numerics::Numerics;
@@ -47,6 +47,20 @@ impl std::fmt::Display for ReplacedRuns {
         write!(f, "{} run{} of {}", self.runs, plural(self.runs), self.of)?;
         write!(f, " in {} case{}", self.cases, plural(self.cases))
     }
+}
+
+/// Whether two cases of a GPU were measured in comparable power states. An unrecorded state is
+/// comparable with no other.
+fn same_power(one: Option<CasePower>, other: Option<CasePower>) -> bool {
+    one.zip(other).is_some_and(|(one, other)| one.state.comparable(other.state))
+}
+
+/// A power state in a refusal.
+fn power_words(power: Option<CasePower>) -> String {
+    power.map_or_else(
+        || "not recorded: `cargo bench -- --save-baseline NAME` measures it anew".to_owned(),
+        |power| power.state.name().to_owned(),
+    )
 }
 
 impl Baseline {
@@ -188,6 +202,15 @@ impl Baseline {
                 .keys()
                 .flat_map(|key| run.environment.mismatches(&self.runs[key].environment)),
         );
+        if !run.environment.on_host() {
+            let head = case.samples.power.as_ref().map(CasePower::from);
+            let other = base.runs.values().find(|of_base| !same_power(of_base.power, head));
+            found.extend(other.map(|of_base| Mismatch {
+                field: "power_state",
+                base: power_words(of_base.power),
+                head: power_words(head),
+            }));
+        }
         found
     }
 
@@ -201,7 +224,11 @@ impl Baseline {
                 .get(id)
                 .filter(|before| before.revision == entry.revision && before.work == entry.work);
             if let Some(before) = before {
-                let kept = before.runs.iter().filter(|(key, _)| keep(self, key));
+                let power = case.samples.power.as_ref().map(CasePower::from);
+                // Times of another power state are replaced: they are never judged with these.
+                let kept = before.runs.iter().filter(|(key, of)| {
+                    keep(self, key) && (run.environment.on_host() || same_power(of.power, power))
+                });
                 entry.runs = kept.map(|(key, of)| (key.clone(), of.clone())).collect();
                 entry.earlier = self.earlier(before, &entry, run);
                 // Errors are of the code that the kept runs are of.

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::run::{CaseRecord, LaunchCosts, Samples, is_zero};
 use crate::measure::limits::TimeLimit;
 use crate::measure::possible;
+use crate::measure::power::{PowerRecord, PowerState};
 use crate::stats::{Spread, median};
 
 /// A case as one process run measured it.
@@ -37,6 +38,9 @@ pub struct CaseRun {
     /// As [`Samples::contention`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contention: Option<f64>,
+    /// Power state of the card while the samples were taken.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power: Option<CasePower>,
     /// What a launch takes besides time.
     #[serde(default, skip_serializing_if = "LaunchCosts::is_empty")]
     pub costs: LaunchCosts,
@@ -62,6 +66,7 @@ impl CaseRun {
             discarded: samples.discarded,
             throttled: samples.throttled,
             contention: samples.contention,
+            power: samples.power.as_ref().map(CasePower::from),
             costs: LaunchCosts::default(),
             limit: None,
         }
@@ -103,6 +108,25 @@ impl CaseRun {
             Some(share) => Err(format!("contention of {share}")),
             None => Ok(()),
         }
+    }
+}
+
+/// What a verdict needs of a power state.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct CasePower {
+    /// The state.
+    pub state: PowerState,
+    /// Whether the power cap held the clock down.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub at_cap: bool,
+    /// Range of an unsettled case, as in [`PowerRecord::range`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub range: Option<[f64; 2]>,
+}
+
+impl From<&PowerRecord> for CasePower {
+    fn from(power: &PowerRecord) -> Self {
+        Self { state: power.state, at_cap: power.at_cap, range: power.range }
     }
 }
 

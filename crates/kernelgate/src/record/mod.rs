@@ -29,7 +29,7 @@ pub mod verification;
 pub mod work;
 
 pub use baseline::{Baseline, BaselineCase, BaselineRun, EarlierRuns};
-pub use case_run::CaseRun;
+pub use case_run::{CasePower, CaseRun};
 pub use environment::Environment;
 pub use file::{FileError, read, write};
 pub use lock::Lock;

@@ -13,6 +13,7 @@ use super::text;
 use super::work::WorkRecord;
 use crate::measure::limits::{Limits, TimeLimit};
 use crate::measure::possible;
+use crate::measure::power::PowerRecord;
 use kernelgate_cuda::driver::used::UsedKernels;
 use kernelgate_cuda::observe::telemetry::Reading;
 
@@ -196,6 +197,10 @@ pub struct Samples {
     /// the host, and where an earlier process has looked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unrecorded: Option<String>,
+    /// Power state of the card while the samples were taken; absent in the verification pass of a
+    /// comparison, which measures no time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power: Option<PowerRecord>,
     /// Size of what launches were delayed by on purpose on a GPU: nanoseconds of a spin, or bytes
     /// that were read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -249,6 +254,7 @@ impl Samples {
             return Err("more launches than can be counted".to_owned());
         }
         self.clock_mhz.iter().try_for_each(|mhz| possible::check_clock_mhz(*mhz))?;
+        self.power.as_ref().map_or(Ok(()), PowerRecord::validate)?;
         let mut times = self.per_launch_ns().into_iter();
         times.try_for_each(|each| possible::check_launch_ns("a sample", each))
     }

@@ -88,7 +88,7 @@ impl TrialSampling {
     /// Of a process whose median counts, on a GPU: there the samples of a process differ less than
     /// processes do.
     pub const MEASURED_ON_GPU: Self =
-        Self { warm_up_s: 0.05, measurement_s: 0.1, fewest: 2, most: 20 };
+        Self { warm_up_s: 0.05, measurement_s: 0.2, fewest: 2, most: 50 };
     /// Of a process that is there to keep the device busy until it is ended.
     pub const ENDLESS: Self =
         Self { warm_up_s: 0.0, measurement_s: 600.0, fewest: 1, most: 1_000_000 };

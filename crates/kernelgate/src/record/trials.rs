@@ -54,6 +54,10 @@ pub struct Timing {
     /// Share of the host's CPU time that co-running processes took, 0 to 1; on a GPU 1 if another
     /// process computed on it, else 0. None where unknown.
     pub contention: Option<f64>,
+    /// Whether the power cap held the clock down. Cycles then decide nothing: a kernel that draws
+    /// more power is slower although its cycles are equal.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub at_cap: bool,
     /// Whether the time is a mean over many iterations, as Criterion's are, and not of one launch:
     /// a smallest change that matters in nanoseconds a launch says nothing about it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

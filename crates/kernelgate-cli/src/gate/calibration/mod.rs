@@ -153,6 +153,9 @@ pub struct Column {
     /// [`Timing::contention`]; empty where no process knows it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub contention: Vec<Option<f64>>,
+    /// Indices of the processes that ran at the power cap, [`Timing::at_cap`].
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub at_cap: BTreeSet<usize>,
 }
 
 impl Column {
@@ -173,6 +176,7 @@ impl Column {
             time_ns: observations.iter().map(time_ns).collect(),
             cycles: known(&|found| found.cycles.map(|cycles| rounded(cycles, 10.0))),
             contention: known(&|found| found.contention.map(|share| rounded(share, 1e4))),
+            at_cap: (0..observations.len()).filter(|&index| observations[index].at_cap).collect(),
         }
     }
 
@@ -180,7 +184,8 @@ impl Column {
         let time_ns = *self.time_ns.get(index)?;
         let known = |values: &[Option<f64>]| values.get(index).copied().flatten();
         let (cycles, contention) = (known(&self.cycles), known(&self.contention));
-        Some(Timing { time_ns, cycles, contention, averaged })
+        let at_cap = self.at_cap.contains(&index);
+        Some(Timing { time_ns, cycles, contention, at_cap, averaged })
     }
 }
 

@@ -170,7 +170,11 @@ impl Tests<'_> {
                 all: time.max(contention).max(cycles),
                 objection: if cycles > contention { Reason::Clock } else { Reason::Contention },
                 clock_at: (same <= plan.missed).then_some(same_at.max(at)),
-                at: at.max(contention_at).max(if pairs.cycles.is_some() { cycles_at } else { 0 }),
+                at: at.max(contention_at).max(if pairs.has_deciding_cycles() {
+                    cycles_at
+                } else {
+                    0
+                }),
             }
         };
         let null = [Direction::Slower, Direction::Faster].map(|direction| {

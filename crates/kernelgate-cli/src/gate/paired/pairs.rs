@@ -44,6 +44,8 @@ pub struct Pairs {
     /// Whether a time is a mean over many iterations, for which [`TestPlan::absolute_ns`] is not
     /// meant.
     averaged: bool,
+    /// Processes that ran at the power cap.
+    capped: usize,
 }
 
 /// Share of the pairs that must be left when those of unequal contention are left out.
@@ -63,6 +65,7 @@ impl Pairs {
         let usable = blocks.iter().filter(|block| block.base.iter().chain(&block.head).all(usable));
         for Block { base, head, leader: _ } in usable {
             pairs.averaged |= base.iter().chain(head).any(|timing| timing.averaged);
+            pairs.capped += base.iter().chain(head).filter(|timing| timing.at_cap).count();
             for (base, head) in base.iter().zip(head) {
                 pairs.time.push((head.time_ns / base.time_ns).ln());
                 let difference =
@@ -108,10 +111,25 @@ impl Pairs {
         shifted(&self.time[..n], direction.sign(), -self.threshold(n, plan))
     }
 
-    /// The same by the cycles; 0 where there are none, which then do not object.
+    /// Whether most processes ran at the power cap, where cycles decide nothing.
+    pub fn at_cap(&self) -> bool {
+        self.capped > self.time.len()
+    }
+
+    /// Whether cycles were read in every process and decide something.
+    pub fn has_deciding_cycles(&self) -> bool {
+        self.deciding_cycles().is_some()
+    }
+
+    /// Cycles as far as they decide.
+    fn deciding_cycles(&self) -> Option<&Vec<f64>> {
+        self.cycles.as_ref().filter(|_| !self.at_cap())
+    }
+
+    /// p value of "not by more than the threshold in that direction" by the cycles; 0 where they
+    /// decide nothing, so that they do not object.
     pub fn beyond_in_cycles(&self, n: usize, direction: Direction, plan: &TestPlan) -> f64 {
-        self.cycles
-            .as_ref()
+        self.deciding_cycles()
             .map_or(0.0, |cycles| shifted(&cycles[..n], direction.sign(), -self.threshold(n, plan)))
     }
 
@@ -137,10 +155,10 @@ impl Pairs {
         shifted(&self.time[..n], -direction.sign(), self.threshold(n, plan))
     }
 
-    /// The same by the cycles; 1 where there are none.
+    /// p value of "by at least the threshold in that direction" by the cycles; 1 where they decide
+    /// nothing.
     pub fn within_in_cycles(&self, n: usize, direction: Direction, plan: &TestPlan) -> f64 {
-        self.cycles
-            .as_ref()
+        self.deciding_cycles()
             .map_or(1.0, |cycles| shifted(&cycles[..n], -direction.sign(), self.threshold(n, plan)))
     }
 

@@ -433,3 +433,21 @@ proptest! {
         prop_assert!(!regressed(loaded) || regressed(blocks));
     }
 }
+
+#[test]
+fn cycles_do_not_object_at_the_power_cap() {
+    // 5 % slower at equal cycles: the clock did it, unless the power cap sets the clock.
+    let with = |capped: fn(usize) -> bool| {
+        let mut blocks = edited(steady(1.05, 8), |arm, observation| {
+            let ratio = if arm == Arm::Head { 1.0 / 1.05 } else { 1.0 };
+            observation.cycles = Some(observation.time_ns * 1.98 * ratio);
+        });
+        for (number, block) in blocks.iter_mut().enumerate() {
+            block.base.iter_mut().chain(&mut block.head).for_each(|it| it.at_cap = capped(number));
+        }
+        verdict(blocks)
+    };
+    assert_eq!(with(|_| true), (Verdict::Regressed, None));
+    assert_eq!(with(|number| number == 0), (Verdict::Inconclusive, Some(Reason::Clock)));
+    assert_eq!(with(|_| false), (Verdict::Inconclusive, Some(Reason::Clock)));
+}

@@ -10,6 +10,7 @@ use crate::exit::Exit;
 use crate::harness::invocation::Invocation;
 use crate::harness::{args, bench_run, saving};
 use crate::measure::audit::{Subject, duration};
+use crate::measure::power::PowerRecord;
 use crate::record::criterion_store::{self, Stored, StoredCase};
 use crate::record::text::{check_plain, one_line, printable, printable_path};
 use crate::record::{CaseRecord, Environment, Lock, ProcessRun, Provenance, Samples, Store, file};
@@ -142,6 +143,7 @@ fn of_case(case: &StoredCase, samples: usize, host_bound: bool) -> CaseRecord {
         launches: case.iterations[..samples].to_vec(),
         elapsed_ns: case.times[..samples].to_vec(),
         host_bound,
+        power: Some(PowerRecord::not_applicable("Criterion plans the samples of this bench")),
         ..Samples::default()
     })
 }

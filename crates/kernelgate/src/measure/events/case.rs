@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::{ATTEMPTS, Batch, EventTimer, RESOLUTION_NS, unless_held_up};
 use crate::backend::{BackendError, Executable};
 use crate::measure::audit::{commands, cupti, duration, launches};
+use crate::measure::power::PowerMeter;
 use crate::measure::queue::{self, MAX_BURST, MAX_QUEUED};
 use crate::measure::{Cache, Replay, Sample, Stopwatch, Technique};
 use kernelgate_cuda::driver::graph::Graph;
@@ -214,6 +215,14 @@ impl Stopwatch for CaseTimer<'_> {
     ) -> Result<Option<String>, BackendError> {
         let EventTimer { devices, stream, instruments, .. } = &mut *self.timer;
         cupti::check(devices.one(), stream.holder(), instruments, executable)
+    }
+
+    fn power(&self) -> Option<&PowerMeter> {
+        Some(&self.timer.power)
+    }
+
+    fn settle_clock(&mut self, clock_mhz: Option<f64>) {
+        self.timer.clock.settle(clock_mhz);
     }
 
     fn technique(&self) -> Technique {

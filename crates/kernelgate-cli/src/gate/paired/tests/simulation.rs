@@ -112,6 +112,7 @@ impl World {
                 cycles: (self.clock != 1.0).then_some(cycles),
                 contention: self.host.then_some(contention),
                 averaged: false,
+                at_cap: false,
             }
         };
         (0..self.cases).map(one).collect()

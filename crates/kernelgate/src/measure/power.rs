@@ -1,0 +1,480 @@
+//! Power state: whether samples ran at the clock that a card sustains under this load, or in the
+//! burst that follows a pause.
+//!
+//! A card at its power cap lowers its clock some tens of milliseconds after a load begins. A short
+//! sample behind a pause therefore runs above the sustained clock. In the steady state a case is
+//! launched, the way it is sampled, until its time no longer changes: [`Settling`] decides when.
+//! Deliberately absent: how launches are timed, how many samples follow.
+
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::possible;
+use crate::backend::BackendError;
+use kernelgate_cuda::driver::device::DeviceFacts;
+use kernelgate_cuda::observe::telemetry::{Reading, Telemetry};
+
+/// Length of the windows that are compared.
+pub const WINDOW: Duration = Duration::from_millis(100);
+/// Least load of a case at the power cap.
+const LEAST_LOAD: Duration = Duration::from_millis(150);
+/// Time after which a case is called unsettled.
+pub const MAX_SETTLING: Duration = Duration::from_secs(1);
+/// Largest relative difference of two windows of a settled case.
+const AGREEMENT: f64 = 0.015;
+/// A clock below this share of the highest one may be due to the power cap.
+const FULL_CLOCK: f64 = 0.98;
+/// NVML's name of the power cap among the throttle reasons.
+const POWER_CAP: &str = "sw_power_cap";
+
+/// Power state in which a case is timed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PowerMode {
+    /// At the clock that the card sustains under this load.
+    #[default]
+    Steady,
+    /// Behind pauses that keep the average power below the cap.
+    Burst,
+}
+
+/// Power state of a case's samples.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PowerState {
+    /// The time no longer changed under the load, or the card was below its power cap.
+    Steady,
+    /// The time still changed after [`MAX_SETTLING`], or while samples were taken.
+    Unsettled,
+    /// Pauses between samples kept the average power below the cap.
+    Burst,
+    /// The state means nothing here, or cannot be read; the record has the reason.
+    NotApplicable,
+}
+
+impl PowerState {
+    /// Name in files and tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Steady => "steady",
+            Self::Unsettled => "unsettled",
+            Self::Burst => "burst",
+            Self::NotApplicable => "n/a",
+        }
+    }
+
+    /// Whether times of both states may be compared. An unsettled case ran under the same load as a
+    /// steady one; its interval is wider.
+    pub const fn comparable(self, other: Self) -> bool {
+        matches!(
+            (self, other),
+            (Self::Steady | Self::Unsettled, Self::Steady | Self::Unsettled)
+                | (Self::Burst, Self::Burst)
+                | (Self::NotApplicable, Self::NotApplicable)
+        )
+    }
+}
+
+/// Power state of a case in one process run, with the card's readings behind its samples.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PowerRecord {
+    /// The state.
+    pub state: PowerState,
+    /// Reason why the state is not applicable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Whether the power cap held the clock down.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub at_cap: bool,
+    /// Shortest and longest time of a window after the first, relative to the median sample; only
+    /// of an unsettled case.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub range: Option<[f64; 2]>,
+    /// Power drawn at the end of the samples, milliwatts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power_mw: Option<u32>,
+    /// Power that the card may draw, milliwatts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power_limit_mw: Option<u32>,
+    /// Temperature of the GPU at the end of the samples, °C.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub temperature_c: Option<u32>,
+    /// Throttle reasons at the end of the samples, by NVML's names.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub throttle: Vec<String>,
+    /// Load before the first sample, seconds.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub settling_s: f64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_zero(seconds: &f64) -> bool {
+    *seconds == 0.0
+}
+
+impl PowerRecord {
+    /// A case whose power state is not applicable, with the reason.
+    pub fn not_applicable(reason: &str) -> Self {
+        Self {
+            state: PowerState::NotApplicable,
+            reason: Some(reason.to_owned()),
+            at_cap: false,
+            range: None,
+            power_mw: None,
+            power_limit_mw: None,
+            temperature_c: None,
+            throttle: Vec::new(),
+            settling_s: 0.0,
+        }
+    }
+
+    /// Checks the numbers of a record.
+    ///
+    /// # Errors
+    /// A fragment that names the number.
+    pub fn validate(&self) -> Result<(), String> {
+        possible::check_seconds("settling_s", self.settling_s)?;
+        match self.range {
+            Some([low, high]) if !(low > 0.0 && low <= high && high < 1e6) => {
+                Err(format!("a power range of {low} to {high}"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Why settling ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Settled {
+    /// The card is below its power cap.
+    BelowCap,
+    /// Two successive windows at the cap agree.
+    AtCap,
+    /// No two successive windows agreed within [`MAX_SETTLING`].
+    Unsettled,
+}
+
+/// One sample of a load.
+#[derive(Debug, Clone, Copy)]
+pub struct LoadSample {
+    /// Launches in it.
+    pub launches: u64,
+    /// Time of all of them together, nanoseconds.
+    pub elapsed_ns: f64,
+    /// SM clock while they ran, MHz, where the device reports it.
+    pub clock_mhz: Option<f64>,
+}
+
+/// Launches of a case or of a ceiling, one sample after the other without a pause.
+pub trait Load {
+    /// Takes the next sample.
+    ///
+    /// # Errors
+    /// When a launch fails.
+    fn sample(&mut self) -> Result<LoadSample, BackendError>;
+
+    /// Reads the card at the end of a window whose last sample had this clock.
+    fn cap_reading(&mut self, clock_mhz: Option<f64>) -> CapReading;
+}
+
+/// Runs a load until its samples may begin; it is running when this returns.
+///
+/// # Errors
+/// When a launch fails.
+pub fn settle(load: &mut dyn Load) -> Result<(Settling, Settled), BackendError> {
+    let mut settling = Settling::default();
+    loop {
+        let started = Instant::now();
+        let LoadSample { launches, elapsed_ns, clock_mhz } = load.sample()?;
+        if settling.add(started.elapsed(), launches, elapsed_ns, clock_mhz)
+            && let Some(settled) = settling.decide(&load.cap_reading(clock_mhz))
+        {
+            return Ok((settling, settled));
+        }
+    }
+}
+
+/// Reads the power state of one card.
+pub struct PowerMeter {
+    highest_mhz: f64,
+    telemetry: Option<Telemetry>,
+    is_partition: bool,
+}
+
+impl PowerMeter {
+    /// Opens NVML for a card; a card without it has a meter that reads clocks only.
+    pub fn open(facts: &DeviceFacts) -> Self {
+        Self {
+            highest_mhz: f64::from(facts.max_clock_mhz),
+            telemetry: Telemetry::open(&facts.uuid),
+            is_partition: facts.uuid.starts_with("MIG-"),
+        }
+    }
+
+    /// Reads the card at the end of a window with this clock. Takes one call of NVML.
+    pub fn cap_reading(&self, clock_mhz: Option<f64>) -> CapReading {
+        let capped = self.telemetry.as_ref().and_then(Telemetry::capped);
+        CapReading { clock_mhz, highest_mhz: self.highest_mhz, capped }
+    }
+
+    /// Reads everything that NVML reports. Takes some milliseconds: never while samples are taken.
+    pub fn reading(&self) -> Option<Reading> {
+        self.telemetry.as_ref().map(Telemetry::read)
+    }
+
+    /// Reason why a power state cannot be stated for this card; absent where it can.
+    pub fn limitation(&self) -> Option<&'static str> {
+        if self.is_partition {
+            return Some("a MIG partition shares the card's power with others");
+        }
+        match self.telemetry.as_ref().map(Telemetry::capped) {
+            None => Some("NVML is missing"),
+            Some(None) => Some("NVML reports no throttle reasons here"),
+            Some(Some(_)) => None,
+        }
+    }
+}
+
+impl PowerRecord {
+    /// Power state of samples that were taken behind a load. `sampled_ns` holds the time of a launch
+    /// in each whole window of the samples, `median_ns` their median.
+    pub fn behind_load(
+        (settling, settled): &(Settling, Settled),
+        sampled_ns: &[f64],
+        median_ns: f64,
+        meter: &PowerMeter,
+    ) -> Self {
+        let reading = meter.reading().unwrap_or_default();
+        let stayed = *settled == Settled::BelowCap || stayed_settled(sampled_ns);
+        let at_cap = *settled != Settled::BelowCap || names_power_cap(&reading);
+        let limitation = meter.limitation();
+        let state = match settled {
+            _ if limitation.is_some() => PowerState::NotApplicable,
+            Settled::Unsettled => PowerState::Unsettled,
+            _ if !stayed => PowerState::Unsettled,
+            _ => PowerState::Steady,
+        };
+        let unsettled = state == PowerState::Unsettled;
+        Self {
+            state,
+            reason: limitation.map(str::to_owned),
+            at_cap: at_cap && limitation.is_none(),
+            range: if unsettled { settling.range(median_ns, sampled_ns) } else { None },
+            settling_s: settling.elapsed().as_secs_f64(),
+            ..Self::of_reading(state, reading)
+        }
+    }
+
+    /// Power state of samples with a reading of the card behind them.
+    pub fn of_reading(state: PowerState, reading: Reading) -> Self {
+        Self {
+            state,
+            reason: None,
+            at_cap: names_power_cap(&reading),
+            range: None,
+            power_mw: reading.power_mw,
+            power_limit_mw: reading.power_limit_mw,
+            temperature_c: reading.temperature_c,
+            throttle: reading.throttle,
+            settling_s: 0.0,
+        }
+    }
+}
+
+/// Decides from windows of a running load when its samples may begin.
+#[derive(Debug, Default)]
+pub struct Settling {
+    /// Time of a launch in each whole window, nanoseconds.
+    windows_ns: Vec<f64>,
+    open: Window,
+    elapsed: Duration,
+}
+
+/// A window that is still open.
+#[derive(Debug, Default)]
+struct Window {
+    wall: Duration,
+    launches: u64,
+    busy_ns: f64,
+    clock_mhz: Option<f64>,
+}
+
+/// State of the card at the end of a window.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CapReading {
+    /// SM clock during the window, MHz; absent where the device does not report it.
+    pub clock_mhz: Option<f64>,
+    /// Highest SM clock of the card, MHz.
+    pub highest_mhz: f64,
+    /// Whether NVML names the power cap; absent where NVML does not report reasons.
+    pub capped: Option<bool>,
+}
+
+impl CapReading {
+    /// Whether the power cap may hold the clock down: NVML names it, or reports nothing, or the
+    /// clock is clearly below the highest one.
+    pub fn may_be_capped(&self) -> bool {
+        let low = self.clock_mhz.is_some_and(|clock| clock < FULL_CLOCK * self.highest_mhz);
+        low || self.capped.unwrap_or(self.clock_mhz.is_none())
+    }
+}
+
+/// Whether NVML's reading names the power cap.
+pub fn names_power_cap(reading: &Reading) -> bool {
+    reading.throttle.iter().any(|reason| reason == POWER_CAP)
+}
+
+impl Settling {
+    /// Adds a sample of the load, which took `wall` in all. Returns whether a window ended with it.
+    pub fn add(
+        &mut self,
+        wall: Duration,
+        launches: u64,
+        elapsed_ns: f64,
+        clock_mhz: Option<f64>,
+    ) -> bool {
+        self.elapsed += wall;
+        self.open.wall += wall;
+        self.open.launches += launches;
+        self.open.busy_ns += elapsed_ns;
+        self.open.clock_mhz = clock_mhz.or(self.open.clock_mhz);
+        if self.open.wall < WINDOW {
+            return false;
+        }
+        self.windows_ns.push(self.open.busy_ns / self.open.launches.max(1) as f64);
+        self.open = Window::default();
+        true
+    }
+
+    /// Decides at the end of a window; absent while the load has to go on.
+    pub fn decide(&self, reading: &CapReading) -> Option<Settled> {
+        if !reading.may_be_capped() {
+            return Some(Settled::BelowCap);
+        }
+        if self.elapsed >= LEAST_LOAD
+            && let [.., before, last] = self.windows_ns[..]
+            && agree(before, last)
+        {
+            return Some(Settled::AtCap);
+        }
+        (self.elapsed >= MAX_SETTLING).then_some(Settled::Unsettled)
+    }
+
+    /// Load so far.
+    pub const fn elapsed(&self) -> Duration {
+        self.elapsed
+    }
+
+    /// Time of a launch in the last whole window, nanoseconds.
+    pub fn last_ns(&self) -> Option<f64> {
+        self.windows_ns.last().copied()
+    }
+
+    /// Range of the windows of a load and of the samples behind it, relative to `median_ns`. The
+    /// first window, which is a burst, does not count.
+    pub fn range(&self, median_ns: f64, sampled_ns: &[f64]) -> Option<[f64; 2]> {
+        let windows = self.windows_ns.iter().skip(1).chain(sampled_ns);
+        let relative: Vec<f64> = windows.map(|window_ns| window_ns / median_ns).collect();
+        let low = relative.iter().copied().reduce(f64::min)?;
+        let high = relative.iter().copied().reduce(f64::max)?;
+        Some([low, high])
+    }
+}
+
+/// Whether windows of the samples at the cap agree with each other, so that the case stayed settled
+/// while it was sampled.
+pub fn stayed_settled(sampled_ns: &[f64]) -> bool {
+    let low = sampled_ns.iter().copied().fold(f64::INFINITY, f64::min);
+    let high = sampled_ns.iter().copied().fold(0.0, f64::max);
+    sampled_ns.is_empty() || agree(low, high)
+}
+
+fn agree(one_ns: f64, other_ns: f64) -> bool {
+    (one_ns - other_ns).abs() <= AGREEMENT * one_ns.min(other_ns)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CAPPED: CapReading =
+        CapReading { clock_mhz: Some(1430.0), highest_mhz: 1980.0, capped: Some(true) };
+
+    /// Windows of one sample each; the time after which settling ended, and why.
+    fn settle(windows_ns: &[f64], reading: &CapReading) -> (u128, Option<Settled>) {
+        let mut settling = Settling::default();
+        for &window_ns in windows_ns {
+            assert!(settling.add(WINDOW, 10, 10.0 * window_ns, None));
+            if let Some(settled) = settling.decide(reading) {
+                return (settling.elapsed().as_millis(), Some(settled));
+            }
+        }
+        (settling.elapsed().as_millis(), None)
+    }
+
+    #[test]
+    fn a_case_below_the_cap_goes_on_after_one_window() {
+        let below = CapReading { clock_mhz: Some(1980.0), highest_mhz: 1980.0, capped: None };
+        assert_eq!(settle(&[1.0], &below), (100, Some(Settled::BelowCap)));
+        let named = CapReading { capped: Some(true), ..below };
+        assert_eq!(settle(&[1.0], &named), (100, None));
+        let low = CapReading { clock_mhz: Some(1700.0), capped: Some(false), ..below };
+        assert_eq!(settle(&[1.0], &low), (100, None));
+        let blind = CapReading { clock_mhz: None, ..below };
+        assert_eq!(settle(&[1.0], &blind), (100, None));
+    }
+
+    #[test]
+    fn attention_settles_behind_its_burst() {
+        // An H100 after a pause: the first 100 ms are a burst.
+        let attention = [0.92, 0.995, 1.0, 1.0];
+        assert_eq!(settle(&attention, &CAPPED), (300, Some(Settled::AtCap)));
+        assert_eq!(settle(&[1.0, 1.0], &CAPPED), (200, Some(Settled::AtCap)));
+    }
+
+    #[test]
+    fn a_load_that_wanders_is_unsettled_after_a_second() {
+        let gemm = [0.93, 0.99, 1.02, 1.05, 1.08, 1.11, 1.14, 1.16, 1.13, 1.10, 1.07];
+        assert_eq!(settle(&gemm, &CAPPED), (1000, Some(Settled::Unsettled)));
+        let mut settling = Settling::default();
+        for window_ns in gemm {
+            settling.add(WINDOW, 1, window_ns, None);
+        }
+        assert_eq!(settling.range(1.0, &[1.2]), Some([0.99, 1.2]));
+    }
+
+    #[test]
+    fn windows_hold_whole_samples() {
+        let mut settling = Settling::default();
+        assert!(!settling.add(Duration::from_millis(60), 3, 30.0, None));
+        assert!(settling.add(Duration::from_millis(60), 1, 14.0, Some(1500.0)));
+        assert_eq!(settling.last_ns(), Some(11.0));
+        assert_eq!(settling.elapsed(), Duration::from_millis(120));
+    }
+
+    #[test]
+    fn samples_that_drift_apart_are_unsettled() {
+        assert!(stayed_settled(&[]) && stayed_settled(&[1.0, 1.01]));
+        assert!(!stayed_settled(&[1.0, 1.01, 1.02]));
+    }
+
+    #[test]
+    fn states_compare_with_their_like() {
+        use PowerState::{Burst, NotApplicable, Steady, Unsettled};
+        assert!(Steady.comparable(Unsettled) && Burst.comparable(Burst));
+        assert!(!Steady.comparable(Burst) && !Unsettled.comparable(NotApplicable));
+    }
+
+    #[test]
+    fn impossible_ranges_are_refused() {
+        let record = PowerRecord {
+            range: Some([0.99, 1.2]),
+            ..PowerRecord::not_applicable("the host computes")
+        };
+        assert_eq!(record.validate(), Ok(()));
+        for range in [[1.2, 0.9], [-1.0, 1.0], [f64::NAN, 1.0], [1.0, f64::INFINITY]] {
+            assert!(PowerRecord { range: Some(range), ..record.clone() }.validate().is_err());
+        }
+    }
+}
