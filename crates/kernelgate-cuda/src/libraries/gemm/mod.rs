@@ -7,6 +7,7 @@
 mod dtype;
 mod epilogue;
 mod error;
+mod operands;
 mod spec;
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,7 @@ use cudarc::driver::{CudaStream, sys};
 pub use dtype::MatrixDtype;
 pub use epilogue::{Activation, Epilogue};
 pub use error::GemmError;
+pub use operands::GemmOperands;
 pub use spec::{GemmSpec, Scales};
 
 use super::lt::{self, Attribute};
@@ -96,88 +98,6 @@ impl Drop for Blas {
         unsafe { lt::destroy(lt::Kind::Handle, self.handle) };
     }
 }
-
-/// Device addresses of a launch; matrices lie as the GEMM's [`GemmSpec`] describes. Those that its
-/// epilogue and scales do not ask for are ignored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct GemmOperands {
-    /// A.
-    pub a: u64,
-    /// B.
-    pub b: u64,
-    /// C, where it is not D.
-    pub c: Option<u64>,
-    /// D; overlaps neither A nor B, and C only where both are one matrix.
-    pub d: u64,
-    /// The bias, or its gradient.
-    pub bias: Option<u64>,
-    /// Aux of the epilogue: [`GemmSpec::aux_bytes`].
-    pub aux: Option<u64>,
-    /// Factor of A, an f32.
-    pub scale_a: Option<u64>,
-    /// Factor of B, an f32.
-    pub scale_b: Option<u64>,
-    /// Factor of D, an f32.
-    pub scale_d: Option<u64>,
-    /// Largest magnitude of D before its factor, an f32.
-    pub amax_d: Option<u64>,
-}
-
-impl GemmOperands {
-    /// Matrices alone.
-    pub const fn new(a: u64, b: u64, d: u64) -> Self {
-        Self {
-            a,
-            b,
-            c: None,
-            d,
-            bias: None,
-            aux: None,
-            scale_a: None,
-            scale_b: None,
-            scale_d: None,
-            amax_d: None,
-        }
-    }
-
-    /// The attributes that hold the addresses which the description needs besides the matrices. A
-    /// and B are exchanged for the library.
-    ///
-    /// # Errors
-    /// The name of the first that the launch lacks.
-    fn attributes(&self, spec: &GemmSpec) -> Result<Pointers, GemmError> {
-        use Attribute as At;
-        let mut pointers = [None; 6];
-        let needs = [
-            (
-                spec.bias_elements().is_some(),
-                At::CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-                self.bias,
-                "the bias",
-            ),
-            (
-                spec.aux_ld().is_some(),
-                At::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
-                self.aux,
-                "aux",
-            ),
-            (spec.scales.b, At::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, self.scale_b, "B's scale"),
-            (spec.scales.a, At::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, self.scale_a, "A's scale"),
-            (spec.scales.d, At::CUBLASLT_MATMUL_DESC_D_SCALE_POINTER, self.scale_d, "D's scale"),
-            (spec.scales.amax_d, At::CUBLASLT_MATMUL_DESC_AMAX_D_POINTER, self.amax_d, "D's amax"),
-        ];
-        for (pointer, (needed, attribute, address, name)) in pointers.iter_mut().zip(needs) {
-            if needed {
-                let address = address.ok_or(GemmError::MissingOperand(name))?;
-                *pointer = Some((attribute, address));
-            }
-        }
-        Ok(pointers)
-    }
-}
-
-/// Attributes of a description that are device addresses.
-type Pointers = [Option<(Attribute, u64)>; 6];
 
 /// A GEMM, or a batch, and the algorithms that the library proposes for it, of which one is used.
 pub struct Gemm {

@@ -1,0 +1,112 @@
+//! Addresses of a launch of a GEMM.
+
+use super::error::GemmError;
+use super::spec::GemmSpec;
+use crate::libraries::lt::Attribute;
+
+/// Device addresses of a launch; matrices lie as the GEMM's [`GemmSpec`] describes. Those that its
+/// epilogue and scales do not ask for are ignored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct GemmOperands<A = u64> {
+    /// A.
+    pub a: A,
+    /// B.
+    pub b: A,
+    /// C, where it is not D.
+    pub c: Option<A>,
+    /// D; overlaps neither A nor B, and C only where both are one matrix.
+    pub d: A,
+    /// The bias, or its gradient.
+    pub bias: Option<A>,
+    /// Aux of the epilogue: [`GemmSpec::aux_bytes`].
+    pub aux: Option<A>,
+    /// Factor of A, an f32.
+    pub scale_a: Option<A>,
+    /// Factor of B, an f32.
+    pub scale_b: Option<A>,
+    /// Factor of D, an f32.
+    pub scale_d: Option<A>,
+    /// Largest magnitude of D before its factor, an f32.
+    pub amax_d: Option<A>,
+}
+
+impl<A: Copy> GemmOperands<A> {
+    /// Matrices alone.
+    pub const fn new(a: A, b: A, d: A) -> Self {
+        Self {
+            a,
+            b,
+            c: None,
+            d,
+            bias: None,
+            aux: None,
+            scale_a: None,
+            scale_b: None,
+            scale_d: None,
+            amax_d: None,
+        }
+    }
+
+    /// The same operands at other addresses.
+    pub fn map<B>(self, mut address: impl FnMut(A) -> B) -> GemmOperands<B> {
+        GemmOperands {
+            a: address(self.a),
+            b: address(self.b),
+            c: self.c.map(&mut address),
+            d: address(self.d),
+            bias: self.bias.map(&mut address),
+            aux: self.aux.map(&mut address),
+            scale_a: self.scale_a.map(&mut address),
+            scale_b: self.scale_b.map(&mut address),
+            scale_d: self.scale_d.map(&mut address),
+            amax_d: self.amax_d.map(&mut address),
+        }
+    }
+}
+
+impl<A: Copy> From<[A; 3]> for GemmOperands<A> {
+    /// A, B and D.
+    fn from([a, b, d]: [A; 3]) -> Self {
+        Self::new(a, b, d)
+    }
+}
+
+impl GemmOperands {
+    /// The attributes that hold the addresses which the description needs besides the matrices. A
+    /// and B are exchanged for the library.
+    ///
+    /// # Errors
+    /// The name of the first that the launch lacks.
+    pub(super) fn attributes(&self, spec: &GemmSpec) -> Result<Pointers, GemmError> {
+        use Attribute as At;
+        let mut pointers = [None; 6];
+        let needs = [
+            (
+                spec.bias_elements().is_some(),
+                At::CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                self.bias,
+                "the bias",
+            ),
+            (
+                spec.aux_ld().is_some(),
+                At::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
+                self.aux,
+                "aux",
+            ),
+            (spec.scales.b, At::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, self.scale_b, "B's scale"),
+            (spec.scales.a, At::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, self.scale_a, "A's scale"),
+            (spec.scales.d, At::CUBLASLT_MATMUL_DESC_D_SCALE_POINTER, self.scale_d, "D's scale"),
+            (spec.scales.amax_d, At::CUBLASLT_MATMUL_DESC_AMAX_D_POINTER, self.amax_d, "D's amax"),
+        ];
+        for (pointer, (needed, attribute, address, name)) in pointers.iter_mut().zip(needs) {
+            if needed {
+                let address = address.ok_or(GemmError::MissingOperand(name))?;
+                *pointer = Some((attribute, address));
+            }
+        }
+        Ok(pointers)
+    }
+}
+
+/// Attributes of a description that are device addresses.
+pub(super) type Pointers = [Option<(Attribute, u64)>; 6];
