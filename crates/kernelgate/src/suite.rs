@@ -7,7 +7,7 @@ use crate::backend::{BackendError, BackendKind, Executable, Implementation, Prep
 use crate::workload::{
     Axis, AxisError, Effort, Override, Point, Problem, Scale, Tensors, Workload, axis,
 };
-use kernelgate_cuda::driver::{memory, persistence};
+use kernelgate_cuda::driver::persistence;
 
 /// Problems along one axis after another around a central one, for which a few rows are enough:
 /// part of the default selection on an accelerator.
@@ -186,10 +186,7 @@ impl<P: Problem> BoundProblem for TypedBound<'_, P> {
     }
 
     fn device_bytes(&self, index: usize) -> Option<u64> {
-        match self.implementations[index].prepare {
-            Prepare::CudaWithin { device_bytes, .. } => Some(device_bytes(&self.problem)),
-            Prepare::Cpu(_) | Prepare::Cuda(_) => None,
-        }
+        self.implementations[index].device_bytes(&self.problem)
     }
 
     fn prepare(
@@ -204,15 +201,12 @@ impl<P: Problem> BoundProblem for TypedBound<'_, P> {
         }
         match (&row.prepare, target) {
             (Prepare::Cpu(prepare), Target::Cpu) => Ok(Box::new(prepare(&self.problem, inputs))),
-            (Prepare::Cuda(prepare), Target::Cuda(devices)) => {
-                Ok(Box::new(prepare(&self.problem, &inputs, devices.one())?))
+            (Prepare::Cpu(_), Target::Cuda(_)) | (_, Target::Cpu) => {
+                Err(BackendError::Launch(format!("{} does not run on this backend", row.name)))
             }
-            (Prepare::CudaWithin { device_bytes, prepare }, Target::Cuda(devices)) => {
-                let device = devices.one();
-                memory::require(device, device_bytes(&self.problem))?;
-                Ok(Box::new(prepare(&self.problem, &inputs, device)?))
+            (_, Target::Cuda(devices)) => {
+                Ok(Box::new(row.prepare_cuda(&self.problem, &inputs, devices.one())?))
             }
-            _ => Err(BackendError::Launch(format!("{} does not run on this backend", row.name))),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Device memory, and the error where there is too little of it.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, result};
@@ -39,6 +40,57 @@ impl Buffer {
         // SAFETY: the range is the whole allocation, which is alive.
         unsafe { result::memset_d8_async(self.address(), byte, self.bytes(), stream.cu_stream()) }
             .map_err(|error| failed("fill memory", &error))
+    }
+
+    /// Sets the bytes of a range, in the order of a stream.
+    ///
+    /// # Errors
+    /// When the range is not in the buffer, or the driver fails.
+    pub fn fill_range(
+        &self,
+        stream: &CudaStream,
+        range: Range<usize>,
+        byte: u8,
+    ) -> Result<(), BackendError> {
+        let to = self.address_of(&range)?;
+        // SAFETY: the range lies in the allocation, which is alive.
+        unsafe { result::memset_d8_async(to, byte, range.len(), stream.cu_stream()) }
+            .map_err(|error| failed("fill memory", &error))
+    }
+
+    /// Copies a range of another buffer over its own bytes from `offset` on, in the order of a
+    /// stream. The two do not overlap.
+    ///
+    /// # Errors
+    /// When a range is not in its buffer, or the driver fails.
+    pub fn copy_range(
+        &self,
+        stream: &CudaStream,
+        offset: usize,
+        from: &Self,
+        range: Range<usize>,
+    ) -> Result<(), BackendError> {
+        let to = self.address_of(&(offset..offset.saturating_add(range.len())))?;
+        let source = from.address_of(&range)?;
+        // SAFETY: both ranges lie in their allocations, which are alive.
+        unsafe { result::memcpy_dtod_async(to, source, range.len(), stream.cu_stream()) }
+            .map_err(|error| failed("copy on the GPU", &error))
+    }
+
+    /// Where a range begins.
+    ///
+    /// # Errors
+    /// When it is not in the buffer.
+    fn address_of(&self, range: &Range<usize>) -> Result<u64, BackendError> {
+        if range.start > range.end || range.end > self.bytes() {
+            return Err(BackendError::Launch(format!(
+                "bytes {} to {} of a buffer of {}",
+                range.start,
+                range.end,
+                self.bytes()
+            )));
+        }
+        Ok(self.address() + range.start as u64)
     }
 
     /// Copies these bytes over its first ones, in the order of the stream, and waits for that.

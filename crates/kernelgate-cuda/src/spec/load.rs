@@ -1,5 +1,9 @@
 //! A row on a device.
 
+use std::sync::Arc;
+
+use cudarc::driver::CudaStream;
+
 use super::row::KernelSpec;
 use crate::BackendError;
 use crate::driver::argument::Argument;
@@ -65,6 +69,12 @@ impl<P> KernelSpec<P> {
 }
 
 impl LoadedKernel {
+    /// The same kernel for launches on another stream.
+    pub fn on_stream(&self, stream: &Arc<CudaStream>) -> Self {
+        let (shape, co_resident) = (self.shape, self.co_resident);
+        Self { kernel: self.kernel.on_stream(stream), shape, co_resident }
+    }
+
     /// Launches it on the device's stream, as [`Kernel::launch`].
     ///
     /// # Errors

@@ -85,6 +85,11 @@ impl Output {
         self.buffer.address()
     }
 
+    /// Its memory on the device.
+    pub(super) const fn buffer(&self) -> &Buffer {
+        &self.buffer
+    }
+
     /// Bytes on the device.
     pub fn bytes(&self) -> usize {
         self.buffer.bytes()

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use kernelgate_cuda::driver::memory;
 use kernelgate_cuda::{BackendError, Device};
 
+use super::program::{Capture, Program};
 use super::target::BackendKind;
 use super::{cpu, cuda};
 use crate::workload::Tensors;
@@ -21,7 +23,7 @@ pub struct Implementation<P> {
     pub prepare: Prepare<P>,
 }
 
-/// Places inputs, allocates outputs and scratch, and returns what launches the computation.
+/// Places inputs, allocates outputs and scratch, and returns the task that launches.
 pub enum Prepare<P> {
     /// On the host.
     Cpu(fn(&P, Arc<Tensors>) -> cpu::CpuTask),
@@ -35,6 +37,9 @@ pub enum Prepare<P> {
         /// Makes it ready.
         prepare: CudaPrepare<P>,
     },
+    /// On an NVIDIA GPU, as the list of launches that the function writes, which declares its
+    /// memory itself.
+    Program(fn(&P) -> Program, Capture),
 }
 
 /// Makes a problem ready on an NVIDIA GPU.
@@ -45,7 +50,48 @@ impl<P> Implementation<P> {
     pub fn backend(&self) -> BackendKind {
         match self.prepare {
             Prepare::Cpu(_) => BackendKind::Cpu,
-            Prepare::Cuda(_) | Prepare::CudaWithin { .. } => BackendKind::Cuda,
+            Prepare::Cuda(_) | Prepare::CudaWithin { .. } | Prepare::Program(..) => {
+                BackendKind::Cuda
+            }
+        }
+    }
+
+    /// Device memory that it declares for a problem, bytes; `None` on the host and where nothing is
+    /// declared.
+    pub fn device_bytes(&self, problem: &P) -> Option<u64> {
+        match self.prepare {
+            Prepare::CudaWithin { device_bytes, .. } => Some(device_bytes(problem)),
+            Prepare::Program(write, _) => Some(write(problem).device_bytes()),
+            Prepare::Cpu(_) | Prepare::Cuda(_) => None,
+        }
+    }
+
+    /// Makes a problem ready on an NVIDIA GPU.
+    ///
+    /// # Errors
+    /// When the device has less memory than it declares, or the device, a library or a kernel
+    /// fails; when it runs on the host.
+    pub fn prepare_cuda(
+        &self,
+        problem: &P,
+        inputs: &Tensors,
+        device: &Arc<Device>,
+    ) -> Result<cuda::CudaTask, BackendError> {
+        match self.prepare {
+            Prepare::Cuda(prepare) => prepare(problem, inputs, device),
+            Prepare::CudaWithin { device_bytes, prepare } => {
+                memory::require(device, device_bytes(problem))?;
+                prepare(problem, inputs, device)
+            }
+            Prepare::Program(write, capture) => {
+                let program = write(problem);
+                memory::require(device, program.device_bytes())?;
+                program.task(device, inputs, capture)
+            }
+            Prepare::Cpu(_) => {
+                let message = format!("{} does not run on this backend", self.name);
+                Err(BackendError::Launch(message))
+            }
         }
     }
 }

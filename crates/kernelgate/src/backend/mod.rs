@@ -8,6 +8,7 @@ pub mod cuda;
 mod executable;
 pub mod host_timeout;
 mod implementation;
+pub mod program;
 mod target;
 
 pub use allowed::Allowed;

@@ -1,0 +1,100 @@
+//! Mistakes in a program.
+
+use kernelgate_cuda::BackendError;
+
+/// A mistake in a program, found without a device. A program keeps its first one.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ProgramError {
+    /// A name that no region has.
+    #[error("no region is called `{name}`")]
+    UnknownRegion {
+        /// The name.
+        name: String,
+    },
+    /// A name that a live region has already.
+    #[error("two regions are called `{name}`")]
+    DuplicateRegion {
+        /// The name.
+        name: String,
+    },
+    /// A pointer past the end of its region.
+    #[error("an address {offset} bytes into `{region}`, which has {bytes}")]
+    OutsideRegion {
+        /// The region.
+        region: String,
+        /// Bytes from its beginning.
+        offset: usize,
+        /// Its size.
+        bytes: usize,
+    },
+    /// A step uses a region after its memory was freed.
+    #[error("`{region}` is used after it was freed")]
+    UsedAfterFree {
+        /// The region.
+        region: String,
+    },
+    /// A region that must live as long as the program.
+    #[error("`{region}` cannot be freed: it has contents, is an output, or a table points into it")]
+    NotFreeable {
+        /// The region.
+        region: String,
+    },
+    /// A step of one lane uses memory whose previous region another lane may still use.
+    #[error("`{region}` takes over memory that lane {lane} may still use")]
+    UnorderedReuse {
+        /// The region that took the memory over.
+        region: String,
+        /// The lane whose earlier step is not waited for.
+        lane: usize,
+    },
+    /// A side lane has a step before it waited for the first lane.
+    #[error("lane {lane} starts before it waits for lane 0")]
+    NotForked {
+        /// The lane.
+        lane: usize,
+    },
+    /// The first lane never waits for the end of a side lane.
+    #[error("lane 0 does not wait for the end of lane {lane}")]
+    NotJoined {
+        /// The lane.
+        lane: usize,
+    },
+    /// A range that is still open at the end.
+    #[error("range `{name}` does not end")]
+    OpenRange {
+        /// Its name.
+        name: String,
+    },
+    /// An end without a beginning.
+    #[error("a range ends that did not begin")]
+    NoOpenRange,
+    /// A launch refers to lines kept in L2, and the program keeps none.
+    #[error("`{symbol}` keeps or releases lines of L2, and the program sets none aside")]
+    NothingKept {
+        /// The kernel.
+        symbol: &'static str,
+    },
+    /// A GEMM writes a region that was filled when the program was loaded. Choosing an algorithm
+    /// overwrites it.
+    #[error("a GEMM writes `{region}`, whose contents are uploaded once")]
+    OverwritesContents {
+        /// The region.
+        region: String,
+    },
+    /// Contents of another size than declared.
+    #[error("`{region}` is declared with {declared} bytes, its contents have {found}")]
+    ContentsSize {
+        /// The region.
+        region: String,
+        /// Declared bytes.
+        declared: usize,
+        /// Bytes of the contents.
+        found: usize,
+    },
+}
+
+impl From<ProgramError> for BackendError {
+    fn from(error: ProgramError) -> Self {
+        Self::Launch(error.to_string())
+    }
+}

@@ -1,0 +1,330 @@
+//! A program on a device.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use kernelgate_cuda::architecture::overlaps_launches;
+use kernelgate_cuda::driver::CudaStream;
+use kernelgate_cuda::driver::event::Crossing;
+use kernelgate_cuda::driver::graph::Graph;
+use kernelgate_cuda::driver::persistence::SetAside;
+use kernelgate_cuda::driver::window::Window;
+use kernelgate_cuda::libraries::gemm::{Blas, Gemm, GemmOperands, GemmSpec};
+use kernelgate_cuda::observe::range::Range;
+use kernelgate_cuda::{
+    Argument, BackendError, Buffer, Device, LaunchAttributes, LaunchShape, LoadedKernel,
+};
+
+use super::lanes::Lane;
+use super::memory::{Contents, MemoryPlan, Region, Word};
+use super::operand::{Operand, Pointer};
+use super::plan::Program;
+use super::step::{CallSite, Enqueue, KeptLines, KernelLaunch, Step};
+use crate::backend::cuda::{CudaTask, Input, Output};
+use crate::workload::Tensors;
+
+/// Most launches of a GEMM by which its algorithm is chosen.
+const MAX_TIMED: usize = 40;
+
+/// How the launches of a program reach the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Capture {
+    /// Enqueued one by one from the host.
+    Stream,
+    /// Captured once as a graph and replayed.
+    Graph,
+}
+
+/// A program on a device: everything compiled, allocated and uploaded.
+pub struct LoadedProgram {
+    steps: Vec<LoadedStep>,
+    regions: Vec<(String, Buffer)>,
+    inputs: Vec<Input>,
+    outputs: Vec<Output>,
+    _set_aside: Option<SetAside>,
+}
+
+/// An entry, ready to be enqueued.
+enum LoadedStep {
+    Enqueue(Enqueue),
+    Begin(String),
+    End,
+}
+
+impl Program {
+    /// Makes a case of it: loads it and, for a graph, captures it.
+    ///
+    /// # Errors
+    /// The program's first mistake; when a kernel does not compile, a library is missing or knows
+    /// no algorithm, device memory is short, or a launch cannot be captured.
+    pub fn task(
+        self,
+        device: &Arc<Device>,
+        inputs: &Tensors,
+        capture: Capture,
+    ) -> Result<CudaTask, BackendError> {
+        let uses = self.memory_uses();
+        let mut program = self.load(device, inputs)?;
+        let inputs = std::mem::take(&mut program.inputs);
+        let outputs = std::mem::take(&mut program.outputs);
+        let task = match capture {
+            Capture::Stream => CudaTask::new(device, inputs, outputs, move |_| program.enqueue()),
+            Capture::Graph => {
+                // One launch first: modules that it loads cannot be loaded during a capture.
+                program.enqueue()?;
+                device.synchronize()?;
+                let graph = Graph::capture(device, || program.enqueue())?;
+                CudaTask::new(device, inputs, outputs, move |_| {
+                    // The graph's launches are the program's, on its memory.
+                    let _alive = &program;
+                    graph.launch()
+                })
+            }
+        };
+        Ok(task.with_memory_uses(uses))
+    }
+
+    /// Compiles and loads its kernels, allocates and fills its memory, and chooses an algorithm for
+    /// each GEMM. The library of GEMMs is opened only if there are any.
+    ///
+    /// # Errors
+    /// Those of [`Self::task`].
+    pub fn load(
+        self,
+        device: &Arc<Device>,
+        inputs: &Tensors,
+    ) -> Result<LoadedProgram, BackendError> {
+        self.check()?;
+        let Self { memory, steps, order, kept, gemm_lanes, .. } = self;
+        let blas = (gemm_lanes > 0).then(|| Blas::open(device, gemm_lanes)).transpose()?;
+        let set_aside = kept.map(|(_, bytes)| SetAside::new(device, bytes)).transpose()?;
+        let streams = (0..order.lanes()).map(|lane| match &blas {
+            _ if lane == Lane::MAIN.number() => Ok(Arc::clone(device.stream())),
+            Some(blas) if lane < gemm_lanes => Ok(Arc::clone(blas.stream(lane))),
+            _ => device.another_stream(),
+        });
+        let streams = streams.collect::<Result<Vec<_>, BackendError>>()?;
+        let memory = LoadedMemory::new(memory, device, inputs)?;
+        let window = match (&set_aside, kept) {
+            (Some(set_aside), Some((from, bytes))) => {
+                Some(set_aside.window(memory.address(from), bytes))
+            }
+            _ => None,
+        };
+        let mut loader = Loader {
+            device,
+            blas,
+            streams,
+            memory,
+            window,
+            kernels: BTreeMap::new(),
+            gemms: vec![],
+        };
+        loader.load_gemms(&steps)?;
+        let steps = steps.into_iter().map(|step| loader.step(step));
+        let steps = steps.collect::<Result<Vec<_>, _>>()?;
+        let LoadedMemory { regions, buffers, inputs, outputs } = loader.memory;
+        let named = |region: Region| (region.name.into_owned(), buffers[region.slot].clone());
+        let regions = regions.into_iter().map(named).collect();
+        Ok(LoadedProgram { steps, regions, inputs, outputs, _set_aside: set_aside })
+    }
+}
+
+/// The memory of a program on a device.
+struct LoadedMemory {
+    regions: Vec<Region>,
+    /// By slot.
+    buffers: Vec<Buffer>,
+    inputs: Vec<Input>,
+    outputs: Vec<Output>,
+}
+
+impl LoadedMemory {
+    /// Allocates every slot and fills it, one region's contents at a time.
+    fn new(plan: MemoryPlan, device: &Device, tensors: &Tensors) -> Result<Self, BackendError> {
+        let MemoryPlan { regions, slots, .. } = plan;
+        let mut buffers: Vec<Option<Buffer>> = vec![None; slots.len()];
+        let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
+        for region in &regions {
+            let slot = &mut buffers[region.slot];
+            if let Some(bytes) = region.uploaded(tensors)? {
+                let buffer = device.upload(&bytes)?;
+                if let Contents::Input { replaceable: true } = region.contents {
+                    inputs.push(Input::new(region.name.clone(), &buffer));
+                }
+                *slot = Some(buffer);
+            } else if let Contents::Output { name, shape, dtype } = &region.contents {
+                let output = Output::new(device, name, shape.clone(), *dtype)?;
+                *slot = Some(output.buffer().clone());
+                outputs.push(output);
+            } else if slot.is_none() {
+                // Scratch; and tables, which follow when every address is known.
+                *slot = Some(device.allocate(slots[region.slot].bytes)?);
+            }
+        }
+        let buffers = buffers.into_iter().flatten().collect();
+        let memory = Self { regions, buffers, inputs, outputs };
+        for region in &memory.regions {
+            if let Contents::Table(words) = &region.contents {
+                let bytes: Vec<u8> =
+                    words.iter().flat_map(|word| memory.word(*word).to_ne_bytes()).collect();
+                memory.buffers[region.slot].overwrite(&bytes)?;
+            }
+        }
+        Ok(memory)
+    }
+
+    fn word(&self, word: Word) -> u64 {
+        match word {
+            Word::Value(value) => value as u64,
+            Word::Pointer(pointer) => self.address(pointer),
+        }
+    }
+
+    fn buffer(&self, pointer: Pointer) -> &Buffer {
+        &self.buffers[self.regions[pointer.region].slot]
+    }
+
+    fn address(&self, pointer: Pointer) -> u64 {
+        pointer.resolve(self.buffer(pointer).address())
+    }
+
+    fn argument(&self, operand: Operand) -> Argument {
+        match operand {
+            Operand::Pointer(pointer) => Argument::Address(self.address(pointer)),
+            Operand::Value(argument) => argument,
+        }
+    }
+}
+
+/// A kernel loaded for several launch shapes.
+type LoadedShapes = Vec<(LaunchShape, Rc<LoadedKernel>)>;
+
+/// Loads step after step.
+struct Loader<'a> {
+    device: &'a Arc<Device>,
+    blas: Option<Rc<Blas>>,
+    /// By lane.
+    streams: Vec<Arc<CudaStream>>,
+    memory: LoadedMemory,
+    window: Option<Window>,
+    /// Loaded kernels by name and lane.
+    kernels: BTreeMap<(String, Lane), LoadedShapes>,
+    gemms: Vec<(GemmSpec, Rc<Gemm>)>,
+}
+
+impl Loader<'_> {
+    fn step(&mut self, step: Step) -> Result<LoadedStep, BackendError> {
+        let enqueue: Enqueue = match step {
+            Step::Begin(name) => return Ok(LoadedStep::Begin(name)),
+            Step::End => return Ok(LoadedStep::End),
+            Step::Launch(launch) => self.launch(&launch)?,
+            Step::Gemm { lane, spec, operands } => {
+                let loaded = self.gemms.iter().find(|(other, _)| *other == spec);
+                let gemm = Rc::clone(&loaded.expect("every GEMM of the program is loaded").1);
+                let operands = operands.map(|pointer| self.memory.address(pointer));
+                Box::new(move || gemm.launch(lane.number(), &operands))
+            }
+            Step::Copy { lane, from, to, bytes } => {
+                let [source, target] =
+                    [from, to].map(|pointer| self.memory.buffer(pointer).clone());
+                let (stream, range) = (self.stream(lane), from.offset..from.offset + bytes);
+                Box::new(move || target.copy_range(&stream, to.offset, &source, range.clone()))
+            }
+            Step::Fill { lane, to, bytes, value } => {
+                let (stream, buffer) = (self.stream(lane), self.memory.buffer(to).clone());
+                Box::new(move || buffer.fill_range(&stream, to.offset..to.offset + bytes, value))
+            }
+            Step::Call { lane, pointers, prepare } => {
+                let addresses: Vec<u64> =
+                    pointers.iter().map(|pointer| self.memory.address(*pointer)).collect();
+                let (device, stream) = (self.device, &self.streams[lane.number()]);
+                prepare(CallSite { device, stream, addresses: &addresses })?
+            }
+            Step::Wait { waiting, on } => {
+                let crossing = Crossing::new(self.device)?;
+                let [waiting, on] = [waiting, on].map(|lane| self.stream(lane));
+                Box::new(move || crossing.mark(&on).and_then(|()| crossing.hold(&waiting)))
+            }
+        };
+        Ok(LoadedStep::Enqueue(enqueue))
+    }
+
+    fn stream(&self, lane: Lane) -> Arc<CudaStream> {
+        Arc::clone(&self.streams[lane.number()])
+    }
+
+    fn launch(&mut self, launch: &KernelLaunch) -> Result<Enqueue, BackendError> {
+        let kernel = match &launch.other {
+            Some((other, condition)) if condition(self.device)? => other,
+            _ => launch.kernel(),
+        };
+        let name = kernel.build.kernel_name(kernel.symbol);
+        let shape = kernel.shape.clone()?;
+        let loaded = self.kernels.entry((name, launch.lane)).or_default();
+        let kernel = match loaded.iter().find(|(other, _)| *other == shape) {
+            Some((_, kernel)) => Rc::clone(kernel),
+            None => {
+                let stream = &self.streams[launch.lane.number()];
+                let kernel = Rc::new((kernel.load)(self.device)?.on_stream(stream));
+                loaded.push((shape, Rc::clone(&kernel)));
+                kernel
+            }
+        };
+        let arguments = launch.arguments.iter().map(|operand| self.memory.argument(*operand));
+        let arguments: Vec<Argument> = arguments.collect();
+        let window = launch.lines.and_then(|lines| match lines {
+            KeptLines::Keep => self.window,
+            KeptLines::Release => self.window.map(Window::released),
+        });
+        let programmatic = launch.programmatic && overlaps_launches(&self.device.facts().arch);
+        let attributes = LaunchAttributes { programmatic, window, ..LaunchAttributes::default() };
+        Ok(Box::new(move || kernel.launch_with(attributes, &arguments)))
+    }
+
+    /// Describes every GEMM of a program once. Its algorithm is chosen by the matrices of all its
+    /// launches, one layer's weights after the other's, as in the program.
+    fn load_gemms(&mut self, steps: &[Step]) -> Result<(), BackendError> {
+        let Some(blas) = &self.blas else { return Ok(()) };
+        let launches = steps.iter().filter_map(|step| match step {
+            Step::Gemm { spec, operands, .. } => Some((*spec, *operands)),
+            _ => None,
+        });
+        for (spec, _) in launches.clone() {
+            if self.gemms.iter().any(|(other, _)| *other == spec) {
+                continue;
+            }
+            let alike = launches.clone().filter(|(other, _)| *other == spec).take(MAX_TIMED);
+            let operands =
+                alike.map(|(_, operands)| operands.map(|pointer| self.memory.address(pointer)));
+            let mut gemm = Gemm::new(blas, spec)?;
+            gemm.choose(&operands.collect::<Vec<GemmOperands>>())?;
+            self.gemms.push((spec, Rc::new(gemm)));
+        }
+        Ok(())
+    }
+}
+
+impl LoadedProgram {
+    /// Enqueues all of it.
+    ///
+    /// # Errors
+    /// When a launch is refused.
+    pub fn enqueue(&self) -> Result<(), BackendError> {
+        let mut ranges = Vec::new();
+        for step in &self.steps {
+            match step {
+                LoadedStep::Enqueue(enqueue) => enqueue()?,
+                LoadedStep::Begin(name) => ranges.push(Range::new(name)),
+                LoadedStep::End => drop(ranges.pop()),
+            }
+        }
+        Ok(())
+    }
+
+    /// The memory of the last region of that name.
+    pub fn buffer(&self, name: &str) -> Option<&Buffer> {
+        self.regions.iter().rfind(|(known, _)| known == name).map(|(_, buffer)| buffer)
+    }
+}

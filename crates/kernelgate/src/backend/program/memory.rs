@@ -1,0 +1,287 @@
+//! The device memory of a program: regions by name, each with its use and its contents, and the
+//! slots that are allocated for them.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use super::error::ProgramError;
+use super::lanes::{Lane, LaneOrder, Position};
+use super::operand::Pointer;
+use crate::workload::{Dtype, Tensors};
+
+/// The use of a region: a row of the table of device memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum MemoryUse {
+    /// Parameters, packed or as they lie.
+    Weights,
+    /// State of an optimiser.
+    Momentum,
+    /// Results of the forward pass.
+    Activations,
+    /// Gradients of activations and of parameters.
+    Gradients,
+    /// Everything else that the launches need.
+    Workspace,
+    /// Inputs that every launch reads.
+    Inputs,
+    /// Results.
+    Outputs,
+}
+
+impl MemoryUse {
+    /// Every use, in the order of the table.
+    pub const ALL: [Self; 7] = [
+        Self::Weights,
+        Self::Momentum,
+        Self::Activations,
+        Self::Gradients,
+        Self::Workspace,
+        Self::Inputs,
+        Self::Outputs,
+    ];
+
+    /// Its row in the table.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Weights => "weights",
+            Self::Momentum => "momentum",
+            Self::Activations => "activations",
+            Self::Gradients => "gradients",
+            Self::Workspace => "workspace",
+            Self::Inputs | Self::Outputs => "inputs and outputs",
+        }
+    }
+}
+
+/// An element of a table in device memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Word {
+    /// 64 bits as they are.
+    Value(i64),
+    /// An address in a region.
+    Pointer(Pointer),
+}
+
+impl From<i64> for Word {
+    fn from(value: i64) -> Self {
+        Self::Value(value)
+    }
+}
+
+impl From<Pointer> for Word {
+    fn from(pointer: Pointer) -> Self {
+        Self::Pointer(pointer)
+    }
+}
+
+/// Makes the contents of a region from the inputs.
+pub(super) type Pack = Box<dyn Fn(&Tensors) -> Vec<u8>>;
+
+/// Contents of a region when the program is loaded.
+pub(super) enum Contents {
+    /// 0xff in every byte.
+    Unwritten,
+    /// The input of the region's name, as it lies; every launch reads it, or it is read as it was.
+    Input { replaceable: bool },
+    /// Bytes made from the inputs.
+    Packed(Pack),
+    /// Numbers and addresses.
+    Table(Vec<Word>),
+    /// The output of the region's name.
+    Output { name: &'static str, shape: Vec<usize>, dtype: Dtype },
+}
+
+/// A named piece of device memory.
+pub(super) struct Region {
+    pub name: Cow<'static, str>,
+    pub bytes: usize,
+    pub slot: usize,
+    pub contents: Contents,
+    freed: bool,
+    /// Whether a table points into it.
+    in_table: bool,
+}
+
+impl Region {
+    /// The bytes that the workload's inputs put in it; `None` for scratch, tables and outputs.
+    ///
+    /// # Errors
+    /// When they are not as many as declared.
+    pub fn uploaded<'a>(&self, inputs: &'a Tensors) -> Result<Option<Cow<'a, [u8]>>, ProgramError> {
+        let bytes: Cow<[u8]> = match &self.contents {
+            Contents::Packed(pack) => pack(inputs).into(),
+            Contents::Input { .. } => inputs.tensor(&self.name).as_bytes().into(),
+            Contents::Unwritten | Contents::Table(_) | Contents::Output { .. } => return Ok(None),
+        };
+        if bytes.len() == self.bytes {
+            Ok(Some(bytes))
+        } else {
+            let (region, declared) = (self.name.to_string(), self.bytes);
+            Err(ProgramError::ContentsSize { region, declared, found: bytes.len() })
+        }
+    }
+}
+
+/// An allocation: one region, or several whose lives do not overlap.
+pub(super) struct Slot {
+    pub bytes: usize,
+    purpose: MemoryUse,
+    free: bool,
+    /// Last steps, by lane, of the regions that had it before.
+    earlier: Vec<Position>,
+    /// Last steps, by lane, of the region that has it.
+    latest: Vec<Position>,
+}
+
+/// Regions and slots.
+#[derive(Default)]
+pub(super) struct MemoryPlan {
+    pub regions: Vec<Region>,
+    pub slots: Vec<Slot>,
+    names: BTreeMap<Cow<'static, str>, usize>,
+}
+
+/// The region of a pointer that has none: its name was unknown.
+const NOWHERE: usize = usize::MAX;
+
+impl MemoryPlan {
+    /// Adds a region; one without contents takes over the smallest freed slot of its use that is
+    /// large enough.
+    ///
+    /// # Errors
+    /// When a live region has its name, or a table points outside a region.
+    pub fn add(
+        &mut self,
+        name: Cow<'static, str>,
+        purpose: MemoryUse,
+        bytes: usize,
+        contents: Contents,
+    ) -> Result<Pointer, ProgramError> {
+        let reuses = matches!(contents, Contents::Unwritten);
+        if let Contents::Table(words) = &contents {
+            for word in words {
+                let Word::Pointer(pointer) = word else { continue };
+                self.live(*pointer)?.in_table = true;
+            }
+        }
+        let fitting = self.slots.iter_mut().enumerate().filter(|(_, slot)| {
+            reuses && slot.free && slot.purpose == purpose && slot.bytes >= bytes
+        });
+        let slot = match fitting.min_by_key(|(_, slot)| slot.bytes) {
+            Some((number, slot)) => {
+                slot.free = false;
+                number
+            }
+            None => {
+                let (earlier, latest) = (Vec::new(), Vec::new());
+                self.slots.push(Slot { bytes, purpose, free: false, earlier, latest });
+                self.slots.len() - 1
+            }
+        };
+        let region = self.regions.len();
+        let before = self.names.insert(name.clone(), region);
+        let duplicate = before.is_some_and(|before| !self.regions[before].freed);
+        let error = ProgramError::DuplicateRegion { name: name.to_string() };
+        self.regions.push(Region { name, bytes, slot, contents, freed: false, in_table: false });
+        if duplicate { Err(error) } else { Ok(Pointer { region, offset: 0, skipped: 0 }) }
+    }
+
+    /// The beginning of the region of that name.
+    pub fn find(&self, name: &str) -> Option<Pointer> {
+        self.names.get(name).map(|&region| Pointer { region, offset: 0, skipped: 0 })
+    }
+
+    /// A pointer for a name that no region has.
+    pub const fn nowhere() -> Pointer {
+        Pointer { region: NOWHERE, offset: 0, skipped: 0 }
+    }
+
+    /// Gives the memory of a region back to later ones.
+    ///
+    /// # Errors
+    /// When it is not scratch, or a table points into it.
+    pub fn free(&mut self, pointer: Pointer) -> Result<(), ProgramError> {
+        let region = self.live(pointer)?;
+        if region.in_table || !matches!(region.contents, Contents::Unwritten) {
+            return Err(ProgramError::NotFreeable { region: region.name.to_string() });
+        }
+        region.freed = true;
+        let slot = region.slot;
+        let slot = &mut self.slots[slot];
+        slot.free = true;
+        for position in std::mem::take(&mut slot.latest) {
+            replace(&mut slot.earlier, position);
+        }
+        Ok(())
+    }
+
+    /// Notes that a step uses the region of a pointer.
+    ///
+    /// # Errors
+    /// When the region was freed, the pointer is outside it, or the step is not ordered behind
+    /// those of the regions that had the memory before.
+    pub fn used(
+        &mut self,
+        pointer: Pointer,
+        step: Position,
+        order: &LaneOrder,
+    ) -> Result<(), ProgramError> {
+        let (number, name) = {
+            let region = self.live(pointer)?;
+            (region.slot, region.name.clone())
+        };
+        let slot = &mut self.slots[number];
+        let unordered = slot.earlier.iter().find(|before| !order.is_before(**before, step.lane));
+        if let Some(Position { lane: Lane(lane), .. }) = unordered {
+            return Err(ProgramError::UnorderedReuse { region: name.to_string(), lane: *lane });
+        }
+        replace(&mut slot.latest, step);
+        Ok(())
+    }
+
+    /// Notes that a GEMM writes the region of a pointer.
+    ///
+    /// # Errors
+    /// When its contents are uploaded once.
+    pub fn written_by_gemm(&self, pointer: Pointer) -> Result<(), ProgramError> {
+        match self.regions.get(pointer.region) {
+            Some(Region { contents: Contents::Unwritten | Contents::Output { .. }, .. }) | None => {
+                Ok(())
+            }
+            Some(Region { name, .. }) => {
+                Err(ProgramError::OverwritesContents { region: name.to_string() })
+            }
+        }
+    }
+
+    /// The region of a pointer, which is inside it.
+    fn live(&mut self, pointer: Pointer) -> Result<&mut Region, ProgramError> {
+        let Some(region) = self.regions.get_mut(pointer.region) else {
+            return Err(ProgramError::UnknownRegion { name: String::new() });
+        };
+        if region.freed {
+            return Err(ProgramError::UsedAfterFree { region: region.name.to_string() });
+        }
+        if pointer.offset >= region.bytes.max(1) {
+            let (region, bytes) = (region.name.to_string(), region.bytes);
+            return Err(ProgramError::OutsideRegion { region, offset: pointer.offset, bytes });
+        }
+        Ok(region)
+    }
+
+    /// Bytes of every slot.
+    pub fn bytes(&self) -> usize {
+        self.slots.iter().map(|slot| slot.bytes).sum()
+    }
+
+    /// Bytes of the slots of a use.
+    pub fn bytes_used_as(&self, purpose: MemoryUse) -> usize {
+        self.slots.iter().filter(|slot| slot.purpose == purpose).map(|slot| slot.bytes).sum()
+    }
+}
+
+/// Puts a step in the place of the earlier one of its lane.
+fn replace(positions: &mut Vec<Position>, step: Position) {
+    positions.retain(|position| position.lane != step.lane);
+    positions.push(step);
+}

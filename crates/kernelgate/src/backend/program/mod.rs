@@ -1,0 +1,52 @@
+//! A network as one list of launches: kernels, library GEMMs, copies, fills and launches of other
+//! code, in lanes that may run concurrently, inside named ranges, with the device memory that they
+//! work on.
+//!
+//! A [`Program`] is written without a device, so its memory is declared by the same list that is
+//! allocated later ([`Program::device_bytes`]), and tests read its steps without a GPU. A region is
+//! declared once with its [`MemoryUse`]; launches take [`Pointer`]s into regions, which become
+//! addresses when the program is loaded. [`Program::task`] makes a case of it: enqueued launch by
+//! launch, or captured once as a graph and replayed.
+//!
+//! ```
+//! use kernelgate::backend::cuda::{KernelSpec, Source};
+//! use kernelgate::backend::program::{MemoryUse, Program, long};
+//! use kernelgate::workload::Dtype;
+//!
+//! const RELU: KernelSpec<usize> =
+//!     KernelSpec::new(Source::new("relu", ""), "relu", 128, |n| [n.div_ceil(128), 1, 1]);
+//!
+//! let n = 1000;
+//! let mut program = Program::new();
+//! program.input("x", MemoryUse::Inputs, 4 * n);
+//! program.scratch("hidden", MemoryUse::Activations, 4 * n);
+//! let y = program.output("y", [n], Dtype::F32);
+//! program.in_range("Layers", |program| {
+//!     program.launch(&RELU, &n, ("x", "hidden", long(n)));
+//!     program.launch(&RELU, &n, ("hidden", y, long(n)));
+//! });
+//! assert_eq!(program.check(), Ok(()));
+//! assert_eq!(program.device_bytes(), 12_000);
+//! ```
+//!
+//! Deliberately absent: time, and which kernels there are.
+
+mod error;
+mod lanes;
+mod load;
+mod memory;
+#[cfg(test)]
+mod network_tests;
+mod operand;
+mod plan;
+mod step;
+#[cfg(test)]
+mod tests;
+
+pub use error::ProgramError;
+pub use lanes::Lane;
+pub use load::{Capture, LoadedProgram};
+pub use memory::{MemoryUse, Word};
+pub use operand::{Arguments, NULL, Operand, Pointer, int, ints, long};
+pub use plan::Program;
+pub use step::{CallSite, Enqueue, KeptLines, KernelLaunch, PlannedKernel, Step};

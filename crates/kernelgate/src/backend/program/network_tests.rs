@@ -1,0 +1,171 @@
+//! Two layers, forward and backward: GEMMs with both transpositions, an accumulating one, a bias and
+//! ReLU with its gradient, and an update in a side lane. All values are small integers, so that
+//! every sum is exact.
+
+use half::bf16;
+
+use super::*;
+use crate::backend::Executable;
+use crate::workload::{Data, Dtype, Tensor, Tensors};
+use kernelgate_cuda::libraries::gemm::{
+    Activation, Epilogue, GemmOperands, GemmSpec, MatrixDtype, WORKSPACE_BYTES,
+};
+use kernelgate_cuda::testing::gpu;
+use kernelgate_cuda::{BackendError, KernelSpec, Source};
+
+/// Rows; columns of the input, the hidden layer and the output.
+const M: usize = 16;
+const K: usize = 16;
+const H: usize = 128;
+const N: usize = 32;
+
+/// `new[i] = old[i] - gradient[i]/2`.
+const SGD: KernelSpec<usize> = KernelSpec::new(
+    Source::new(
+        "program_sgd",
+        r#"
+extern "C" __global__ void program_sgd(const float* old, const float* gradient, float* updated,
+                                       long long n) {
+    const long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+    if (i < n) updated[i] = old[i] - 0.5f * gradient[i];
+}"#,
+    ),
+    "program_sgd",
+    128,
+    |n| [n.div_ceil(128), 1, 1],
+);
+
+/// h = relu(x·w1 + b1); y = h·w2; dw2 = 2·hᵀ·dy as two accumulated GEMMs; dh = dy·w2ᵀ where h > 0;
+/// dw1 = xᵀ·dh; a step of w2 beside those of the first layer.
+fn two_layers() -> Program {
+    use MatrixDtype::{Bf16, F32};
+    use MemoryUse::{Activations, Gradients, Inputs, Weights};
+    let mut program = Program::new();
+    let bf16s = |count: usize| count * Dtype::Bf16.bytes();
+    let f32s = |count: usize| count * Dtype::F32.bytes();
+    let x = program.input("x", Inputs, bf16s(M * K));
+    let dy = program.input("dy", Inputs, bf16s(M * N));
+    let w1 = program.input("w1", Weights, bf16s(K * H));
+    let b1 = program.input("b1", Weights, bf16s(H));
+    let w2 = program.packed("w2", Weights, bf16s(H * N), |inputs| {
+        let rounded = inputs.f32("w2").iter().map(|value| bf16::from_f32(*value));
+        bytemuck::cast_slice(&rounded.collect::<Vec<_>>()).to_vec()
+    });
+    let master = program.input("w2 in fp32", Weights, f32s(H * N));
+    let relu = Activation::Relu;
+    let first = GemmSpec {
+        epilogue: Epilogue::Activation { function: relu, bias: true, aux: true },
+        ..GemmSpec::new(M, H, K, Bf16, Bf16)
+    };
+    let h = program.scratch("h", Activations, bf16s(M * H));
+    let mask = program.scratch("mask", Activations, first.aux_bytes().unwrap());
+    let dh = program.scratch("dh", Gradients, bf16s(M * H));
+    let dw2 = program.scratch("dw2", Gradients, f32s(H * N));
+    let y = program.output("y", [M, N], Dtype::F32);
+    let dw1 = program.output("dw1", [K, H], Dtype::F32);
+    let updated = program.output("updated", [H, N], Dtype::F32);
+    let side = program.lane();
+
+    program.in_range("Forward", |program| {
+        let biased = GemmOperands::new(x, w1, h);
+        let operands = GemmOperands { bias: Some(b1), aux: Some(mask), ..biased };
+        program.gemm(Lane::MAIN, first, operands);
+        program.gemm(Lane::MAIN, GemmSpec::new(M, N, H, Bf16, F32), [h, w2, y]);
+    });
+    program.in_range("Backward", |program| {
+        program.wait(side, Lane::MAIN);
+        program.fill(side, dw2, f32s(H * N), 0);
+        let outer = GemmSpec { a_transposed: true, ..GemmSpec::new(H, N, M, Bf16, F32) };
+        let accumulated = GemmSpec { beta: 1.0, ..outer };
+        program.gemm(side, accumulated, [h, dy, dw2]);
+        program.gemm(side, accumulated, [h, dy, dw2]);
+        program.in_range("Optimizer", |program| {
+            let n = H * N;
+            let update = program.kernel(&SGD, &n, (master, dw2, updated, long(n)));
+            program.add(update.in_lane(side));
+        });
+        let inner = GemmSpec {
+            b_transposed: true,
+            epilogue: Epilogue::ActivationGradient { function: relu, bias_gradient: false },
+            ..GemmSpec::new(M, H, N, Bf16, Bf16)
+        };
+        let operands = GemmOperands { aux: Some(mask), ..GemmOperands::new(dy, w2, dh) };
+        program.gemm(Lane::MAIN, inner, operands);
+        let outer = GemmSpec { a_transposed: true, ..GemmSpec::new(K, H, M, Bf16, F32) };
+        program.gemm(Lane::MAIN, outer, [x, dh, dw1]);
+        program.wait(Lane::MAIN, side);
+    });
+    program
+}
+
+#[test]
+fn a_training_step_is_planned_without_a_gpu() {
+    let program = two_layers();
+    assert_eq!(program.check(), Ok(()));
+    let bf16s = M * K + M * N + K * H + H + H * N + 2 * M * H;
+    let f32s = 3 * H * N + M * N + K * H;
+    let mask = M * H / 8;
+    let bytes = 2 * bf16s + 4 * f32s + mask + 2 * WORKSPACE_BYTES;
+    assert_eq!(program.device_bytes(), bytes as u64);
+    assert_eq!(program.steps().iter().filter(|step| step.is_command()).count(), 8);
+}
+
+/// Small integers, as f32.
+fn integers(count: usize, factor: usize, most: usize) -> Vec<f32> {
+    (0..count).map(|i| (i * factor % (2 * most + 1)) as f32 - most as f32).collect()
+}
+
+/// op(a) `[m, k]` · op(b) `[k, n]`, by their strides of rows and columns.
+fn product(
+    [m, n, k]: [usize; 3],
+    (a, [a_row, a_column]): (&[f32], [usize; 2]),
+    (b, [b_row, b_column]): (&[f32], [usize; 2]),
+) -> Vec<f32> {
+    let element = |i: usize, j: usize| {
+        (0..k).map(|l| a[i * a_row + l * a_column] * b[l * b_row + j * b_column]).sum()
+    };
+    (0..m * n).map(|index| element(index / n, index % n)).collect()
+}
+
+#[test]
+fn a_training_step_computes_what_the_host_does() {
+    let Some((device, _alone)) = gpu() else { return };
+    let [x, w1, b1] = [(M * K, 7, 2), (K * H, 3, 1), (H, 5, 2)]
+        .map(|(count, factor, most)| integers(count, factor, most));
+    let [w2, dy] =
+        [(H * N, 11, 1), (M * N, 13, 1)].map(|(count, factor, most)| integers(count, factor, most));
+    let biased = product([M, H, K], (&x, [K, 1]), (&w1, [H, 1]));
+    let h: Vec<f32> =
+        biased.iter().enumerate().map(|(i, value)| (value + b1[i % H]).max(0.0)).collect();
+    let y = product([M, N, H], (&h, [H, 1]), (&w2, [N, 1]));
+    let dw2 = product([H, N, M], (&h, [1, H]), (&dy, [N, 1]));
+    let through = product([M, H, N], (&dy, [N, 1]), (&w2, [1, N]));
+    let dh: Vec<f32> =
+        through.iter().zip(&h).map(|(dh, h)| if *h > 0.0 { *dh } else { 0.0 }).collect();
+    let dw1 = product([K, H, M], (&x, [1, K]), (&dh, [H, 1]));
+    let updated: Vec<f32> = w2.iter().zip(&dw2).map(|(w, gradient)| w - gradient).collect();
+
+    let rounded = |values: &[f32]| -> Vec<bf16> {
+        values.iter().map(|value| bf16::from_f32(*value)).collect()
+    };
+    let mut inputs = Tensors::new();
+    for (name, values) in [("x", &x), ("dy", &dy), ("w1", &w1), ("b1", &b1)] {
+        inputs.insert(name, Tensor::new([values.len()], Data::Bf16(rounded(values))));
+    }
+    let inputs = inputs.with("w2", [H * N], w2.clone()).with("w2 in fp32", [H * N], w2);
+    for capture in [Capture::Stream, Capture::Graph] {
+        let mut task = match two_layers().task(&device, &inputs, capture) {
+            Err(BackendError::Unsupported(reason)) => return eprintln!("skipped: {reason}"),
+            task => task.unwrap(),
+        };
+        for _ in 0..2 {
+            task.poison_outputs().unwrap();
+            task.launch().unwrap();
+            task.synchronize().unwrap();
+            let outputs = task.outputs().unwrap();
+            assert_eq!(outputs.f32("y"), y, "{capture:?}");
+            assert_eq!(outputs.f32("dw1"), dw1, "{capture:?}");
+            assert_eq!(outputs.f32("updated"), updated, "{capture:?}");
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Arguments of launches before their memory is allocated.
+
+use kernelgate_cuda::Argument;
+
+/// An address in a region of a program, known when the program is loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pointer {
+    /// The region, by its number.
+    pub(super) region: usize,
+    /// Bytes from the region's beginning.
+    pub(super) offset: usize,
+    /// Bytes to go back from there.
+    pub(super) skipped: usize,
+}
+
+impl Pointer {
+    /// The address so many bytes further on.
+    pub const fn plus(self, bytes: usize) -> Self {
+        Self { offset: self.offset + bytes, ..self }
+    }
+
+    /// The address so many bytes before, which may lie before the region: for a tensor whose first
+    /// elements are neither held nor read.
+    pub const fn skipping(self, bytes: usize) -> Self {
+        Self { skipped: self.skipped + bytes, ..self }
+    }
+
+    /// The address, if its region begins at `base`.
+    pub(super) const fn resolve(self, base: u64) -> u64 {
+        base.wrapping_add(self.offset as u64).wrapping_sub(self.skipped as u64)
+    }
+}
+
+/// An argument of a launch in a program.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Operand {
+    /// An address in a region.
+    Pointer(Pointer),
+    /// A number, or an address that the program does not allocate.
+    Value(Argument),
+}
+
+/// A null pointer.
+pub const NULL: Operand = Operand::Value(Argument::Address(0));
+
+/// An extent for an `int` parameter.
+pub const fn int(extent: usize) -> Operand {
+    Operand::Value(Argument::I32(extent as i32))
+}
+
+/// An extent for a `long long` parameter.
+pub const fn long(extent: usize) -> Operand {
+    Operand::Value(Argument::I64(extent as i64))
+}
+
+/// Extents for `int` parameters.
+pub fn ints<const N: usize>(extents: [usize; N]) -> [Operand; N] {
+    extents.map(int)
+}
+
+impl From<Pointer> for Operand {
+    fn from(pointer: Pointer) -> Self {
+        Self::Pointer(pointer)
+    }
+}
+
+impl<T: Into<Argument>> From<T> for Operand {
+    fn from(value: T) -> Self {
+        Self::Value(value.into())
+    }
+}
+
+/// Arguments of a launch in the order of the kernel's parameters: an operand, a pointer, the name
+/// of a region for where it begins, a number of the parameter's own type; or several of them, as an
+/// array, a vector or a tuple.
+pub trait Arguments {
+    /// Appends them; `region` finds the beginning of a region.
+    fn append(self, region: &dyn Fn(&str) -> Pointer, operands: &mut Vec<Operand>);
+}
+
+impl Arguments for &str {
+    fn append(self, region: &dyn Fn(&str) -> Pointer, operands: &mut Vec<Operand>) {
+        operands.push(region(self).into());
+    }
+}
+
+impl Arguments for &String {
+    fn append(self, region: &dyn Fn(&str) -> Pointer, operands: &mut Vec<Operand>) {
+        self.as_str().append(region, operands);
+    }
+}
+
+macro_rules! single_arguments {
+    ($($type:ty),*) => {$(
+        impl Arguments for $type {
+            fn append(self, _: &dyn Fn(&str) -> Pointer, operands: &mut Vec<Operand>) {
+                operands.push(self.into());
+            }
+        }
+    )*};
+}
+single_arguments!(Operand, Pointer, Argument, i32, i64, f32);
+
+impl<T: Arguments, const N: usize> Arguments for [T; N] {
+    fn append(self, region: &dyn Fn(&str) -> Pointer, operands: &mut Vec<Operand>) {
+        self.into_iter().for_each(|each| each.append(region, operands));
+    }
+}
+
+impl<T: Arguments> Arguments for Vec<T> {
+    fn append(self, region: &dyn Fn(&str) -> Pointer, operands: &mut Vec<Operand>) {
+        self.into_iter().for_each(|each| each.append(region, operands));
+    }
+}
+
+macro_rules! tuple_arguments {
+    ($first:ident $($rest:ident)*) => {
+        impl<$first: Arguments, $($rest: Arguments),*> Arguments for ($first, $($rest,)*) {
+            #[allow(non_snake_case)]
+            fn append(self, region: &dyn Fn(&str) -> Pointer, operands: &mut Vec<Operand>) {
+                let ($first, $($rest,)*) = self;
+                $first.append(region, operands);
+                $($rest.append(region, operands);)*
+            }
+        }
+        tuple_arguments!($($rest)*);
+    };
+    () => {
+        impl Arguments for () {
+            fn append(self, _: &dyn Fn(&str) -> Pointer, _: &mut Vec<Operand>) {}
+        }
+    };
+}
+tuple_arguments!(A B C D E F G H I J);

@@ -1,0 +1,352 @@
+//! Writing a program.
+
+use std::borrow::Cow;
+use std::cell::OnceCell;
+
+use kernelgate_cuda::KernelSpec;
+use kernelgate_cuda::libraries::gemm::{GemmOperands, GemmSpec, WORKSPACE_BYTES};
+
+use super::error::ProgramError;
+use super::lanes::{Lane, LaneOrder};
+use super::memory::{Contents, MemoryPlan, MemoryUse, Word};
+use super::operand::{Arguments, Operand, Pointer};
+use super::step::{CallSite, Enqueue, KernelLaunch, Step};
+use crate::workload::{Dtype, Tensors};
+use kernelgate_cuda::BackendError;
+
+/// A network as one list of launches, with the memory that they work on.
+///
+/// Writing never fails: the first mistake is kept and returned by [`Self::check`], and by
+/// [`Self::task`] before anything is allocated.
+#[derive(Default)]
+pub struct Program {
+    pub(super) memory: MemoryPlan,
+    pub(super) steps: Vec<Step>,
+    pub(super) order: LaneOrder,
+    /// The range that is kept in L2, and its bytes.
+    pub(super) kept: Option<(Pointer, usize)>,
+    /// Lanes from the first one to the last one that has a GEMM.
+    pub(super) gemm_lanes: usize,
+    ranges: Vec<String>,
+    mistake: OnceCell<ProgramError>,
+}
+
+impl Program {
+    /// An empty program.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Keeps the first mistake.
+    fn note(&self, found: Result<(), ProgramError>) {
+        if let Err(mistake) = found {
+            // A later mistake may follow from the first one.
+            let _ = self.mistake.set(mistake);
+        }
+    }
+
+    fn region(
+        &mut self,
+        name: Cow<'static, str>,
+        purpose: MemoryUse,
+        bytes: usize,
+        contents: Contents,
+    ) -> Pointer {
+        self.memory.add(name, purpose, bytes, contents).unwrap_or_else(|mistake| {
+            self.note(Err(mistake));
+            MemoryPlan::nowhere()
+        })
+    }
+
+    /// Declares an input that every launch of the program reads, as it lies in the workload.
+    pub fn input(
+        &mut self,
+        name: impl Into<Cow<'static, str>>,
+        purpose: MemoryUse,
+        bytes: usize,
+    ) -> Pointer {
+        self.region(name.into(), purpose, bytes, Contents::Input { replaceable: true })
+    }
+
+    /// Declares a region with the workload's input of that name as it was when the program was
+    /// loaded.
+    pub fn loaded_input(
+        &mut self,
+        name: impl Into<Cow<'static, str>>,
+        purpose: MemoryUse,
+        bytes: usize,
+    ) -> Pointer {
+        self.region(name.into(), purpose, bytes, Contents::Input { replaceable: false })
+    }
+
+    /// Declares a region whose contents are made from the inputs when the program is loaded, such
+    /// as packed weights.
+    pub fn packed(
+        &mut self,
+        name: impl Into<Cow<'static, str>>,
+        purpose: MemoryUse,
+        bytes: usize,
+        pack: impl Fn(&Tensors) -> Vec<u8> + 'static,
+    ) -> Pointer {
+        self.region(name.into(), purpose, bytes, Contents::Packed(Box::new(pack)))
+    }
+
+    /// Declares a region of 64-bit numbers and addresses. Regions that it points into live as long
+    /// as the program.
+    pub fn table(
+        &mut self,
+        name: impl Into<Cow<'static, str>>,
+        purpose: MemoryUse,
+        words: Vec<Word>,
+    ) -> Pointer {
+        let bytes = size_of::<u64>() * words.len();
+        self.region(name.into(), purpose, bytes, Contents::Table(words))
+    }
+
+    /// Declares a region that steps write before they read it. It may take over freed memory of the
+    /// same use.
+    pub fn scratch(
+        &mut self,
+        name: impl Into<Cow<'static, str>>,
+        purpose: MemoryUse,
+        bytes: usize,
+    ) -> Pointer {
+        self.region(name.into(), purpose, bytes, Contents::Unwritten)
+    }
+
+    /// Declares an output that lies on the device as it does in the workload.
+    pub fn output(
+        &mut self,
+        name: &'static str,
+        shape: impl Into<Vec<usize>>,
+        dtype: Dtype,
+    ) -> Pointer {
+        let shape = shape.into();
+        let bytes = shape.iter().product::<usize>() * dtype.bytes();
+        let contents = Contents::Output { name, shape, dtype };
+        self.region(name.into(), MemoryUse::Outputs, bytes, contents)
+    }
+
+    /// Ends the life of a scratch region: later scratch of the same use may take over its memory,
+    /// and steps that use it from here on are mistakes.
+    pub fn free(&mut self, pointer: Pointer) {
+        let freed = self.memory.free(pointer);
+        self.note(freed);
+    }
+
+    /// The beginning of a region.
+    pub fn at(&self, name: &str) -> Pointer {
+        self.memory.find(name).unwrap_or_else(|| {
+            self.note(Err(ProgramError::UnknownRegion { name: name.to_owned() }));
+            MemoryPlan::nowhere()
+        })
+    }
+
+    /// The beginning of a region, if there is one of that name.
+    pub fn find(&self, name: &str) -> Option<Pointer> {
+        self.memory.find(name)
+    }
+
+    /// Bytes of a region.
+    pub fn bytes(&self, name: &str) -> usize {
+        self.memory.regions.get(self.at(name).region).map_or(0, |region| region.bytes)
+    }
+
+    /// Every region in the order of declaration: its name and bytes.
+    pub fn regions(&self) -> impl Iterator<Item = (&str, usize)> {
+        self.memory.regions.iter().map(|region| (&*region.name, region.bytes))
+    }
+
+    /// The bytes that the inputs put in the region of a pointer; `None` for scratch, tables and
+    /// outputs.
+    ///
+    /// # Errors
+    /// When they are not as many as declared.
+    pub fn uploaded<'a>(
+        &self,
+        pointer: Pointer,
+        inputs: &'a Tensors,
+    ) -> Result<Option<Cow<'a, [u8]>>, ProgramError> {
+        let region = self.memory.regions.get(pointer.region);
+        region.map_or(Ok(None), |region| region.uploaded(inputs))
+    }
+
+    /// Device memory of the loaded program: every region, and the library's workspaces.
+    pub fn device_bytes(&self) -> u64 {
+        (self.memory.bytes() + self.workspace_bytes()) as u64
+    }
+
+    fn workspace_bytes(&self) -> usize {
+        WORKSPACE_BYTES * self.gemm_lanes
+    }
+
+    /// Bytes of each row of the table of device memory.
+    pub fn memory_uses(&self) -> Vec<(&'static str, u64)> {
+        let mut rows: Vec<(&'static str, u64)> = Vec::new();
+        for purpose in MemoryUse::ALL {
+            let library = if purpose == MemoryUse::Workspace { self.workspace_bytes() } else { 0 };
+            let bytes = (self.memory.bytes_used_as(purpose) + library) as u64;
+            match rows.last_mut() {
+                Some((label, sum)) if *label == purpose.label() => *sum += bytes,
+                _ => rows.push((purpose.label(), bytes)),
+            }
+        }
+        rows.retain(|(_, bytes)| *bytes > 0);
+        rows
+    }
+
+    /// Adds a lane. Its first step waits for the first lane, and the first lane waits for its last
+    /// one ([`Self::wait`]).
+    pub fn lane(&mut self) -> Lane {
+        self.order.add()
+    }
+
+    /// Makes later steps of lane `waiting` wait for the steps that lane `on` has so far.
+    pub fn wait(&mut self, waiting: Lane, on: Lane) {
+        self.order.wait(waiting, on);
+        self.steps.push(Step::Wait { waiting, on });
+    }
+
+    /// Keeps as much of a range in L2 as fits, from launches that keep its lines on
+    /// ([`KernelLaunch::with_lines`]). The program sets L2 aside as long as it is loaded.
+    pub fn keep_in_l2(&mut self, from: Pointer, bytes: usize) {
+        self.kept = Some((from, bytes));
+    }
+
+    /// A launch of a kernel for `p`, to be added.
+    pub fn kernel<P: Clone + 'static>(
+        &self,
+        kernel: &KernelSpec<P>,
+        p: &P,
+        arguments: impl Arguments,
+    ) -> KernelLaunch {
+        let mut operands = Vec::new();
+        arguments.append(&|name| self.at(name), &mut operands);
+        KernelLaunch::new(kernel, p, operands)
+    }
+
+    /// Adds a kernel for `p` to the first lane.
+    pub fn launch<P: Clone + 'static>(
+        &mut self,
+        kernel: &KernelSpec<P>,
+        p: &P,
+        arguments: impl Arguments,
+    ) {
+        let launch = self.kernel(kernel, p, arguments);
+        self.add(launch);
+    }
+
+    /// Adds a launch of a kernel.
+    pub fn add(&mut self, launch: KernelLaunch) {
+        let pointers = launch.arguments.iter().filter_map(|operand| match operand {
+            Operand::Pointer(pointer) => Some(*pointer),
+            Operand::Value(_) => None,
+        });
+        let pointers: Vec<Pointer> = pointers.collect();
+        if launch.lines.is_some() && self.kept.is_none() {
+            let symbol = launch.kernel().symbol;
+            self.note(Err(ProgramError::NothingKept { symbol }));
+        }
+        self.step(launch.lane, &pointers);
+        self.steps.push(Step::Launch(launch));
+    }
+
+    /// Adds a GEMM; the operands are A, B and D, or all that its description needs. Its result is
+    /// scratch or an output, because choosing an algorithm overwrites it.
+    pub fn gemm(&mut self, lane: Lane, spec: GemmSpec, operands: impl Into<GemmOperands<Pointer>>) {
+        let operands = operands.into();
+        let mut pointers = Vec::new();
+        operands.map(|pointer| pointers.push(pointer));
+        self.step(lane, &pointers);
+        let written = [Some(operands.d), operands.aux, operands.amax_d];
+        for pointer in written.into_iter().flatten() {
+            let written = self.memory.written_by_gemm(pointer);
+            self.note(written);
+        }
+        self.gemm_lanes = self.gemm_lanes.max(lane.number() + 1);
+        self.steps.push(Step::Gemm { lane, spec, operands });
+    }
+
+    /// Adds a copy on the device.
+    pub fn copy(&mut self, lane: Lane, from: Pointer, to: Pointer, bytes: usize) {
+        let last = bytes.saturating_sub(1);
+        self.step(lane, &[from.plus(last), to.plus(last)]);
+        self.steps.push(Step::Copy { lane, from, to, bytes });
+    }
+
+    /// Sets bytes of a region to one value.
+    pub fn fill(&mut self, lane: Lane, to: Pointer, bytes: usize, value: u8) {
+        self.step(lane, &[to.plus(bytes.saturating_sub(1))]);
+        self.steps.push(Step::Fill { lane, to, bytes, value });
+    }
+
+    /// Adds a launch of other code: `prepare` gets the addresses of `pointers` and the stream of
+    /// the lane once, when the program is loaded, and returns a closure that enqueues the launch on
+    /// that stream. The closure allocates nothing and can be captured.
+    pub fn call(
+        &mut self,
+        lane: Lane,
+        pointers: &[Pointer],
+        prepare: impl FnOnce(CallSite<'_>) -> Result<Enqueue, BackendError> + 'static,
+    ) {
+        self.step(lane, pointers);
+        let (pointers, prepare) = (pointers.to_vec(), Box::new(prepare));
+        self.steps.push(Step::Call { lane, pointers, prepare });
+    }
+
+    /// Notes a step of a lane that uses these addresses.
+    fn step(&mut self, lane: Lane, pointers: &[Pointer]) {
+        if !self.order.is_forked(lane) {
+            self.note(Err(ProgramError::NotForked { lane: lane.number() }));
+        }
+        // The step waits for everything that its lane waited for.
+        let step = self.order.step(lane);
+        for pointer in pointers {
+            let used = self.memory.used(*pointer, step, &self.order);
+            self.note(used);
+        }
+    }
+
+    /// Begins a named range.
+    pub fn begin(&mut self, name: impl Into<String>) {
+        let name = name.into();
+        self.ranges.push(name.clone());
+        self.steps.push(Step::Begin(name));
+    }
+
+    /// Ends the range begun last.
+    pub fn end(&mut self) {
+        let ended = self.ranges.pop().map(drop).ok_or(ProgramError::NoOpenRange);
+        self.note(ended);
+        self.steps.push(Step::End);
+    }
+
+    /// Writes steps inside a named range.
+    pub fn in_range(&mut self, name: impl Into<String>, write: impl FnOnce(&mut Self)) {
+        self.begin(name);
+        write(self);
+        self.end();
+    }
+
+    /// Its steps.
+    pub fn steps(&self) -> &[Step] {
+        &self.steps
+    }
+
+    /// Its first mistake.
+    ///
+    /// # Errors
+    /// The mistake.
+    pub fn check(&self) -> Result<(), ProgramError> {
+        if let Some(mistake) = self.mistake.get() {
+            return Err(mistake.clone());
+        }
+        if let Some(name) = self.ranges.last() {
+            return Err(ProgramError::OpenRange { name: name.clone() });
+        }
+        match self.order.unjoined() {
+            Some(lane) => Err(ProgramError::NotJoined { lane: lane.number() }),
+            None => Ok(()),
+        }
+    }
+}

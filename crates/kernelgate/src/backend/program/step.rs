@@ -1,0 +1,200 @@
+//! The steps of a program.
+
+use std::sync::Arc;
+
+use kernelgate_cuda::compiler::source::Build;
+use kernelgate_cuda::driver::CudaStream;
+use kernelgate_cuda::libraries::gemm::{GemmOperands, GemmSpec};
+use kernelgate_cuda::{BackendError, Device, KernelSpec, LaunchShape, LoadedKernel};
+
+use super::lanes::Lane;
+use super::operand::{Operand, Pointer};
+
+/// Loads a kernel.
+type Load = Box<dyn Fn(&Device) -> Result<LoadedKernel, BackendError>>;
+
+/// A kernel with everything that its build and its grid depend on.
+pub struct PlannedKernel {
+    /// Its `extern "C"` name.
+    pub symbol: &'static str,
+    /// Source and macros.
+    pub build: Build,
+    /// Grid, block and shared memory; an error when a grid does not hold the blocks.
+    pub shape: Result<LaunchShape, BackendError>,
+    /// Compiles and loads it.
+    pub(super) load: Load,
+}
+
+impl PlannedKernel {
+    fn new<P: Clone + 'static>(spec: &KernelSpec<P>, p: &P) -> Self {
+        let (symbol, build, shape) = (spec.symbol, spec.build(p), spec.shape(p));
+        let (spec, p) = (*spec, p.clone());
+        Self { symbol, build, shape, load: Box::new(move |device| spec.load(device, &p)) }
+    }
+}
+
+/// The treatment of lines that a launch reads in the range that a program keeps in L2.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeptLines {
+    /// They stay for later launches.
+    Keep,
+    /// They have normal priority again.
+    Release,
+}
+
+/// Decides on a device whether another build of a kernel is launched.
+pub(super) type Condition = Box<dyn Fn(&Device) -> Result<bool, BackendError>>;
+
+/// A launch of a kernel; by default in the first lane, beginning when the step before it has ended.
+pub struct KernelLaunch {
+    kernel: PlannedKernel,
+    pub(super) other: Option<(PlannedKernel, Condition)>,
+    pub(super) arguments: Vec<Operand>,
+    pub(super) lane: Lane,
+    pub(super) programmatic: bool,
+    pub(super) lines: Option<KeptLines>,
+}
+
+impl KernelLaunch {
+    /// A kernel for `p`, with arguments in the order of its parameters.
+    pub(super) fn new<P: Clone + 'static>(
+        kernel: &KernelSpec<P>,
+        p: &P,
+        arguments: Vec<Operand>,
+    ) -> Self {
+        Self {
+            kernel: PlannedKernel::new(kernel, p),
+            other: None,
+            arguments,
+            lane: Lane::MAIN,
+            programmatic: false,
+            lines: None,
+        }
+    }
+
+    /// Launches another kernel with the same arguments on devices where `condition` holds.
+    pub fn or<P: Clone + 'static>(
+        self,
+        kernel: &KernelSpec<P>,
+        p: &P,
+        condition: impl Fn(&Device) -> Result<bool, BackendError> + 'static,
+    ) -> Self {
+        Self { other: Some((PlannedKernel::new(kernel, p), Box::new(condition))), ..self }
+    }
+
+    /// Launches it in another lane.
+    pub fn in_lane(self, lane: Lane) -> Self {
+        Self { lane, ..self }
+    }
+
+    /// Launches it with programmatic dependent launch (PDL) where the device has it, which is from
+    /// sm_90 on. The kernel waits for its predecessor itself.
+    pub fn programmatic(self) -> Self {
+        Self { programmatic: true, ..self }
+    }
+
+    /// Keeps or releases lines of the range that the program keeps in L2.
+    pub fn with_lines(self, lines: KeptLines) -> Self {
+        Self { lines: Some(lines), ..self }
+    }
+
+    /// The kernel; the first one, where the device decides between two.
+    pub const fn kernel(&self) -> &PlannedKernel {
+        &self.kernel
+    }
+
+    /// Its arguments.
+    pub fn arguments(&self) -> &[Operand] {
+        &self.arguments
+    }
+
+    /// Whether it keeps or releases lines of L2.
+    pub const fn lines(&self) -> Option<KeptLines> {
+        self.lines
+    }
+
+    /// Whether it is launched with PDL.
+    pub const fn is_programmatic(&self) -> bool {
+        self.programmatic
+    }
+}
+
+/// The device, stream and addresses that a launch of other code gets when the program is loaded.
+pub struct CallSite<'a> {
+    /// The device.
+    pub device: &'a Arc<Device>,
+    /// The stream of its lane.
+    pub stream: &'a Arc<CudaStream>,
+    /// Addresses of the pointers that it was written with, in their order.
+    pub addresses: &'a [u64],
+}
+
+/// Enqueues a prepared launch.
+pub type Enqueue = Box<dyn Fn() -> Result<(), BackendError>>;
+
+/// Prepares a launch of other code.
+pub(super) type Prepare = Box<dyn FnOnce(CallSite<'_>) -> Result<Enqueue, BackendError>>;
+
+/// One entry of a program.
+pub enum Step {
+    /// A kernel.
+    Launch(KernelLaunch),
+    /// A GEMM of the library.
+    Gemm {
+        /// Its lane.
+        lane: Lane,
+        /// Its description.
+        spec: GemmSpec,
+        /// Its matrices, and the operands of its epilogue and scales.
+        operands: GemmOperands<Pointer>,
+    },
+    /// A copy on the device.
+    Copy {
+        /// Its lane.
+        lane: Lane,
+        /// The source.
+        from: Pointer,
+        /// The target.
+        to: Pointer,
+        /// Bytes.
+        bytes: usize,
+    },
+    /// A range of memory set to one byte.
+    Fill {
+        /// Its lane.
+        lane: Lane,
+        /// The target.
+        to: Pointer,
+        /// Bytes.
+        bytes: usize,
+        /// The byte.
+        value: u8,
+    },
+    /// A launch of other code.
+    Call {
+        /// Its lane.
+        lane: Lane,
+        /// The addresses that it gets.
+        pointers: Vec<Pointer>,
+        /// Makes it ready.
+        prepare: Prepare,
+    },
+    /// Later steps of one lane wait for the steps of another so far.
+    Wait {
+        /// The lane that waits.
+        waiting: Lane,
+        /// The lane that it waits for.
+        on: Lane,
+    },
+    /// A named range begins.
+    Begin(String),
+    /// The range begun last ends.
+    End,
+}
+
+impl Step {
+    /// Whether it is a command of the GPU: a launch, a GEMM, a copy, a fill.
+    pub const fn is_command(&self) -> bool {
+        !matches!(self, Self::Wait { .. } | Self::Begin(_) | Self::End)
+    }
+}

@@ -1,0 +1,335 @@
+//! Planning without a GPU: declared bytes, reuse, the order of lanes, mistakes. On a GPU: a program
+//! of every kind of step, enqueued and captured.
+
+use super::*;
+use crate::backend::Executable;
+use crate::workload::{Dtype, Tensors};
+use kernelgate_cuda::libraries::gemm::{GemmSpec, MatrixDtype, WORKSPACE_BYTES};
+use kernelgate_cuda::testing::gpu;
+use kernelgate_cuda::{Argument, BackendError, KernelSpec, Source};
+
+const THREADS: usize = 128;
+
+/// `out[i] = factor·x[i] + y[i]`, y null for none.
+const SAXPY: KernelSpec<usize> = KernelSpec::new(
+    Source::new(
+        "program_saxpy",
+        r#"
+extern "C" __global__ void program_saxpy(const float* x, const float* y, float* out, float factor,
+                                         long long n) {
+    const long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+    if (i < n) out[i] = factor * x[i] + (y ? y[i] : 0.0f);
+}"#,
+    ),
+    "program_saxpy",
+    THREADS,
+    |n| [n.div_ceil(THREADS), 1, 1],
+);
+
+/// `out[i] = (table[0] + i·table[1])[0]`: an address and a stride in bytes from a table.
+const GATHER: KernelSpec<usize> = KernelSpec::new(
+    Source::new(
+        "program_gather",
+        r#"
+extern "C" __global__ void program_gather(const unsigned long long* table, float* out) {
+    const char* base = reinterpret_cast<const char*>(table[0]);
+    out[threadIdx.x] = *reinterpret_cast<const float*>(base + threadIdx.x * table[1]);
+}"#,
+    ),
+    "program_gather",
+    4,
+    |_| [1, 1, 1],
+);
+
+fn saxpy(program: &mut Program, lane: Lane, n: usize, matrices: impl Arguments, factor: f32) {
+    let launch = program.kernel(&SAXPY, &n, (matrices, factor, long(n)));
+    program.add(launch.in_lane(lane));
+}
+
+/// A launch that reads and writes one region.
+fn uses(program: &mut Program, lane: Lane, pointer: Pointer) {
+    saxpy(program, lane, 1, (pointer, NULL, pointer), 1.0);
+}
+
+const SPEC: GemmSpec = GemmSpec::new(8, 8, 8, MatrixDtype::Bf16, MatrixDtype::F32);
+
+#[test]
+fn declared_bytes_are_the_regions_and_the_workspaces_of_gemms() {
+    let mut program = Program::new();
+    let x = program.input("x", MemoryUse::Inputs, 128);
+    let w = program.packed("w", MemoryUse::Weights, 128, |_| vec![0; 128]);
+    let y = program.scratch("y", MemoryUse::Activations, 256);
+    program.table("list", MemoryUse::Workspace, vec![Word::Value(1), x.into()]);
+    program.output("out", [3, 5], Dtype::F32);
+    assert_eq!(program.device_bytes(), 128 + 128 + 256 + 16 + 60);
+    let side = program.lane();
+    assert_eq!(program.device_bytes(), 588, "a lane without GEMMs needs no workspace");
+    program.gemm(Lane::MAIN, SPEC, [x, w, y]);
+    program.wait(side, Lane::MAIN);
+    program.gemm(side, SPEC, [x, w, y]);
+    program.wait(Lane::MAIN, side);
+    assert_eq!(program.check(), Ok(()));
+    let workspaces = 2 * WORKSPACE_BYTES as u64;
+    assert_eq!(program.device_bytes(), 588 + workspaces);
+    let table = [
+        ("weights", 128),
+        ("activations", 256),
+        ("workspace", 16 + workspaces),
+        ("inputs and outputs", 188),
+    ];
+    assert_eq!(program.memory_uses(), table);
+}
+
+#[test]
+fn later_scratch_takes_the_smallest_freed_memory_of_its_use() {
+    let mut program = Program::new();
+    let large = program.scratch("large", MemoryUse::Workspace, 1000);
+    let small = program.scratch("small", MemoryUse::Workspace, 100);
+    program.scratch("kept", MemoryUse::Workspace, 10);
+    uses(&mut program, Lane::MAIN, large);
+    program.free(large);
+    program.free(small);
+    program.scratch("next", MemoryUse::Workspace, 90);
+    assert_eq!(program.device_bytes(), 1110, "90 bytes fit into 100");
+    program.scratch("other use", MemoryUse::Activations, 50);
+    assert_eq!(program.device_bytes(), 1160);
+    program.scratch("too large", MemoryUse::Workspace, 2000);
+    assert_eq!(program.device_bytes(), 3160);
+    let again = program.scratch("large", MemoryUse::Workspace, 1000);
+    uses(&mut program, Lane::MAIN, again);
+    assert_eq!(program.device_bytes(), 3160, "a freed name and its memory are there again");
+    assert_eq!(program.check(), Ok(()));
+}
+
+#[test]
+fn memory_is_not_reused_while_another_lane_may_use_it() {
+    let write = |ordered: bool| {
+        let mut program = Program::new();
+        let side = program.lane();
+        let first = program.scratch("first", MemoryUse::Workspace, 64);
+        program.wait(side, Lane::MAIN);
+        uses(&mut program, side, first);
+        program.free(first);
+        if ordered {
+            program.wait(Lane::MAIN, side);
+        }
+        let second = program.scratch("second", MemoryUse::Workspace, 64);
+        uses(&mut program, Lane::MAIN, second);
+        program.wait(Lane::MAIN, side);
+        assert_eq!(program.device_bytes(), 64);
+        program.check()
+    };
+    assert_eq!(write(true), Ok(()));
+    let region = "second".to_owned();
+    assert_eq!(write(false), Err(ProgramError::UnorderedReuse { region, lane: 1 }));
+}
+
+#[test]
+fn a_region_is_not_used_after_its_end() {
+    let mut program = Program::new();
+    let region = program.scratch("hidden", MemoryUse::Activations, 64);
+    uses(&mut program, Lane::MAIN, region);
+    program.free(region);
+    uses(&mut program, Lane::MAIN, region);
+    let region = "hidden".to_owned();
+    assert_eq!(program.check(), Err(ProgramError::UsedAfterFree { region }));
+}
+
+#[test]
+fn an_address_lies_in_its_region() {
+    let mut program = Program::new();
+    let region = program.scratch("hidden", MemoryUse::Activations, 64);
+    uses(&mut program, Lane::MAIN, region.plus(63).skipping(1000));
+    assert_eq!(program.check(), Ok(()), "skipped elements may lie before the region");
+    uses(&mut program, Lane::MAIN, region.plus(64));
+    let outside =
+        ProgramError::OutsideRegion { region: "hidden".to_owned(), offset: 64, bytes: 64 };
+    assert_eq!(program.check(), Err(outside));
+}
+
+#[test]
+fn a_copy_or_a_fill_ends_in_its_region() {
+    let mistake = |write: fn(&mut Program, Pointer, Pointer)| {
+        let mut program = Program::new();
+        let from = program.scratch("from", MemoryUse::Workspace, 64);
+        let to = program.scratch("to", MemoryUse::Workspace, 32);
+        write(&mut program, from, to);
+        program.check().is_err()
+    };
+    assert!(!mistake(|program, from, to| program.copy(Lane::MAIN, from.plus(32), to, 32)));
+    assert!(mistake(|program, from, to| program.copy(Lane::MAIN, from, to, 33)));
+    assert!(!mistake(|program, _, to| program.fill(Lane::MAIN, to, 32, 0)));
+    assert!(mistake(|program, _, to| program.fill(Lane::MAIN, to.plus(1), 32, 0)));
+}
+
+#[test]
+fn names_are_known_and_unique() {
+    let mut program = Program::new();
+    program.scratch("a", MemoryUse::Workspace, 4);
+    program.scratch("a", MemoryUse::Workspace, 4);
+    assert_eq!(program.check(), Err(ProgramError::DuplicateRegion { name: "a".to_owned() }));
+    let mut program = Program::new();
+    let pointer = program.at("b");
+    uses(&mut program, Lane::MAIN, pointer);
+    assert_eq!(program.check(), Err(ProgramError::UnknownRegion { name: "b".to_owned() }));
+    assert_eq!(program.find("b"), None);
+}
+
+#[test]
+fn only_scratch_that_no_table_points_into_is_freed() {
+    let freed = |declare: fn(&mut Program) -> Pointer| {
+        let mut program = Program::new();
+        let pointer = declare(&mut program);
+        program.free(pointer);
+        program.check().is_ok()
+    };
+    let scratch = |program: &mut Program| program.scratch("a", MemoryUse::Workspace, 8);
+    assert!(freed(scratch));
+    assert!(!freed(|program| program.input("a", MemoryUse::Inputs, 8)));
+    assert!(!freed(|program| program.output("a", [2], Dtype::F32)));
+    assert!(!freed(|program| {
+        let pointer = program.scratch("a", MemoryUse::Workspace, 8);
+        program.table("list", MemoryUse::Workspace, vec![pointer.into()]);
+        pointer
+    }));
+}
+
+#[test]
+fn side_lanes_begin_behind_the_first_lane_and_end_before_it() {
+    let write = |fork: bool, join: bool| {
+        let mut program = Program::new();
+        let side = program.lane();
+        let region = program.scratch("a", MemoryUse::Workspace, 4);
+        if fork {
+            program.wait(side, Lane::MAIN);
+        }
+        uses(&mut program, side, region);
+        if join {
+            program.wait(Lane::MAIN, side);
+        }
+        program.check()
+    };
+    assert_eq!(write(true, true), Ok(()));
+    assert_eq!(write(false, true), Err(ProgramError::NotForked { lane: 1 }));
+    assert_eq!(write(true, false), Err(ProgramError::NotJoined { lane: 1 }));
+}
+
+#[test]
+fn ranges_nest() {
+    let mut program = Program::new();
+    program.in_range("outer", |program| program.in_range("inner", |_| {}));
+    assert_eq!(program.check(), Ok(()));
+    program.begin("open");
+    assert_eq!(program.check(), Err(ProgramError::OpenRange { name: "open".to_owned() }));
+    program.end();
+    program.end();
+    assert_eq!(program.check(), Err(ProgramError::NoOpenRange));
+}
+
+#[test]
+fn a_gemm_does_not_write_what_is_uploaded_once() {
+    let mut program = Program::new();
+    let [x, y] = ["x", "y"].map(|name| program.input(name, MemoryUse::Inputs, 256));
+    program.gemm(Lane::MAIN, SPEC, [x, x, y]);
+    let region = "y".to_owned();
+    assert_eq!(program.check(), Err(ProgramError::OverwritesContents { region }));
+}
+
+#[test]
+fn lines_are_kept_only_where_a_range_is() {
+    let mut program = Program::new();
+    let x = program.scratch("x", MemoryUse::Workspace, 64);
+    let launch = |program: &Program| {
+        let launch = program.kernel(&SAXPY, &1, ("x", NULL, "x", 1.0f32, long(1)));
+        launch.with_lines(KeptLines::Keep)
+    };
+    program.keep_in_l2(x, 64);
+    program.add(launch(&program));
+    assert_eq!(program.check(), Ok(()));
+    let mut program = Program::new();
+    program.scratch("x", MemoryUse::Workspace, 64);
+    program.add(launch(&program));
+    let symbol = "program_saxpy";
+    assert_eq!(program.check(), Err(ProgramError::NothingKept { symbol }));
+}
+
+#[test]
+fn uploads_have_the_declared_size() {
+    let inputs = Tensors::new().with("x", [2], vec![1.0f32, 2.0]);
+    let mut program = Program::new();
+    let x = program.input("x", MemoryUse::Inputs, 8);
+    let w = program.packed("w", MemoryUse::Weights, 2, |inputs| {
+        inputs.f32("x").iter().map(|value| *value as u8).collect()
+    });
+    let short = program.packed("short", MemoryUse::Weights, 3, |_| vec![0; 2]);
+    let scratch = program.scratch("scratch", MemoryUse::Workspace, 8);
+    assert_eq!(program.uploaded(x, &inputs).unwrap().unwrap().len(), 8);
+    assert_eq!(&*program.uploaded(w, &inputs).unwrap().unwrap(), [1, 2]);
+    assert_eq!(program.uploaded(scratch, &inputs), Ok(None));
+    let region = "short".to_owned();
+    let mistake = ProgramError::ContentsSize { region, declared: 3, found: 2 };
+    assert_eq!(program.uploaded(short, &inputs), Err(mistake));
+}
+
+/// Every kind of step but GEMMs: `out = 2·x + 3·x`, the second term in a side lane and copied, and
+/// every second element of it by a table.
+fn every_step(n: usize) -> Program {
+    let mut program = Program::new();
+    let bytes = 4 * n;
+    let x = program.input("x", MemoryUse::Inputs, bytes);
+    let [double, triple, copied] = ["double", "triple", "copied"]
+        .map(|name| program.scratch(name, MemoryUse::Activations, bytes));
+    let sum = program.output("sum", [n], Dtype::F32);
+    let few = program.output("few", [4], Dtype::F32);
+    let table = vec![triple.into(), Word::Value(8)];
+    let table = program.table("table", MemoryUse::Workspace, table);
+    let side = program.lane();
+    program.wait(side, Lane::MAIN);
+    program.in_range("Terms", |program| {
+        saxpy(program, Lane::MAIN, n, (x, NULL, double), 2.0);
+        saxpy(program, side, n, (x, NULL, triple), 3.0);
+        program.copy(side, triple, copied, bytes);
+    });
+    program.wait(Lane::MAIN, side);
+    let call = [double, copied, sum];
+    program.call(Lane::MAIN, &call, move |CallSite { device, stream, addresses }| {
+        let kernel = SAXPY.load(device, &n)?.on_stream(stream);
+        let [x, y, out] = [0, 1, 2].map(|index| Argument::Address(addresses[index]));
+        let arguments = [x, y, out, Argument::F32(1.0), Argument::I64(n as i64)];
+        Ok(Box::new(move || kernel.launch(&arguments)))
+    });
+    program.launch(&GATHER, &4, (table, few));
+    program.fill(Lane::MAIN, few.plus(4), 4, 0);
+    program
+}
+
+#[test]
+fn every_step_runs_enqueued_and_captured() {
+    let Some((device, _alone)) = gpu() else { return };
+    let n = 1000;
+    let x: Vec<f32> = (0..n).map(|i| i as f32).collect();
+    let inputs = Tensors::new().with("x", [n], x.clone());
+    for capture in [Capture::Stream, Capture::Graph] {
+        let mut task = every_step(n).task(&device, &inputs, capture).unwrap();
+        assert_eq!(task.launch_inputs(), ["x"]);
+        for _ in 0..2 {
+            task.poison_outputs().unwrap();
+            task.launch().unwrap();
+            task.synchronize().unwrap();
+            let outputs = task.outputs().unwrap();
+            let sum: Vec<f32> = x.iter().map(|x| 5.0 * x).collect();
+            assert_eq!(outputs.f32("sum"), sum, "{capture:?}");
+            assert_eq!(outputs.f32("few"), [0.0, 0.0, 12.0, 18.0], "{capture:?}");
+        }
+    }
+}
+
+#[test]
+fn a_mistake_is_an_error_before_anything_is_allocated() {
+    let Some((device, _alone)) = gpu() else { return };
+    let mut program = every_step(8);
+    program.begin("open");
+    let refused = program.task(&device, &Tensors::new(), Capture::Stream).err();
+    let expected = "launch failed: range `open` does not end";
+    assert_eq!(refused.map(|error: BackendError| error.to_string()).as_deref(), Some(expected));
+}
