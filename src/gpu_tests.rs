@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kernelgate::backend::cuda::CudaTask;
-use kernelgate::backend::{BackendError, Implementation, Prepare};
+use kernelgate::backend::{BackendError, Implementation};
 use kernelgate::workload::{Problem, Tensors};
 use kernelgate_cuda::Device;
 pub use kernelgate_cuda::testing::gpu;
@@ -16,10 +16,7 @@ pub fn prepare<P: Problem>(
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Option<CudaTask> {
-    let Prepare::CudaWithin { prepare, .. } = row.prepare else {
-        panic!("{} declares no memory", row.name)
-    };
-    match prepare(problem, inputs, device) {
+    match row.prepare_cuda(problem, inputs, device) {
         Ok(task) => Some(task),
         Err(BackendError::Unsupported(reason)) => {
             eprintln!("skipped: {}: {reason}", row.name);

@@ -4,16 +4,48 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::kernels;
-use kernelgate_cuda::{KernelSpec, Requires};
+use kernelgate::backend::program::{Operand, PlannedKernel, Program, Step};
+use kernelgate_cuda::{Argument, KernelSpec, Requires};
 
 /// Parameters of a kernel, types and names, from its source.
 pub fn parameters<T>(kernel: &KernelSpec<T>) -> Vec<String> {
-    let (source, symbol) = (kernel.source.text, kernel.symbol);
+    parameters_in(kernel.source.text, kernel.symbol)
+}
+
+fn parameters_in(source: &str, symbol: &str) -> Vec<String> {
     let from = source.find(&format!("{symbol}(")).unwrap() + symbol.len() + 1;
     let list = &source[from..from + source[from..].find(')').unwrap()];
     list.split(',')
         .map(|parameter| parameter.split_whitespace().collect::<Vec<_>>().join(" "))
         .collect()
+}
+
+/// Checks that every launch of a program has a grid, and an argument of the right type for each
+/// parameter.
+pub fn check_launches(program: &Program) {
+    for step in program.steps() {
+        let Step::Launch(launch) = step else { continue };
+        let PlannedKernel { symbol, build, shape, .. } = launch.kernel();
+        assert!(shape.is_ok(), "{symbol}");
+        let parameters = parameters_in(build.source.text, symbol);
+        assert_eq!(parameters.len(), launch.arguments().len(), "{symbol}");
+        for (parameter, operand) in parameters.iter().zip(launch.arguments()) {
+            let fits = match operand {
+                Operand::Pointer(_) | Operand::Value(Argument::Address(0)) => {
+                    parameter.contains('*')
+                }
+                Operand::Value(Argument::I32(_)) => parameter.starts_with("int "),
+                Operand::Value(Argument::I64(_)) => {
+                    parameter.starts_with("i64 ") || parameter.starts_with("long long ")
+                }
+                Operand::Value(Argument::F32(_)) => {
+                    parameter.starts_with("float ") && !parameter.contains('*')
+                }
+                Operand::Value(_) => false,
+            };
+            assert!(fits, "{symbol}: {operand:?} for {parameter}");
+        }
+    }
 }
 
 #[test]

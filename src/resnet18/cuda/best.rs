@@ -1,22 +1,23 @@
-//! The forward pass in one launch: `kernels/resnet18/best.cu`. In training, which keeps what the stem
-//! computes, its convolution is that of `fused`, and its neurons with the pooling another launch.
+//! The forward pass in one launch: `kernels/resnet18/best.cu`. In training, which keeps what the
+//! stem computes, its convolution is that of `fused`, and its neurons with the pooling another
+//! launch.
 
-use std::sync::Arc;
-
-use super::fused::{Forward, NULL, Together, activations, currents_name, neuron_arguments};
-use super::per_op::{SOURCES, i32s, input_name, layer_name, total};
-use super::sequence::{Memory, Region, Sequence};
+use super::fused::{
+    Activation, Forward, MergedLayers, activations, classifier_parameters, currents_name,
+    declare_activations, neuron_arguments,
+};
+use super::per_op::{SOURCES, images_and_logits, input_name, layer_name};
 use super::tiles::{self, Grid};
 use super::weights::{
-    bias_name, columns, fragments, live_columns, packed, regions, tiled, tiles_name, weight_name,
+    PackedRegion, bias_name, columns, fragments, live_columns, regions, tiled, tiles_name,
+    weight_name,
 };
 use crate::kernel_files::kernel_file;
 use crate::resnet18::definition::NetworkShape;
 use crate::resnet18::network::{Block, CLASSES, Conv, Map, Network, Stem};
-use kernelgate::backend::BackendError;
-use kernelgate::backend::cuda::Output;
-use kernelgate::workload::{Dtype, Tensors};
-use kernelgate_cuda::{Argument, Device, KernelSpec, Requires};
+use kernelgate::backend::program::{MemoryUse, NULL, Operand, Pointer, Program, Word, ints, long};
+use kernelgate::workload::Dtype;
+use kernelgate_cuda::{KernelSpec, Requires};
 
 /// The kernels.
 pub const KERNELS: &[KernelSpec<Grid>] = &[LAYERS, STEM];
@@ -35,11 +36,11 @@ const THREADS: usize = 640;
 const SLOTS: usize = 13;
 const SHARED_BYTES: usize = 226_560;
 const STEM_THREADS: usize = 128;
-/// Of the stem's filters: 64 of 7 rows of 8 pixels of 4 channels.
+/// The stem's filters: 64 of 7 rows of 8 pixels of 4 channels.
 const FRAGMENT_BYTES: usize = WIDTH * 7 * 8 * 4 * 2;
 
 /// The launches.
-pub const TOGETHER: Together = Together { stem, layers };
+pub const MERGED: MergedLayers = MergedLayers { stem, layers };
 
 const LAYERS: KernelSpec<Grid> = KernelSpec {
     defines: |grid| vec![format!("STEPS={}", grid.steps)],
@@ -75,8 +76,8 @@ const STEM: KernelSpec<Grid> = KernelSpec {
     ..LAYERS
 };
 
-/// What the kernel ends as stages, by their numbers there. What a layer waits for the others'
-/// spikes counts to it.
+/// Stages of the kernel, by their numbers there. Waiting for spikes of other blocks counts to the
+/// layer that waits.
 const STAGES: &[&str] = &[
     "biases",
     "stem: images",
@@ -129,53 +130,70 @@ fn groups(shape: &NetworkShape) -> usize {
     (shape.b * shape.t).div_ceil(ROWS).min(MOST_GROUPS)
 }
 
-/// Weights in tiles: of all convolutions but the stem's.
-pub fn tiles(network: &Network) -> Vec<Region> {
-    let bytes =
-        |conv: &Conv| conv.window.output.channels * columns(network, conv) * Dtype::Bf16.bytes();
-    network.convolutions().skip(1).map(|conv| (tiles_name(conv), bytes(conv))).collect()
+/// Declares weights in tiles that a training step packs: of all convolutions but the stem's.
+pub fn declare_tiles(program: &mut Program, network: &Network) {
+    for conv in network.convolutions().skip(1) {
+        let elements = conv.window.output.channels * columns(network, conv);
+        let bytes = elements * Dtype::Bf16.bytes();
+        program.scratch(tiles_name(conv), MemoryUse::Weights, bytes);
+    }
 }
 
-/// What the launch needs besides weights and activations, as regions with their contents. Layers
-/// whose spikes or currents have no address are not kept.
-pub fn contents(
+/// Declares the lists and exchange buffers of the launch of all layers. It keeps spikes and
+/// currents of the layers that have regions for them.
+pub fn declare_lists(
+    program: &mut Program,
     shape: &NetworkShape,
     network: &Network,
     training: bool,
-    address: impl Fn(&str) -> Option<u64>,
-) -> Vec<(String, Vec<u8>)> {
-    let at = |name: &str| address(name).unwrap_or(0) as i64;
+) {
+    let outputs = layers_of(network).map(|(conv, _)| conv.window.output.elements());
+    let sent = groups(shape) * outputs.sum::<usize>() * size_of::<u64>();
+    let sent = zeroed(program, SENT, sent);
+    zeroed(program, ROUNDS, groups(shape) * RANKS * size_of::<u32>());
+    if let Some(pool) = network.pool.as_ref().filter(|_| !training) {
+        let words = groups(shape) * pool.output.elements();
+        zeroed(program, STEM_SENT, words * size_of::<u64>());
+    }
+    let list = list(program, shape, network, training, sent);
+    program.table(LIST, MemoryUse::Workspace, list);
+}
+
+fn zeroed(program: &mut Program, name: &'static str, bytes: usize) -> Pointer {
+    program.packed(name, MemoryUse::Workspace, bytes, move |_| vec![0; bytes])
+}
+
+/// The list of layers: eight words each.
+fn list(
+    program: &Program,
+    shape: &NetworkShape,
+    network: &Network,
+    training: bool,
+    mut sent: Pointer,
+) -> Vec<Word> {
+    const NONE: Word = Word::Value(0);
+    let kept = |name: &str| program.find(name).map_or(NONE, Word::Pointer);
     let bias = |conv: &Conv| match training {
-        true => at("parameters") + (conv.bias() * Dtype::F32.bytes()) as i64,
-        false => at(&bias_name(conv)),
+        true => program.at("parameters").plus(conv.bias() * Dtype::F32.bytes()).into(),
+        false => program.at(&bias_name(conv)).into(),
     };
     let mut list = Vec::new();
-    let mut sent = 0;
     for (number, (conv, block)) in layers_of(network).enumerate() {
         let second = number % 2 == 1;
         let shortcut = block.shortcut.as_ref().filter(|_| second);
         list.extend([
-            weight(conv, at),
+            weight(program, conv),
             bias(conv),
-            shortcut.map_or(0, |conv| weight(conv, at)),
-            shortcut.map_or(0, &bias),
-            at(&layer_name(number + 1)),
-            if training { at(&currents_name(number + 1)) } else { 0 },
-            (live_columns(conv) / WIDTH) as i64,
-            at(SENT) + sent as i64,
+            shortcut.map_or(NONE, |conv| weight(program, conv)),
+            shortcut.map_or(NONE, bias),
+            kept(&layer_name(number + 1)),
+            if training { kept(&currents_name(number + 1)) } else { NONE },
+            Word::Value((live_columns(conv) / WIDTH) as i64),
+            sent.into(),
         ]);
-        sent += groups(shape) * conv.window.output.elements() * size_of::<u64>();
+        sent = sent.plus(groups(shape) * conv.window.output.elements() * size_of::<u64>());
     }
-    let mut contents = vec![
-        (LIST.to_owned(), bytemuck::cast_slice(&list).to_vec()),
-        (SENT.to_owned(), vec![0; sent]),
-        (ROUNDS.to_owned(), vec![0; groups(shape) * RANKS * size_of::<u32>()]),
-    ];
-    if let Some(pool) = network.pool.as_ref().filter(|_| !training) {
-        let words = groups(shape) * pool.output.elements();
-        contents.push((STEM_SENT.to_owned(), vec![0; words * size_of::<u64>()]));
-    }
-    contents
+    list
 }
 
 /// The layers' convolutions with the blocks that they are in.
@@ -183,40 +201,26 @@ fn layers_of(network: &Network) -> impl Iterator<Item = (&Conv, &Block)> {
     network.blocks.iter().flat_map(|block| [(&block.first, block), (&block.second, block)])
 }
 
-/// The tiles of a weight from tap 0 on, of which those before the first live one are not held.
-fn weight(conv: &Conv, at: impl Fn(&str) -> i64) -> i64 {
+/// The tiles of a weight from tap 0 on. Taps before the first live one are neither held nor read.
+fn weight(program: &Program, conv: &Conv) -> Word {
+    const FILTERS: usize = 32;
     let before = conv.window.live_taps().start * conv.window.input.channels;
-    let filters = 32;
-    at(&tiles_name(conv)) - (before * filters * Dtype::Bf16.bytes()) as i64
+    program.at(&tiles_name(conv)).skipping(before * FILTERS * Dtype::Bf16.bytes()).into()
 }
 
-/// Uploads [`contents`] for a memory that has the rest.
-///
-/// # Errors
-/// When device memory is short.
-pub fn upload(
+/// Regions that a forward pass writes: without the spikes of the stem, which stay on the chip, and
+/// without those of later layers unless they are kept, as they are in training. The currents of the
+/// stem are written in training only.
+pub fn written(
     shape: &NetworkShape,
     network: &Network,
     training: bool,
-    device: &Device,
-    memory: &mut Memory,
-) -> Result<(), BackendError> {
-    // The list says where the words are, so they are first.
-    let mut contents = contents(shape, network, training, |_| None);
-    contents.remove(0);
-    memory.upload(device, contents)?;
-    let mut contents = self::contents(shape, network, training, |name| memory.find(name));
-    contents.truncate(1);
-    memory.upload(device, contents)
-}
-
-/// What a forward pass writes. The stem's spikes are not, those behind it only where they are kept,
-/// as they are in training, and what its convolution reads and writes in training alone.
-pub fn written(shape: &NetworkShape, network: &Network, training: bool, keep: bool) -> Vec<Region> {
+    keep: bool,
+) -> Vec<Activation> {
     let layers = 0..if keep { 1 } else { network.neurons().len() };
     let mut dropped: Vec<_> = layers.map(layer_name).collect();
     if !training {
-        dropped.extend(["operand".to_owned(), currents_name(0)]);
+        dropped.push(currents_name(0));
     }
     if !keep {
         dropped.push("pooled".to_owned());
@@ -226,105 +230,88 @@ pub fn written(shape: &NetworkShape, network: &Network, training: bool, keep: bo
     regions
 }
 
-/// Parameters, images, activations, the library's workspace and the output.
-pub fn device_bytes(shape: &NetworkShape) -> u64 {
-    let network = shape.sizes.network();
-    let lists = contents(shape, &network, false, |_| None);
-    let lists = lists.into_iter().map(|(name, bytes)| (name, bytes.len())).collect();
-    let stem = weight_name(&network.stem);
-    let held = regions(&network).into_iter().map(|(name, bytes)| match name == stem {
-        true => (FRAGMENTS.to_owned(), FRAGMENT_BYTES),
-        false => (name, bytes),
-    });
-    let written = written(shape, &network, false, false);
-    total(shape, [held.collect(), written, lists].concat())
+/// The launches of inference.
+pub fn program(shape: &NetworkShape) -> Program {
+    inference(shape, false)
 }
 
-/// Writes the launches of inference, of which the spikes of all layers are kept or not.
-///
-/// # Errors
-/// When a kernel does not compile, the library declines, device memory is short, or the device does
-/// not hold all blocks at once.
-pub fn sequence(
-    shape: &NetworkShape,
-    inputs: &Tensors,
-    device: &Arc<Device>,
-    output: &Output,
-    keep: bool,
-) -> Result<Sequence, BackendError> {
+/// The launches of inference; the spikes of all layers are kept or not.
+pub fn inference(shape: &NetworkShape, keep: bool) -> Program {
     let network = shape.sizes.network();
-    let mut contents = packed(shape, &network, inputs);
-    for (number, conv) in network.convolutions().enumerate() {
-        let name = weight_name(conv);
-        let held = contents.iter_mut().find(|(known, _)| *known == name);
-        let (known, bytes) = held.expect("every convolution's weight is packed");
-        let columns = columns(&network, conv);
-        (*known, *bytes) = match number {
-            0 => (FRAGMENTS.to_owned(), fragments(bytes, columns)),
-            _ => (tiles_name(conv), tiled(bytes, columns)),
+    let mut program = Program::new();
+    let logits = images_and_logits(&mut program, shape);
+    declare_packed(&mut program, shape, &network);
+    declare_activations(&mut program, written(shape, &network, false, keep));
+    declare_lists(&mut program, shape, &network, false);
+    let forward = Forward { shape, network: &network, training: false, merged: Some(&MERGED) };
+    forward.whole(&mut program, logits.into());
+    program
+}
+
+/// Declares parameters as the kernel reads them: weights in tiles, the stem's as fragments.
+fn declare_packed(program: &mut Program, shape: &NetworkShape, network: &Network) {
+    for PackedRegion { name, bytes, part } in regions(shape, network) {
+        let conv = network.convolutions().find(|conv| weight_name(conv) == name);
+        let Some(conv) = conv else {
+            program.packed(name, MemoryUse::Weights, bytes, move |inputs| part.pack(inputs));
+            continue;
         };
+        let columns = columns(network, conv);
+        if conv.weight == network.stem.weight {
+            program.packed(FRAGMENTS, MemoryUse::Weights, FRAGMENT_BYTES, move |inputs| {
+                fragments(&part.pack(inputs), columns)
+            });
+        } else {
+            program.packed(tiles_name(conv), MemoryUse::Weights, bytes, move |inputs| {
+                tiled(&part.pack(inputs), columns)
+            });
+        }
     }
-    contents.push(("images".to_owned(), inputs.tensor("images").as_bytes().to_vec()));
-    let mut memory = Memory::new(device, written(shape, &network, false, keep), contents)?;
-    upload(shape, &network, false, device, &mut memory)?;
-    let sequence = Sequence::new(device, memory)?;
-    let mut writer =
-        Forward { shape, network: &network, training: false, together: Some(&TOGETHER), sequence };
-    writer.whole(output.argument())?;
-    Ok(writer.sequence)
 }
 
 /// Writes the launch of the stem's neurons and the pooling.
-///
-/// # Errors
-/// When it does not compile.
-fn stem(forward: &mut Forward) -> Result<(), BackendError> {
+fn stem(forward: &Forward, program: &mut Program) {
     let (shape, network) = (forward.shape, forward.network);
-    let Some(pool) = &network.pool else { return Ok(()) };
+    let Some(pool) = &network.pool else { return };
     let outputs = shape.b * pool.output.elements();
-    let mut arguments = vec![forward.at(&currents_name(0)), forward.bias(&network.stem)];
-    arguments.extend([forward.at("pooled"), forward.trained(SOURCES)]);
-    arguments.push(Argument::I64(outputs as i64));
     let Map { side, channels } = pool.input;
-    arguments.extend(i32s(&[side, channels, pool.output.side, shape.fed()]));
-    arguments.push(Argument::F32(shape.steps() as f32));
-    arguments.extend(neuron_arguments(shape));
+    let arguments = (
+        (&currents_name(0), forward.bias(program, &network.stem)),
+        ("pooled", forward.trained(program, SOURCES), long(outputs)),
+        ints([side, channels, pool.output.side, shape.fed()]),
+        shape.steps() as f32,
+        neuron_arguments(shape),
+    );
     let grid = Grid { steps: shape.t, blocks: [outputs.div_ceil(2 * STEM_THREADS), 1] };
-    forward.sequence.launch_early(&STEM, &grid, &arguments)
+    let launch = program.kernel(&STEM, &grid, arguments);
+    program.add(launch.programmatic());
 }
 
-/// Writes the launch of the layers; `logits` may be null, where the classifier is another one's.
-///
-/// # Errors
-/// When it does not compile, or the device does not hold its blocks at once.
-fn layers(forward: &mut Forward, logits: Argument) -> Result<(), BackendError> {
+/// Writes the launch of the layers. With a null address of the logits it ends before the
+/// classifier.
+fn layers(forward: &Forward, program: &mut Program, logits: Operand) {
     let (shape, network) = (forward.shape, forward.network);
     let map = network.last();
     debug_assert_eq!(layers_of(network).count(), LAYER_COUNT);
-    let mut arguments = vec![forward.at(LIST)];
-    arguments.extend(match forward.training {
+    let at = |name: &str| Operand::from(program.at(name));
+    let stem = match forward.training {
         true => [NULL; 4],
-        false => {
-            let bias = forward.bias(&network.stem);
-            [forward.at("images"), forward.at(FRAGMENTS), bias, forward.at(STEM_SENT)]
-        }
-    });
-    arguments.push(Argument::F32(shape.steps() as f32));
-    let pooled = forward.sequence.memory().find(&input_name(network, 0));
-    arguments.push(pooled.map_or(NULL, Argument::Address));
-    arguments.extend(match forward.training {
-        true => {
-            let bias = network.classifier + CLASSES * map.channels;
-            [forward.parameter(network.classifier), forward.parameter(bias)]
-        }
-        false => [forward.at("fc.weight"), forward.at("fc.bias")],
-    });
-    arguments.extend([logits, forward.at(ROUNDS)]);
-    arguments.extend(i32s(&[shape.b, CLASSES, shape.fed()]));
-    arguments.push(Argument::F32(if forward.training { shape.steps() as f32 } else { 1.0 }));
-    arguments.extend(neuron_arguments(shape));
+        false => [at("images"), at(FRAGMENTS), forward.bias(program, &network.stem), at(STEM_SENT)],
+    };
+    let classifier = match forward.training {
+        true => classifier_parameters(program, network),
+        false => ["fc.weight", "fc.bias"].map(at),
+    };
     let scale = (shape.neuron().threshold / map.pixels() as f64) as f32;
-    arguments.extend([Argument::F32(scale), Argument::F32(shape.fed() as f32)]);
+    let arguments = (
+        (LIST, stem, shape.steps() as f32),
+        program.find(&input_name(network, 0)).map_or(NULL, Operand::from),
+        (classifier, logits, ROUNDS),
+        ints([shape.b, CLASSES, shape.fed()]),
+        if forward.training { shape.steps() as f32 } else { 1.0 },
+        neuron_arguments(shape),
+        (scale, shape.fed() as f32),
+    );
     let grid = Grid { steps: shape.t, blocks: [groups(shape) * RANKS, 1] };
-    forward.sequence.launch(&LAYERS, &grid, &arguments)
+    program.launch(&LAYERS, &grid, arguments);
 }

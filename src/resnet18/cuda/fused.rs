@@ -1,21 +1,17 @@
 //! The forward pass, a kernel a layer: `kernels/resnet18/fused.cu`. The stem is computed once an
 //! image, by the library's GEMM, and the classifier reads the sum over time.
 
-use std::sync::Arc;
-
 use super::per_op::{
-    SOURCES, STAGES, Saved, gather_images, i32s, input_name, layer_name, stem_gemm, total,
+    SOURCES, STAGES, Saved, gather_images, images_and_logits, input_name, layer_name, stem_gemm,
 };
-use super::sequence::{Memory, Region, Sequence};
-use super::tiles::{Grid, THREADS, TILE, faster, tiled, wide};
-use super::weights::{bias_name, live_columns, packed, regions, stem_columns, weight_name};
+use super::tiles::{Grid, THREADS, TILE, tiled, wide, wide_is_faster};
+use super::weights::{bias_name, declare_packed, live_columns, stem_columns, weight_name};
 use crate::kernel_files::kernel_file;
 use crate::resnet18::definition::NetworkShape;
 use crate::resnet18::network::{Block, CLASSES, Conv, Network};
-use kernelgate::backend::BackendError;
-use kernelgate::backend::cuda::Output;
-use kernelgate::workload::{Dtype, Tensors};
-use kernelgate_cuda::{Argument, Device, KernelSpec};
+use kernelgate::backend::program::{MemoryUse, NULL, Operand, Program, int, ints, long};
+use kernelgate::workload::Dtype;
+use kernelgate_cuda::KernelSpec;
 
 /// The kernels.
 pub const KERNELS: &[KernelSpec<Grid>] = &[BLOCK, BLOCK_WIDE, STEM, POOL, TAIL];
@@ -30,16 +26,15 @@ const STEM: KernelSpec<Grid> =
 const POOL: KernelSpec<Grid> = KernelSpec { symbol: "resnet18_fused_pool", ..STEM };
 const TAIL: KernelSpec<Grid> = KernelSpec { symbol: "resnet18_fused_tail", ..BLOCK };
 
-/// What a forward pass writes; with what the backward one needs.
-pub fn activations(shape: &NetworkShape, network: &Network, training: bool) -> Vec<Region> {
-    let rows = shape.b * network.stem.window.output.pixels();
+/// A region of activations and its bytes.
+pub type Activation = (String, usize);
+
+/// Regions that a forward pass writes, and those that only a backward pass needs of it.
+pub fn activations(shape: &NetworkShape, network: &Network, training: bool) -> Vec<Activation> {
     let maps = network.neurons();
     let bf16s = |name: String, count: usize| (name, count * Dtype::Bf16.bytes());
     let f32s = |name: String, count: usize| (name, count * Dtype::F32.bytes());
-    let mut regions = vec![
-        bf16s("operand".to_owned(), rows * stem_columns(network)),
-        f32s(currents_name(0), shape.b * maps[0].elements()),
-    ];
+    let mut regions = vec![f32s(currents_name(0), shape.b * maps[0].elements())];
     for (layer, map) in maps.iter().enumerate() {
         let elements = shape.frames() * map.elements();
         regions.push(bf16s(layer_name(layer), elements));
@@ -57,6 +52,20 @@ pub fn activations(shape: &NetworkShape, network: &Network, training: bool) -> V
     regions
 }
 
+/// Declares activations.
+pub fn declare_activations(program: &mut Program, regions: Vec<Activation>) {
+    for (name, bytes) in regions {
+        program.scratch(name, MemoryUse::Activations, bytes);
+    }
+}
+
+/// Declares the operand of the stem's GEMM.
+pub fn declare_operand(program: &mut Program, shape: &NetworkShape, network: &Network) {
+    let rows = shape.b * network.stem.window.output.pixels();
+    let bytes = rows * stem_columns(network) * Dtype::Bf16.bytes();
+    program.scratch("operand", MemoryUse::Workspace, bytes);
+}
+
 /// Region of the currents of a layer; of the stem's without bias, once an image.
 pub fn currents_name(layer: usize) -> String {
     Saved::Currents.currents(layer)
@@ -67,43 +76,26 @@ pub fn gradient_name(layer: usize) -> String {
     format!("gradient{layer}")
 }
 
-/// Parameters, images, activations, the library's workspace and the output.
-pub fn device_bytes(shape: &NetworkShape) -> u64 {
+/// The launches of inference.
+pub fn program(shape: &NetworkShape) -> Program {
     let network = shape.sizes.network();
-    total(shape, [regions(&network), activations(shape, &network, false)].concat())
+    let mut program = Program::new();
+    let logits = images_and_logits(&mut program, shape);
+    declare_packed(&mut program, shape, &network);
+    declare_operand(&mut program, shape, &network);
+    declare_activations(&mut program, activations(shape, &network, false));
+    let forward = Forward { shape, network: &network, training: false, merged: None };
+    forward.whole(&mut program, logits.into());
+    program
 }
 
-/// Writes the launches of inference.
-///
-/// # Errors
-/// When a kernel does not compile, the library declines, or device memory is short.
-pub fn sequence(
-    shape: &NetworkShape,
-    inputs: &Tensors,
-    device: &Arc<Device>,
-    output: &Output,
-) -> Result<Sequence, BackendError> {
-    let network = shape.sizes.network();
-    let mut contents = packed(shape, &network, inputs);
-    contents.push(("images".to_owned(), inputs.tensor("images").as_bytes().to_vec()));
-    let memory = Memory::new(device, activations(shape, &network, false), contents)?;
-    let sequence = Sequence::new(device, memory)?;
-    let mut writer =
-        Forward { shape, network: &network, training: false, together: None, sequence };
-    writer.whole(output.argument())?;
-    Ok(writer.sequence)
-}
-
-/// No address.
-pub const NULL: Argument = Argument::Address(0);
-
-/// Launches in place of those here.
-pub struct Together {
+/// Launches in place of those of single layers.
+pub struct MergedLayers {
     /// The stem's neurons with the pooling, in training.
-    pub stem: fn(&mut Forward) -> Result<(), BackendError>,
-    /// All layers behind the pooling; with the stem where nothing is kept for training, and with the
-    /// classifier where there is an address for logits.
-    pub layers: fn(&mut Forward, Argument) -> Result<(), BackendError>,
+    pub stem: fn(&Forward, &mut Program),
+    /// All layers behind the pooling; with the stem in inference, and with the classifier where
+    /// the address of the logits is not null.
+    pub layers: fn(&Forward, &mut Program, Operand),
 }
 
 /// Writes the forward pass.
@@ -114,39 +106,22 @@ pub struct Forward<'a> {
     pub network: &'a Network,
     /// Whether a backward pass follows, and biases are those of the parameters.
     pub training: bool,
-    /// What computes most of it in fewer launches.
-    pub together: Option<&'static Together>,
-    /// What is written.
-    pub sequence: Sequence,
+    /// Launches that compute several layers at once.
+    pub merged: Option<&'static MergedLayers>,
 }
 
 impl Forward<'_> {
-    /// A region as an argument.
-    pub fn at(&self, name: &str) -> Argument {
-        self.sequence.memory().at(name)
-    }
-
     /// A region that only a training step has, else null.
-    pub fn trained(&self, name: &str) -> Argument {
-        if self.training { self.at(name) } else { NULL }
-    }
-
-    /// A parameter, where it lies among all.
-    pub fn parameter(&self, index: usize) -> Argument {
-        self.sequence.memory().behind("parameters", index * Dtype::F32.bytes())
+    pub fn trained(&self, program: &Program, name: &str) -> Operand {
+        if self.training { program.at(name).into() } else { NULL }
     }
 
     /// A convolution's bias. Those that are packed are divided by the steps, but the stem's.
-    pub fn bias(&self, conv: &Conv) -> Argument {
-        if self.training { self.parameter(conv.bias()) } else { self.at(&bias_name(conv)) }
-    }
-
-    /// A convolution's weight, from tap 0 on, of which those before the first live one are not
-    /// held: nothing is read there.
-    pub fn weight(&self, conv: &Conv) -> Argument {
-        let before = conv.window.live_taps().start * conv.window.input.channels;
-        let address = self.sequence.memory().address(&weight_name(conv));
-        Argument::Address(address - (before * Dtype::Bf16.bytes()) as u64)
+    pub fn bias(&self, program: &Program, conv: &Conv) -> Operand {
+        match self.training {
+            true => parameter(program, conv.bias()),
+            false => program.at(&bias_name(conv)).into(),
+        }
     }
 
     /// The grid over a map's tiles.
@@ -161,165 +136,182 @@ impl Forward<'_> {
     }
 
     /// Images to logits.
-    ///
-    /// # Errors
-    /// When a kernel does not compile, or the library declines.
-    pub fn whole(&mut self, logits: Argument) -> Result<(), BackendError> {
+    pub fn whole(&self, program: &mut Program, logits: Operand) {
         let (network, images) = (self.network, self.shape.b);
-        let stem = self.training || self.together.is_none();
-        self.sequence.begin("Main_Inference_Timing_Run");
-        self.sequence.begin("Input_Reshaping");
-        if stem {
-            let columns = stem_columns(network);
-            gather_images(&mut self.sequence, &network.stem, images, columns, "images")?;
+        let stem = self.training || self.merged.is_none();
+        program.begin("Main_Inference_Timing_Run");
+        program.in_range("Input_Reshaping", |program| {
+            if stem {
+                let columns = stem_columns(network);
+                gather_images(program, &network.stem, images, columns, "images");
+            }
+        });
+        program.begin("Model_Forward_Pass");
+        program.begin("Model_Compute_All_Layers");
+        program.in_range("Conv1_Block", |program| {
+            if stem {
+                self.stem(program);
+            }
+        });
+        match self.merged {
+            Some(merged) => {
+                (merged.layers)(self, program, if self.training { NULL } else { logits });
+            }
+            None => {
+                self.pool(program);
+                self.stages(program);
+            }
         }
-        self.sequence.end();
-        self.sequence.begin("Model_Forward_Pass");
-        self.sequence.begin("Model_Compute_All_Layers");
-        self.sequence.begin("Conv1_Block");
-        if stem {
-            self.stem()?;
-        }
-        self.sequence.end();
-        if let Some(together) = self.together {
-            (together.layers)(self, if self.training { NULL } else { logits })?;
-        } else {
-            self.pool()?;
-            self.stages()?;
-        }
-        self.sequence.begin("Final_Layers");
-        if self.training || self.together.is_none() {
-            self.tail(logits)?;
-        }
-        (0..4).for_each(|_| self.sequence.end());
-        Ok(())
+        program.in_range("Final_Layers", |program| {
+            if stem {
+                self.tail(program, logits);
+            }
+        });
+        (0..3).for_each(|_| program.end());
     }
 
     /// Every block, a launch a layer.
-    fn stages(&mut self) -> Result<(), BackendError> {
+    fn stages(&self, program: &mut Program) {
         for (stage, blocks) in self.network.blocks.chunks(self.shape.sizes.blocks).enumerate() {
-            self.sequence.begin(STAGES[stage]);
-            for (number, block) in blocks.iter().enumerate() {
-                self.block(stage * self.shape.sizes.blocks + number, block)?;
-            }
-            self.sequence.end();
+            program.in_range(STAGES[stage], |program| {
+                for (number, block) in blocks.iter().enumerate() {
+                    self.block(program, stage * self.shape.sizes.blocks + number, block);
+                }
+            });
         }
-        Ok(())
     }
 
-    fn stem(&mut self) -> Result<(), BackendError> {
+    fn stem(&self, program: &mut Program) {
         let (shape, network) = (self.shape, self.network);
         let (conv, columns) = (&network.stem, stem_columns(network));
-        stem_gemm(&mut self.sequence, conv, shape.b, columns, &currents_name(0))?;
-        if let Some(together) = self.together {
-            return (together.stem)(self);
+        stem_gemm(program, conv, shape.b, columns, &currents_name(0));
+        if let Some(merged) = self.merged {
+            return (merged.stem)(self, program);
         }
         let map = conv.window.output;
         let neurons = shape.b * map.elements();
-        let mut arguments = vec![self.at(&currents_name(0)), self.bias(conv)];
-        arguments.extend([self.at(&layer_name(0)), Argument::I64(neurons as i64)]);
-        arguments.extend(i32s(&[map.channels, shape.fed()]));
-        arguments.push(Argument::F32(shape.steps() as f32));
-        arguments.extend(neuron_arguments(shape));
-        self.sequence.launch_early(&STEM, &self.pairs(neurons), &arguments)
+        let (currents, spikes) = (currents_name(0), layer_name(0));
+        let arguments = (
+            (&currents, self.bias(program, conv), &spikes, long(neurons)),
+            ints([map.channels, shape.fed()]),
+            shape.steps() as f32,
+            neuron_arguments(shape),
+        );
+        let launch = program.kernel(&STEM, &self.pairs(neurons), arguments);
+        program.add(launch.programmatic());
     }
 
-    fn pool(&mut self) -> Result<(), BackendError> {
-        let Some(pool) = &self.network.pool else { return Ok(()) };
+    fn pool(&self, program: &mut Program) {
+        let Some(pool) = &self.network.pool else { return };
         let outputs = self.shape.b * pool.output.elements();
         let inputs = self.shape.b * pool.input.elements();
-        let mut arguments = vec![self.at(&layer_name(0)), self.at("pooled"), self.trained(SOURCES)];
-        arguments.extend([Argument::I64(outputs as i64), Argument::I64(inputs as i64)]);
-        arguments.extend(i32s(&[pool.input.side, pool.input.channels, pool.output.side]));
-        self.sequence.begin("MaxPool");
-        self.sequence.launch_early(&POOL, &self.pairs(outputs), &arguments)?;
-        self.sequence.end();
-        Ok(())
+        let arguments = (
+            (&layer_name(0), "pooled", self.trained(program, SOURCES)),
+            (long(outputs), long(inputs)),
+            ints([pool.input.side, pool.input.channels, pool.output.side]),
+        );
+        let launch = program.kernel(&POOL, &self.pairs(outputs), arguments).programmatic();
+        program.in_range("MaxPool", |program| program.add(launch));
     }
 
-    fn block(&mut self, number: usize, block: &Block) -> Result<(), BackendError> {
+    fn block(&self, program: &mut Program, number: usize, block: &Block) {
         let input = input_name(self.network, number);
         let (hidden, output) = (2 * number + 1, 2 * number + 2);
-        self.layer(&block.first, &input, None, hidden)?;
-        self.layer(&block.second, &layer_name(hidden), Some((block, &input)), output)
+        self.layer(program, &block.first, &input, None, hidden);
+        self.layer(program, &block.second, &layer_name(hidden), Some((block, &input)), output);
     }
 
     /// A convolution with its neurons; at the end of a block, which reads `input`, with the
     /// residual.
     fn layer(
-        &mut self,
+        &self,
+        program: &mut Program,
         conv: &Conv,
         from: &str,
         end: Option<(&Block, &str)>,
         to: usize,
-    ) -> Result<(), BackendError> {
+    ) {
         let (shape, window) = (self.shape, conv.window);
-        let mut arguments = vec![self.at(from), self.weight(conv)];
-        arguments.extend(i32s(&[
-            live_columns(conv),
-            window.input.side,
-            window.input.channels,
-            window.kernel,
-            window.stride,
-        ]));
         let shortcut = end.and_then(|(block, input)| Some((block.shortcut.as_ref()?, input)));
-        match shortcut {
+        let (second, sizes) = match shortcut {
             Some((conv, input)) => {
                 let Conv { window, .. } = conv;
-                arguments.extend([self.at(input), self.weight(conv)]);
-                arguments.extend(i32s(&[window.input.side, window.input.channels, window.stride]));
+                let sizes = [window.input.side, window.input.channels, window.stride];
+                ([program.at(input).into(), weight(program, conv)], sizes)
             }
-            None => {
-                arguments.extend([NULL, NULL]);
-                arguments.extend(i32s(&[0, 0, 0]));
-            }
-        }
+            None => ([NULL; 2], [0; 3]),
+        };
         let identity = end.filter(|(block, _)| block.shortcut.is_none());
-        arguments.push(identity.map_or(NULL, |(_, input)| self.at(input)));
-        arguments.push(self.bias(conv));
-        arguments.push(shortcut.map_or(NULL, |(conv, _)| self.bias(conv)));
-        arguments.extend([self.at(&layer_name(to)), self.trained(&currents_name(to))]);
-        arguments.extend(i32s(&[shape.b, window.output.side, window.output.channels, shape.fed()]));
-        arguments.push(Argument::F32(if self.training { shape.steps() as f32 } else { 1.0 }));
-        arguments.extend(neuron_arguments(shape));
+        let columns = live_columns(conv);
+        let input = [window.input.side, window.input.channels, window.kernel, window.stride];
+        let output = [window.output.side, window.output.channels];
+        let arguments = (
+            (from, weight(program, conv), int(columns), ints(input)),
+            (second, ints(sizes)),
+            identity.map_or(NULL, |(_, input)| program.at(input).into()),
+            self.bias(program, conv),
+            shortcut.map_or(NULL, |(conv, _)| self.bias(program, conv)),
+            (&layer_name(to), self.trained(program, &currents_name(to))),
+            (int(shape.b), ints(output), int(shape.fed())),
+            if self.training { shape.steps() as f32 } else { 1.0 },
+            neuron_arguments(shape),
+        );
         let grid = self.tiles(window.output.pixels(), window.output.channels);
-        self.sequence.begin(conv.name.as_str());
-        let kernel = faster(self.sequence.device(), &grid, [&BLOCK, &BLOCK_WIDE])?;
-        self.sequence.launch_early(kernel, &grid, &arguments)?;
-        self.sequence.end();
-        Ok(())
+        let launch = program
+            .kernel(&BLOCK, &grid, arguments)
+            .or(&BLOCK_WIDE, &grid, wide_is_faster(&BLOCK_WIDE, grid))
+            .programmatic();
+        program.in_range(&conv.name, |program| program.add(launch));
     }
 
     /// The classifier; in training with the gradient of the last currents.
-    fn tail(&mut self, logits: Argument) -> Result<(), BackendError> {
+    fn tail(&self, program: &mut Program, logits: Operand) {
         let (shape, network) = (self.shape, self.network);
         let map = network.last();
         let last = 2 * network.blocks.len();
-        let bias = network.classifier + CLASSES * map.channels;
         let (weight, bias, share) = if self.training {
             let share = shape.fed() as f32 / shape.steps() as f32;
-            (self.parameter(network.classifier), self.parameter(bias), share)
+            let [weight, bias] = classifier_parameters(program, network);
+            (weight, bias, share)
         } else {
-            (self.at("fc.weight"), self.at("fc.bias"), shape.fed() as f32)
+            let [weight, bias] = ["fc.weight", "fc.bias"].map(|name| program.at(name).into());
+            (weight, bias, shape.fed() as f32)
         };
-        let mut arguments = vec![self.at(&layer_name(last)), weight, bias, logits];
-        arguments.extend([
-            self.trained("labels"),
-            self.trained("features"),
-            self.trained(&currents_name(last)),
-            self.trained(&gradient_name(last)),
-        ]);
-        arguments.extend(i32s(&[shape.b, CLASSES, map.pixels(), map.channels]));
+        let trained = |name: &str| self.trained(program, name);
         let scale = (shape.neuron().threshold / map.pixels() as f64) as f32;
-        arguments.extend([Argument::F32(scale), Argument::F32(share)]);
-        arguments.extend(neuron_arguments(shape));
+        let arguments = (
+            (&layer_name(last), weight, bias, logits),
+            [trained("labels"), trained("features")],
+            [trained(&currents_name(last)), trained(&gradient_name(last))],
+            ints([shape.b, CLASSES, map.pixels(), map.channels]),
+            (scale, share),
+            neuron_arguments(shape),
+        );
         let grid = Grid { steps: shape.t, blocks: [shape.b, 1] };
-        self.sequence.launch_early(&TAIL, &grid, &arguments)
+        let launch = program.kernel(&TAIL, &grid, arguments);
+        program.add(launch.programmatic());
     }
 }
 
+/// A parameter of a training step.
+pub fn parameter(program: &Program, index: usize) -> Operand {
+    program.at("parameters").plus(index * Dtype::F32.bytes()).into()
+}
+
+/// Weight and bias of the classifier in a training step.
+pub fn classifier_parameters(program: &Program, network: &Network) -> [Operand; 2] {
+    let bias = network.classifier + CLASSES * network.last().channels;
+    [network.classifier, bias].map(|index| parameter(program, index))
+}
+
+/// A convolution's weight, from tap 0 on. Taps before the first live one are neither held nor read.
+pub fn weight(program: &Program, conv: &Conv) -> Operand {
+    let before = conv.window.live_taps().start * conv.window.input.channels;
+    program.at(&weight_name(conv)).skipping(before * Dtype::Bf16.bytes()).into()
+}
+
 /// θ and Tmax.
-pub fn neuron_arguments(shape: &NetworkShape) -> [Argument; 2] {
+pub fn neuron_arguments(shape: &NetworkShape) -> [Operand; 2] {
     let neuron = shape.neuron();
-    [Argument::F32(neuron.threshold as f32), Argument::I32(neuron.tracer_max)]
+    [Operand::from(neuron.threshold as f32), Operand::from(neuron.tracer_max)]
 }

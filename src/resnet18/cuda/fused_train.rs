@@ -2,23 +2,24 @@
 //! `kernels/resnet18/fused_backward.cu`, and what is done with all parameters at once, of
 //! `kernels/resnet18/fused_step.cu`.
 
-use std::sync::Arc;
-
 use super::best;
-use super::fused::{Forward, NULL, activations, currents_name, gradient_name, neuron_arguments};
-use super::jobs::{Jobs, PACKETS};
-use super::per_op::{SOURCES, STAGES, i32s, total};
-use super::sequence::{Memory, Region, Sequence, SequenceWriter};
-use super::tiles::{GROUP, Grid, SHARED_BYTES, THREADS, faster, tile_constants, tiled, wide};
-use super::train::{CLASSIFIER, LOSS, contents};
+use super::fused::{
+    Forward, activations, currents_name, declare_activations, declare_operand, gradient_name,
+    neuron_arguments, weight,
+};
+use super::jobs::{Jobs, PACKETS, declare_parts};
+use super::per_op::{SOURCES, STAGES};
+use super::tiles::{
+    GROUP, Grid, SHARED_BYTES, THREADS, tile_constants, tiled, wide, wide_is_faster,
+};
+use super::train::{CLASSIFIER, LOSS, TrainingTensors};
 use super::weights::{columns, live_columns, weight_name};
 use crate::kernel_files::kernel_file;
 use crate::resnet18::definition::{LEARNING_RATE, MOMENTUM, NetworkShape};
-use crate::resnet18::network::{Block, CLASSES, Conv, Network};
-use kernelgate::backend::BackendError;
-use kernelgate::backend::cuda::Output;
-use kernelgate::workload::{Dtype, Tensors};
-use kernelgate_cuda::{Argument, Device, KernelSpec};
+use crate::resnet18::network::{Block, CLASSES, Conv, Network, Window};
+use kernelgate::backend::program::{Arguments, MemoryUse, NULL, Operand, Program, int, ints, long};
+use kernelgate::workload::Dtype;
+use kernelgate_cuda::KernelSpec;
 
 /// The kernels of the backward pass.
 pub const KERNELS: &[KernelSpec<Grid>] = &[BLOCK, BLOCK_WIDE, STEM];
@@ -51,252 +52,197 @@ const PACK: KernelSpec<usize> =
     KernelSpec { symbol: "resnet18_fused_pack", shared_bytes: |_| 0, ..WEIGHT_GRADIENTS };
 const SGD: KernelSpec<usize> = KernelSpec { symbol: "resnet18_fused_sgd", ..PACK };
 
-/// Everything but inputs and outputs.
-fn all_regions(shape: &NetworkShape, network: &Network, together: bool) -> Vec<Region> {
-    let bf16s = |name: String, count: usize| (name, count * Dtype::Bf16.bytes());
-    let f32s = |name: &str, count: usize| (name.to_owned(), count * Dtype::F32.bytes());
-    let mut all = match together {
+/// Declares everything but inputs, outputs and lists.
+fn declare(program: &mut Program, shape: &NetworkShape, network: &Network, merged: bool) {
+    use MemoryUse::{Activations, Gradients, Weights};
+    declare_operand(program, shape, network);
+    let written = match merged {
         true => best::written(shape, network, true, true),
         false => activations(shape, network, true),
     };
+    declare_activations(program, written);
     for conv in network.convolutions() {
-        let filters = conv.window.output.channels;
-        all.push(bf16s(weight_name(conv), filters * columns(network, conv)));
+        let elements = conv.window.output.channels * columns(network, conv);
+        program.scratch(weight_name(conv), Weights, elements * Dtype::Bf16.bytes());
     }
     for (layer, map) in network.neurons().iter().enumerate() {
         let frames = if layer == 0 { shape.b } else { shape.frames() };
-        all.push(bf16s(gradient_name(layer), frames * map.elements()));
+        let bytes = frames * map.elements() * Dtype::Bf16.bytes();
+        program.scratch(gradient_name(layer), Gradients, bytes);
     }
     let features = network.last().channels;
     let first = network.pool.as_ref().unwrap_or(&network.stem.window).output;
-    all.extend([
-        f32s("spikes_gradient", shape.frames() * first.elements()),
-        f32s("logits_gradient", shape.b * CLASSES),
-        f32s("features", shape.b * features),
-        f32s("fc.weight_gradient", CLASSES * features),
-        f32s("fc.bias_gradient", CLASSES),
-    ]);
-    all.extend(Jobs::parts(shape, network));
-    if together {
-        all.extend(best::tiles(network));
+    let mut f32s = |name: &'static str, purpose: MemoryUse, count: usize| {
+        program.scratch(name, purpose, count * Dtype::F32.bytes());
+    };
+    f32s("spikes_gradient", Gradients, shape.frames() * first.elements());
+    f32s("logits_gradient", Gradients, shape.b * CLASSES);
+    f32s("features", Activations, shape.b * features);
+    f32s("fc.weight_gradient", Gradients, CLASSES * features);
+    f32s("fc.bias_gradient", Gradients, CLASSES);
+    declare_parts(program, shape, network);
+    if merged {
+        best::declare_tiles(program, network);
     }
-    all
 }
 
-/// Inputs, activations and gradients, the library's workspace and the outputs; forward with the
-/// layers together, or one by one.
-pub fn device_bytes(shape: &NetworkShape, together: bool) -> u64 {
+/// The launches, with the forward pass's layers one by one.
+pub fn program(shape: &NetworkShape) -> Program {
+    write(shape, false)
+}
+
+/// The launches, with the forward pass's layers in one.
+pub fn merged(shape: &NetworkShape) -> Program {
+    write(shape, true)
+}
+
+fn write(shape: &NetworkShape, merged: bool) -> Program {
     let network = shape.sizes.network();
-    let mut lists = Jobs::new(shape, &network, |_| None).contents();
-    if together {
-        lists.extend(best::contents(shape, &network, true, |_| None));
+    let mut program = Program::new();
+    let tensors = TrainingTensors::declare(&mut program, shape, &network);
+    declare(&mut program, shape, &network, merged);
+    let jobs = Jobs::new(shape, &network, &program);
+    jobs.declare(&mut program);
+    if merged {
+        best::declare_lists(&mut program, shape, &network, true);
     }
-    let lists = lists.into_iter().map(|(name, bytes)| (name, bytes.len())).collect();
-    let parameters = 4 * network.parameters * Dtype::F32.bytes();
-    let regions = [all_regions(shape, &network, together), lists].concat();
-    total(shape, regions) + (parameters + shape.b) as u64
+    let merged = merged.then_some(&best::MERGED);
+    let forward = Forward { shape, network: &network, training: true, merged };
+    Step { forward, tensors, jobs }.whole(&mut program);
+    program
 }
 
-/// Writes the launches, with the forward pass's layers one by one; `outputs` are logits, loss, new
-/// parameters and new momentum.
-///
-/// # Errors
-/// When a kernel does not compile, the library declines, or device memory is short.
-pub fn sequence(
-    shape: &NetworkShape,
-    inputs: &Tensors,
-    device: &Arc<Device>,
-    outputs: &[Output],
-) -> Result<Sequence, BackendError> {
-    write(shape, inputs, device, outputs, false)
-}
-
-/// The same with those layers together.
-///
-/// # Errors
-/// As there; when the device does not hold their blocks at once.
-pub fn sequence_together(
-    shape: &NetworkShape,
-    inputs: &Tensors,
-    device: &Arc<Device>,
-    outputs: &[Output],
-) -> Result<Sequence, BackendError> {
-    write(shape, inputs, device, outputs, true)
-}
-
-fn write(
-    shape: &NetworkShape,
-    inputs: &Tensors,
-    device: &Arc<Device>,
-    outputs: &[Output],
-    together: bool,
-) -> Result<Sequence, BackendError> {
-    let network = shape.sizes.network();
-    let regions = all_regions(shape, &network, together);
-    let mut memory = Memory::new(device, regions, contents(inputs))?;
-    let jobs = Jobs::new(shape, &network, |name| memory.find(name));
-    memory.upload(device, jobs.contents())?;
-    if together {
-        best::upload(shape, &network, true, device, &mut memory)?;
-    }
-    let sequence = Sequence::new(device, memory)?;
-    let together = together.then_some(&best::TOGETHER);
-    let forward = Forward { shape, network: &network, training: true, together, sequence };
-    let mut writer = Writer { forward, outputs, jobs };
-    writer.whole()?;
-    Ok(writer.forward.sequence)
-}
-
-struct Writer<'a> {
+/// Writes a training step.
+struct Step<'a> {
     forward: Forward<'a>,
-    outputs: &'a [Output],
+    tensors: TrainingTensors,
     jobs: Jobs,
 }
 
-impl SequenceWriter for Writer<'_> {
-    fn sequence(&mut self) -> &mut Sequence {
-        &mut self.forward.sequence
-    }
-}
-
-impl Writer<'_> {
-    fn at(&self, name: &str) -> Argument {
-        self.forward.at(name)
-    }
-
-    fn whole(&mut self) -> Result<(), BackendError> {
-        let [logits, _, parameters, momentum] =
-            [0, 1, 2, 3].map(|i: usize| self.outputs[i].argument());
-        self.ranged("Weight_Rounding", |writer| writer.all(&PACK, "pack", &[]))?;
-        self.forward.whole(logits)?;
-        self.ranged("Backward", Self::backward)?;
-        self.ranged("Optimizer", |writer| {
-            let before = [writer.at("parameters"), writer.at("momentum")];
-            let factors = [MOMENTUM, LEARNING_RATE].map(Argument::F32);
-            let rest = [&before[..], &[parameters, momentum], &factors].concat();
-            writer.all(&SGD, "sgd", &rest)
-        })
+impl Step<'_> {
+    fn whole(&self, program: &mut Program) {
+        let TrainingTensors { logits, parameters, momentum, new_parameters, new_momentum, .. } =
+            self.tensors;
+        program.in_range("Weight_Rounding", |program| self.all(program, &PACK, "pack", ()));
+        self.forward.whole(program, logits.into());
+        program.in_range("Backward", |program| self.backward(program));
+        program.in_range("Optimizer", |program| {
+            let tensors = [parameters, momentum, new_parameters, new_momentum];
+            self.all(program, &SGD, "sgd", (tensors, MOMENTUM, LEARNING_RATE));
+        });
     }
 
     /// A kernel over all parameters, by its list.
     fn all(
-        &mut self,
+        &self,
+        program: &mut Program,
         kernel: &KernelSpec<usize>,
         list: &str,
-        rest: &[Argument],
-    ) -> Result<(), BackendError> {
-        let [jobs, owners] = Jobs::regions(list).map(|name| self.at(&name));
-        let arguments = [&[jobs, owners], rest].concat();
-        self.forward.sequence.launch_early(kernel, &self.jobs.blocks(list), &arguments)
+        rest: impl Arguments,
+    ) {
+        let [jobs, owners] = Jobs::regions(list);
+        let launch = program.kernel(kernel, &self.jobs.blocks(list), (&jobs, &owners, rest));
+        program.add(launch.programmatic());
     }
 
-    fn backward(&mut self) -> Result<(), BackendError> {
-        self.ranged("Final_Layers", Self::classifier)?;
+    fn backward(&self, program: &mut Program) {
+        program.in_range("Final_Layers", |program| self.classifier(program));
         let network = self.forward.network;
         let in_stage = self.forward.shape.sizes.blocks;
         for (stage, blocks) in network.blocks.chunks(in_stage).enumerate().rev() {
-            self.ranged(STAGES[stage], |writer| {
-                let numbered = blocks.iter().enumerate().rev();
-                numbered.map(|(i, block)| (stage * in_stage + i, block)).try_for_each(
-                    |(number, block)| {
-                        let (hidden, output) = (2 * number + 1, 2 * number + 2);
-                        writer.layer(&block.second, output, None, hidden)?;
-                        writer.layer(&block.first, hidden, Some((block, output)), 2 * number)
-                    },
-                )
-            })?;
+            program.in_range(STAGES[stage], |program| {
+                for (i, block) in blocks.iter().enumerate().rev() {
+                    let number = stage * in_stage + i;
+                    let (hidden, output) = (2 * number + 1, 2 * number + 2);
+                    self.layer(program, &block.second, output, None, hidden);
+                    let begin = Some((block, output));
+                    self.layer(program, &block.first, hidden, begin, 2 * number);
+                }
+            });
         }
-        self.ranged("Conv1_Block", Self::stem)?;
-        self.ranged("Weight_Gradients", |writer| writer.all(&WEIGHT_GRADIENTS, "gradients", &[]))
+        program.in_range("Conv1_Block", |program| self.stem(program));
+        program.in_range("Weight_Gradients", |program| {
+            self.all(program, &WEIGHT_GRADIENTS, "gradients", ())
+        });
     }
 
     /// The loss and the classifier's gradients; that of the last currents is the tail's.
-    fn classifier(&mut self) -> Result<(), BackendError> {
+    fn classifier(&self, program: &mut Program) {
         let (shape, network) = (self.forward.shape, self.forward.network);
         let (b, channels) = (shape.b, network.last().channels);
-        let gradient = self.at("logits_gradient");
-        let mut arguments = vec![self.outputs[0].argument(), self.at("labels")];
-        arguments.extend([self.outputs[1].argument(), gradient]);
-        arguments.extend(i32s(&[b, CLASSES]));
-        self.forward.sequence.launch(&LOSS, &1, &arguments)?;
+        let TrainingTensors { logits, labels, loss, .. } = self.tensors;
+        let arguments = (logits, labels, loss, "logits_gradient", ints([b, CLASSES]));
+        program.launch(&LOSS, &1, arguments);
         let weights = CLASSES * channels;
-        let mut arguments = vec![gradient, self.at("features")];
-        arguments.extend(["fc.weight_gradient", "fc.bias_gradient"].map(|name| self.at(name)));
-        arguments.push(Argument::I64(weights as i64));
-        arguments.extend(i32s(&[b, CLASSES, channels]));
-        self.forward.sequence.launch(&CLASSIFIER, &weights, &arguments)
+        let gradients = ("fc.weight_gradient", "fc.bias_gradient", long(weights));
+        let arguments = ("logits_gradient", "features", gradients, ints([b, CLASSES, channels]));
+        program.launch(&CLASSIFIER, &weights, arguments);
     }
 
     /// From the gradient of a convolution's currents to that of the currents of the layer whose
-    /// spikes it read; at the beginning of a block with what its end, layer `.1`, gives the input.
+    /// spikes it read; at the beginning of a block with the input's gradient from its end, layer
+    /// `.1`.
     fn layer(
-        &mut self,
+        &self,
+        program: &mut Program,
         conv: &Conv,
         from: usize,
         begin: Option<(&Block, usize)>,
         to: usize,
-    ) -> Result<(), BackendError> {
+    ) {
         let (shape, window) = (self.forward.shape, conv.window);
-        let mut arguments = vec![self.at(&gradient_name(from)), self.forward.weight(conv)];
-        arguments.extend(i32s(&[
-            live_columns(conv),
-            window.output.side,
-            window.output.channels,
-            window.kernel,
-            window.stride,
-        ]));
-        let end = begin.map(|(_, layer)| self.at(&gradient_name(layer)));
+        let at = |name: &str| Operand::from(program.at(name));
+        let outputs = |window: Window| [window.output.side, window.output.channels];
+        let end = begin.map(|(_, layer)| at(&gradient_name(layer)));
         let shortcut = begin.and_then(|(block, _)| block.shortcut.as_ref());
-        match (shortcut, end) {
+        let (second, sizes, identity) = match (shortcut, end) {
             (Some(conv), Some(end)) => {
-                let Conv { window, .. } = conv;
-                arguments.extend([end, self.forward.weight(conv)]);
-                arguments.extend(i32s(&[
-                    live_columns(conv),
-                    window.output.side,
-                    window.output.channels,
-                    window.stride,
-                ]));
-                arguments.push(NULL);
+                let [side, channels] = outputs(conv.window);
+                let sizes = [live_columns(conv), side, channels, conv.window.stride];
+                ([end, weight(program, conv)], sizes, NULL)
             }
-            (_, end) => {
-                arguments.extend([NULL, NULL]);
-                arguments.extend(i32s(&[0, 0, 0, 0]));
-                arguments.push(end.unwrap_or(NULL));
-            }
-        }
-        if to == 0 {
-            arguments.extend([NULL, NULL, self.at("spikes_gradient")]);
-        } else {
-            arguments.extend([self.at(&currents_name(to)), self.at(&gradient_name(to)), NULL]);
-        }
-        arguments.extend(i32s(&[shape.b, window.input.side, window.input.channels]));
-        arguments.extend(neuron_arguments(shape));
+            (_, end) => ([NULL; 2], [0; 4], end.unwrap_or(NULL)),
+        };
+        let written = match to {
+            0 => [NULL, NULL, at("spikes_gradient")],
+            to => [at(&currents_name(to)), at(&gradient_name(to)), NULL],
+        };
+        let arguments = (
+            (&gradient_name(from), weight(program, conv), int(live_columns(conv))),
+            (ints(outputs(window)), ints([window.kernel, window.stride])),
+            (second, ints(sizes), identity),
+            written,
+            ints([shape.b, window.input.side, window.input.channels]),
+            neuron_arguments(shape),
+        );
         let grid = self.forward.tiles(window.input.pixels(), window.input.channels);
-        self.ranged(&conv.name, |writer| {
-            let sequence = &mut writer.forward.sequence;
-            let kernel = faster(sequence.device(), &grid, [&BLOCK, &BLOCK_WIDE])?;
-            sequence.launch_early(kernel, &grid, &arguments)
-        })
+        let launch = program
+            .kernel(&BLOCK, &grid, arguments)
+            .or(&BLOCK_WIDE, &grid, wide_is_faster(&BLOCK_WIDE, grid))
+            .programmatic();
+        program.in_range(&conv.name, |program| program.add(launch));
     }
 
     /// The pooling's and the stem's neurons.
-    fn stem(&mut self) -> Result<(), BackendError> {
+    fn stem(&self, program: &mut Program) {
         let (shape, network) = (self.forward.shape, self.forward.network);
         let map = network.stem.window.output;
         let neurons = shape.b * map.elements();
         let (sources, pooled) = match &network.pool {
-            Some(pool) => (self.at(SOURCES), pool.output),
+            Some(pool) => (program.at(SOURCES).into(), pool.output),
             None => (NULL, map),
         };
-        let mut arguments = vec![self.at(&currents_name(0)), self.forward.bias(&network.stem)];
-        arguments.extend([self.at("spikes_gradient"), sources, self.at(&gradient_name(0))]);
-        let counts = [neurons, shape.b * pooled.elements()];
-        arguments.extend(counts.map(|count| Argument::I64(count as i64)));
-        arguments.extend(i32s(&[map.side, map.channels, pooled.side, shape.fed()]));
-        arguments.push(Argument::F32(shape.steps() as f32));
-        arguments.extend(neuron_arguments(shape));
+        let outputs = shape.b * pooled.elements();
+        let arguments = (
+            (&currents_name(0), self.forward.bias(program, &network.stem)),
+            ("spikes_gradient", sources, &gradient_name(0)),
+            (long(neurons), long(outputs)),
+            ints([map.side, map.channels, pooled.side, shape.fed()]),
+            shape.steps() as f32,
+            neuron_arguments(shape),
+        );
         let grid = Grid { steps: shape.t, blocks: [neurons.div_ceil(THREADS), 1] };
-        self.forward.sequence.launch_early(&STEM, &grid, &arguments)
+        let launch = program.kernel(&STEM, &grid, arguments);
+        program.add(launch.programmatic());
     }
 }

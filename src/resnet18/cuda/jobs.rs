@@ -1,13 +1,13 @@
-//! What the kernels over all parameters do: for each a list of jobs, as the structures of
+//! Jobs of the kernels over all parameters: for each kernel a list of jobs, as the structures of
 //! `kernels/resnet18/fused_step.cu` say, of 64 bits a field, and the job of each of its blocks.
 
 use super::fused::gradient_name;
 use super::per_op::{input_name, layer_name};
-use super::sequence::Region;
 use super::tiles::{GROUP, TILE};
 use super::weights::{columns, stem_columns, tiles_name, weight_name};
 use crate::resnet18::definition::NetworkShape;
 use crate::resnet18::network::{CLASSES, Conv, Map, Network};
+use kernelgate::backend::program::{MemoryUse, Pointer, Program, Word};
 use kernelgate::workload::Dtype;
 
 /// Packets of four elements of a thread, where a block is not a tile.
@@ -19,20 +19,17 @@ const TILES: usize = 16;
 /// Parts are no more than give a weight so many blocks.
 const BLOCKS: usize = 256;
 
-/// The address of a region that there is not.
-const NONE: u64 = 0;
-
-/// A list: what each job is, and whose job a block is.
+/// A list: the jobs, and the job of each block.
 #[derive(Default)]
 struct List {
-    jobs: Vec<i64>,
+    jobs: Vec<Word>,
     owners: Vec<i32>,
     count: i32,
 }
 
 impl List {
-    fn push(&mut self, blocks: usize, fields: &[i64]) {
-        self.jobs.push(self.owners.len() as i64);
+    fn push(&mut self, blocks: usize, fields: impl IntoIterator<Item = Word>) {
+        self.jobs.push(Word::Value(self.owners.len() as i64));
         self.jobs.extend(fields);
         self.owners.extend(std::iter::repeat_n(self.count, blocks));
         self.count += 1;
@@ -48,24 +45,19 @@ pub struct Jobs {
 }
 
 impl Jobs {
-    /// Those of a network whose regions are at these addresses.
-    /// Weights are packed in tiles too where there are such regions.
-    pub fn new(
-        shape: &NetworkShape,
-        network: &Network,
-        address: impl Fn(&str) -> Option<u64>,
-    ) -> Self {
-        let at = |name: &str| address(name).unwrap_or(NONE) as i64;
+    /// Those of a network whose regions are declared. Weights are packed in tiles too where they
+    /// have such regions.
+    pub fn new(shape: &NetworkShape, network: &Network, program: &Program) -> Self {
         let mut all = Self::default();
         for (conv, reads) in convolutions(shape, network) {
-            all.convolution(shape, network, conv, reads, &at);
+            all.convolution(shape, network, conv, reads, program);
         }
         let weights = CLASSES * network.last().channels;
         let behind = network.parameters - network.classifier - weights;
         let share = shape.fed() as f32 / shape.steps() as f32;
-        let weight = at("fc.weight_gradient");
+        let weight = program.at("fc.weight_gradient");
         all.update(network.classifier, weight, 1, [1, weights, 0, weights], 1.0);
-        let (bias, at) = (at("fc.bias_gradient"), network.classifier + weights);
+        let (bias, at) = (program.at("fc.bias_gradient"), network.classifier + weights);
         all.update(at, bias, 1, [1, behind, 0, CLASSES], share);
         all
     }
@@ -76,22 +68,23 @@ impl Jobs {
         network: &Network,
         conv: &Conv,
         reads: Reads,
-        at: &impl Fn(&str) -> i64,
+        program: &Program,
     ) {
         let filters = conv.window.output.channels;
         let (first_tap, columns) = (conv.window.live_taps().start, columns(network, conv));
         let first = first_tap * conv.window.input.channels;
         let elements = filters * columns;
-        let from = at("parameters") + (conv.weight * Dtype::F32.bytes()) as i64;
-        let fields = [elements, conv.depth(), first, columns].map(|size| size as i64);
-        let packed = [weight_name(conv), tiles_name(conv)].map(|name| at(&name));
-        self.pack.push(elements.div_ceil(ELEMENTS), &[&[from], &packed[..], &fields].concat());
+        let from = program.at("parameters").plus(conv.weight * Dtype::F32.bytes());
+        let tiles = program.find(&tiles_name(conv)).map_or(Word::Value(0), Word::Pointer);
+        let packed = [from.into(), program.at(&weight_name(conv)).into(), tiles];
+        let fields = sizes([elements, conv.depth(), first, columns]);
+        self.pack.push(elements.div_ceil(ELEMENTS), packed.into_iter().chain(fields));
 
         let parts = parts(shape, network, conv);
-        let sums = at(&parts_name(conv));
+        let sums = program.at(&parts_name(conv));
         let Reads { frames, layer, map, steps, fed, kernel, stride, first_tap } = reads;
         let out_side = conv.window.output.side;
-        let sizes = [
+        let fields = sizes([
             parts,
             steps,
             shape.b,
@@ -104,17 +97,17 @@ impl Jobs {
             stride,
             first_tap,
             columns,
-        ];
-        let pointers = [at(&gradient_name(layer)), at(&frames), sums];
-        let fields = [&pointers[..], &sizes.map(|size| size as i64)].concat();
+        ]);
+        let pointers =
+            [program.at(&gradient_name(layer)), program.at(&frames), sums].map(Word::Pointer);
         let blocks = (columns / TILE + 1) * (filters / TILE) * parts;
-        self.gradients.push(blocks, &fields);
+        self.gradients.push(blocks, pointers.into_iter().chain(fields));
 
         let spread = 1.0 / shape.steps() as f32;
         let stem = conv.weight == network.stem.weight;
         let factor = if stem { spread } else { shape.neuron().threshold as f32 };
         self.update(conv.weight, sums, parts, [filters, conv.depth(), first, columns], factor);
-        let biases = sums + (parts * elements * Dtype::F32.bytes()) as i64;
+        let biases = sums.plus(parts * elements * Dtype::F32.bytes());
         self.update(conv.bias(), biases, parts, [1, filters, 0, filters], spread);
     }
 
@@ -122,17 +115,17 @@ impl Jobs {
     fn update(
         &mut self,
         element: usize,
-        gradient: i64,
+        gradient: Pointer,
         parts: usize,
         [rows, depth, first, columns]: [usize; 4],
         factor: f32,
     ) {
         let elements = rows * depth;
-        let place = [element, elements].map(|size| size as i64);
-        let sizes = [parts, rows * columns, depth, first, columns].map(|size| size as i64);
-        let factor = i64::from(factor.to_bits());
-        let fields = [&place[..], &[gradient], &sizes, &[factor]].concat();
-        self.sgd.push(elements.div_ceil(ELEMENTS), &fields);
+        let fields = sizes([element, elements])
+            .chain([gradient.into()])
+            .chain(sizes([parts, rows * columns, depth, first, columns]))
+            .chain([Word::Value(i64::from(factor.to_bits()))]);
+        self.sgd.push(elements.div_ceil(ELEMENTS), fields);
     }
 
     fn lists(&self) -> [(&'static str, &List); 3] {
@@ -150,25 +143,29 @@ impl Jobs {
         [format!("{name}_jobs"), format!("{name}_owners")]
     }
 
-    /// Contents of the regions of all lists.
-    pub fn contents(&self) -> Vec<(String, Vec<u8>)> {
-        let of_list = |(name, list): (&str, &List)| {
+    /// Declares the regions of all lists.
+    pub fn declare(&self, program: &mut Program) {
+        for (name, list) in self.lists() {
             let [jobs, owners] = Self::regions(name);
-            let bytes = bytemuck::cast_slice(&list.jobs).to_vec();
-            [(jobs, bytes), (owners, bytemuck::cast_slice(&list.owners).to_vec())]
-        };
-        self.lists().into_iter().flat_map(of_list).collect()
+            program.table(jobs, MemoryUse::Workspace, list.jobs.clone());
+            let bytes = bytemuck::cast_slice(&list.owners).to_vec();
+            program.packed(owners, MemoryUse::Workspace, bytes.len(), move |_| bytes.clone());
+        }
     }
+}
 
-    /// Regions of the parts of all gradients.
-    pub fn parts(shape: &NetworkShape, network: &Network) -> Vec<Region> {
-        let of_conv = |conv: &Conv| {
-            let filter = columns(network, conv) + 1;
-            let elements = parts(shape, network, conv) * conv.window.output.channels * filter;
-            (parts_name(conv), elements * Dtype::F32.bytes())
-        };
-        network.convolutions().map(of_conv).collect()
+/// Declares the regions of the parts of all gradients.
+pub fn declare_parts(program: &mut Program, shape: &NetworkShape, network: &Network) {
+    for conv in network.convolutions() {
+        let filter = columns(network, conv) + 1;
+        let elements = parts(shape, network, conv) * conv.window.output.channels * filter;
+        program.scratch(parts_name(conv), MemoryUse::Gradients, elements * Dtype::F32.bytes());
     }
+}
+
+/// Extents as words.
+fn sizes<const N: usize>(sizes: [usize; N]) -> impl Iterator<Item = Word> {
+    sizes.into_iter().map(|size| Word::Value(size as i64))
 }
 
 fn parts_name(conv: &Conv) -> String {
@@ -184,7 +181,7 @@ fn parts(shape: &NetworkShape, network: &Network, conv: &Conv) -> usize {
     (tiles / TILES).clamp(1, BLOCKS.div_ceil(blocks))
 }
 
-/// What the gradient of a weight is made of.
+/// The frames that the gradient of a weight is summed over.
 struct Reads {
     /// Region that the convolution reads.
     frames: String,
@@ -199,8 +196,9 @@ struct Reads {
     first_tap: usize,
 }
 
-/// Every convolution with what its gradient is made of. The stem's operand, which is the same in
-/// every step, has been gathered: to it this is a convolution of one pixel and one step.
+/// Every convolution with the frames that its gradient is summed over. The stem's operand, which is
+/// the same in every step, has been gathered: to it this is a convolution of one pixel and one
+/// step.
 fn convolutions<'a>(shape: &NetworkShape, network: &'a Network) -> Vec<(&'a Conv, Reads)> {
     let stem = &network.stem;
     let gathered = Map { side: stem.window.output.side, channels: stem_columns(network) };

@@ -4,10 +4,13 @@
 use super::per_op::layer_name;
 use super::*;
 use crate::gpu_tests::{gpu, prepare};
+use crate::kernel_tests::check_launches;
 use crate::resnet18::Draw;
 use crate::resnet18::network::{Sizes, Stem};
 use crate::resnet18::reference::Reference;
 use half::bf16;
+use kernelgate::backend::BackendError;
+use kernelgate::backend::program::Program;
 use kernelgate::verify::{repeats, verify};
 use kernelgate::workload::Problem;
 use kernelgate_cuda::driver::memory;
@@ -45,16 +48,66 @@ fn what_rows_cannot_compute_is_refused_with_a_reason() {
     );
 }
 
+/// The programs of every row that computes a problem, by the name of the row.
+fn programs(shape: NetworkShape) -> Vec<(&'static str, Program)> {
+    let (inference, training) = (Inference { shape }, TrainStep { shape });
+    let mut all = Vec::new();
+    for row in INFERENCE.iter().filter(|row| (row.supports)(&inference).is_ok()) {
+        let Prepare::Program(write, _) = row.prepare else { panic!("{}", row.name) };
+        all.push((row.name, write(&inference)));
+    }
+    for row in TRAIN_STEP.iter().filter(|row| (row.supports)(&training).is_ok()) {
+        let Prepare::Program(write, _) = row.prepare else { panic!("{}", row.name) };
+        all.push((row.name, write(&training)));
+    }
+    all
+}
+
+const SHAPES: [(Stem, usize, usize, usize, usize); 5] = [
+    (Stem::ImageNet, 64, 8, 8, 8),
+    (Stem::ImageNet, 64, 35, 8, 8),
+    (Stem::Cifar, 64, 2, 4, 4),
+    (Stem::Cifar, 8, 3, 5, 8),
+    (Stem::ImageNet, 16, 8, 5, 8),
+];
+
 #[test]
-fn packed_weights_and_regions_are_one_list() {
-    let shape = shape(Stem::ImageNet, 8, 1, 4, 8);
-    let network = shape.sizes.network();
-    let inputs = Inference { shape }.inputs(1);
-    let sizes: Vec<_> = weights::packed(&shape, &network, &inputs)
-        .into_iter()
-        .map(|(name, bytes)| (name, bytes.len()))
-        .collect();
-    assert_eq!(sizes, weights::regions(&network));
+fn programs_have_no_mistake_and_the_arguments_of_their_kernels() {
+    for (stem, width, b, t, level) in SHAPES {
+        for (name, program) in programs(shape(stem, width, b, t, level)) {
+            assert_eq!(program.check(), Ok(()), "{name}");
+            check_launches(&program);
+        }
+    }
+}
+
+#[test]
+fn uploads_are_as_large_as_declared() {
+    for (stem, width, b, t, level) in SHAPES {
+        let shape = shape(stem, width, b, t, level);
+        let inputs = TrainStep { shape }.inputs(1);
+        for (name, program) in programs(shape) {
+            for (region, _) in program.regions() {
+                let uploaded = program.uploaded(program.at(region), &inputs);
+                assert!(uploaded.is_ok(), "{name}: {}", uploaded.unwrap_err());
+            }
+        }
+    }
+}
+
+#[test]
+fn inference_in_one_launch_needs_no_library() {
+    let programs = programs(shape(Stem::ImageNet, 64, 32, 8, 8));
+    let workspace = |row: usize| {
+        let uses = programs[row].1.memory_uses();
+        uses.iter().find(|(label, _)| *label == "workspace").unwrap().1
+    };
+    assert_eq!(programs[3].0, "cuda/best");
+    assert!(workspace(2) > 16 << 20 && workspace(3) < 16 << 20);
+}
+
+#[test]
+fn tiles_have_swizzled_rows() {
     // A tile has 32 filters by 64 columns: its second row begins with its second chunk.
     let rows: Vec<u8> = (0..64).flat_map(|row| [row; 256]).collect();
     let columns: Vec<u8> = (0..64).flat_map(|_| (0..=255).map(|byte| byte / 16)).collect();
@@ -62,6 +115,7 @@ fn packed_weights_and_regions_are_one_list() {
         |number: usize| (weights::tiled(&rows, 128)[number], weights::tiled(&columns, 128)[number]);
     assert_eq!([0, 128, 4096, 8192].map(at), [(0, 0), (1, 1), (0, 8), (32, 0)]);
     // A frame of one pixel reads one tap of nine.
+    let network = shape(Stem::ImageNet, 8, 1, 4, 8).sizes.network();
     let last = network.blocks.last().unwrap();
     assert_eq!(weights::live_columns(&last.second), last.second.window.input.channels);
 }
@@ -128,28 +182,24 @@ fn spikes_of_every_layer_are_those_of_the_reference() {
     let fused: fn(&[u8]) -> Vec<i8> =
         |bytes| bytemuck::cast_slice::<u8, bf16>(bytes).iter().map(|s| s.to_f32() as i8).collect();
     let rows = [
-        (per_op::sequence(&shape, &inputs, &device, &logits(&shape, &device).unwrap()), 1, per_op),
-        (fused::sequence(&shape, &inputs, &device, &logits(&shape, &device).unwrap()), 2, fused),
-        (
-            best::sequence(&shape, &inputs, &device, &logits(&shape, &device).unwrap(), true),
-            2,
-            fused,
-        ),
+        (per_op::program(&shape), 1, per_op),
+        (fused::program(&shape), 2, fused),
+        (best::inference(&shape, true), 2, fused),
     ];
-    for (row, (sequence, bytes, read)) in rows.into_iter().enumerate() {
+    for (row, (program, bytes, read)) in rows.into_iter().enumerate() {
         // `best` has no spikes of the stem, but those of the layers behind.
         let first = if row == 2 { 1 } else { 0 };
-        let sequence = match sequence {
+        let program = match program.load(&device, &inputs) {
             Err(BackendError::Unsupported(reason)) => {
                 eprintln!("skipped: {reason}");
                 continue;
             }
-            sequence => sequence.unwrap(),
+            program => program.unwrap(),
         };
-        sequence.enqueue().unwrap();
+        program.enqueue().unwrap();
         device.synchronize().unwrap();
         for (number, layer) in expected.layers.iter().enumerate().skip(first) {
-            let buffer = sequence.memory().buffer(&layer_name(number));
+            let buffer = program.buffer(&layer_name(number)).unwrap();
             let mut spikes = vec![0u8; bytes * layer.spikes.len()];
             buffer.download(&mut spikes).unwrap();
             assert!(read(&spikes) == layer.spikes, "layer {number}");
@@ -157,7 +207,7 @@ fn spikes_of_every_layer_are_those_of_the_reference() {
         if row > 0 {
             let pooled = expected.pooled.as_ref().unwrap();
             let mut spikes = vec![0u8; bytes * pooled.len()];
-            sequence.memory().buffer("pooled").download(&mut spikes).unwrap();
+            program.buffer("pooled").unwrap().download(&mut spikes).unwrap();
             assert!(read(&spikes) == *pooled, "pooled");
         }
     }
@@ -170,14 +220,13 @@ fn declared_memory_is_within_a_twentieth_of_what_is_used() {
     let inputs = problem.inputs(1);
     let free = || memory::settled(&device).unwrap().0 as f64;
     for row in INFERENCE {
-        let Prepare::CudaWithin { device_bytes, .. } = row.prepare else { panic!("{}", row.name) };
         // What is loaded once stays: not counted.
         drop(prepare(row, &problem, &inputs, &device));
         let before = free();
         let Some(task) = prepare(row, &problem, &inputs, &device) else { continue };
         let used = before - free();
         drop(task);
-        let declared = device_bytes(&problem) as f64;
+        let declared = row.device_bytes(&problem).unwrap() as f64;
         // Allocations come from the driver in pieces of 32 MiB.
         let apart = (used - declared).abs();
         assert!(apart <= 0.05 * declared + 64e6, "{}: declared {declared}, used {used}", row.name);

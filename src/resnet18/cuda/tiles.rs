@@ -1,10 +1,10 @@
-//! What kernels with the tiles of `kernels/resnet18/tiles.cuh` share: extents, builds, grids.
+//! Extents, builds and grids of kernels with the tiles of `kernels/resnet18/tiles.cuh`.
 
 use crate::resnet18::definition::NetworkShape;
 use kernelgate::backend::BackendError;
 use kernelgate_cuda::{Device, KernelSpec, Source};
 
-/// What builds and grids depend on.
+/// The parameters of builds and grids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grid {
     /// Time steps: compiled for 4, 8 and 16.
@@ -15,7 +15,7 @@ pub struct Grid {
 
 /// Threads that share a tile; blocks have one, two or four such groups.
 pub const GROUP: usize = 128;
-/// Threads a block, where nothing else is said.
+/// Threads a block, unless a row has its own.
 pub const THREADS: usize = 2 * GROUP;
 /// Rows and columns of a tile, and channels of a step of a GEMM: a row is all time steps of an
 /// image at one pixel.
@@ -25,7 +25,7 @@ const STAGES_AHEAD: usize = 3;
 /// Shared memory of a group: two operands in bf16.
 pub const SHARED_BYTES: usize = STAGES_AHEAD * 2 * TILE * TILE * 2;
 
-/// What the kernels of one file share, a launch over tiles.
+/// A launch over tiles: the common part of the rows of one file.
 pub const fn tiled(source: Source, symbol: &'static str) -> KernelSpec<Grid> {
     KernelSpec {
         defines: |grid| vec![format!("STEPS={}", grid.steps)],
@@ -36,7 +36,7 @@ pub const fn tiled(source: Source, symbol: &'static str) -> KernelSpec<Grid> {
     }
 }
 
-/// The same with blocks of four groups: for grids of which every block has a multiprocessor of its
+/// A build with blocks of four groups, for grids whose every block has a multiprocessor of its
 /// own, and one that holds its shared memory.
 pub const fn wide(narrow: KernelSpec<Grid>) -> KernelSpec<Grid> {
     KernelSpec {
@@ -48,22 +48,22 @@ pub const fn wide(narrow: KernelSpec<Grid>) -> KernelSpec<Grid> {
     }
 }
 
-/// The one of a kernel's two builds that is faster for a grid.
-///
-/// # Errors
-/// When the driver cannot say how much shared memory there is.
-pub fn faster<'a>(
-    device: &Device,
-    grid: &Grid,
-    [narrow, wide]: [&'a KernelSpec<Grid>; 2],
-) -> Result<&'a KernelSpec<Grid>, BackendError> {
-    let facts = device.facts();
-    let blocks = grid.blocks[0] * grid.blocks[1];
-    let fits = wide.unmet_by(grid, &facts.arch, device.shared_bytes_a_block()?).is_none();
-    Ok(if fits && blocks <= facts.multiprocessors as usize { wide } else { narrow })
+/// Whether the wide build of a kernel is faster on a device: it fits, and every block of the grid
+/// has a multiprocessor of its own.
+pub fn wide_is_faster(
+    wide: &KernelSpec<Grid>,
+    grid: Grid,
+) -> impl Fn(&Device) -> Result<bool, BackendError> + 'static {
+    let wide = *wide;
+    move |device| {
+        let facts = device.facts();
+        let blocks = grid.blocks[0] * grid.blocks[1];
+        let fits = wide.unmet_by(&grid, &facts.arch, device.shared_bytes_a_block()?).is_none();
+        Ok(fits && blocks <= facts.multiprocessors as usize)
+    }
 }
 
-/// What `tiles.cuh` is compiled with, for blocks of so many threads.
+/// Macros of `tiles.cuh`, for blocks of so many threads.
 pub fn tile_constants(threads: usize) -> Vec<(&'static str, usize)> {
     vec![("THREADS", threads), ("TILE", TILE), ("STAGES", STAGES_AHEAD)]
 }

@@ -2,24 +2,20 @@
 //! with its currents kept, neurons backward by the replay of `st_bif/backward`, gradients of
 //! weights and inputs by the library's GEMMs, SGD a parameter at a time.
 
-use std::sync::Arc;
-
 use super::per_op::{
-    SOURCES, STAGES, Saved, Writer, gather_images, i32s, input_name, layer_name, scratch, total,
-    window_arguments,
+    Forward, SOURCES, STAGES, Saved, gather_images, images_and_logits, input_name, layer_name,
+    scratch, window_arguments,
 };
-use super::sequence::{Memory, Region, Sequence, SequenceWriter};
 use super::weights::{bias_name, columns, live_columns, regions, stem_columns, weight_name};
 use crate::kernel_files::kernel_file;
 use crate::resnet18::definition::{LEARNING_RATE, MOMENTUM, NetworkShape};
 use crate::resnet18::network::{Block, CLASSES, Conv, Network};
 use crate::st_bif::Neurons;
 use crate::st_bif::cuda::replay_kernel;
-use kernelgate::backend::BackendError;
-use kernelgate::backend::cuda::Output;
-use kernelgate::workload::{Dtype, Tensors};
+use kernelgate::backend::program::{Lane, MemoryUse, NULL, Pointer, Program, int, ints, long};
+use kernelgate::workload::Dtype;
+use kernelgate_cuda::KernelSpec;
 use kernelgate_cuda::libraries::gemm::{GemmSpec, MatrixDtype};
-use kernelgate_cuda::{Argument, Device, KernelSpec};
 
 /// Threads a block.
 const THREADS: usize = 256;
@@ -71,10 +67,46 @@ pub fn supported(shape: &NetworkShape) -> Result<(), String> {
     }
 }
 
-/// Inputs, as they lie, and everything else but outputs.
-fn all_regions(shape: &NetworkShape, network: &Network) -> Vec<Region> {
+/// Inputs and outputs of a training step.
+#[derive(Debug, Clone, Copy)]
+pub struct TrainingTensors {
+    /// Classes.
+    pub labels: Pointer,
+    /// Old parameters.
+    pub parameters: Pointer,
+    /// Old momentum.
+    pub momentum: Pointer,
+    /// Logits.
+    pub logits: Pointer,
+    /// Mean cross-entropy.
+    pub loss: Pointer,
+    /// New parameters.
+    pub new_parameters: Pointer,
+    /// New momentum.
+    pub new_momentum: Pointer,
+}
+
+impl TrainingTensors {
+    /// Declares them, and the images.
+    pub fn declare(program: &mut Program, shape: &NetworkShape, network: &Network) -> Self {
+        let logits = images_and_logits(program, shape);
+        let (rows, bytes) = (shape.rows(network), network.parameters * Dtype::F32.bytes());
+        Self {
+            labels: program.input("labels", MemoryUse::Inputs, shape.b),
+            parameters: program.input("parameters", MemoryUse::Weights, bytes),
+            momentum: program.input("momentum", MemoryUse::Momentum, bytes),
+            logits,
+            loss: program.output("loss", [1], Dtype::F32),
+            new_parameters: program.output("new_parameters", rows, Dtype::F32),
+            new_momentum: program.output("new_momentum", rows, Dtype::F32),
+        }
+    }
+}
+
+/// Declares everything but inputs and outputs.
+fn declare(program: &mut Program, shape: &NetworkShape, network: &Network) {
+    use MemoryUse::{Activations, Gradients, Weights, Workspace};
     let frames = shape.frames();
-    let f32s = |name: &str, count: usize| (name.to_owned(), count * Dtype::F32.bytes());
     let maps = network.neurons();
     let largest = maps.iter().map(|map| map.elements()).max().unwrap_or(0);
     let convs = network.convolutions().skip(1);
@@ -82,350 +114,288 @@ fn all_regions(shape: &NetworkShape, network: &Network) -> Vec<Region> {
     let weights =
         network.convolutions().map(|conv| conv.window.output.channels * columns(network, conv));
     let features = network.last().channels;
-    let mut all = [regions(network), scratch(shape, network, Saved::Currents)].concat();
-    all.extend([
-        f32s("spike_gradient", frames * largest),
-        f32s("other_spike_gradient", frames * largest),
-        f32s("current_gradient", frames * largest),
-        ("rounded".to_owned(), frames * largest * Dtype::Bf16.bytes()),
-        ("transposed".to_owned(), frames * largest * Dtype::Bf16.bytes()),
-        f32s("gathered_gradient", rows.unwrap_or(0)),
-        f32s("weight_gradient", weights.max().unwrap_or(0).max(CLASSES * features)),
-        f32s("bias_sums", SPLITS * features),
-        f32s("bias_gradient", features.max(CLASSES)),
-        f32s("logits_gradient", shape.b * CLASSES),
-        f32s("features", shape.b * features),
-    ]);
-    all
-}
-
-/// Inputs, activations and gradients, the library's workspace and the outputs.
-pub fn device_bytes(shape: &NetworkShape) -> u64 {
-    let network = shape.sizes.network();
-    let parameters = 4 * network.parameters * Dtype::F32.bytes();
-    total(shape, all_regions(shape, &network)) + (parameters + shape.b) as u64
-}
-
-/// What a training step is given, by name.
-pub fn contents(inputs: &Tensors) -> Vec<(String, Vec<u8>)> {
-    ["images", "labels", "parameters", "momentum"]
-        .map(|name| (name.to_owned(), inputs.tensor(name).as_bytes().to_vec()))
-        .to_vec()
-}
-
-/// Writes the launches; `outputs` are logits, loss, new parameters and new momentum.
-///
-/// # Errors
-/// When a kernel does not compile, the library declines, or device memory is short.
-pub fn sequence(
-    shape: &NetworkShape,
-    inputs: &Tensors,
-    device: &Arc<Device>,
-    outputs: &[Output],
-) -> Result<Sequence, BackendError> {
-    let network = shape.sizes.network();
-    let memory = Memory::new(device, all_regions(shape, &network), contents(inputs))?;
-    let sequence = Sequence::new(device, memory)?;
-    let forward = Writer { shape, network: &network, saved: Saved::Currents, sequence };
-    let mut writer = TrainWriter { forward, theta: shape.neuron().threshold as f32, outputs };
-    writer.whole()?;
-    Ok(writer.forward.sequence)
-}
-
-struct TrainWriter<'a> {
-    forward: Writer<'a>,
-    theta: f32,
-    outputs: &'a [Output],
-}
-
-impl SequenceWriter for TrainWriter<'_> {
-    fn sequence(&mut self) -> &mut Sequence {
-        &mut self.forward.sequence
+    let weight_gradient = weights.max().unwrap_or(0).max(CLASSES * features);
+    for region in regions(shape, network) {
+        program.scratch(region.name, Weights, region.bytes);
+    }
+    scratch(program, shape, network, Saved::Currents);
+    let bf16s = frames * largest * Dtype::Bf16.bytes();
+    program.scratch("rounded", Workspace, bf16s);
+    program.scratch("transposed", Workspace, bf16s);
+    for (name, purpose, count) in [
+        ("spike_gradient", Gradients, frames * largest),
+        ("other_spike_gradient", Gradients, frames * largest),
+        ("current_gradient", Gradients, frames * largest),
+        // Lives for the GEMM of one layer only.
+        ("gathered_gradient", Workspace, rows.unwrap_or(0)),
+        ("weight_gradient", Gradients, weight_gradient),
+        ("bias_sums", Workspace, SPLITS * features),
+        ("bias_gradient", Gradients, features.max(CLASSES)),
+        ("logits_gradient", Gradients, shape.b * CLASSES),
+        ("features", Activations, shape.b * features),
+    ] {
+        program.scratch(name, purpose, count * Dtype::F32.bytes());
     }
 }
 
-impl<'a> TrainWriter<'a> {
+/// The launches.
+pub fn program(shape: &NetworkShape) -> Program {
+    let network = shape.sizes.network();
+    let mut program = Program::new();
+    let tensors = TrainingTensors::declare(&mut program, shape, &network);
+    declare(&mut program, shape, &network);
+    let forward = Forward { shape, network: &network, saved: Saved::Currents };
+    let theta = shape.neuron().threshold as f32;
+    Step { forward, theta, tensors }.whole(&mut program);
+    program
+}
+
+/// Writes a training step.
+struct Step<'a> {
+    forward: Forward<'a>,
+    theta: f32,
+    tensors: TrainingTensors,
+}
+
+impl<'a> Step<'a> {
     fn network(&self) -> &'a Network {
         self.forward.network
     }
 
-    fn at(&self, name: &str) -> Argument {
-        self.forward.sequence.memory().at(name)
+    fn whole(&self, program: &mut Program) {
+        program.in_range("Weight_Rounding", |program| self.pack(program));
+        self.forward.whole(program, self.tensors.logits);
+        program.in_range("Backward", |program| self.backward(program));
     }
 
-    /// An element of an f32 region.
-    fn element(&self, name: &str, index: usize) -> Argument {
-        self.forward.sequence.memory().behind(name, index * Dtype::F32.bytes())
+    fn backward(&self, program: &mut Program) {
+        program.in_range("Final_Layers", |program| self.loss(program));
+        (0..self.network().blocks.len()).rev().for_each(|number| self.block(program, number));
+        self.stem(program);
     }
 
-    fn launch(
-        &mut self,
-        kernel: &KernelSpec<usize>,
-        items: usize,
-        arguments: &[&[Argument]],
-    ) -> Result<(), BackendError> {
-        self.forward.sequence.launch(kernel, &items, &arguments.concat())
-    }
-
-    fn gemm(&mut self, spec: GemmSpec, [x, w, y]: [&str; 3]) -> Result<(), BackendError> {
-        let memory = self.forward.sequence.memory();
-        let operands = [x, w, y].map(|name| memory.address(name));
-        self.forward.sequence.gemm(spec, operands)
-    }
-
-    fn whole(&mut self) -> Result<(), BackendError> {
-        self.ranged("Weight_Rounding", Self::pack)?;
-        self.forward.whole(self.outputs[0].argument())?;
-        self.ranged("Backward", Self::backward)
-    }
-
-    /// Inside the range of a convolution in that of its stage, beside those of what is done with its
-    /// parameters.
-    fn in_layer(
-        &mut self,
-        conv: &Conv,
-        write: impl FnOnce(&mut Self) -> Result<(), BackendError>,
-    ) -> Result<(), BackendError> {
-        let layer = |stage: &&&str| conv.name.starts_with(&stage.to_lowercase()[..6]);
-        let stage = STAGES.iter().find(layer).expect("convolutions behind the stem have a stage");
-        self.ranged(stage, |writer| writer.ranged(&conv.name, write))
-    }
-
-    fn backward(&mut self) -> Result<(), BackendError> {
-        self.ranged("Final_Layers", Self::loss)?;
-        (0..self.network().blocks.len()).try_rfold((), |(), number| self.block(number))?;
-        self.stem()
-    }
-
-    /// What the forward pass reads of the parameters.
-    fn pack(&mut self) -> Result<(), BackendError> {
+    /// Rounds and scales the parameters for the forward pass.
+    fn pack(&self, program: &mut Program) {
         let network = self.network();
         let steps = self.forward.shape.steps() as f32;
         for conv in network.convolutions() {
             let columns = columns(network, conv);
             let first = conv.window.live_taps().start * conv.window.input.channels;
             let elements = conv.window.output.channels * columns;
-            let pointers = [self.element("parameters", conv.weight), self.at(&weight_name(conv))];
-            let count = [Argument::I64(elements as i64)];
-            self.launch(
-                &PACK,
-                elements,
-                &[&pointers, &count, &i32s(&[conv.depth(), first, columns])],
-            )?;
+            let from = self.tensors.parameters.plus(conv.weight * Dtype::F32.bytes());
+            let sizes = ints([conv.depth(), first, columns]);
+            program.launch(&PACK, &elements, (from, &weight_name(conv), long(elements), sizes));
             let divisor = if conv.weight == network.stem.weight { 1.0 } else { steps };
             let channels = conv.window.output.channels;
-            self.share(conv.bias(), &bias_name(conv), channels, divisor)?;
+            self.share(program, conv.bias(), &bias_name(conv), channels, divisor);
         }
         let weights = CLASSES * network.last().channels;
-        self.share(network.classifier, "fc.weight", weights, 1.0)?;
-        self.share(network.classifier + weights, "fc.bias", CLASSES, steps)
+        self.share(program, network.classifier, "fc.weight", weights, 1.0);
+        self.share(program, network.classifier + weights, "fc.bias", CLASSES, steps);
     }
 
-    fn share(
-        &mut self,
-        from: usize,
-        to: &str,
-        elements: usize,
-        divisor: f32,
-    ) -> Result<(), BackendError> {
-        let pointers = [self.element("parameters", from), self.at(to)];
-        let rest = [Argument::I64(elements as i64), Argument::F32(divisor)];
-        self.launch(&SHARE, elements, &[&pointers, &rest])
+    fn share(&self, program: &mut Program, from: usize, to: &str, elements: usize, divisor: f32) {
+        let from = self.tensors.parameters.plus(from * Dtype::F32.bytes());
+        program.launch(&SHARE, &elements, (from, to, long(elements), divisor));
     }
 
     /// The loss, the classifier's step, and the gradient of the last spikes.
-    fn loss(&mut self) -> Result<(), BackendError> {
+    fn loss(&self, program: &mut Program) {
         let (shape, network) = (self.forward.shape, self.network());
         let map = network.last();
         let (b, channels, at) = (shape.b, map.channels, network.classifier);
-        let gradient = self.at("logits_gradient");
-        let logits = [self.outputs[0].argument(), self.at("labels"), self.outputs[1].argument()];
-        self.launch(&LOSS, 1, &[&logits, &[gradient], &i32s(&[b, CLASSES])])?;
+        let TrainingTensors { logits, labels, loss, parameters, .. } = self.tensors;
+        let gradient = "logits_gradient";
+        program.launch(&LOSS, &1, (logits, labels, loss, gradient, ints([b, CLASSES])));
 
         let scale = self.theta / map.pixels() as f32;
         let elements = b * channels;
-        let pointers = [
-            self.at(&layer_name(2 * network.blocks.len())),
-            self.at("features"),
-            Argument::I64(elements as i64),
-        ];
-        let sizes = i32s(&[channels, map.pixels(), shape.t]);
-        self.launch(&FEATURES, elements, &[&pointers, &sizes, &[Argument::F32(scale)]])?;
+        let spikes = layer_name(2 * network.blocks.len());
+        let sizes = ints([channels, map.pixels(), shape.t]);
+        program.launch(&FEATURES, &elements, (&spikes, "features", long(elements), sizes, scale));
 
         let weights = CLASSES * channels;
-        let pointers =
-            [gradient, self.at("features"), self.at("weight_gradient"), self.at("bias_gradient")];
-        let count = [Argument::I64(weights as i64)];
-        self.launch(&CLASSIFIER, weights, &[&pointers, &count, &i32s(&[b, CLASSES, channels])])?;
+        let gradients = ("weight_gradient", "bias_gradient", long(weights));
+        let arguments = (gradient, "features", gradients, ints([b, CLASSES, channels]));
+        program.launch(&CLASSIFIER, &weights, arguments);
         let share = shape.fed() as f32 / shape.steps() as f32;
         let behind = network.parameters - at - weights;
-        self.sgd("weight_gradient", at, [1, weights, 0, weights], 1.0)?;
-        self.sgd("bias_gradient", at + weights, [1, behind, 0, CLASSES], share)?;
+        self.sgd(program, "weight_gradient", at, [1, weights, 0, weights], 1.0);
+        self.sgd(program, "bias_gradient", at + weights, [1, behind, 0, CLASSES], share);
 
         let elements = shape.frames() * map.elements();
-        let pointers = [
-            gradient,
-            self.element("parameters", at),
-            self.at("spike_gradient"),
-            Argument::I64(elements as i64),
-        ];
-        let sizes = i32s(&[b, CLASSES, channels, map.pixels()]);
-        self.launch(&LAST, elements, &[&pointers, &sizes, &[Argument::F32(scale)]])
+        let weight = parameters.plus(at * Dtype::F32.bytes());
+        let sizes = ints([b, CLASSES, channels, map.pixels()]);
+        let arguments = (gradient, weight, "spike_gradient", long(elements), sizes, scale);
+        program.launch(&LAST, &elements, arguments);
     }
 
     /// From the gradient of a block's spikes to that of the spikes that it reads, both in
     /// `spike_gradient`.
-    fn block(&mut self, number: usize) -> Result<(), BackendError> {
+    fn block(&self, program: &mut Program, number: usize) {
         let network = self.network();
         let block = &network.blocks[number];
         let input = input_name(network, number);
         let Block { first, second, .. } = block;
-        self.in_layer(second, |writer| {
-            writer.through(2 * number + 2, "spike_gradient")?;
-            writer.round(second)
-        })?;
-        self.parameters_of(second, &layer_name(2 * number + 1))?;
-        self.in_layer(second, |writer| {
-            writer.input_gradient(second, "other_spike_gradient", false)
-        })?;
+        in_layer(program, second, |program| {
+            self.through(program, 2 * number + 2, "spike_gradient");
+            self.round(program, second);
+        });
+        self.parameters_of(program, second, &layer_name(2 * number + 1));
+        in_layer(program, second, |program| {
+            self.input_gradient(program, second, "other_spike_gradient", false);
+        });
         match &block.shortcut {
             Some(conv) => {
-                self.parameters_of(conv, &input)?;
-                self.in_layer(first, |writer| {
-                    writer.input_gradient(conv, "spike_gradient", false)
-                })?;
+                self.parameters_of(program, conv, &input);
+                in_layer(program, first, |program| {
+                    self.input_gradient(program, conv, "spike_gradient", false);
+                });
             }
             None => {
-                let elements = self.forward.shape.frames() * block.second.window.output.elements();
-                let pointers = [self.at("spike_gradient"), self.at("current_gradient")];
-                let rest = [Argument::I64(elements as i64), Argument::F32(self.theta)];
-                self.in_layer(first, |writer| {
-                    writer.launch(&SCALE, elements, &[&pointers, &rest])
-                })?;
+                let elements = self.forward.shape.frames() * second.window.output.elements();
+                let arguments = ("spike_gradient", "current_gradient", long(elements), self.theta);
+                in_layer(program, first, |program| program.launch(&SCALE, &elements, arguments));
             }
         }
-        self.in_layer(first, |writer| {
-            writer.through(2 * number + 1, "other_spike_gradient")?;
-            writer.round(first)
-        })?;
-        self.parameters_of(first, &input)?;
-        self.in_layer(first, |writer| writer.input_gradient(first, "spike_gradient", true))
+        in_layer(program, first, |program| {
+            self.through(program, 2 * number + 1, "other_spike_gradient");
+            self.round(program, first);
+        });
+        self.parameters_of(program, first, &input);
+        in_layer(program, first, |program| {
+            self.input_gradient(program, first, "spike_gradient", true);
+        });
     }
 
     /// The pooling's and the stem's.
-    fn stem(&mut self) -> Result<(), BackendError> {
+    fn stem(&self, program: &mut Program) {
         let (shape, network) = (self.forward.shape, self.network());
         let stem = &network.stem;
-        let mut from = "spike_gradient";
-        self.forward.sequence.begin("Conv1_Block");
-        if let Some(pool) = &network.pool {
-            let elements = shape.b * pool.input.elements();
-            let outputs = shape.b * pool.output.elements();
-            let pointers = [self.at(from), self.at(SOURCES), self.at("other_spike_gradient")];
-            let counts = [Argument::I64(elements as i64), Argument::I64(outputs as i64)];
-            let sizes = i32s(&[pool.input.side, pool.input.channels, pool.output.side, shape.t]);
-            self.launch(&POOL, elements, &[&pointers, &counts, &sizes])?;
-            from = "other_spike_gradient";
-        }
-        self.through(0, from)?;
-        self.round(stem)?;
-        self.forward.sequence.end();
-        self.ranged("Weight_Gradients", |writer| {
+        program.in_range("Conv1_Block", |program| {
+            let mut from = "spike_gradient";
+            if let Some(pool) = &network.pool {
+                let elements = shape.b * pool.input.elements();
+                let outputs = shape.b * pool.output.elements();
+                let sizes = ints([pool.input.side, pool.input.channels, pool.output.side, shape.t]);
+                let pointers = (from, SOURCES, "other_spike_gradient");
+                let arguments = (pointers, long(elements), long(outputs), sizes);
+                program.launch(&POOL, &elements, arguments);
+                from = "other_spike_gradient";
+            }
+            self.through(program, 0, from);
+            self.round(program, stem);
+        });
+        program.in_range("Weight_Gradients", |program| {
             let (columns, frames) = (stem_columns(network), shape.frames());
-            gather_images(&mut writer.forward.sequence, stem, frames, columns, "frames")
-        })?;
-        self.weight_step(stem, 1.0 / shape.steps() as f32)
+            gather_images(program, stem, frames, columns, "frames");
+        });
+        self.weight_step(program, stem, 1.0 / shape.steps() as f32);
     }
 
     /// From the gradient of a layer's spikes to `current_gradient`.
-    fn through(&mut self, layer: usize, spikes: &str) -> Result<(), BackendError> {
+    fn through(&self, program: &mut Program, layer: usize, spikes: &str) {
         let shape = self.forward.shape;
         let n = shape.b * self.network().neurons()[layer].elements();
         let neurons = Neurons { n, t: shape.t, dtype: Dtype::F32, parameters: shape.neuron() };
         let (kernel, last) = replay_kernel(&neurons);
-        let currents = self.at(&Saved::Currents.currents(layer));
-        let pointers =
-            [currents, self.at(spikes), Argument::Address(0), self.at("current_gradient")];
-        self.forward.sequence.launch(&kernel, &neurons, &[&pointers[..], &last].concat())
+        let currents = Saved::Currents.currents(layer);
+        let arguments = (&currents, spikes, NULL, "current_gradient", last);
+        program.launch(&kernel, &neurons, arguments);
     }
 
     /// Rounds the gradient of a convolution's output, as it lies and transposed.
-    fn round(&mut self, conv: &Conv) -> Result<(), BackendError> {
+    fn round(&self, program: &mut Program, conv: &Conv) {
         let channels = conv.window.output.channels;
         let rows = self.forward.shape.frames() * conv.window.output.pixels();
         let blocks = rows.div_ceil(TILE) * channels.div_ceil(TILE);
-        let pointers = [self.at("current_gradient"), self.at("rounded"), self.at("transposed")];
-        let sizes = [Argument::I64(rows as i64), Argument::I32(channels as i32)];
-        self.launch(&ROUND, blocks, &[&pointers, &sizes])
+        let regions = ("current_gradient", "rounded", "transposed");
+        program.launch(&ROUND, &blocks, (regions, long(rows), int(channels)));
     }
 
     /// The step of a convolution of spikes, its output's gradient rounded.
-    fn parameters_of(&mut self, conv: &Conv, input: &str) -> Result<(), BackendError> {
-        self.ranged("Weight_Gradients", |writer| writer.forward.gather_spikes(conv, input))?;
-        self.weight_step(conv, self.theta)
+    fn parameters_of(&self, program: &mut Program, conv: &Conv, input: &str) {
+        program.in_range("Weight_Gradients", |program| {
+            self.forward.gather_spikes(program, conv, input);
+        });
+        self.weight_step(program, conv, self.theta);
     }
 
     /// The step of a convolution whose operand is gathered: `factor` times it was convolved.
-    fn weight_step(&mut self, conv: &Conv, factor: f32) -> Result<(), BackendError> {
+    fn weight_step(&self, program: &mut Program, conv: &Conv, factor: f32) {
         let (shape, network) = (self.forward.shape, self.network());
         let (filters, columns) = (conv.window.output.channels, columns(network, conv));
         let rows = shape.frames() * conv.window.output.pixels();
-        self.ranged("Weight_Gradients", |writer| {
+        program.in_range("Weight_Gradients", |program| {
             let spec = GemmSpec::new(filters, columns, rows, MatrixDtype::Bf16, MatrixDtype::F32);
-            writer.gemm(spec, ["transposed", "operand", "weight_gradient"])?;
+            gemm(program, spec, ["transposed", "operand", "weight_gradient"]);
             let tiles = filters.div_ceil(TILE);
             let fed = shape.fed() * shape.b * conv.window.output.pixels();
             for (from, to, rows, splits) in [
                 ("current_gradient", "bias_sums", fed, SPLITS),
                 ("bias_sums", "bias_gradient", SPLITS, 1),
             ] {
-                let pointers = [writer.at(from), writer.at(to), Argument::I64(rows as i64)];
-                let sizes = i32s(&[filters, splits]);
-                writer.launch(&SUM_ROWS, tiles * splits, &[&pointers, &sizes])?;
+                let arguments = (from, to, long(rows), ints([filters, splits]));
+                program.launch(&SUM_ROWS, &(tiles * splits), arguments);
             }
-            Ok(())
-        })?;
+        });
         let first = conv.window.live_taps().start * conv.window.input.channels;
         let share = 1.0 / shape.steps() as f32;
-        self.ranged("Optimizer", |writer| {
+        program.in_range("Optimizer", |program| {
             let sizes = [filters, conv.depth(), first, columns];
-            writer.sgd("weight_gradient", conv.weight, sizes, factor)?;
-            writer.sgd("bias_gradient", conv.bias(), [1, filters, 0, filters], share)
-        })
+            self.sgd(program, "weight_gradient", conv.weight, sizes, factor);
+            self.sgd(program, "bias_gradient", conv.bias(), [1, filters, 0, filters], share);
+        });
     }
 
-    /// The gradient of a convolution's input, in place of, or added to, what a region holds.
-    fn input_gradient(&mut self, conv: &Conv, to: &str, add: bool) -> Result<(), BackendError> {
+    /// The gradient of a convolution's input, which replaces a region or is added to it.
+    fn input_gradient(&self, program: &mut Program, conv: &Conv, to: &str, add: bool) {
         let window = &conv.window;
         let (frames, columns) = (self.forward.shape.frames(), live_columns(conv));
         let (rows, depth) = (frames * window.output.pixels(), window.output.channels);
         let spec = GemmSpec::new(rows, columns, depth, MatrixDtype::Bf16, MatrixDtype::F32);
-        self.gemm(spec, ["rounded", &weight_name(conv), "gathered_gradient"])?;
+        gemm(program, spec, ["rounded", &weight_name(conv), "gathered_gradient"]);
         let taps = window.live_taps();
         let elements = frames * window.input.elements();
-        let pointers = [self.at("gathered_gradient"), self.at(to), Argument::I64(elements as i64)];
-        let sizes = [window_arguments(window), i32s(&[taps.start, taps.len()])].concat();
-        let last = [Argument::F32(self.theta), Argument::I32(i32::from(add))];
-        self.launch(&SCATTER, elements, &[&pointers, &sizes, &last])
+        let taps = ints([taps.start, taps.len()]);
+        let window = window_arguments(window);
+        let sums = (self.theta, int(usize::from(add)));
+        let arguments = ("gathered_gradient", to, long(elements), window, taps, sums);
+        program.launch(&SCATTER, &elements, arguments);
     }
 
     /// SGD of a parameter `[filters, depth]` of whose gradient so many columns are held, from one
     /// on.
     fn sgd(
-        &mut self,
+        &self,
+        program: &mut Program,
         gradient: &str,
         at: usize,
         [filters, depth, first, columns]: [usize; 4],
         factor: f32,
-    ) -> Result<(), BackendError> {
+    ) {
         let elements = filters * depth;
-        let bytes = (at * Dtype::F32.bytes()) as u64;
-        let new =
-            [2, 3].map(|output: usize| Argument::Address(self.outputs[output].address() + bytes));
-        let old = [self.element("parameters", at), self.element("momentum", at), self.at(gradient)];
-        let count = [Argument::I64(elements as i64)];
-        let sizes = i32s(&[depth, first, columns, columns]);
-        let factors = [factor, MOMENTUM, LEARNING_RATE].map(Argument::F32);
-        self.launch(&SGD, elements, &[&old, &new, &count, &sizes, &factors])
+        let TrainingTensors { parameters, momentum, new_parameters, new_momentum, .. } =
+            self.tensors;
+        let [old, old_momentum, new, new_momentum] =
+            [parameters, momentum, new_parameters, new_momentum]
+                .map(|tensor| tensor.plus(at * Dtype::F32.bytes()));
+        let tensors = (old, old_momentum, gradient, new, new_momentum);
+        let sizes = ints([depth, first, columns, columns]);
+        let factors = [factor, MOMENTUM, LEARNING_RATE];
+        program.launch(&SGD, &elements, (tensors, long(elements), sizes, factors));
     }
+}
+
+/// Writes inside the range of a convolution in that of its stage. The ranges of its parameters
+/// follow and are not inside it.
+fn in_layer(program: &mut Program, conv: &Conv, write: impl FnOnce(&mut Program)) {
+    let layer = |stage: &&&str| conv.name.starts_with(&stage.to_lowercase()[..6]);
+    let stage = STAGES.iter().find(layer).expect("convolutions behind the stem have a stage");
+    program.in_range(*stage, |program| program.in_range(&conv.name, write));
+}
+
+fn gemm(program: &mut Program, spec: GemmSpec, names: [&str; 3]) {
+    let operands = names.map(|name| program.at(name));
+    program.gemm(Lane::MAIN, spec, operands);
 }

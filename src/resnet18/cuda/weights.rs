@@ -1,11 +1,11 @@
-//! Parameters as the kernels take them, made once while a case is prepared: weights in bf16, biases
-//! in fp32, a step's share of them.
+//! Parameters as the kernels take them: weights in bf16, biases in fp32, divided by the number of
+//! steps that they are spread over.
 
 use half::bf16;
 
-use super::sequence::Region;
 use crate::resnet18::definition::NetworkShape;
 use crate::resnet18::network::{CLASSES, Conv, Network};
+use kernelgate::backend::program::{MemoryUse, Program};
 use kernelgate::workload::{Dtype, Tensors};
 
 /// Columns of the stem's operand: those of its filters, in whole tiles of 64.
@@ -13,19 +13,98 @@ pub fn stem_columns(network: &Network) -> usize {
     network.stem.depth().next_multiple_of(64)
 }
 
-/// Bytes of every region that [`packed`] makes.
-pub fn regions(network: &Network) -> Vec<Region> {
+/// A region of packed parameters.
+pub struct PackedRegion {
+    /// Its name.
+    pub name: String,
+    /// Its bytes.
+    pub bytes: usize,
+    /// Its contents.
+    pub part: ParameterPart,
+}
+
+/// Some of the parameters, and how a region holds them.
+#[derive(Debug, Clone, Copy)]
+pub enum ParameterPart {
+    /// A weight `[filters, depth]` in bf16: so many of its columns, from one on.
+    Weight {
+        /// The first parameter.
+        at: usize,
+        /// Rows.
+        filters: usize,
+        /// Columns of the weight.
+        depth: usize,
+        /// The first column that is held.
+        first: usize,
+        /// Columns that are held; those past the end of a row are zero.
+        columns: usize,
+    },
+    /// Parameters in fp32, divided by a number.
+    Share {
+        /// The first parameter.
+        at: usize,
+        /// How many.
+        count: usize,
+        /// The number.
+        divisor: f32,
+    },
+}
+
+impl ParameterPart {
+    /// The bytes of its region.
+    pub fn pack(self, inputs: &Tensors) -> Vec<u8> {
+        let parameters = inputs.f32("parameters");
+        match self {
+            Self::Weight { at, filters, depth, first, columns } => {
+                let mut weight = vec![bf16::ZERO; filters * columns];
+                let rows = parameters[at..at + filters * depth].chunks(depth);
+                for (to, from) in weight.chunks_mut(columns).zip(rows) {
+                    let pairs = to.iter_mut().zip(&from[first..]);
+                    pairs.for_each(|(to, from)| *to = bf16::from_f32(*from));
+                }
+                bytemuck::cast_slice(&weight).to_vec()
+            }
+            Self::Share { at, count, divisor } => {
+                let shares = parameters[at..at + count].iter().map(|value| value / divisor);
+                bytemuck::cast_slice(&shares.collect::<Vec<f32>>()).to_vec()
+            }
+        }
+    }
+}
+
+/// Every region of packed parameters.
+pub fn regions(shape: &NetworkShape, network: &Network) -> Vec<PackedRegion> {
+    let steps = shape.steps() as f32;
+    let share = |name: String, at: usize, count: usize, divisor: f32| PackedRegion {
+        name,
+        bytes: count * Dtype::F32.bytes(),
+        part: ParameterPart::Share { at, count, divisor },
+    };
     let mut regions = Vec::new();
     for conv in network.convolutions() {
-        let columns = columns(network, conv);
-        let filters = conv.window.output.channels;
-        regions.push((weight_name(conv), filters * columns * Dtype::Bf16.bytes()));
-        regions.push((bias_name(conv), filters * Dtype::F32.bytes()));
+        let (filters, columns) = (conv.window.output.channels, columns(network, conv));
+        let first = conv.window.live_taps().start * conv.window.input.channels;
+        let (at, depth) = (conv.weight, conv.depth());
+        regions.push(PackedRegion {
+            name: weight_name(conv),
+            bytes: filters * columns * Dtype::Bf16.bytes(),
+            part: ParameterPart::Weight { at, filters, depth, first, columns },
+        });
+        let divisor = if conv.weight == network.stem.weight { 1.0 } else { steps };
+        regions.push(share(bias_name(conv), conv.bias(), filters, divisor));
     }
-    let features = network.last().channels;
-    regions.push(("fc.weight".to_owned(), CLASSES * features * Dtype::F32.bytes()));
-    regions.push(("fc.bias".to_owned(), CLASSES * Dtype::F32.bytes()));
+    let weights = CLASSES * network.last().channels;
+    let at = network.classifier;
+    regions.push(share("fc.weight".to_owned(), at, weights, 1.0));
+    regions.push(share("fc.bias".to_owned(), at + weights, CLASSES, steps));
     regions
+}
+
+/// Declares every region of packed parameters, with their contents.
+pub fn declare_packed(program: &mut Program, shape: &NetworkShape, network: &Network) {
+    for PackedRegion { name, bytes, part } in regions(shape, network) {
+        program.packed(name, MemoryUse::Weights, bytes, move |inputs| part.pack(inputs));
+    }
 }
 
 /// Region of a convolution's weight: bf16 `[out, taps·in]` of the live taps, the stem's padded to
@@ -34,8 +113,8 @@ pub fn weight_name(conv: &Conv) -> String {
     format!("{}.weight", conv.name)
 }
 
-/// Region of the same in tiles of 32 filters by 64 columns, `[out/32, taps·in/64, 32, 64]`, in whose
-/// rows the 16-byte chunks are swizzled: a copy of a tile is as tensor cores read it.
+/// Region of the same in tiles of 32 filters by 64 columns, `[out/32, taps·in/64, 32, 64]`, in
+/// whose rows the 16-byte chunks are swizzled: a copy of a tile is as tensor cores read it.
 pub fn tiles_name(conv: &Conv) -> String {
     format!("{}.tiles", conv.name)
 }
@@ -58,8 +137,8 @@ pub fn tiled(weight: &[u8], columns: usize) -> Vec<u8> {
 }
 
 /// The stem's packed weight as B fragments of `mma.m16n8k16`: `[out/8, 7, lane, 4]` words of two
-/// columns. A filter's columns are 7 rows of 8 pixels of 4 channels, of which the last pixel and the
-/// last channel are zero: a row is two steps of 16 columns, and a lane has both steps' words.
+/// columns. A filter's columns are 7 rows of 8 pixels of 4 channels, of which the last pixel and
+/// the last channel are zero: a row is two steps of 16 columns, and a lane has both steps' words.
 pub fn fragments(weight: &[u8], columns: usize) -> Vec<u8> {
     const KERNEL: usize = 7;
     const CHANNELS: usize = 3;
@@ -82,8 +161,8 @@ pub fn fragments(weight: &[u8], columns: usize) -> Vec<u8> {
     bytemuck::cast_slice(&words).to_vec()
 }
 
-/// Region of what a step adds: `bias/steps`;
-/// the stem's whole bias, as its sum is divided later.
+/// Region of the share of a bias that a step adds, `bias/steps`; of the stem's, the whole bias, as
+/// its sum is divided later.
 pub fn bias_name(conv: &Conv) -> String {
     format!("{}.bias", conv.name)
 }
@@ -97,33 +176,6 @@ pub fn columns(network: &Network, conv: &Conv) -> usize {
 /// Columns of the taps that read a pixel somewhere.
 pub fn live_columns(conv: &Conv) -> usize {
     conv.window.live_taps().len() * conv.window.input.channels
-}
-
-/// Contents of every region.
-pub fn packed(shape: &NetworkShape, network: &Network, inputs: &Tensors) -> Vec<(String, Vec<u8>)> {
-    let parameters = inputs.f32("parameters");
-    let steps = shape.steps() as f32;
-    let mut contents = Vec::new();
-    for conv in network.convolutions() {
-        let columns = columns(network, conv);
-        let mut weight = vec![bf16::ZERO; conv.window.output.channels * columns];
-        let first = conv.window.live_taps().start * conv.window.input.channels;
-        let filters = parameters[conv.weight..conv.bias()].chunks(conv.depth());
-        for (to, from) in weight.chunks_mut(columns).zip(filters) {
-            to.iter_mut().zip(&from[first..]).for_each(|(to, from)| *to = bf16::from_f32(*from));
-        }
-        contents.push((weight_name(conv), bytemuck::cast_slice(&weight).to_vec()));
-        let stem = conv.weight == network.stem.weight;
-        let bias = &parameters[conv.bias()..][..conv.window.output.channels];
-        let bias: Vec<f32> = bias.iter().map(|b| if stem { *b } else { b / steps }).collect();
-        contents.push((bias_name(conv), bytemuck::cast_slice(&bias).to_vec()));
-    }
-    let classifier = &parameters[network.classifier..];
-    let (weight, bias) = classifier.split_at(CLASSES * network.last().channels);
-    let bias: Vec<f32> = bias[..CLASSES].iter().map(|b| b / steps).collect();
-    contents.push(("fc.weight".to_owned(), bytemuck::cast_slice(weight).to_vec()));
-    contents.push(("fc.bias".to_owned(), bytemuck::cast_slice(&bias).to_vec()));
-    contents
 }
 
 #[cfg(test)]
