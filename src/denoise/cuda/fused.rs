@@ -1,23 +1,19 @@
 //! Five kernels a layer: `kernels/denoise/fused_*`. Styles of all steps are computed before the
 //! first.
 
-use std::sync::Arc;
-
-use super::buffers::{self, Buffers, Region};
 use super::pack::{
     DOWN_SPLIT, GATE_UP_SPLIT, LINEAR_SPLIT, OUT_SPLIT, Packing, QKV_SPLIT, TILE, packings,
 };
 use super::per_op::{ANGLES, EMBED, embed_blocks};
-use super::program::{LaunchPlan, LaunchSequence};
 use super::row::{Items, THREADS, a_row_a_block, model_kernel, with_model};
 use super::run::ExpertRun;
+use super::writer::{ExpertWriter, Region};
 use crate::denoise::model::Model;
-use kernelgate::backend::BackendError;
-use kernelgate::backend::cuda::Output;
+use kernelgate::backend::program::{
+    KeptLines, MemoryUse, NULL, Operand, Pointer, Program, int, ints,
+};
 use kernelgate::workload::{Dtype, Tensors};
-use kernelgate_cuda::driver::persistence::SetAside;
-use kernelgate_cuda::driver::window::Window;
-use kernelgate_cuda::{Argument, Device, KernelSpec, Requires};
+use kernelgate_cuda::{KernelSpec, Requires};
 
 /// The kernels.
 pub const KERNELS: &[KernelSpec<Items>] =
@@ -61,7 +57,7 @@ const DOWN: KernelSpec<Items> = KernelSpec {
     ..QKV
 };
 
-/// What does not depend on the actions, computed before the loop.
+/// Launches before the loop, which do not depend on the actions.
 const TIME: KernelSpec<Items> = KernelSpec {
     symbol: "denoise_fused_project_time",
     blocks: |items| tiles(items, items.model.width, LINEAR_SPLIT),
@@ -148,20 +144,19 @@ const BEGIN: KernelSpec<Items> = model_kernel(
 );
 const END: KernelSpec<Items> = KernelSpec { symbol: "denoise_fused_rows_end", ..BEGIN };
 
-pub const NULL: Argument = Argument::Address(0);
-/// Held with room for the suffix behind each layer's prefix, not as the inputs lie.
+/// Inputs that are held with room for the suffix behind each layer's prefix.
 pub const CACHES: [&str; 2] = ["k_cache", "v_cache"];
 
-/// Inputs that are held as they lie.
-pub fn inputs(run: &ExpertRun) -> Vec<Region> {
-    let packed: Vec<&str> =
-        packings(&run.shape.model).iter().flat_map(|packing| packing.inputs).copied().collect();
-    buffers::inputs(run, &[&CACHES[..], &packed].concat())
-}
-
-/// Packed inputs.
-pub fn packed(run: &ExpertRun) -> Vec<Region> {
-    packings(&run.shape.model).iter().map(Packing::region).collect()
+/// A program with the inputs that are held as they lie, and with these packed ones.
+pub fn declared(run: &ExpertRun, packings: Vec<Packing>) -> ExpertWriter<'_> {
+    let names: Vec<&str> = packings.iter().flat_map(|packing| packing.inputs).copied().collect();
+    let mut writer = ExpertWriter::new(run, &[&CACHES[..], &names].concat());
+    for packing in packings {
+        let (name, bytes) = packing.region();
+        let pack = move |inputs: &Tensors| packing.pack(inputs);
+        writer.program.packed(name, MemoryUse::Weights, bytes, pack);
+    }
+    writer
 }
 
 /// Everything but inputs, keys, values and output.
@@ -189,214 +184,181 @@ pub fn scratch(run: &ExpertRun) -> Vec<Region> {
     ]
 }
 
-/// Keys and values of all layers, prefix and suffix.
-pub fn caches(run: &ExpertRun) -> [Region; 2] {
-    let Model { depth, head_dim, .. } = run.shape.model;
-    let bytes = depth * run.shape.context() * head_dim * Dtype::Bf16.bytes();
-    [("keys", bytes), ("values", bytes)]
+/// Keys and values of all layers, prefix and suffix, in one region.
+#[derive(Clone, Copy)]
+struct Caches {
+    keys: Pointer,
+    values: Pointer,
+    layer_bytes: usize,
 }
 
-/// Inputs, the suffix' room in the caches, styles, activations and the output.
-pub fn device_bytes(run: &ExpertRun) -> u64 {
-    buffers::device_bytes(run, &[&inputs(run), &packed(run), &caches(run), &scratch(run)])
-}
-
-/// Writes the launches, each to begin when the one before it has ended.
-///
-/// # Errors
-/// When a kernel does not compile or device memory is short.
-pub fn program(
-    run: &ExpertRun,
-    inputs: &Tensors,
-    device: &Arc<Device>,
-    output: &Output,
-) -> Result<LaunchSequence, BackendError> {
-    write(run, inputs, device, output, false, None)
-}
-
-/// Writes the launches, each with programmatic dependent launch (PDL).
-///
-/// # Errors
-/// As [`program`].
-pub fn programmatic(
-    run: &ExpertRun,
-    inputs: &Tensors,
-    device: &Arc<Device>,
-    output: &Output,
-) -> Result<LaunchSequence, BackendError> {
-    write(run, inputs, device, output, true, None)
-}
-
-/// The same as [`programmatic`], keys and values kept in L2 from the first step to the last. The
-/// last step releases them: what a launch of the program leaves behind is the same as without, and
-/// so is what the next one finds, whether L2 is flushed between the two or not.
-///
-/// # Errors
-/// As [`program`]; [`BackendError::Unsupported`] where the device keeps nothing.
-pub fn keeping(
-    run: &ExpertRun,
-    inputs: &Tensors,
-    device: &Arc<Device>,
-    output: &Output,
-) -> Result<LaunchSequence, BackendError> {
-    let bytes = caches(run).iter().map(|(_, bytes)| bytes).sum();
-    write(run, inputs, device, output, true, Some(SetAside::new(device, bytes)?))
-}
-
-fn write(
-    run: &ExpertRun,
-    inputs: &Tensors,
-    device: &Arc<Device>,
-    output: &Output,
-    programmatic: bool,
-    set_aside: Option<SetAside>,
-) -> Result<LaunchSequence, BackendError> {
-    let tail_bytes = run.shape.s * run.shape.model.head_dim * Dtype::Bf16.bytes();
-    let tailed = [("keys", CACHES[0], tail_bytes), ("values", CACHES[1], tail_bytes)];
-    let packings = packings(&run.shape.model);
-    let packed = packings.iter().map(|packing| (packing.name, packing.pack(inputs)));
-    let memory =
-        Buffers::new(run, inputs, device, &self::inputs(run), packed, &scratch(run), &tailed)?;
-    let (address, bytes) = memory.span("keys", "values");
-    let kept = set_aside.as_ref().map(|set_aside| set_aside.window(address, bytes));
-    plan(run, &memory, output.argument(), kept).finish(
-        device,
-        &run.shape.model,
-        None,
-        programmatic,
-        memory,
-        set_aside,
-    )
-}
-
-/// The launches, for memory that has every region; `kept` is what attention keeps of keys and
-/// values for the next step.
-pub fn plan(
-    run: &ExpertRun,
-    memory: &Buffers,
-    output: Argument,
-    kept: Option<Window>,
-) -> LaunchPlan {
-    let mut plan = LaunchPlan::default();
-    plan.begin("Prepare");
-    prepare(&mut plan, run, memory, output);
-    plan.end();
-    let pass = FusedWriter { run, memory, output, kept };
-    for step in 0..run.steps {
-        plan.begin(format!("Denoise_Step_{step}"));
-        pass.step(&mut plan, step);
-        plan.end();
+impl Caches {
+    fn declare(writer: &mut ExpertWriter) -> Self {
+        let Model { depth, head_dim, .. } = writer.run.shape.model;
+        let row_bytes = head_dim * Dtype::Bf16.bytes();
+        let tail_bytes = writer.run.shape.s * row_bytes;
+        let layer_bytes = writer.run.shape.context() * row_bytes;
+        let bytes = depth * layer_bytes;
+        let keys = writer.program.packed("caches", MemoryUse::Inputs, 2 * bytes, move |inputs| {
+            CACHES
+                .map(|name| with_tails(inputs.tensor(name).as_bytes(), depth, tail_bytes))
+                .concat()
+        });
+        Self { keys, values: keys.plus(bytes), layer_bytes }
     }
-    plan
+
+    /// Keys and values of a layer.
+    fn layer(&self, layer: usize) -> [Pointer; 2] {
+        [self.keys, self.values].map(|all| all.plus(layer * self.layer_bytes))
+    }
 }
 
-struct FusedWriter<'a> {
-    run: &'a ExpertRun,
-    memory: &'a Buffers,
-    output: Argument,
-    kept: Option<Window>,
+/// Layers of rows, with room for more rows behind each.
+fn with_tails(bytes: &[u8], depth: usize, tail_bytes: usize) -> Vec<u8> {
+    let layer_bytes = bytes.len() / depth;
+    let mut spread = Vec::with_capacity(bytes.len() + depth * tail_bytes);
+    for layer in 0..depth {
+        spread.extend_from_slice(&bytes[layer * layer_bytes..(layer + 1) * layer_bytes]);
+        spread.resize(spread.len() + tail_bytes, 0);
+    }
+    spread
 }
 
-/// An extent as an argument.
-pub fn i32_of(extent: usize) -> Argument {
-    Argument::I32(extent as i32)
+/// The launches, each beginning when the one before it has ended.
+pub fn program(run: &ExpertRun) -> Program {
+    write(run, false, false)
 }
 
-/// What does not depend on the actions: styles of all steps, angles; and the first residual stream.
-fn prepare(plan: &mut LaunchPlan, run: &ExpertRun, memory: &Buffers, output: Argument) {
-    let (steps, rows) = (run.steps, i32_of(run.steps));
-    let at = |name: &str| memory.at(name);
-    condition(plan, run, memory);
-    let depth = run.shape.model.depth;
+/// The launches, each with programmatic dependent launch (PDL).
+pub fn programmatic(run: &ExpertRun) -> Program {
+    write(run, true, false)
+}
+
+/// The launches with PDL, keys and values kept in L2 from the first step to the last. The last step
+/// releases them, so that the next launch finds L2 as it would find it without them, whether L2 is
+/// flushed between the two or not.
+pub fn keeping(run: &ExpertRun) -> Program {
+    write(run, true, true)
+}
+
+fn write(run: &ExpertRun, programmatic: bool, keep: bool) -> Program {
+    let mut writer = declared(run, packings(&run.shape.model));
+    writer.programmatic = programmatic;
+    writer.scratch(MemoryUse::Activations, scratch(run));
+    let caches = Caches::declare(&mut writer);
+    if keep {
+        let bytes = writer.program.bytes("caches");
+        writer.program.keep_in_l2(caches.keys, bytes);
+    }
+    writer.program.begin("Prepare");
+    prepare(&mut writer);
+    writer.program.end();
+    for step in 0..run.steps {
+        writer.program.begin(format!("Denoise_Step_{step}"));
+        self::step(&mut writer, caches, step, keep);
+        writer.program.end();
+    }
+    writer.program
+}
+
+/// Writes the launches that do not depend on the actions, styles of all steps and angles; and that
+/// of the first residual stream.
+fn prepare(writer: &mut ExpertWriter) {
+    let steps = writer.run.steps;
+    condition(writer);
+    let depth = writer.run.shape.model.depth;
     for (weights, bias, out, layers) in [
         ("style1", "style1_bias", "styles1", depth),
         ("style2", "style2_bias", "styles2", depth),
         ("final_style", "final_style_bias", "final_styles", 1),
     ] {
-        let arguments = [at("cond"), at(weights), at(bias), at(out), rows];
-        plan.launch_stack(&STYLE, steps, layers, &arguments);
+        let arguments = ("cond", weights, bias, out, int(steps));
+        let launch = writer.kernel(&STYLE, [steps, layers], arguments);
+        writer.program.add(launch);
     }
-    begin(plan, run, memory, output);
+    begin(writer);
 }
 
 /// Writes the launches of the embedded times, `cond`, and of the angles.
-pub fn condition(plan: &mut LaunchPlan, run: &ExpertRun, memory: &Buffers) {
+pub fn condition(writer: &mut ExpertWriter) {
+    let run = writer.run;
     let Model { width, head_dim, .. } = run.shape.model;
-    let (s, steps, rows) = (run.shape.s, run.steps, i32_of(run.steps));
-    let at = |name: &str| memory.at(name);
-    let (time, times) = if run.looped { (NULL, at("times")) } else { (at("t"), NULL) };
-    let sizes = [i32_of(width), i32_of(embed_blocks(&run.shape.model)), i32_of(1)];
-    plan.launch(&EMBED, steps, &[&[time, times, at("embedding")][..], &sizes].concat());
-    let angles = [at("angles"), i32_of(run.shape.p), i32_of(s), i32_of(head_dim)];
-    plan.launch(&ANGLES, s * head_dim / 2, &angles);
-    for [x, weights, bias, out] in [
+    let (s, steps) = (run.shape.s, run.steps);
+    let times = match run.looped {
+        true => [NULL, writer.at("times")],
+        false => [writer.at("t"), NULL],
+    };
+    let sizes = ints([width, embed_blocks(&run.shape.model), 1]);
+    writer.launch(&EMBED, steps, (times, "embedding", sizes));
+    writer.launch(&ANGLES, s * head_dim / 2, ("angles", ints([run.shape.p, s, head_dim])));
+    for regions in [
         ["embedding", "time_in", "time_in_bias", "time_hidden"],
         ["time_hidden", "time_out", "time_out_bias", "cond"],
     ] {
-        plan.launch(&TIME, steps, &[at(x), at(weights), at(bias), at(out), rows]);
+        writer.launch(&TIME, steps, (regions, int(steps)));
     }
 }
 
 /// Writes the launch of the first residual stream.
-pub fn begin(plan: &mut LaunchPlan, run: &ExpertRun, memory: &Buffers, output: Argument) {
-    let at = |name: &str| memory.at(name);
-    let state = if run.looped { output } else { NULL };
-    let actions = [at("x"), at("action_in"), at("action_in_bias"), state, at("h"), at("squares")];
-    plan.launch(&BEGIN, run.shape.s, &actions);
+pub fn begin(writer: &mut ExpertWriter) {
+    let state = if writer.run.looped { writer.output() } else { NULL };
+    let arguments = ("x", "action_in", "action_in_bias", state, "h", "squares");
+    writer.launch(&BEGIN, writer.run.shape.s, arguments);
 }
 
-impl FusedWriter<'_> {
-    fn step(&self, plan: &mut LaunchPlan, step: usize) {
-        let (memory, run) = (self.memory, self.run);
-        let Model { width, depth, heads, .. } = run.shape.model;
-        let (s, rows) = (run.shape.s, i32_of(run.shape.s));
-        let style_bytes = (3 * width * Dtype::F32.bytes()) as u64;
-        let at = |name: &str| memory.at(name);
-        let more = step + 1 < run.steps;
-        let window = self.kept.map(|kept| if more { kept } else { kept.released() });
-        let [h, squares, q, attended, hidden] = ["h", "squares", "q", "attended", "hidden"].map(at);
-        for layer in 0..depth {
-            let of = |name: &str| Argument::Address(memory.layer(name, layer));
-            let style = |name: &str| {
-                Argument::Address(memory.layer(name, layer) + step as u64 * style_bytes)
-            };
-            let (first, second) = (style("styles1"), style("styles2"));
-            let [keys, values] = ["keys", "values"].map(of);
-            let prefix = i32_of(run.shape.p);
-            let qkv =
-                [h, squares, first, of("qkv_proj"), at("angles"), q, keys, values, rows, prefix];
-            let attention =
-                [q, keys, values, attended, i32_of(s * heads), i32_of(run.shape.context()), prefix];
-            plan.begin(format!("Layer_{layer}"));
-            plan.begin("QKV_Proj");
-            plan.launch(&QKV, s, &qkv);
-            plan.end();
-            plan.begin("Attn");
-            plan.launch_within(&ATTENTION, s * heads, &attention, window);
-            plan.end();
-            plan.begin("O_Proj");
-            plan.launch(&OUT, s, &[attended, of("o_proj"), first, h, squares, rows]);
-            plan.end();
-            plan.begin("MLP");
-            let gate_up = [h, squares, second, of("gate_up_proj"), hidden, rows];
-            plan.launch(&GATE_UP, s, &gate_up);
-            plan.launch(&DOWN, s, &[hidden, of("down_proj"), second, h, squares, rows]);
-            plan.end();
-            plan.end();
-        }
-        let style = Argument::Address(memory.address("final_styles") + step as u64 * style_bytes);
-        let (velocity, state) = if run.looped { (NULL, self.output) } else { (self.output, NULL) };
-        let dt = Argument::F32((-1.0 / run.steps as f64) as f32);
-        let matrices = ["action_out", "action_out_bias", "action_in", "action_in_bias"].map(at);
-        let arguments = [
-            &[h, squares, style][..],
-            &matrices,
-            &[velocity, state, dt, Argument::I32(i32::from(more))],
-        ]
-        .concat();
-        plan.begin("Action_Proj_Out");
-        plan.launch(&END, s, &arguments);
-        plan.end();
+/// Writes the launches of a step.
+fn step(writer: &mut ExpertWriter, caches: Caches, step: usize, keep: bool) {
+    let run = writer.run;
+    let Model { width, depth, heads, .. } = run.shape.model;
+    let (s, rows) = (run.shape.s, int(run.shape.s));
+    let style_bytes = 3 * width * Dtype::F32.bytes();
+    let more = step + 1 < run.steps;
+    let lines = keep.then_some(if more { KeptLines::Keep } else { KeptLines::Release });
+    let [context, prefix] = ints([run.shape.context(), run.shape.p]);
+    for layer in 0..depth {
+        let [first, second] =
+            ["styles1", "styles2"].map(|name| writer.layer(name, layer).plus(step * style_bytes));
+        let [qkv_proj, o_proj, gate_up_proj, down_proj] =
+            ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
+                .map(|name| writer.layer(name, layer));
+        let caches = caches.layer(layer);
+        writer.program.begin(format!("Layer_{layer}"));
+        writer.program.begin("QKV_Proj");
+        let streams = ("h", "squares", first, qkv_proj, "angles", "q");
+        writer.launch(&QKV, s, (streams, caches, rows, prefix));
+        writer.program.end();
+        writer.program.begin("Attn");
+        let arguments = ("q", caches, "attended", int(s * heads), context, prefix);
+        let attention = writer.kernel(&ATTENTION, [s * heads, 1], arguments);
+        writer.program.add(match lines {
+            Some(lines) => attention.with_lines(lines),
+            None => attention,
+        });
+        writer.program.end();
+        writer.program.begin("O_Proj");
+        writer.launch(&OUT, s, ("attended", o_proj, first, "h", "squares", rows));
+        writer.program.end();
+        writer.program.begin("MLP");
+        writer.launch(&GATE_UP, s, ("h", "squares", second, gate_up_proj, "hidden", rows));
+        writer.launch(&DOWN, s, ("hidden", down_proj, second, "h", "squares", rows));
+        writer.program.end();
+        writer.program.end();
+    }
+    let style = writer.program.at("final_styles").plus(step * style_bytes);
+    let matrices = ["action_out", "action_out_bias", "action_in", "action_in_bias"];
+    let result = result(writer);
+    let arguments = ("h", "squares", style, matrices, result, int(usize::from(more)));
+    writer.program.begin("Action_Proj_Out");
+    writer.launch(&END, s, arguments);
+    writer.program.end();
+}
+
+/// Addresses of the velocity and of the state, one of them null, and the length of a step.
+pub fn result(writer: &ExpertWriter) -> [Operand; 3] {
+    let dt = (-1.0 / writer.run.steps as f64) as f32;
+    match writer.run.looped {
+        true => [NULL, writer.output(), dt.into()],
+        false => [writer.output(), NULL, dt.into()],
     }
 }
 
@@ -417,5 +379,11 @@ mod tests {
         assert_eq!(blocks(ATTENTION, PI05, 400), [104, 1, 1]);
         assert_eq!(blocks(EMBED, PI05, 10), [20, 1, 1]);
         assert_eq!(blocks(QKV, TINY, 7), [4, 1, 1]);
+    }
+
+    #[test]
+    fn tails_lie_behind_each_layer() {
+        assert_eq!(with_tails(&[1, 2, 3, 4], 2, 1), [1, 2, 0, 3, 4, 0]);
+        assert_eq!(with_tails(&[], 2, 2), [0; 4]);
     }
 }

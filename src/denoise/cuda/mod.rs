@@ -2,30 +2,23 @@
 //! to one kernel for the loop.
 //!
 //! What each kernel does, its thread mapping and its bound are in its file under `kernels/denoise`.
-//! A rung is a `LaunchSequence`, the list of its launches, made once while a case is prepared: what
-//! is timed is walking that list, or replaying its capture. Weights are packed then too, where a
-//! rung needs another layout than that of the inputs. Deliberately absent: f32.
+//! A rung is a `Program`, its launches and the memory that they work on: a launch walks it, or
+//! replays its capture. Weights are packed while a case is prepared, where a rung needs another
+//! layout than that of the inputs. Deliberately absent: f32.
 
-mod buffers;
 mod fused;
 mod pack;
 mod per_op;
 mod persistent;
-mod program;
 mod row;
 mod run;
+mod writer;
 
-use std::sync::Arc;
-
-use program::LaunchSequence;
 use run::ExpertRun;
 
 use crate::denoise::definition::{DenoiseLoop, DenoiseStep};
-use kernelgate::backend::cuda::{CudaTask, Output};
-use kernelgate::backend::{BackendError, Implementation, Prepare};
-use kernelgate::workload::Tensors;
-use kernelgate_cuda::Device;
-use kernelgate_cuda::driver::graph::Graph;
+use kernelgate::backend::program::Capture;
+use kernelgate::backend::{Implementation, Prepare};
 use kernelgate_cuda::spec::{ListedKernel, list};
 
 /// Every kernel of the family.
@@ -36,10 +29,10 @@ pub fn kernels() -> Vec<ListedKernel> {
 /// Step ladder.
 pub const STEP: &[Implementation<DenoiseStep>] = &ladder();
 
-/// Loop ladder: besides the rows of a step, what only a loop can gain from.
+/// Loop ladder: the rows of a step, and one that only a loop can gain from.
 ///
-/// `fused_overlap_l2` extends the fastest of those with several kernels a layer, so that what it
-/// gains is gained by whoever would use it. Of 641 MB that a step reads, 18 are keys and values: at
+/// `fused_overlap_l2` extends the fastest of those with several kernels a layer, so that its gain
+/// is a gain over the best alternative. Of 641 MB that a step reads, 18 are keys and values: at
 /// memory bandwidth, keeping them saves 4 µs a step at most, and `fused_overlap` prefetches most of
 /// them while the kernel before attention still runs.
 pub const LOOP: &[Implementation<DenoiseLoop>] = &{
@@ -60,12 +53,7 @@ const KEEPING: Implementation<DenoiseLoop> = Implementation {
             Err("one step reads keys and values once: nothing to keep".to_owned())
         }
     },
-    prepare: Prepare::CudaWithin {
-        device_bytes: |problem| fused::device_bytes(&ExpertRun::from(problem)),
-        prepare: |problem, inputs, device| {
-            captured(&ExpertRun::from(problem), inputs, device, fused::keeping)
-        },
-    },
+    prepare: Prepare::Program(|problem| fused::keeping(&ExpertRun::from(problem)), Capture::Graph),
 };
 
 /// The rows, the same for both problem types.
@@ -79,12 +67,10 @@ where
             about: "a launch an operation from the host, GEMMs by cuBLASLt: bound by \
                     launches, as eager frameworks are",
             supports: |problem| ExpertRun::from(problem).supported_per_op(),
-            prepare: Prepare::CudaWithin {
-                device_bytes: |problem| per_op::device_bytes(&ExpertRun::from(problem), false),
-                prepare: |problem, inputs, device| {
-                    launched(&ExpertRun::from(problem), inputs, device, per_op::program)
-                },
-            },
+            prepare: Prepare::Program(
+                |problem| per_op::program(&ExpertRun::from(problem)),
+                Capture::Stream,
+            ),
         },
         Implementation {
             name: "cuda/graph",
@@ -93,12 +79,10 @@ where
             supports: |problem| {
                 ExpertRun::from(problem).captured().and_then(|run| run.supported_per_op())
             },
-            prepare: Prepare::CudaWithin {
-                device_bytes: |problem| per_op::device_bytes(&ExpertRun::from(problem), true),
-                prepare: |problem, inputs, device| {
-                    captured(&ExpertRun::from(problem), inputs, device, per_op::concurrent)
-                },
-            },
+            prepare: Prepare::Program(
+                |problem| per_op::concurrent(&ExpertRun::from(problem)),
+                Capture::Graph,
+            ),
         },
         Implementation {
             name: "cuda/fused_graph",
@@ -107,12 +91,10 @@ where
             supports: |problem| {
                 ExpertRun::from(problem).captured().and_then(|run| run.supported_fused())
             },
-            prepare: Prepare::CudaWithin {
-                device_bytes: |problem| fused::device_bytes(&ExpertRun::from(problem)),
-                prepare: |problem, inputs, device| {
-                    captured(&ExpertRun::from(problem), inputs, device, fused::program)
-                },
-            },
+            prepare: Prepare::Program(
+                |problem| fused::program(&ExpertRun::from(problem)),
+                Capture::Graph,
+            ),
         },
         Implementation {
             name: "cuda/fused_overlap",
@@ -121,12 +103,10 @@ where
             supports: |problem| {
                 ExpertRun::from(problem).captured().and_then(|run| run.supported_fused())
             },
-            prepare: Prepare::CudaWithin {
-                device_bytes: |problem| fused::device_bytes(&ExpertRun::from(problem)),
-                prepare: |problem, inputs, device| {
-                    captured(&ExpertRun::from(problem), inputs, device, fused::programmatic)
-                },
-            },
+            prepare: Prepare::Program(
+                |problem| fused::programmatic(&ExpertRun::from(problem)),
+                Capture::Graph,
+            ),
         },
         Implementation {
             name: "cuda/persistent",
@@ -137,50 +117,12 @@ where
                     .captured()
                     .and_then(|run| run.supported().and_then(|()| persistent::supported(&run)))
             },
-            prepare: Prepare::CudaWithin {
-                device_bytes: |problem| persistent::device_bytes(&ExpertRun::from(problem)),
-                prepare: |problem, inputs, device| {
-                    captured(&ExpertRun::from(problem), inputs, device, persistent::program)
-                },
-            },
+            prepare: Prepare::Program(
+                |problem| persistent::program(&ExpertRun::from(problem)),
+                Capture::Graph,
+            ),
         },
     ]
-}
-
-/// Makes the list of launches for an output.
-type Write =
-    fn(&ExpertRun, &Tensors, &Arc<Device>, &Output) -> Result<LaunchSequence, BackendError>;
-
-/// A task that launches one by one.
-fn launched(
-    run: &ExpertRun,
-    inputs: &Tensors,
-    device: &Arc<Device>,
-    write: Write,
-) -> Result<CudaTask, BackendError> {
-    let output = run.output(device)?;
-    let program = write(run, inputs, device, &output)?;
-    Ok(CudaTask::new(device, program.launch_inputs(), vec![output], move |_| program.enqueue()))
-}
-
-/// A task that replays a capture.
-fn captured(
-    run: &ExpertRun,
-    inputs: &Tensors,
-    device: &Arc<Device>,
-    write: Write,
-) -> Result<CudaTask, BackendError> {
-    let output = run.output(device)?;
-    let program = write(run, inputs, device, &output)?;
-    // One launch first: what it loads cannot be loaded during a capture.
-    program.enqueue()?;
-    device.synchronize()?;
-    let graph = Graph::capture(device, || program.enqueue())?;
-    Ok(CudaTask::new(device, program.launch_inputs(), vec![output], move |_| {
-        // The graph's launches are the program's, on its memory.
-        let _alive = &program;
-        graph.launch()
-    }))
 }
 
 #[cfg(test)]

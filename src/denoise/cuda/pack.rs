@@ -10,7 +10,7 @@
 
 mod codes;
 
-use super::buffers::Region;
+use super::writer::Region;
 use crate::denoise::definition::WeightFormat;
 use crate::denoise::fp8::{Fp8, quantize};
 use crate::denoise::int4::{self, Int4};

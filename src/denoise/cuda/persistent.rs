@@ -1,20 +1,16 @@
-//! The whole loop in one kernel, `kernels/denoise/persistent.cu`; before it what does not depend on
-//! the actions: the embedded times as `fused` computes them, then two GEMMs of a row a step.
+//! The whole loop in one kernel, `kernels/denoise/persistent.cu`. Launches before it do not depend
+//! on the actions: the embedded times as in `fused`, then two GEMMs of a row a step.
 
-use std::sync::Arc;
-
-use super::buffers::{self, Buffers, Region};
-use super::fused::{self, CACHES, NULL, i32_of};
-use super::pack::{MAX_KEYS, Packing, pack_cache, persistent_packings};
-use super::program::{LaunchPlan, LaunchSequence};
+use super::fused::{self, CACHES};
+use super::pack::{MAX_KEYS, pack_cache, persistent_packings};
 use super::row::{Items, compiled_for, model_kernel, with_model};
 use super::run::ExpertRun;
+use super::writer::{ExpertWriter, Region};
 use crate::denoise::definition::WeightFormat;
 use crate::denoise::model::{Model, PI05};
-use kernelgate::backend::BackendError;
-use kernelgate::backend::cuda::Output;
-use kernelgate::workload::{Dtype, Tensors};
-use kernelgate_cuda::{Argument, Device, KernelSpec, Requires};
+use kernelgate::backend::program::{MemoryUse, Program, ints};
+use kernelgate::workload::Dtype;
+use kernelgate_cuda::{KernelSpec, Requires};
 
 /// Rows that a tile of the kernel has room for.
 const MAX_ROWS: usize = 56;
@@ -46,7 +42,7 @@ const PERSISTENT: KernelSpec<Items> = KernelSpec {
     )
 };
 
-/// What the kernel ends as stages, by their numbers there.
+/// Stages of the kernel, by their numbers there.
 const STAGES: &[&str] = &[
     "before the first layer",
     "qkv: waits for x",
@@ -67,7 +63,7 @@ const STAGES: &[&str] = &[
     "between steps",
 ];
 
-/// The same with quantised weights, which a fourth warpgroup decodes.
+/// Quantised weights, which a fourth warpgroup decodes.
 const PERSISTENT_FP8: KernelSpec<Items> = KernelSpec {
     defines: with_fp8,
     constants: |items| own_constants(items, CODED_THREADS, 8),
@@ -81,8 +77,8 @@ const PERSISTENT_INT4: KernelSpec<Items> = KernelSpec {
 };
 const CODED_THREADS: usize = THREADS + 128;
 
-/// What the kernel finds in memory when it starts, by `kernels/denoise/streamed_rows.cu`: styles,
-/// and what shifts add to the columns of the GEMMs after them.
+/// Inputs of the kernel by `kernels/denoise/streamed_rows.cu`: styles, and the terms that shifts
+/// add to the columns of the GEMMs after them.
 const STYLES: KernelSpec<Items> = KernelSpec {
     symbol: "denoise_streamed_styles",
     shared_bytes: |_| STYLES_SHARED_BYTES,
@@ -128,7 +124,8 @@ const fn piece_bytes(weight_bits: usize) -> usize {
     }
 }
 
-/// Pieces in the ring of the shifts' weights: as many as fit beside x, of which there are two parts.
+/// Pieces in the ring of the shifts' weights: as many as fit beside x, of which there are two
+/// parts.
 const fn shifts_slots(weight_bits: usize) -> usize {
     match weight_bits {
         16 => 3,
@@ -192,17 +189,8 @@ pub fn supported(run: &ExpertRun) -> Result<(), String> {
     Ok(())
 }
 
-/// Packed inputs: weights, keys and values.
-pub fn packed(run: &ExpertRun) -> Vec<Region> {
-    let Model { depth, head_dim, .. } = run.shape.model;
-    let cache = depth * MAX_KEYS * head_dim * Dtype::Bf16.bytes();
-    let packings = persistent_packings(&run.shape.model, run.shape.weights);
-    let weights = packings.iter().map(Packing::region).collect::<Vec<_>>();
-    [weights, vec![("keys", cache), ("values", cache)]].concat()
-}
-
 /// Everything but inputs and output.
-pub fn scratch(run: &ExpertRun) -> Vec<Region> {
+fn scratch(run: &ExpertRun) -> Vec<Region> {
     let Model { width, depth, mlp, heads, head_dim, .. } = run.shape.model;
     let (bf16, f32) = (Dtype::Bf16.bytes(), Dtype::F32.bytes());
     let rows = |columns: usize| MAX_ROWS * columns * bf16;
@@ -223,55 +211,34 @@ pub fn scratch(run: &ExpertRun) -> Vec<Region> {
     regions
 }
 
-/// Inputs, styles and what they add, activations and the output.
-pub fn device_bytes(run: &ExpertRun) -> u64 {
-    buffers::device_bytes(run, &[&fused::inputs(run), &packed(run), &scratch(run)])
-}
-
-/// Writes the launches, each to begin while the one before it ends.
-///
-/// # Errors
-/// When a kernel does not compile or device memory is short; [`BackendError::Unsupported`] where
-/// the device does not hold all blocks at once.
-pub fn program(
-    run: &ExpertRun,
-    inputs: &Tensors,
-    device: &Arc<Device>,
-    output: &Output,
-) -> Result<LaunchSequence, BackendError> {
+/// A program with every region.
+fn declared(run: &ExpertRun) -> ExpertWriter<'_> {
     let Model { depth, head_dim, .. } = run.shape.model;
-    let packings = persistent_packings(&run.shape.model, run.shape.weights);
-    let weights = packings.iter().map(|packing| (packing.name, packing.pack(inputs)));
-    let caches = ["keys", "values"].into_iter().zip(CACHES).map(|(name, input)| {
-        let cache = inputs.tensor(input).as_bytes();
-        (name, pack_cache(cache, depth, head_dim, name == "values"))
-    });
-    let memory = Buffers::new(
-        run,
-        inputs,
-        device,
-        &fused::inputs(run),
-        weights.chain(caches),
-        &scratch(run),
-        &[],
-    )?;
-    plan(run, &memory, output.argument()).finish(device, &run.shape.model, None, true, memory, None)
+    let mut writer = fused::declared(run, persistent_packings(&run.shape.model, run.shape.weights));
+    let bytes = depth * MAX_KEYS * head_dim * Dtype::Bf16.bytes();
+    for (name, input) in ["keys", "values"].into_iter().zip(CACHES) {
+        writer.program.packed(name, MemoryUse::Inputs, bytes, move |inputs| {
+            let cache = inputs.tensor(input).as_bytes();
+            pack_cache(cache, depth, head_dim, name == "values")
+        });
+    }
+    writer.scratch(MemoryUse::Activations, scratch(run));
+    writer
 }
 
-/// The launches, for memory that has every region.
-pub fn plan(run: &ExpertRun, memory: &Buffers, output: Argument) -> LaunchPlan {
-    let Model { depth, .. } = run.shape.model;
+/// The launches, each beginning while the one before it ends.
+pub fn program(run: &ExpertRun) -> Program {
     let (kernel, shifts_kernel) = match run.shape.weights {
         WeightFormat::Same => (&PERSISTENT, &SHIFTS),
         WeightFormat::Fp8 => (&PERSISTENT_FP8, &SHIFTS_FP8),
         WeightFormat::Int4 => (&PERSISTENT_INT4, &SHIFTS_INT4),
     };
-    let mut plan = LaunchPlan::default();
-    plan.begin("Prepare");
-    let steps = i32_of(run.steps);
-    fused::condition(&mut plan, run, memory);
-    let regions = |names: &[&str]| names.iter().map(|name| memory.at(name)).collect::<Vec<_>>();
-    let styles = regions(&[
+    let mut writer = declared(run);
+    writer.programmatic = true;
+    let sizes = ints([run.shape.model.depth, run.steps]);
+    writer.program.begin("Prepare");
+    fused::condition(&mut writer);
+    let styles = [
         "cond",
         "style1",
         "style2",
@@ -282,10 +249,13 @@ pub fn plan(run: &ExpertRun, memory: &Buffers, output: Argument) -> LaunchPlan {
         "styles1",
         "styles2",
         "final_styles",
-    ]);
-    plan.launch(&STYLES, 1, &[styles, vec![i32_of(depth), steps]].concat());
-    fused::begin(&mut plan, run, memory, output);
-    let (velocity, state) = if run.looped { (NULL, output) } else { (output, NULL) };
+    ];
+    writer.launch(&STYLES, 1, (styles, sizes));
+    fused::begin(&mut writer);
+    let shifts =
+        ["styles1", "styles2", "qkv_proj", "gate_up_proj", "shift_qkv", "shift_gate_up", "arrived"];
+    writer.launch(shifts_kernel, 1, (shifts, sizes));
+    writer.program.end();
     let layers = [
         "h",
         "qkv_proj",
@@ -301,23 +271,11 @@ pub fn plan(run: &ExpertRun, memory: &Buffers, output: Argument) -> LaunchPlan {
     let activations =
         ["angles", "keys", "values", "scaled", "q", "attended", "hidden", "squares", "arrived"];
     let actions = ["action_out", "action_out_bias", "action_in", "action_in_bias"];
-    let dt = Argument::F32((-1.0 / run.steps as f64) as f32);
-    let sizes =
-        [velocity, state, dt, i32_of(run.shape.s), i32_of(run.shape.p), i32_of(depth), steps];
-    let shifts = regions(&[
-        "styles1",
-        "styles2",
-        "qkv_proj",
-        "gate_up_proj",
-        "shift_qkv",
-        "shift_gate_up",
-        "arrived",
-    ]);
-    plan.launch(shifts_kernel, 1, &[shifts, vec![i32_of(depth), steps]].concat());
-    plan.end();
-    let regions = regions(&[&layers[..], &activations, &actions].concat());
-    plan.begin("Denoise_Full_Loop");
-    plan.launch(kernel, run.shape.s, &[&regions[..], &sizes].concat());
-    plan.end();
-    plan
+    let result = fused::result(&writer);
+    let extents = ints([run.shape.s, run.shape.p]);
+    let arguments = (layers, activations, actions, result, extents, sizes);
+    writer.program.begin("Denoise_Full_Loop");
+    writer.launch(kernel, run.shape.s, arguments);
+    writer.program.end();
+    writer.program
 }

@@ -1,11 +1,11 @@
-//! What the rows of the family's kernels share: what builds and grids depend on, and the models
-//! that there are builds for.
+//! The common part of the family's rows: parameters of builds and grids, and the models that have
+//! builds.
 
 use crate::denoise::model::{ACTION, Model, PI05, TINY};
 use crate::kernel_files::kernel_file;
 use kernelgate_cuda::KernelSpec;
 
-/// What builds and grids depend on.
+/// The parameters of builds and grids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Items {
     /// The expert.
@@ -70,8 +70,8 @@ pub fn a_row_a_block(items: &Items) -> [usize; 3] {
     [items.items, 1, items.layers]
 }
 
-/// What the fused kernels are called for a model, whatever its depth; `None` where they are not
-/// compiled for it.
+/// The macro that selects a model in the fused kernels, whatever its depth; `None` for a model
+/// without a build.
 pub fn compiled_for(model: &Model) -> Option<&'static str> {
     let same = |known: &Model| Model { name: model.name, depth: model.depth, ..*known } == *model;
     [(PI05, "MODEL=Pi05"), (TINY, "MODEL=Tiny")]

@@ -1,9 +1,6 @@
-//! What a rung runs, and what its kernels can hold.
+//! A step or a loop, and the limits of the kernels that compute it.
 
-use kernelgate::backend::BackendError;
-use kernelgate::backend::cuda::Output;
 use kernelgate::workload::Dtype;
-use kernelgate_cuda::Device;
 
 use super::row::compiled_for;
 use crate::denoise::definition::{DenoiseLoop, DenoiseStep, ExpertShape, WeightFormat};
@@ -65,13 +62,8 @@ impl ExpertRun {
         }
     }
 
-    /// The one output.
-    pub fn output(&self, device: &Device) -> Result<Output, BackendError> {
-        Output::new(
-            device,
-            if self.looped { "actions" } else { "velocity" },
-            [self.shape.s, ACTION],
-            Dtype::F32,
-        )
+    /// Name and extents of the output.
+    pub fn output(&self) -> (&'static str, [usize; 2]) {
+        (if self.looped { "actions" } else { "velocity" }, [self.shape.s, ACTION])
     }
 }

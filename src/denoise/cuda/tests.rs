@@ -4,20 +4,19 @@
 
 mod quantized;
 
-use super::buffers::Buffers;
-use super::program::{LaunchPlan, Written};
-use super::row::Items;
+use std::sync::Arc;
+
 use super::*;
 use crate::denoise::definition::{ExpertShape, WeightFormat};
 use crate::denoise::model::{Model, PI05, TINY};
 use crate::gpu_tests::{gpu, prepare};
-use crate::kernel_tests::parameters;
+use crate::kernel_tests::check_launches;
 use kernelgate::backend::Executable;
+use kernelgate::backend::program::{KeptLines, KernelLaunch, Program, Step};
 use kernelgate::verify::{OutputComparison, verify};
-use kernelgate::workload::{Dtype, Problem};
-use kernelgate_cuda::Argument;
+use kernelgate::workload::{Dtype, Problem, Tensors};
+use kernelgate_cuda::Device;
 use kernelgate_cuda::driver::memory;
-use kernelgate_cuda::driver::window::{Lines, Window};
 
 /// Every kernel of the full model in a fraction of its time.
 const SHALLOW: Model = Model { name: "shallow", depth: 2, ..PI05 };
@@ -121,10 +120,7 @@ fn f32_and_long_captures_are_refused_with_a_reason() {
 #[test]
 fn declared_memory_is_what_the_shapes_say() {
     let declared = |row: &Implementation<DenoiseLoop>, problem: &DenoiseLoop| {
-        let Prepare::CudaWithin { device_bytes, .. } = row.prepare else {
-            panic!("{} declares no memory", row.name)
-        };
-        device_bytes(problem)
+        row.device_bytes(problem).unwrap()
     };
     let problem = looped(TINY, 7, 13, 3);
     let inputs = problem.inputs(1).bytes() as u64;
@@ -173,130 +169,103 @@ fn declared_memory_is_what_the_shapes_say() {
     }
 }
 
-/// The plans of the kinds of launches, with made-up memory.
-fn plans(run: &ExpertRun) -> [(LaunchPlan, Buffers); 3] {
-    let output = Argument::Address(1 << 40);
-    let whole = Buffers::imagined(
-        run,
-        &[per_op::inputs(run), per_op::packed(run), per_op::scratch(run)].concat(),
-    );
-    let caches = fused::caches(run).to_vec();
-    let tailed = Buffers::imagined(
-        run,
-        &[fused::inputs(run), fused::packed(run), caches, fused::scratch(run)].concat(),
-    );
-    let padded = Buffers::imagined(
-        run,
-        &[fused::inputs(run), persistent::packed(run), persistent::scratch(run)].concat(),
-    );
-    [
-        (per_op::plan(run, &whole, output, true), whole),
-        (fused::plan(run, &tailed, output, None), tailed),
-        (persistent::plan(run, &padded, output), padded),
-    ]
+/// The programs of a run: operations one by one and in lanes, fused, fused with caches kept in L2,
+/// persistent.
+fn programs(run: &ExpertRun) -> [Program; 5] {
+    [per_op::program, per_op::concurrent, fused::program, fused::keeping, persistent::program]
+        .map(|write| write(run))
+}
+
+fn launches(program: &Program) -> impl Iterator<Item = &KernelLaunch> {
+    program.steps().iter().filter_map(|step| match step {
+        Step::Launch(launch) => Some(launch),
+        _ => None,
+    })
 }
 
 #[test]
-fn every_launch_has_the_arguments_of_its_kernel() {
+fn programs_have_no_mistake_and_the_arguments_of_their_kernels() {
     for run in [
         ExpertRun::from(&DenoiseStep { expert: shape(SHALLOW, 50, 968) }),
         ExpertRun::from(&looped(TINY, 7, 13, 3)),
         ExpertRun::from(&in_fp8(looped(TINY, 7, 13, 3))),
         ExpertRun::from(&in_int4(looped(TINY, 7, 13, 3))),
     ] {
-        for (plan, memory) in plans(&run) {
-            let known = |address: u64| address == 0 || address == 1 << 40 || memory.holds(address);
-            for written in &plan.written {
-                let Written::Launch { kernel, arguments, items, .. } = written else { continue };
-                let (parameters, symbol) = (parameters(kernel), kernel.symbol);
-                assert_eq!(parameters.len(), arguments.len(), "{symbol}");
-                assert!(*items > 0, "{symbol}");
-                for (parameter, argument) in parameters.iter().zip(arguments) {
-                    let fits = match argument {
-                        Argument::Address(address) => parameter.contains('*') && known(*address),
-                        Argument::I32(_) => parameter.starts_with("int "),
-                        Argument::I64(_) => parameter.starts_with("i64 "),
-                        Argument::F32(_) => {
-                            parameter.starts_with("float ") && !parameter.contains('*')
-                        }
-                        _ => false,
-                    };
-                    assert!(fits, "{symbol}: {argument:?} for {parameter}");
-                }
+        for program in programs(&run) {
+            assert_eq!(program.check(), Ok(()));
+            check_launches(&program);
+        }
+    }
+}
+
+#[test]
+fn uploads_are_as_large_as_declared() {
+    let plain = looped(SHALLOW, 50, 968, 2);
+    for problem in [plain, in_fp8(plain), in_int4(plain)] {
+        let inputs = problem.inputs(1);
+        for row in supporting(LOOP, &problem) {
+            let Prepare::Program(write, _) = row.prepare else { panic!("{}", row.name) };
+            let program = write(&problem);
+            for (region, _) in program.regions() {
+                let uploaded = program.uploaded(program.at(region), &inputs);
+                assert!(uploaded.is_ok(), "{}: {}", row.name, uploaded.unwrap_err());
             }
         }
     }
 }
 
 #[test]
-fn plans_have_the_launches_and_ranges_of_the_model() {
+fn programs_have_the_launches_and_ranges_of_the_model() {
     let run = ExpertRun::from(&DenoiseLoop { expert: shape(PI05, 50, 968), steps: 10 });
-    let [(per_op, _), (fused, _), (persistent, _)] = plans(&run);
-    let count = |plan: &LaunchPlan, wanted: fn(&Written) -> bool| {
-        plan.written.iter().filter(|written| wanted(written)).count()
-    };
-    let commands = |plan: &LaunchPlan| {
-        count(plan, |written| matches!(written, Written::Launch { .. } | Written::Gemm { .. }))
-    };
+    let [per_op, concurrent, fused, _, persistent] = programs(&run);
+    let commands =
+        |program: &Program| program.steps().iter().filter(|step| step.is_command()).count();
     // Per step: 5 for the time, 3 actions in, angles, 18 layers of 21, 3 for the last norm, the
     // projection and Euler; one copy.
     assert_eq!(commands(&per_op), 10 * (5 + 3 + 1 + 18 * 21 + 3 + 1 + 1) + 1);
+    assert_eq!(commands(&concurrent), commands(&per_op));
     // Embedding, angles, two layers of the time, three styles, begin; five a layer, one a step.
     assert_eq!(commands(&fused), 8 + 10 * (18 * 5 + 1));
     // All styles at once, all shifts at once, and the loop.
     assert_eq!(commands(&persistent), 6 + 1 + 1);
-    let begun = count(&per_op, |written| matches!(written, Written::Begin(_)));
-    assert_eq!(begun, count(&per_op, |written| matches!(written, Written::End)));
-    assert_eq!(begun, 1 + 10 * (1 + 3 + 18 * 11 + 2));
-    assert!(per_op.written.iter().any(
-        |written| matches!(written, Written::Begin(name) if name == "Step_9/Layer_17/KV_Concat")
-    ));
+    let ranges: Vec<&str> = per_op
+        .steps()
+        .iter()
+        .filter_map(|step| match step {
+            Step::Begin(name) => Some(name.as_str()),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(ranges.len(), 1 + 10 * (1 + 3 + 18 * 11 + 2));
+    assert!(ranges.contains(&"Step_9/Layer_17/KV_Concat"));
+}
+
+#[test]
+fn only_the_programs_that_say_so_overlap_their_launches() {
+    let run = ExpertRun::from(&looped(TINY, 7, 13, 3));
+    let overlap = programs(&run).map(|program| {
+        let overlap = launches(&program).filter(|launch| launch.is_programmatic()).count();
+        (overlap, launches(&program).count())
+    });
+    let all = |(overlap, launches): (usize, usize)| overlap == launches;
+    assert_eq!(overlap.map(|(overlap, _)| overlap > 0), [false, true, false, true, true]);
+    assert_eq!(overlap.map(all), [false, true, false, true, true]);
 }
 
 #[test]
 fn attention_keeps_the_caches_until_the_last_step() {
     let run = ExpertRun::from(&looped(TINY, 7, 13, 3));
-    let regions = [
-        fused::inputs(&run),
-        fused::packed(&run),
-        fused::caches(&run).to_vec(),
-        fused::scratch(&run),
-    ]
-    .concat();
-    let memory = Buffers::imagined(&run, &regions);
-    let (address, bytes) = memory.span("keys", "values");
+    let kept = fused::keeping(&run);
     // Keys and values of two layers, 20 rows of 16 columns each, without a gap.
-    assert_eq!((address, bytes), (memory.address("keys"), 2 * 2 * 20 * 16 * 2));
-    let kept = Window { address, bytes, lines: Lines::Keep(1.0) };
-    let output = Argument::Address(1 << 40);
-    let plan = fused::plan(&run, &memory, output, Some(kept));
-    let windows: Vec<_> = plan
-        .written
-        .iter()
-        .filter_map(|written| match written {
-            Written::Launch { kernel, window, arguments, .. } => {
-                Some((kernel.symbol, *window, arguments))
-            }
-            _ => None,
-        })
-        .filter(|(symbol, window, _)| *symbol == "denoise_fused_attention" || window.is_some())
+    assert_eq!(kept.bytes("caches"), 2 * 2 * 2 * 20 * 16);
+    let lines: Vec<_> = launches(&kept)
+        .filter(|launch| launch.kernel().symbol == "denoise_fused_attention")
+        .map(KernelLaunch::lines)
         .collect();
-    assert_eq!(windows.len(), 3 * 2);
-    for (launch, (symbol, window, arguments)) in windows.into_iter().enumerate() {
-        assert_eq!(symbol, "denoise_fused_attention");
-        assert_eq!(window, Some(if launch < 2 * 2 { kept } else { kept.released() }), "{launch}");
-        for argument in &arguments[1..3] {
-            let Argument::Address(read) = argument else { panic!("keys and values are addresses") };
-            assert!((address..address + bytes as u64).contains(read), "{launch}");
-        }
-    }
-    let without = fused::plan(&run, &memory, output, None);
-    assert!(
-        without
-            .written
-            .iter()
-            .all(|written| !matches!(written, Written::Launch { window: Some(_), .. }))
-    );
+    let [keep, release] = [KeptLines::Keep, KeptLines::Release].map(Some);
+    assert_eq!(lines, [keep, keep, keep, keep, release, release]);
+    let others = |program: &Program| launches(program).filter(|it| it.lines().is_some()).count();
+    assert_eq!((others(&kept), others(&fused::programmatic(&run))), (lines.len(), 0));
 }
 
 #[test]
@@ -440,9 +409,6 @@ fn declared_memory_is_within_a_twentieth_of_what_is_used() {
     let problem = looped(PI05, 50, 968, 10);
     let inputs = problem.inputs(24);
     for row in LOOP {
-        let Prepare::CudaWithin { device_bytes, .. } = row.prepare else {
-            panic!("{} declares no memory", row.name)
-        };
         let free = || memory::settled(&device).unwrap().0 as f64;
         // Once before, so that modules and the pool's own overhead are not counted.
         if prepare(row, &problem, &inputs, &device).is_none() {
@@ -452,7 +418,7 @@ fn declared_memory_is_within_a_twentieth_of_what_is_used() {
         let task = prepare(row, &problem, &inputs, &device);
         let used = before - free();
         drop(task);
-        let declared = device_bytes(&problem) as f64;
+        let declared = row.device_bytes(&problem).unwrap() as f64;
         eprintln!("{}: declared {:.1} MB, used {:.1} MB", row.name, declared / 1e6, used / 1e6);
         // Allocations come from the driver in pieces of 32 MiB.
         assert!(

@@ -1,11 +1,12 @@
-//! What the operations one by one keep in device memory: inputs, quantised weights, activations.
+//! Device memory of the operations one by one: inputs, quantised weights, activations.
 
-use crate::denoise::cuda::buffers::{self, Region};
 use crate::denoise::cuda::run::ExpertRun;
+use crate::denoise::cuda::writer::{ExpertWriter, Region};
 use crate::denoise::definition::WeightFormat;
 use crate::denoise::fp8::{self, Fp8};
 use crate::denoise::int4::{self, Int4};
 use crate::denoise::model::{ACTION, Model};
+use kernelgate::backend::program::{MemoryUse, Pointer};
 use kernelgate::workload::{Dtype, Tensors};
 
 /// Keys that the GEMMs run over: a multiple of eight, so that rows of probabilities are whole
@@ -14,29 +15,27 @@ pub const fn padded(context: usize) -> usize {
     context.next_multiple_of(8)
 }
 
-/// A quantised matrix: the input, which is held as codes, its exponents or scales, and a layer of
-/// it as bf16.
+/// A quantised matrix.
 pub struct Coded {
-    /// The input.
+    /// The input, and the region of its codes with the exponents of its columns; of int4, with the
+    /// scales of its groups.
     pub name: &'static str,
-    /// Exponents of its columns; of int4, scales of its groups.
-    pub scales: &'static str,
     /// The layer in bf16.
     pub values: &'static str,
 }
 
 const CODED: [Coded; 7] = {
-    const fn coded(name: &'static str, scales: &'static str, values: &'static str) -> Coded {
-        Coded { name, scales, values }
+    const fn coded(name: &'static str, values: &'static str) -> Coded {
+        Coded { name, values }
     }
     [
-        coded("q_proj", "q_scales", "q_values"),
-        coded("k_proj", "k_scales", "k_values"),
-        coded("v_proj", "v_scales", "v_values"),
-        coded("o_proj", "o_scales", "o_values"),
-        coded("gate_proj", "gate_scales", "gate_values"),
-        coded("up_proj", "up_scales", "up_values"),
-        coded("down_proj", "down_scales", "down_values"),
+        coded("q_proj", "q_values"),
+        coded("k_proj", "k_values"),
+        coded("v_proj", "v_values"),
+        coded("o_proj", "o_values"),
+        coded("gate_proj", "gate_values"),
+        coded("up_proj", "up_values"),
+        coded("down_proj", "down_values"),
     ]
 };
 
@@ -48,9 +47,23 @@ pub fn coded(run: &ExpertRun) -> &'static [Coded] {
     }
 }
 
-/// Inputs that are held as they lie.
-pub fn inputs(run: &ExpertRun) -> Vec<Region> {
-    buffers::inputs(run, &coded(run).iter().map(|coded| coded.name).collect::<Vec<_>>())
+/// A program with every region of this run.
+pub fn declared(run: &ExpertRun) -> ExpertWriter<'_> {
+    let names: Vec<_> = coded(run).iter().map(|coded| coded.name).collect();
+    let mut writer = ExpertWriter::new(run, &names);
+    for matrix in coded(run) {
+        let (codes, scales) = encoded_bytes(run, matrix);
+        let (bytes, run) = (run.shape.model.depth * (codes + scales), *run);
+        let pack = move |inputs: &Tensors| encoded(&run, inputs, matrix);
+        writer.program.packed(matrix.name, MemoryUse::Weights, bytes, pack);
+    }
+    let values = coded(run).iter().map(|matrix| {
+        let [rows, columns] = extents(run, matrix.name);
+        (matrix.values, rows * columns * Dtype::Bf16.bytes())
+    });
+    writer.scratch(MemoryUse::Activations, activations(run));
+    writer.scratch(MemoryUse::Workspace, values);
+    writer
 }
 
 /// Rows and columns of a layer of an input.
@@ -61,44 +74,37 @@ pub fn extents(run: &ExpertRun, name: &str) -> [usize; 2] {
     [rows, columns]
 }
 
-/// A matrix's codes and its exponents or scales, as `kernels/denoise/per_op.cu` takes them: of int4
-/// two columns a byte, the numbers plus 8.
-pub fn encoded(run: &ExpertRun, inputs: &Tensors, matrix: &Coded) -> [Vec<u8>; 2] {
+/// The codes of a matrix, then its exponents or scales, as `kernels/denoise/per_op.cu` takes them:
+/// of int4 two columns a byte, the numbers plus 8.
+fn encoded(run: &ExpertRun, inputs: &Tensors, matrix: &Coded) -> Vec<u8> {
     let tensor = inputs.tensor(matrix.name);
     if run.shape.weights == WeightFormat::Int4 {
         let Int4 { codes, scales } = int4::quantize(tensor);
         let pairs = codes.chunks_exact(2);
-        let packed = pairs.map(|two| (two[0] + 8) as u8 | ((two[1] + 8) as u8) << 4).collect();
-        [packed, bytemuck::cast_slice(&scales).to_vec()]
+        let packed = pairs.map(|two| (two[0] + 8) as u8 | ((two[1] + 8) as u8) << 4);
+        packed.chain(bytemuck::cast_slice(&scales).iter().copied()).collect()
     } else {
         let Fp8 { codes, exponents } = fp8::quantize(tensor);
-        [codes, bytemuck::cast_vec(exponents)]
+        [codes, bytemuck::cast_vec(exponents)].concat()
     }
 }
 
-/// Codes, and exponents or scales.
-pub fn packed(run: &ExpertRun) -> Vec<Region> {
-    let depth = run.shape.model.depth;
-    let regions = |matrix: &Coded| {
-        let [rows, columns] = extents(run, matrix.name);
-        let [codes, scales] = match run.shape.weights {
-            WeightFormat::Int4 => {
-                [rows * columns / 2, int4::groups(rows) * columns * Dtype::Bf16.bytes()]
-            }
-            _ => [rows * columns, columns],
-        };
-        [(matrix.name, depth * codes), (matrix.scales, depth * scales)]
-    };
-    coded(run).iter().flat_map(regions).collect()
+/// Bytes of a layer's codes, and of its exponents or scales.
+fn encoded_bytes(run: &ExpertRun, matrix: &Coded) -> (usize, usize) {
+    let [rows, columns] = extents(run, matrix.name);
+    match run.shape.weights {
+        WeightFormat::Int4 => {
+            (rows * columns / 2, int4::groups(rows) * columns * Dtype::Bf16.bytes())
+        }
+        _ => (rows * columns, columns),
+    }
 }
 
-/// Everything but inputs and output.
-pub fn scratch(run: &ExpertRun) -> Vec<Region> {
-    let values = coded(run).iter().map(|matrix| {
-        let [rows, columns] = extents(run, matrix.name);
-        (matrix.values, rows * columns * Dtype::Bf16.bytes())
-    });
-    activations(run).into_iter().chain(values).collect()
+/// Where the codes of a layer begin, and its exponents or scales.
+pub fn encoded_layer(writer: &ExpertWriter, matrix: &Coded, layer: usize) -> [Pointer; 2] {
+    let (codes, scales) = encoded_bytes(writer.run, matrix);
+    let (first, depth) = (writer.program.at(matrix.name), writer.run.shape.model.depth);
+    [first.plus(layer * codes), first.plus(depth * codes + layer * scales)]
 }
 
 fn activations(run: &ExpertRun) -> Vec<Region> {

@@ -19,20 +19,14 @@ fn rows_for_quantised_weights_are_those_of_operations_and_the_persistent_kernel(
         assert_eq!((LOOP[2].supports)(&full), Err("takes bf16 weights only".to_owned()));
         assert_eq!(names(&tiny), ["cuda/per_op", "cuda/graph"]);
         // A dequantisation before each GEMM of a layer; the persistent kernel decodes as it reads.
-        let launches = |plan: &LaunchPlan| {
-            let named = |written: &&Written| matches!(written, Written::Launch { kernel, .. } if kernel.symbol == dequantize);
-            plan.written.iter().filter(named).count()
+        let dequantizing = |program: &Program| {
+            launches(program).filter(|launch| launch.kernel().symbol == dequantize).count()
         };
-        let [(plain, _), ..] = plans(&ExpertRun::from(&looped(TINY, 7, 13, 3)));
-        let [(per_op, _), _, (persistent, _)] = plans(&ExpertRun::from(&tiny));
-        assert_eq!((launches(&plain), launches(&per_op)), (0, 3 * 2 * 7));
-        let Some(Written::Launch { kernel, .. }) =
-            persistent.written.iter().rfind(|written| matches!(written, Written::Launch { .. }))
-        else {
-            panic!("the loop is launched")
-        };
-        let items = Items { model: PI05, items: 1, layers: 1 };
-        assert!((kernel.constants)(&items).contains(&("WEIGHT_BITS", bits)));
+        let [plain, ..] = programs(&ExpertRun::from(&looped(TINY, 7, 13, 3)));
+        let [per_op, .., persistent] = programs(&ExpertRun::from(&tiny));
+        assert_eq!((dequantizing(&plain), dequantizing(&per_op)), (0, 3 * 2 * 7));
+        let last = &launches(&persistent).last().unwrap().kernel().build;
+        assert!(last.constants.contains(&("WEIGHT_BITS", bits)));
     }
 }
 

@@ -1,0 +1,122 @@
+//! Writing the programs of the family: its inputs, the times of a loop, stacked layers, launches of
+//! kernels whose builds and grids depend on a model.
+
+use super::row::Items;
+use super::run::ExpertRun;
+use kernelgate::backend::program::{Arguments, KernelLaunch, MemoryUse, Operand, Pointer, Program};
+use kernelgate::workload::Dtype;
+use kernelgate_cuda::KernelSpec;
+
+/// The input that differs from one inference to the next. Launches read weights and caches as they
+/// were when the program was loaded, some of them packed.
+const NOISE: &str = "x";
+
+/// A named piece of device memory and its bytes.
+pub type Region = (&'static str, usize);
+
+/// Writes the program of a run.
+pub struct ExpertWriter<'a> {
+    /// The run.
+    pub run: &'a ExpertRun,
+    /// The program.
+    pub program: Program,
+    /// Whether kernels are launched with programmatic dependent launch (PDL).
+    pub programmatic: bool,
+}
+
+impl<'a> ExpertWriter<'a> {
+    /// A program with the run's inputs, except those that are packed, the times of a loop, and the
+    /// output.
+    pub fn new(run: &'a ExpertRun, packed: &[&str]) -> Self {
+        let mut program = Program::new();
+        let shape = &run.shape;
+        let specs = shape.model.tensors(shape.s, shape.p, shape.dtype);
+        for spec in specs.iter().filter(|spec| !packed.contains(&spec.name)) {
+            let bytes = spec.bytes() as usize;
+            match spec.name {
+                NOISE => program.input(NOISE, MemoryUse::Inputs, bytes),
+                name if name.ends_with("_cache") => {
+                    program.loaded_input(name, MemoryUse::Inputs, bytes)
+                }
+                name => program.loaded_input(name, MemoryUse::Weights, bytes),
+            };
+        }
+        let steps = run.steps;
+        if run.looped {
+            program.packed("times", MemoryUse::Inputs, steps * Dtype::F64.bytes(), move |_| {
+                bytemuck::cast_slice(&times(steps)).to_vec()
+            });
+        } else {
+            program.loaded_input("t", MemoryUse::Inputs, Dtype::F32.bytes());
+        }
+        let (name, extents) = run.output();
+        program.output(name, extents, Dtype::F32);
+        Self { run, program, programmatic: false }
+    }
+
+    /// Declares scratch.
+    pub fn scratch(&mut self, purpose: MemoryUse, regions: impl IntoIterator<Item = Region>) {
+        for (name, bytes) in regions {
+            self.program.scratch(name, purpose, bytes);
+        }
+    }
+
+    /// A region as an operand.
+    pub fn at(&self, name: &str) -> Operand {
+        self.program.at(name).into()
+    }
+
+    /// The output.
+    pub fn output(&self) -> Operand {
+        self.at(self.run.output().0)
+    }
+
+    /// Where a layer's part of a stacked region begins.
+    pub fn layer(&self, name: &str, layer: usize) -> Pointer {
+        let layer_bytes = self.program.bytes(name) / self.run.shape.model.depth;
+        self.program.at(name).plus(layer * layer_bytes)
+    }
+
+    /// Adds a kernel for so many items.
+    pub fn launch(&mut self, kernel: &KernelSpec<Items>, items: usize, arguments: impl Arguments) {
+        let launch = self.kernel(kernel, [items, 1], arguments);
+        self.program.add(launch);
+    }
+
+    /// A launch of a kernel for so many items of so many layers, to be added.
+    pub fn kernel(
+        &self,
+        kernel: &KernelSpec<Items>,
+        [items, layers]: [usize; 2],
+        arguments: impl Arguments,
+    ) -> KernelLaunch {
+        let items = Items { model: self.run.shape.model, items, layers };
+        let launch = self.program.kernel(kernel, &items, arguments);
+        if self.programmatic { launch.programmatic() } else { launch }
+    }
+}
+
+/// Times of a loop: 1, and then `-1/steps` further each.
+fn times(steps: usize) -> Vec<f64> {
+    let dt = -1.0 / steps as f64;
+    let mut t = 1.0;
+    (0..steps)
+        .map(|_| {
+            let now = t;
+            t += dt;
+            now
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_begin_at_one_and_stop_before_zero() {
+        let times = times(10);
+        assert_eq!((times.len(), times[0]), (10, 1.0));
+        assert!((times[9] - 0.1).abs() < 1e-12);
+    }
+}
