@@ -24,6 +24,7 @@ mod report;
 mod rules;
 mod sanitize;
 mod shards;
+mod shared_target;
 mod timeouts;
 mod traces;
 mod untrusted;

@@ -15,7 +15,7 @@ use super::indexed_run::IndexedRun;
 use kernelgate::record::Provenance;
 
 /// Version of the tables.
-const VERSION: i64 = 1;
+const VERSION: i64 = 2;
 /// How long a writer waits for another, whose turns take less than a second.
 const PATIENCE: Duration = Duration::from_secs(60);
 const TABLES: &str = "
@@ -26,7 +26,7 @@ const TABLES: &str = "
     CREATE TABLE run(
         id INTEGER PRIMARY KEY, folder INTEGER NOT NULL, key TEXT NOT NULL, process TEXT NOT NULL,
         started INTEGER NOT NULL, model TEXT NOT NULL, card TEXT NOT NULL, device TEXT NOT NULL,
-        hash TEXT, dirty INTEGER NOT NULL);
+        hash TEXT, dirty INTEGER NOT NULL, package TEXT);
     CREATE TABLE named(id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
     CREATE TABLE point(
         named INTEGER NOT NULL, run INTEGER NOT NULL, revision INTEGER NOT NULL,
@@ -65,6 +65,8 @@ pub struct Row {
     pub key: String,
     /// The bench binary, with its shard.
     pub process: String,
+    /// The package, where the record has one.
+    pub package: Option<String>,
     /// Milliseconds since 1970.
     pub started_ms: i64,
     /// As [`IndexedRun::model`].
@@ -82,10 +84,23 @@ pub struct Row {
 pub struct FolderRun {
     /// Where.
     pub folder: FolderName,
-    /// What it is counted among: the bench on its device.
-    pub among: (String, String, String),
+    /// What it is counted among: the bench of its package on its device.
+    pub among: BenchOnDevice,
     /// Milliseconds since 1970.
     pub started_ms: i64,
+}
+
+/// A bench on a device, whose runs are counted together.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BenchOnDevice {
+    /// The package, where the record has one.
+    pub package: Option<String>,
+    /// The bench binary, with its shard.
+    pub process: String,
+    /// Names the environments that are comparable.
+    pub model: String,
+    /// The card or host among those of its model.
+    pub card: String,
 }
 
 impl Index {
@@ -225,8 +240,8 @@ impl Index {
     pub fn rows(&self, case: &str) -> Result<Vec<Row>, HistoryError> {
         let read = || {
             let mut statement = self.connection.prepare(
-                "SELECT revision, median, key, process, started, model, card, device, hash, dirty
-                 FROM point JOIN run ON run = run.id
+                "SELECT revision, median, key, process, started, model, card, device, hash, dirty,
+                 package FROM point JOIN run ON run = run.id
                  WHERE named = (SELECT id FROM named WHERE name = ?1)",
             )?;
             let rows = statement.query_map([case], |row| {
@@ -241,9 +256,21 @@ impl Index {
                     card: row.get(6)?,
                     device: row.get(7)?,
                     provenance: Provenance { commit: row.get(8)?, dirty: row.get(9)? },
+                    package: row.get(10)?,
                 })
             })?;
             rows.collect()
+        };
+        self.told(read())
+    }
+
+    /// Number of process runs of each package; those without a recorded package are absent.
+    pub fn packages(&self) -> Result<BTreeMap<String, u32>, HistoryError> {
+        let read = || {
+            let mut statement = self.connection.prepare(
+                "SELECT package, count(*) FROM run WHERE package IS NOT NULL GROUP BY package",
+            )?;
+            statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?.collect()
         };
         self.told(read())
     }
@@ -252,13 +279,18 @@ impl Index {
     pub fn folder_runs(&self) -> Result<Vec<FolderRun>, HistoryError> {
         let read = || {
             let mut statement = self.connection.prepare(
-                "SELECT part, name, process, model, card, started
+                "SELECT part, name, process, model, card, started, package
                  FROM run JOIN folder ON folder = folder.id",
             )?;
             let rows = statement.query_map([], |row| {
                 Ok(FolderRun {
                     folder: (row.get(0)?, row.get(1)?),
-                    among: (row.get(2)?, row.get(3)?, row.get(4)?),
+                    among: BenchOnDevice {
+                        process: row.get(2)?,
+                        model: row.get(3)?,
+                        card: row.get(4)?,
+                        package: row.get(6)?,
+                    },
                     started_ms: row.get(5)?,
                 })
             })?;
@@ -306,7 +338,7 @@ impl<'t> Writer<'t> {
             ],
             folder: prepare("INSERT INTO folder(part, name, modified) VALUES (?1, ?2, ?3)")?,
             skipped: prepare("INSERT INTO skipped VALUES (?1, ?2, ?3)")?,
-            run: prepare("INSERT INTO run VALUES (NULL, ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)")?,
+            run: prepare("INSERT INTO run VALUES (NULL, ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)")?,
             name: prepare("INSERT OR IGNORE INTO named(name) VALUES (?1)")?,
             point: prepare("INSERT INTO point SELECT id, ?2, ?3, ?4 FROM named WHERE name = ?1")?,
         })
@@ -324,12 +356,12 @@ impl<'t> Writer<'t> {
         for (file, problem) in &indexed.skipped {
             self.skipped.execute(params![folder, file, problem])?;
         }
-        for IndexedRun { key, process, started_ms, model, card, device, provenance, cases } in
-            &indexed.runs
-        {
+        for indexed_run in &indexed.runs {
+            let IndexedRun { key, process, package, started_ms, .. } = indexed_run;
+            let IndexedRun { model, card, device, provenance, cases, .. } = indexed_run;
             let Provenance { commit, dirty } = provenance;
             self.run.execute(params![
-                folder, key, process, started_ms, model, card, device, commit, dirty
+                folder, key, process, started_ms, model, card, device, commit, dirty, package
             ])?;
             let run = self.transaction.last_insert_rowid();
             for (case, (revision, of)) in cases {

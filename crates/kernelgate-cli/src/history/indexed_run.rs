@@ -5,7 +5,7 @@ use std::path::Path;
 
 use jiff::Timestamp;
 use kernelgate::record::{
-    Baseline, BaselineRun, CaseRun, Environment, FileError, ProcessRun, Provenance, file,
+    Baseline, BaselineRun, CaseRun, Environment, FileError, Package, ProcessRun, Provenance, file,
 };
 
 /// What one bench process measured, as medians.
@@ -15,6 +15,8 @@ pub struct IndexedRun {
     pub key: String,
     /// The bench binary, with its shard.
     pub process: String,
+    /// The package as [`Package`]'s text has it, where the record has one.
+    pub package: Option<String>,
     /// When it started, milliseconds since 1970; 0 where the record says no time.
     pub started_ms: i64,
     /// Names the environments it is comparable with.
@@ -70,6 +72,7 @@ fn of_run(run: &ProcessRun) -> IndexedRun {
     let cases = run.cases.iter();
     let measured = (&run.started, &run.environment, &run.provenance);
     IndexedRun {
+        package: run.package.as_ref().map(Package::to_string),
         cases: cases
             .map(|(id, case)| (id.clone(), (case.revision, CaseRun::of_case(case))))
             .collect(),
@@ -79,12 +82,13 @@ fn of_run(run: &ProcessRun) -> IndexedRun {
 
 fn of_baseline(baseline: &Baseline) -> Vec<IndexedRun> {
     let each = baseline.runs.iter().map(|(key, run)| {
-        let BaselineRun { started, environment, provenance, .. } = run;
+        let BaselineRun { started, environment, package, provenance, .. } = run;
+        let package = package.as_ref().map(Package::to_string);
         let cases = baseline.cases.iter().filter_map(|(id, case)| {
             Some((id.clone(), (case.revision, case.runs.get(key)?.clone())))
         });
         let measured = (started, environment, provenance);
-        IndexedRun { cases: cases.collect(), ..empty(key.clone(), measured) }
+        IndexedRun { package, cases: cases.collect(), ..empty(key.clone(), measured) }
     });
     each.collect()
 }
@@ -97,6 +101,7 @@ fn empty(
     IndexedRun {
         process: key.rsplit('/').next().unwrap_or_default().to_owned(),
         key,
+        package: None,
         started_ms: started,
         model: environment.fingerprint(),
         card: environment.device_id(),

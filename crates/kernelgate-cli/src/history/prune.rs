@@ -7,8 +7,8 @@ use super::index::{FolderName, FolderRun};
 use super::indexed_run::RecordFile;
 use super::store::{HistoryStore, json_files};
 
-/// Removes the folders of records of which no process run is among the last `keep` of its bench
-/// and device, by the recorded start; returns how many folders. Files that are no records stay,
+/// Removes the folders of records of which no process run is among the last `keep` of its bench,
+/// package and device, by the recorded start; returns how many folders. Files that are no records stay,
 /// and so do their folders. With `dry`, nothing is removed.
 ///
 /// # Errors
@@ -51,13 +51,36 @@ fn dispensable(runs: Vec<FolderRun>, keep: usize) -> BTreeSet<FolderName> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::index::BenchOnDevice;
     use super::*;
+
+    #[test]
+    fn benches_of_two_packages_with_one_name_are_counted_apart() {
+        let run = |name: &str, package: &str, started_ms| FolderRun {
+            folder: ("runs".to_owned(), name.to_owned()),
+            among: BenchOnDevice {
+                package: Some(package.to_owned()),
+                process: "b".to_owned(),
+                model: "model".to_owned(),
+                card: "card".to_owned(),
+            },
+            started_ms,
+        };
+        let runs = vec![run("old", "one", 1), run("other", "two", 2), run("new", "one", 3)];
+        let removed = dispensable(runs, 1);
+        assert_eq!(removed.into_iter().map(|(_, name)| name).collect::<Vec<_>>(), ["old"]);
+    }
 
     #[test]
     fn the_last_of_each_bench_and_device_stay() {
         let run = |name: &str, bench: &str, started_ms| FolderRun {
             folder: ("runs".to_owned(), name.to_owned()),
-            among: (bench.to_owned(), "model".to_owned(), "card".to_owned()),
+            among: BenchOnDevice {
+                package: None,
+                process: bench.to_owned(),
+                model: "model".to_owned(),
+                card: "card".to_owned(),
+            },
             started_ms,
         };
         let runs = vec![

@@ -8,7 +8,7 @@ use super::HistoryError;
 use super::index::{Index, Row};
 use super::order::CommitOrder;
 use kernelgate::harness::filter::Filter;
-use kernelgate::record::Provenance;
+use kernelgate::record::{Package, Provenance};
 use kernelgate::stats::change_points::LONGEST;
 use kernelgate::stats::{change_points, median};
 
@@ -23,6 +23,8 @@ const OFF: usize = 2;
 /// Which histories.
 #[derive(Debug)]
 pub struct Query<'a> {
+    /// The package whose runs count, besides those that record none; absent for all packages.
+    pub package: Option<&'a Package>,
     /// Cases, by the names that they have now.
     pub cases: &'a Filter,
     /// Names that a case has now, by those that it had.
@@ -40,6 +42,9 @@ pub struct Query<'a> {
 pub struct CaseHistory {
     /// Its id, as it is now.
     pub case: String,
+    /// The package, where its runs record one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub package: Option<String>,
     /// Names that it had in some runs.
     pub formerly: BTreeSet<String>,
     /// Revision of its definition: times of another revision are of other work.
@@ -110,6 +115,15 @@ pub struct Change {
     pub same_build: bool,
 }
 
+/// Times of a case that make one series.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct SeriesKey {
+    model: String,
+    card: Option<String>,
+    revision: u32,
+    package: Option<String>,
+}
+
 /// The histories in a store's index, by case, then device.
 ///
 /// # Errors
@@ -126,19 +140,27 @@ pub fn histories(
             names.entry(now).or_default().push(name);
         }
     }
+    let own = query.package.map(Package::to_string);
     let mut found = Vec::new();
     for (case, names) in names {
-        let mut devices: BTreeMap<(String, Option<String>, u32), Vec<Row>> = BTreeMap::new();
+        let mut series: BTreeMap<SeriesKey, Vec<Row>> = BTreeMap::new();
         for name in &names {
             for row in index.rows(name)? {
+                // A run without a recorded package counts as of the one that is asked for.
+                let package = row.package.clone().or_else(|| own.clone());
+                if own.is_some() && package != own {
+                    continue;
+                }
                 let card = (!query.join_cards).then(|| row.card.clone());
-                let device = (row.model.clone(), card, row.revision);
-                devices.entry(device).or_default().push(row);
+                let key =
+                    SeriesKey { model: row.model.clone(), card, revision: row.revision, package };
+                series.entry(key).or_default().push(row);
             }
         }
-        for ((fingerprint, card, revision), rows) in devices {
+        for (SeriesKey { model: fingerprint, card, revision, package }, rows) in series {
             let history = CaseHistory {
                 case: case.clone(),
+                package,
                 formerly: BTreeSet::new(),
                 revision,
                 fingerprint,

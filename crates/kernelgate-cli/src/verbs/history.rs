@@ -11,13 +11,13 @@ use crate::gate::rules_file;
 use crate::history::import::{Imported, import};
 use crate::history::prune::prune;
 use crate::history::series::SMALLEST;
-use crate::history::{CaseHistory, CommitOrder, HistoryStore, Query, Skipped, histories};
+use crate::history::{CaseHistory, CommitOrder, HistoryStore, Index, Query, Skipped, histories};
 use crate::report;
 use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
 use kernelgate::harness::filter::Filter;
 use kernelgate::record::Store;
-use kernelgate::record::text::printable_path;
+use kernelgate::record::text::{printable, printable_path};
 
 /// How histories are printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -176,6 +176,17 @@ fn told(place: &HistoryStore, imported: &Imported) -> Exit {
     Exit::Usage
 }
 
+/// Names on standard error the packages whose runs in the store are not used.
+fn other_packages(index: &Index, store: &Store) -> anyhow::Result<()> {
+    let Some(own) = &store.package else { return Ok(()) };
+    for (package, runs) in index.packages()?.into_iter().filter(|(it, _)| *it != own.to_string()) {
+        let plural = if runs == 1 { "" } else { "s" };
+        let text = format!("{runs} run{plural} of package {package} not used: this is {own}");
+        eprintln!("{}", printable(&text));
+    }
+    Ok(())
+}
+
 /// What `--format json` has.
 #[derive(Serialize)]
 struct Output<'a> {
@@ -197,9 +208,11 @@ fn show(arguments: &Show, store: &Store) -> anyhow::Result<Exit> {
         let root = printable_path(place.root());
         eprintln!("no index can be written in {root}: its records are read each time");
     }
+    other_packages(&index, store)?;
     let order = CommitOrder::around(&store.root, arguments.branch.as_deref())?;
     let find = |cases: &Filter| {
         let query = Query {
+            package: store.package.as_ref(),
             cases,
             renamed: &renamed,
             join_cards: arguments.join_cards,

@@ -154,6 +154,7 @@ fn of_store(
     let index = place.index()?;
     let order = CommitOrder::around(&store.root, None)?;
     let query = Query {
+        package: store.package.as_ref(),
         cases: &Filter::OneOf(measured.cases.iter().map(|case| case.id.clone()).collect()),
         renamed: &rules_file::of_folder(&store.root)?.renamed,
         join_cards: arguments.join_cards,

@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::interrupt;
 use super::lock::locked;
 use super::numerics;
+use super::sessions;
 use crate::benches::cargo;
 use crate::benches::child::{Ended, Running, over_memory, wait};
 use kernelgate::exit::Exit;
@@ -51,6 +52,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         format!(": baseline `{name}` is as it was{}", rescue(&held, &name))
     })?;
     let outcome = measure(arguments, store, &running, &finished)
+        .and_then(|sessions| sessions::of_package(sessions, store))
         .and_then(|sessions| write(arguments, store, sessions));
     match outcome {
         Ok(Exit::Fine) => Ok(Exit::Fine),

@@ -1,8 +1,11 @@
 //! Which recorded invocations a verb is about.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use kernelgate::record::{ProcessRun, Session, Store};
+use kernelgate::record::store::StoreError;
+use kernelgate::record::text::printable;
+use kernelgate::record::{Package, ProcessRun, Session, Store};
 
 /// Which recorded invocations a verb is about.
 #[derive(Debug, clap::Args)]
@@ -22,15 +25,56 @@ pub struct Sessions {
 }
 
 impl Sessions {
-    /// Their runs, no run twice.
+    /// Their runs of the package where the program was called, no run twice.
     pub fn read(&self, store: &Store) -> anyhow::Result<Vec<ProcessRun>> {
-        let runs = |sessions: Vec<Session>| sessions.into_iter().flat_map(|it| it.runs).collect();
-        if self.session.is_empty() {
-            return Ok(runs(store.last_sessions(self.last.into())?));
+        let sessions = match self.session.is_empty() {
+            true => store.last_sessions(self.last.into())?,
+            false => store.sessions(self.session.iter().map(PathBuf::as_path))?,
+        };
+        let sessions = of_package(sessions, store)?;
+        let mut runs: Vec<ProcessRun> = sessions.into_iter().flat_map(|it| it.runs).collect();
+        if !self.session.is_empty() {
+            runs.sort_by_cached_key(ProcessRun::key);
         }
-        let mut runs: Vec<ProcessRun> =
-            runs(store.sessions(self.session.iter().map(PathBuf::as_path))?);
-        runs.sort_by_cached_key(ProcessRun::key);
         Ok(runs)
     }
+}
+
+/// The sessions without runs of other packages, which may share the target folder. Standard error
+/// names what is not used; all runs stay where the program was called in no package.
+///
+/// # Errors
+/// When no run is of the package.
+pub fn of_package(mut sessions: Vec<Session>, store: &Store) -> anyhow::Result<Vec<Session>> {
+    let Some(own) = &store.package else { return Ok(sessions) };
+    let mut others: BTreeMap<Package, usize> = BTreeMap::new();
+    let mut unnamed = 0;
+    for run in sessions.iter().flat_map(|session| &session.runs) {
+        match &run.package {
+            Some(package) if package != own => *others.entry(package.clone()).or_default() += 1,
+            Some(_) => {}
+            None => unnamed += 1,
+        }
+    }
+    for session in &mut sessions {
+        session.runs.retain(|run| run.may_be_of(own));
+    }
+    if sessions.iter().all(|session| session.runs.is_empty()) {
+        return Err(StoreError::OtherPackages {
+            package: own.clone(),
+            folder: sessions.first().map(|it| it.folder.clone()).unwrap_or_default(),
+            others: others.into_keys().collect(),
+        }
+        .into());
+    }
+    let plural = |count: usize| if count == 1 { "" } else { "s" };
+    for (package, count) in others {
+        let runs = format!("{count} run{} of package {package}", plural(count));
+        eprintln!("{}", printable(&format!("{runs} not used: this is package {own}")));
+    }
+    if unnamed > 0 {
+        let runs = format!("{unnamed} run{} without a recorded package", plural(unnamed));
+        eprintln!("{}", printable(&format!("{runs} counted as of package {own}")));
+    }
+    Ok(sessions)
 }

@@ -68,6 +68,7 @@ pub fn bench(
         skipped: selection.skipped.iter().cloned().collect(),
         unsupported: selection.unsupported.clone(),
         executable: executable_hash(),
+        package: store.package.clone(),
         invocation: Some(invocation.id.clone()),
         stated_commit,
         ..ProcessRun::start(name, &invocation.session, environment, provenance)

@@ -6,7 +6,7 @@ use super::args::Flags;
 use super::cases::Selection;
 use super::timing::SamplingPlan;
 use crate::display::duration;
-use crate::record::{Environment, Store};
+use crate::record::{Environment, ProcessRun, Store};
 use crate::stats::median;
 use crate::workload::Effort;
 use std::time::Duration;
@@ -43,7 +43,8 @@ pub fn text(
 pub fn last_times(store: &Store, environment: &Environment) -> BTreeMap<String, f64> {
     let sessions = store.last_sessions(1).unwrap_or_default();
     let runs = sessions.into_iter().flat_map(|session| session.runs);
-    let here = runs.filter(|run| run.environment.slug() == environment.slug());
+    let of_package = |run: &ProcessRun| store.package.as_ref().is_none_or(|it| run.may_be_of(it));
+    let here = runs.filter(|run| of_package(run) && run.environment.slug() == environment.slug());
     let cases = here.flat_map(|run| run.cases);
     cases.map(|(id, case)| (id, median(&case.samples.per_launch_ns()))).collect()
 }

@@ -242,6 +242,7 @@ impl Baseline {
         let source = BaselineRun {
             started: run.started.clone(),
             environment: run.environment.clone(),
+            package: run.package.clone(),
             provenance: run.provenance.clone(),
             stated_commit: run.stated_commit,
             seed: run.seed,

@@ -11,6 +11,7 @@ use serde_json::Value;
 use pretty::pretty;
 use scan::Scanned;
 
+use super::package::Package;
 use super::text;
 
 use kernelgate_cuda::regular_file::open;
@@ -246,6 +247,19 @@ pub(super) fn started(path: &Path) -> Option<String> {
     }
     let file = BufReader::new(open(path).ok()?);
     serde_json::from_reader(file).ok().map(|Started { started }| started)
+}
+
+/// The package that a run's file names, without the rest of it in memory; an error where the file
+/// cannot be read as a run.
+pub(super) fn package(path: &Path) -> std::io::Result<Option<Package>> {
+    #[derive(serde::Deserialize)]
+    struct OfPackage {
+        #[serde(default)]
+        package: Option<Package>,
+    }
+    let file = open(path)?;
+    let of_package: OfPackage = serde_json::from_reader(buffered(&file))?;
+    Ok(of_package.package)
 }
 
 /// Whether a file carries a checksum.

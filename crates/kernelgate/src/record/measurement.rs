@@ -179,10 +179,18 @@ fn other_run(left: &ProcessRun, right: &ProcessRun) -> Option<Differing> {
         ("effort", |run| run.effort.clone()),
         ("seed", |run| run.seed.to_string()),
     ];
-    let mismatch = first_mismatch(&facts, left, right)
+    let mismatch = other_package(left, right)
+        .or_else(|| first_mismatch(&facts, left, right))
         .or_else(|| left.origin().other_build(right.origin(), sharded))
         .or_else(|| right.environment.mismatches(&left.environment).into_iter().next());
     Some(between(left, right, mismatch?))
+}
+
+/// The packages, where both runs record one. Benches of two packages may have one name.
+fn other_package(left: &ProcessRun, right: &ProcessRun) -> Option<Mismatch> {
+    let (left, right) = left.package.as_ref().zip(right.package.as_ref())?;
+    let [base, head] = [left, right].map(ToString::to_string);
+    (base != head).then_some(Mismatch { field: "package", base, head })
 }
 
 /// The first fact of a case's definition that differs.

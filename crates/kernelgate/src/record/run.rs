@@ -7,6 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::environment::Environment;
 use super::file::Record;
 use super::origin::Origin;
+use super::package::Package;
 use super::provenance::Provenance;
 use super::shard::Shard;
 use super::text;
@@ -26,6 +27,9 @@ pub struct ProcessRun {
     pub bench: String,
     /// The invocation it belongs to: runs of one `cargo bench` share it.
     pub session: String,
+    /// The package of the bench; absent where the process ran beside no manifest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub package: Option<Package>,
     /// The cargo that ran the process, told from others by its start and id, whatever name the
     /// session was given; absent in trials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -276,6 +280,7 @@ impl ProcessRun {
         Self {
             bench: bench.to_owned(),
             session: session.to_owned(),
+            package: None,
             invocation: None,
             started: super::precise_timestamp(),
             complete: false,
@@ -305,6 +310,11 @@ impl ProcessRun {
             seed: self.seed,
             environment: &self.environment,
         }
+    }
+
+    /// Whether it may be a run of a package: one that records no package may be of any.
+    pub fn may_be_of(&self, package: &Package) -> bool {
+        self.package.as_ref().is_none_or(|own| own == package)
     }
 
     /// `<session>/<process>`: names the process run in a baseline.

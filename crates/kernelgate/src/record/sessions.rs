@@ -3,13 +3,14 @@
 //! Their order is that of the recorded starts. Times of files say nothing: they are those of a
 //! restored cache, or of a clock that was wrong.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use jiff::Timestamp;
 
 use super::file;
+use super::package::Package;
 use super::run::ProcessRun;
 use super::store::{Store, StoreError, entries, file_name, json_files};
 
@@ -26,7 +27,8 @@ pub struct Session {
 }
 
 impl Store {
-    /// The last `count` sessions, in the order of their starts.
+    /// The last `count` sessions with runs of this package, in the order of their starts; of every
+    /// package where this store is of none. A session may hold runs of other packages too.
     ///
     /// # Errors
     /// When there are fewer, a run is broken, or the last one has not started yet.
@@ -36,20 +38,44 @@ impl Store {
             .filter_map(|folder| Some((session_start(&folder)?, folder)))
             .collect();
         sessions.sort();
-        let Some((started, last)) = sessions.last() else {
-            return Err(StoreError::NoRun(self.runs.clone()));
-        };
-        if *started > Timestamp::now() + CLOCKS_DIFFER {
-            return Err(StoreError::Future { folder: last.clone(), started: *started });
+        let (mut last, mut others) = (Vec::new(), BTreeSet::new());
+        for (started, folder) in sessions.into_iter().rev() {
+            if !self.may_have_runs(&folder, &mut others) {
+                continue;
+            }
+            if last.is_empty() && started > Timestamp::now() + CLOCKS_DIFFER {
+                return Err(StoreError::Future { folder, started });
+            }
+            last.push(folder);
+            if last.len() == count {
+                return self.sessions(last.iter().rev().map(PathBuf::as_path));
+            }
         }
-        let Some(first) = sessions.len().checked_sub(count) else {
-            return Err(StoreError::FewRuns {
-                found: sessions.len(),
-                wanted: count,
+        Err(match (&self.package, last.len()) {
+            (Some(package), 0) if !others.is_empty() => StoreError::OtherPackages {
+                package: package.clone(),
                 folder: self.runs.clone(),
-            });
-        };
-        self.sessions(sessions[first..].iter().map(|(_, folder)| folder.as_path()))
+                others,
+            },
+            (_, 0) => StoreError::NoRun(self.runs.clone()),
+            (_, found) => StoreError::FewRuns { found, wanted: count, folder: self.runs.clone() },
+        })
+    }
+
+    /// Whether a session's folder may hold runs of this package: a file that cannot be read may be
+    /// one. Other packages that it holds runs of go into `others`.
+    fn may_have_runs(&self, folder: &Path, others: &mut BTreeSet<Package>) -> bool {
+        let Some(own) = &self.package else { return true };
+        let mut may = false;
+        for path in json_files(folder) {
+            match file::package(&path) {
+                Ok(Some(other)) if other != *own => {
+                    others.insert(other);
+                }
+                _ => may = true,
+            }
+        }
+        may
     }
 
     /// The session in a folder.
@@ -159,6 +185,22 @@ mod tests {
             assert!(twice.to_string().contains("hold the same run"), "{twice}");
             std::fs::remove_file(copy).unwrap();
         }
+        // Runs of another package that shares the folder do not count.
+        let package =
+            |name: &str| Package { name: name.to_owned(), manifest: "Cargo.toml".to_owned() };
+        let of = |name: &str| Store { package: Some(package(name)), ..store.clone() };
+        let other = ProcessRun {
+            package: Some(package("other")),
+            started: "2026-01-02T03:04:09Z".to_owned(),
+            ..ProcessRun::start("b", "other", Environment::cpu(), Provenance::default())
+        };
+        file::write(&store.run_path("other", "b"), &other).unwrap();
+        let last_of = |name: &str| of(name).last_sessions(1).unwrap()[0].runs[0].session.clone();
+        assert_eq!(last(1), ["other"]);
+        assert_eq!((&*last_of("other"), &*last_of("own")), ("other", "newer"));
+        let message = of("own").last_sessions(5).unwrap_err().to_string();
+        assert!(message.starts_with("4 sessions in "), "{message}");
+        std::fs::remove_dir_all(store.runs.join("other")).unwrap();
         record(&store, "ahead", "2226-01-02T03:04:05Z");
         let message = store.last_sessions(1).unwrap_err().to_string();
         assert!(message.contains("ahead, starts in the future (2226-"), "{message}");

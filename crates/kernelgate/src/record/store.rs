@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use super::baseline::Baseline;
 use super::file::{self, FileError};
 use super::numerics::Numerics;
+use super::package::Package;
 use super::run::ProcessRun;
 use super::text::{MAX_FILE_NAME, is_file_name, quoted};
 
@@ -22,6 +23,8 @@ const CALIBRATION: &str = "calibration";
 pub struct Store {
     /// Root of the package.
     pub root: PathBuf,
+    /// The package; absent at the root of a workspace that has none, and outside of packages.
+    pub package: Option<Package>,
     /// Committed baselines: `<device>/<name>.json`.
     pub baselines: PathBuf,
     /// Runs: `<session>/<bench>.json`; outside the target folder where `KERNELGATE_HISTORY` names
@@ -70,6 +73,19 @@ pub enum StoreError {
     /// Nothing has been measured yet.
     #[error("no run in {0}: run `cargo bench` first")]
     NoRun(PathBuf),
+    /// All runs are of other packages.
+    #[error(
+        "no run of package {package} in {}, only of {}: run `cargo bench` in the package first, or \
+         call the program where the other package lies", .folder.display(), list(.others)
+    )]
+    OtherPackages {
+        /// The package where the program was called.
+        package: Package,
+        /// Where the runs lie.
+        folder: PathBuf,
+        /// The packages that the runs are of.
+        others: BTreeSet<Package>,
+    },
     /// Fewer invocations than asked for.
     #[error("{found} sessions in {folder}, not {wanted}: run `cargo bench` again")]
     FewRuns {
@@ -99,6 +115,10 @@ pub enum StoreError {
         /// When it says that it started.
         started: jiff::Timestamp,
     },
+}
+
+fn list(packages: &BTreeSet<Package>) -> String {
+    packages.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 fn found(others: &[String]) -> String {
@@ -157,6 +177,7 @@ impl Store {
             criterion: std::env::var_os("CRITERION_HOME")
                 .filter(|folder| !folder.is_empty())
                 .map_or_else(|| target.join("criterion"), PathBuf::from),
+            package: Package::at(root),
             root: root.to_owned(),
         }
     }

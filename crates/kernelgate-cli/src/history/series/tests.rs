@@ -32,7 +32,14 @@ fn write(root: &Path, run: &ProcessRun) {
 }
 
 fn query<'a>(cases: &'a Filter, renamed: &'a BTreeMap<String, String>) -> Query<'a> {
-    Query { cases, renamed, join_cards: false, known_only: false, smallest: SMALLEST }
+    Query {
+        package: None,
+        cases,
+        renamed,
+        join_cards: false,
+        known_only: false,
+        smallest: SMALLEST,
+    }
 }
 
 fn all(root: &Path, order: &CommitOrder) -> Vec<CaseHistory> {
@@ -117,6 +124,25 @@ fn a_run_that_is_in_a_baseline_too_counts_once_and_old_names_count_for_the_new()
 }
 
 #[test]
+fn runs_of_another_package_are_another_history() {
+    let folder = tempfile::tempdir().unwrap();
+    let commits = commits(3);
+    let package = |name: &str| Package { name: name.to_owned(), manifest: "Cargo.toml".to_owned() };
+    let of = |at: usize, package| ProcessRun { package, ..run(at, &commits[at], at, 1e6) };
+    let runs = [of(0, Some(package("one"))), of(1, Some(package("two"))), of(2, None)];
+    runs.iter().for_each(|run| write(folder.path(), run));
+    let (order, renamed, one) = (CommitOrder::of(commits), BTreeMap::new(), package("one"));
+    let index = HistoryStore::at(folder.path()).index().unwrap();
+    let query = Query { package: Some(&one), ..query(&Filter::All, &renamed) };
+    let found = histories(&index, &query, &order).unwrap();
+    assert_eq!((found.len(), found[0].points.len()), (1, 2));
+    assert_eq!(found[0].package.as_deref(), Some("one (Cargo.toml)"));
+    assert_eq!(all(folder.path(), &order).len(), 3);
+    let counts = [("one (Cargo.toml)".to_owned(), 1), ("two (Cargo.toml)".to_owned(), 1)];
+    assert_eq!(index.packages().unwrap(), counts.into());
+}
+
+#[test]
 fn other_devices_and_revisions_are_other_histories() {
     let folder = tempfile::tempdir().unwrap();
     let commits = commits(4);
@@ -144,6 +170,7 @@ fn of_100_000_runs_the_last_are_searched() {
         IndexedRun {
             key: format!("{number}/bench"),
             process: "bench".to_owned(),
+            package: None,
             started_ms: number as i64,
             model: of.environment.fingerprint(),
             card: "host".to_owned(),

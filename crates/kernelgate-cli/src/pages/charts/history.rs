@@ -154,6 +154,7 @@ mod tests {
             same_build: false,
         };
         CaseHistory {
+            package: None,
             case: case.to_owned(),
             formerly: [].into(),
             revision: 1,

@@ -85,6 +85,7 @@ pub fn record(
     }
     let run = ProcessRun {
         session: invocation.session.clone(),
+        package: store.package.clone(),
         invocation: Some(invocation.id.clone()),
         complete,
         provenance: Provenance::of(&store.root),

@@ -8,6 +8,7 @@ use crate::measure::limits::Limits;
 use crate::record::case_run::CaseRun;
 use crate::record::environment::Environment;
 use crate::record::numerics::CaseNumerics;
+use crate::record::package::Package;
 use crate::record::provenance::Provenance;
 use crate::record::work::WorkRecord;
 use crate::stats::half_range;
@@ -19,7 +20,10 @@ pub struct BaselineRun {
     pub started: String,
     /// Where.
     pub environment: Environment,
-    /// Of which code.
+    /// The package of the bench; absent where the record has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub package: Option<Package>,
+    /// Code that was measured.
     pub provenance: Provenance,
     /// Whether the commit is what `KERNELGATE_COMMIT` said.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

@@ -1,6 +1,6 @@
 use super::*;
-use crate::record::Provenance;
 use crate::record::environment::Gpu;
+use crate::record::{Package, Provenance};
 
 fn commit(hash: &str) -> Provenance {
     Provenance { commit: Some(hash.to_owned()), dirty: false }
@@ -66,6 +66,14 @@ fn each_fact_that_differs_is_named_with_both_values() {
     };
     let two_shards = ProcessRun { cases: BTreeMap::new(), ..shard(1, 2) };
     let changed = Provenance { dirty: true, ..commit("aaaa") };
+    let package = |name: &str| {
+        let package = Package { name: name.to_owned(), manifest: "Cargo.toml".to_owned() };
+        ProcessRun { package: Some(package), ..whole() }
+    };
+    let differing = refusal(package("one"), package("two")).unwrap();
+    assert_eq!(differing.field, "package");
+    assert_eq!((&*differing.left, &*differing.right), ("one (Cargo.toml)", "two (Cargo.toml)"));
+    assert_eq!(refusal(package("one"), whole()), None);
     for (second, field, left, right) in [
         (two_shards, "number of shards", "1", "2"),
         (ProcessRun { provenance: commit("bbbb"), ..whole() }, "commit", "aaaa", "bbbb"),

@@ -1,0 +1,115 @@
+//! Two packages that share a target folder, and with it the folder of runs. Both have the fixture's
+//! bench, with the same cases.
+
+#![cfg(unix)]
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::package::{Outcome, Package};
+use serde_json::Value;
+
+/// The packages `one` and `two`.
+struct Shared {
+    package: Package,
+}
+
+impl Shared {
+    fn new() -> Self {
+        let package = Package::new();
+        for name in ["one", "two"] {
+            let manifest =
+                format!("[package]\nname = \"{name}\"\nversion = \"0.1.0\"\nedition = \"2024\"\n");
+            std::fs::create_dir_all(package.path(name).join("src")).unwrap();
+            std::fs::write(package.path(name).join("Cargo.toml"), manifest).unwrap();
+            std::fs::write(package.path(name).join("src/lib.rs"), "").unwrap();
+        }
+        Self { package }
+    }
+
+    fn run_in(&self, name: &str, mut command: Command) -> Outcome {
+        let folder = self.package.path(name);
+        command.current_dir(&folder).env("CARGO_MANIFEST_DIR", &folder);
+        command.output().unwrap().into()
+    }
+
+    /// Runs the bench of a package; its times in the record are then as given.
+    fn bench(&self, name: &str, session: &str, time_ns: f64) {
+        let command = self.package.bench_command(session, "n64");
+        self.run_in(name, command).expect(0, &[]);
+        self.package.set_times(&self.package.record(session), time_ns);
+    }
+
+    fn kernelgate(&self, name: &str, line: &str) -> Outcome {
+        let program = Path::new(env!("CARGO_BIN_EXE_kernelgate"));
+        self.run_in(name, self.package.command(program, line))
+    }
+
+    fn edit(&self, session: &str, change: impl FnOnce(&mut Value)) -> Value {
+        let mut run = self.package.run(session);
+        change(&mut run);
+        std::fs::write(self.package.record(session), run.to_string()).unwrap();
+        run
+    }
+}
+
+#[test]
+fn the_last_session_is_that_of_the_package() {
+    let shared = Shared::new();
+    shared.bench("one", "s1", 1e6);
+    shared.kernelgate("one", "baseline add main").expect(0, &["1 runs each"]);
+    shared.bench("one", "s2", 1e6);
+    // Later, and slower.
+    shared.bench("two", "s3", 9e6);
+    assert_eq!(shared.package.run("s3")["package"]["name"], "two");
+    shared.kernelgate("one", "gate --baseline main").expect(0, &["unchanged"]);
+    let runs = |name: &str| -> Value {
+        let outcome = shared.kernelgate(name, "runs --format json");
+        serde_json::from_str::<Value>(&outcome.stdout).unwrap()[0]["session"].clone()
+    };
+    assert_eq!((runs("one"), runs("two")), ("s2".into(), "s3".into()));
+    shared.kernelgate("two", "gate --baseline main").expect(2, &["no baseline `main`"]);
+    shared
+        .kernelgate("one", "gate --baseline main --last 3")
+        .expect(2, &["2 sessions in ", "not 3"]);
+    let named = format!("--session {}", shared.package.record("s3").parent().unwrap().display());
+    shared
+        .kernelgate("one", &format!("gate --baseline main {named}"))
+        .expect(2, &["no run of package one (Cargo.toml) in ", "only of two (Cargo.toml)"]);
+}
+
+#[test]
+fn a_session_of_both_packages_gives_each_its_own_runs() {
+    let shared = Shared::new();
+    shared.bench("one", "s1", 1e6);
+    shared.kernelgate("one", "baseline add main").expect(0, &[]);
+    shared.bench("one", "both", 1e6);
+    shared.bench("two", "s3", 9e6);
+    // As `cargo bench --workspace` leaves it.
+    let other = shared.edit("s3", |run| run["session"] = "both".into());
+    let both = shared.package.record("both").with_file_name("fixture-2.json");
+    std::fs::write(both, other.to_string()).unwrap();
+    std::fs::remove_dir_all(shared.package.record("s3").parent().unwrap()).unwrap();
+    let apart = "1 run of package two (Cargo.toml) not used: this is package one (Cargo.toml)";
+    shared.kernelgate("one", "gate --baseline main").expect(0, &["unchanged", apart]);
+    shared.kernelgate("one", "report").expect(0, &[apart]);
+    let history = shared.kernelgate("one", "history --format json");
+    let history: Value = serde_json::from_str(&history.expect(0, &[apart]).stdout).unwrap();
+    let times = |history: &Value| history["points"][0]["runs_ns"].as_array().unwrap().len();
+    let series = history["histories"].as_array().unwrap();
+    assert!(!series.is_empty());
+    assert!(series.iter().all(|it| times(it) == 2 && it["package"] == "one (Cargo.toml)"));
+}
+
+#[test]
+fn a_run_without_a_recorded_package_counts_with_a_note() {
+    let shared = Shared::new();
+    shared.bench("one", "s1", 1e6);
+    shared.kernelgate("one", "baseline add main").expect(0, &[]);
+    shared.bench("two", "s2", 1e6);
+    shared.edit("s2", |run| drop(run.as_object_mut().unwrap().remove("package")));
+    shared.kernelgate("one", "gate --baseline main").expect(
+        0,
+        &["unchanged", "1 run without a recorded package counted as of package one (Cargo.toml)"],
+    );
+}
