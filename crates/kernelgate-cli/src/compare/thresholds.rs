@@ -163,13 +163,13 @@ fn elsewhere(
     sampling: TrialSampling,
 ) -> String {
     let mut differing: Vec<String> = Vec::new();
+    let driver = |environment: &Environment| environment.gpus.values(|gpu| gpu.driver.clone());
+    let (then, now) = (driver(&calibration.environment), driver(environment));
     if let Some(mismatch) = environment.mismatches(&calibration.environment).first() {
         differing
             .push(format!("{} was `{}` and is `{}`", mismatch.field, mismatch.base, mismatch.head));
-    } else if let (Some(then), Some(now)) = (&calibration.environment.gpu, &environment.gpu)
-        && then.driver != now.driver
-    {
-        differing.push(format!("the driver was {} and is {}", then.driver, now.driver));
+    } else if !then.is_empty() && !now.is_empty() && then != now {
+        differing.push(format!("the driver was {then} and is {now}"));
     }
     let built_here = head.commit.as_ref().is_none_or(|commit| !commit.starts_with("prebuilt"));
     if built_here && calibration.provenance.commit != head.commit {

@@ -7,7 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use kernelgate::display::{self, natural};
 use kernelgate::measure::limits::{Limits, TimeLimit};
 use kernelgate::record::WorkRecord;
-use kernelgate::record::{Baseline, CaseRecord, Environment, Measurement, ProcessRun, Provenance};
+use kernelgate::record::{
+    Baseline, CaseRecord, Environment, Gpu, Measurement, ProcessRun, Provenance,
+};
 use kernelgate::stats::{self, Spread};
 use kernelgate::verify::Errors;
 
@@ -360,11 +362,9 @@ fn joined(values: impl Iterator<Item = String>) -> String {
 /// What the records say of where and when, each fact with all its values.
 fn facts(sources: &[Source]) -> Vec<(&'static str, String)> {
     let all = |of: &dyn Fn(&Source) -> Option<String>| joined(sources.iter().filter_map(of));
-    let gpus = sources.iter().filter_map(|it| it.environment.gpu.as_ref());
+    let gpus = sources.iter().flat_map(|it| it.environment.gpus.iter());
     let environment = |of: fn(&Environment) -> String| all(&|it| Some(of(&it.environment)));
-    let gpu = |of: fn(&kernelgate::record::environment::Gpu) -> String| {
-        all(&|it| it.environment.gpu.as_ref().map(of))
-    };
+    let gpu = |value: fn(&Gpu) -> String| joined(gpus.clone().map(value));
     let mut facts = vec![
         ("device", environment(|it| it.device_name.clone())),
         ("card", gpu(|it| it.uuid.clone())),
@@ -373,7 +373,7 @@ fn facts(sources: &[Source]) -> Vec<(&'static str, String)> {
         ("NVRTC", gpu(|it| it.nvrtc.clone())),
         (
             "libraries",
-            joined(gpus.flat_map(|gpu| {
+            joined(gpus.clone().flat_map(|gpu| {
                 gpu.libraries.iter().map(|(name, version)| format!("{name} {version}"))
             })),
         ),

@@ -75,9 +75,13 @@ fn written(
 
 fn about(calibration: &Calibration, words: &dyn Fn(&str) -> String) -> String {
     let environment = &calibration.environment;
-    let place = match &environment.gpu {
-        Some(gpu) => format!("driver {}, NVRTC {}", gpu.driver, gpu.nvrtc),
-        None => format!(
+    let gpus = &environment.gpus;
+    let place = match gpus.is_empty() {
+        false => {
+            let driver = gpus.values(|gpu| gpu.driver.clone());
+            format!("driver {driver}, NVRTC {}", gpus.values(|gpu| gpu.nvrtc.clone()))
+        }
+        true => format!(
             "{} cores, {} threads, {}",
             environment.cores, environment.threads, environment.os
         ),

@@ -116,7 +116,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let card = runs
         .iter()
         .rev()
-        .find_map(|run| run.environment.gpu.as_ref())
+        .find_map(|run| run.environment.gpus.one())
         .map(|gpu| gpu.uuid.clone())
         .unwrap_or_default();
     // From a file, and on its way into a variable of the driver.
@@ -239,7 +239,7 @@ const LIBRARIES: &[&str] = &["cuda/cudnn"];
 /// of a problem is a case's without implementation and cache.
 fn problems<'a>(runs: &'a [ProcessRun], filter: Option<&Regex>) -> BTreeMap<String, Vec<Ours<'a>>> {
     let mut problems: BTreeMap<String, Vec<Ours<'a>>> = BTreeMap::new();
-    let gpu = runs.iter().filter(|run| run.environment.gpu.is_some());
+    let gpu = runs.iter().filter(|run| !run.environment.gpus.is_empty());
     for (id, case) in gpu.flat_map(|run| &run.cases).filter(|(_, case)| case.cache == "hot") {
         let problem =
             id.strip_suffix(&format!("/{}/{}", case.implementation, case.cache)).unwrap_or(id);

@@ -106,11 +106,11 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 
 fn print(report: &TimingReport, show: impl Fn(&Table) -> String) {
     let environment = &report.environment;
-    println!(
-        "{}, driver {}",
-        environment.device_name,
-        environment.gpu.as_ref().map_or("unknown", |gpu| &gpu.driver)
-    );
+    let driver = match environment.gpus.is_empty() {
+        true => "unknown".to_owned(),
+        false => environment.gpus.values(|gpu| gpu.driver.clone()),
+    };
+    println!("{}, driver {driver}", environment.device_name);
     let overhead = report.overhead;
     let mut table = Table::new(&["overhead", "time"]);
     for (what, ns) in [

@@ -175,7 +175,7 @@ const FULL_CLOCK: f64 = 0.98;
 /// Median SM clock of a case that ran clearly below the card's highest clock, marked where the power
 /// cap held it down: "1430 MHz cap".
 fn clock(run: &ProcessRun, case: &CaseRecord) -> Option<String> {
-    let highest_mhz = f64::from(run.environment.gpu.as_ref()?.max_clock_mhz);
+    let highest_mhz = f64::from(run.environment.gpus.one()?.max_clock_mhz);
     let clocks = &case.samples.clock_mhz;
     let median_mhz = (!clocks.is_empty()).then(|| stats::median(clocks))?;
     let at_cap = case.samples.power.as_ref().is_some_and(|power| power.at_cap);

@@ -37,11 +37,16 @@ impl BenchProgress {
         cases: usize,
         not_elsewhere: Option<&str>,
     ) {
-        let device = match &environment.gpu {
-            Some(gpu) => {
-                format!("{}, {}, CUDA {}", environment.device_name, gpu.arch, gpu.driver_cuda)
+        let Environment { device_name, threads, gpus, .. } = environment;
+        let device = match gpus.is_empty() {
+            true => format!("{device_name}, {threads} threads"),
+            false => {
+                let arch = gpus.values(|gpu| gpu.arch.clone());
+                format!(
+                    "{device_name}, {arch}, CUDA {}",
+                    gpus.values(|gpu| gpu.driver_cuda.clone())
+                )
             }
-            None => format!("{}, {} threads", environment.device_name, environment.threads),
         };
         self.say(&format!(
             "{bench}: {cases} cases, {} effort, on {} ({device})",

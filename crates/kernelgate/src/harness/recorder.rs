@@ -9,7 +9,6 @@ use std::time::Duration;
 use super::error::HarnessError;
 use crate::backend::host_timeout;
 use crate::exit::Exit;
-use crate::record::environment::Gpu;
 use crate::record::text::{printable, printable_path};
 use crate::record::{CaseRecord, FileError, ProcessRun, file};
 use kernelgate_cuda::observe::telemetry::Reading;
@@ -192,7 +191,7 @@ impl Recorder {
     fn update(&self, change: impl FnOnce(&mut ProcessRun)) -> Result<(), FileError> {
         let mut state = self.lock();
         change(&mut state.run);
-        state.run.environment.gpu.iter_mut().for_each(Gpu::note_libraries);
+        state.run.environment.gpus.note_libraries();
         file::write(&state.path, &state.run)
     }
 

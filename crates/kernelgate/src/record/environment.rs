@@ -1,7 +1,9 @@
 //! Where a run was measured: the facts that make two results comparable.
 
-use super::text::one_line;
 use std::collections::BTreeMap;
+
+use super::gpus::{Gpu, Gpus};
+use super::text::one_line;
 
 use serde::{Deserialize, Serialize};
 use sysinfo::System;
@@ -9,11 +11,11 @@ use sysinfo::System;
 use crate::backend::{BackendKind, Target};
 use kernelgate_cuda::compiler::nvrtc;
 use kernelgate_cuda::driver::device::DeviceFacts;
-use kernelgate_cuda::library;
 use kernelgate_cuda::observe::telemetry::Telemetry;
 
 /// The machine and the build, as far as they decide what a time means.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "EnvironmentFields", into = "EnvironmentFields")]
 pub struct Environment {
     /// "cpu" or "cuda".
     pub device_kind: String,
@@ -35,48 +37,88 @@ pub struct Environment {
     pub optimised: bool,
     /// Version of kernelgate.
     pub kernelgate: String,
-    /// Tells this host from others: a hash of its name and machine id; absent where it has no name
-    /// of its own.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Identifies the host: a hash of its name and machine id; absent where it has no name of its
+    /// own.
     pub machine: Option<String>,
-    /// The GPU, where the run was on one.
+    /// The GPUs that the run used; empty on the CPU.
+    pub gpus: Gpus,
+}
+
+/// An environment in a file: `gpu` where it has one GPU, `gpus` where it has several.
+#[derive(Serialize, Deserialize)]
+struct EnvironmentFields {
+    device_kind: String,
+    device_name: String,
+    arch: String,
+    cores: usize,
+    threads: usize,
+    simd: Vec<String>,
+    memory_bytes: u64,
+    os: String,
+    optimised: bool,
+    kernelgate: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gpu: Option<Gpu>,
+    machine: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    gpu: Option<Gpu>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    gpus: Vec<Gpu>,
 }
 
-/// A GPU, as far as it decides what a time means.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Gpu {
-    /// "GPU-…", unique to the card.
-    pub uuid: String,
-    /// Architecture that kernels are compiled for: "sm_90a".
-    pub arch: String,
-    /// Version of the driver: "580.82.07"; "unknown" where NVML does not tell.
-    pub driver: String,
-    /// Latest CUDA that the driver supports: "13.0".
-    pub driver_cuda: String,
-    /// Version of NVRTC: "13.0".
-    pub nvrtc: String,
-    /// Multiprocessors.
-    pub multiprocessors: u32,
-    /// L2 cache, bytes.
-    pub l2_bytes: u64,
-    /// Device memory, bytes.
-    pub memory_bytes: u64,
-    /// Highest SM clock, MHz.
-    pub max_clock_mhz: u32,
-    /// Versions of NVIDIA's other libraries that the process had opened: "cublaslt", "cudnn",
-    /// "cupti".
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub libraries: BTreeMap<String, String>,
+impl From<Environment> for EnvironmentFields {
+    fn from(environment: Environment) -> Self {
+        let Environment { device_kind, device_name, arch, cores, threads, simd, .. } = environment;
+        let Environment { memory_bytes, os, optimised, kernelgate, machine, gpus, .. } =
+            environment;
+        let gpu = gpus.one().cloned();
+        let gpus = if gpu.is_some() { Vec::new() } else { gpus.iter().cloned().collect() };
+        Self {
+            device_kind,
+            device_name,
+            arch,
+            cores,
+            threads,
+            simd,
+            memory_bytes,
+            os,
+            optimised,
+            kernelgate,
+            machine,
+            gpu,
+            gpus,
+        }
+    }
 }
 
-impl Gpu {
-    /// Takes down which libraries the process has opened by now: some are when they are needed.
-    pub fn note_libraries(&mut self) {
-        // Those have fields of their own.
-        let others = library::loaded().filter(|(name, _)| !["driver", "nvrtc"].contains(name));
-        self.libraries = others.map(|(name, version)| (name.to_owned(), version)).collect();
+impl TryFrom<EnvironmentFields> for Environment {
+    type Error = &'static str;
+
+    fn try_from(fields: EnvironmentFields) -> Result<Self, Self::Error> {
+        let EnvironmentFields { device_kind, device_name, arch, cores, threads, simd, .. } = fields;
+        let EnvironmentFields { memory_bytes, os, optimised, kernelgate, machine, .. } = fields;
+        let (gpu, several) = (fields.gpu, fields.gpus);
+        if gpu.is_some() && !several.is_empty() {
+            return Err("an environment with both `gpu` and `gpus`");
+        }
+        let count = several.len();
+        let gpus: Gpus = several.into_iter().chain(gpu).collect();
+        if gpus.len() < count {
+            return Err("a GPU that is listed twice");
+        }
+        Ok(Self {
+            device_kind,
+            device_name,
+            arch,
+            cores,
+            threads,
+            simd,
+            memory_bytes,
+            os,
+            optimised,
+            kernelgate,
+            machine,
+            gpus,
+        })
     }
 }
 
@@ -96,30 +138,20 @@ impl Environment {
     pub fn of(target: &Target) -> Self {
         match target {
             Target::Cpu => Self::cpu(),
-            Target::Cuda(devices) => Self::of_gpu(devices.one().facts()),
+            Target::Cuda(devices) => Self::on_gpus(devices.iter().map(|device| device.facts())),
         }
     }
 
-    /// The environment of this process on a GPU, whoever opened it.
-    pub fn of_gpu(facts: &DeviceFacts) -> Self {
-        let version = |(major, minor): (i32, i32)| format!("{major}.{minor}");
+    /// The environment of this process on these GPUs, whoever opened them.
+    pub fn on_gpus<'a>(facts: impl IntoIterator<Item = &'a DeviceFacts>) -> Self {
+        let facts: Vec<&DeviceFacts> = facts.into_iter().collect();
+        let mut names: Vec<String> = facts.iter().map(|facts| one_line(&facts.name)).collect();
+        names.sort();
+        names.dedup();
         Self {
             device_kind: BackendKind::Cuda.name().to_owned(),
-            device_name: one_line(&facts.name),
-            gpu: Some(Gpu {
-                uuid: facts.uuid.clone(),
-                arch: facts.arch.clone(),
-                driver: Telemetry::open(&facts.uuid)
-                    .and_then(|telemetry| telemetry.driver())
-                    .unwrap_or_else(|| "unknown".to_owned()),
-                driver_cuda: version((facts.driver_cuda / 1000, facts.driver_cuda % 1000 / 10)),
-                nvrtc: nvrtc::version().map_or_else(|_| "unknown".to_owned(), version),
-                multiprocessors: facts.multiprocessors,
-                l2_bytes: facts.l2_bytes,
-                memory_bytes: facts.memory_bytes,
-                max_clock_mhz: facts.max_clock_mhz,
-                libraries: BTreeMap::new(),
-            }),
+            device_name: names.join(", "),
+            gpus: facts.into_iter().map(gpu).collect(),
             ..Self::cpu()
         }
     }
@@ -150,7 +182,7 @@ impl Environment {
             optimised: !cfg!(debug_assertions),
             kernelgate: env!("CARGO_PKG_VERSION").to_owned(),
             machine: machine(),
-            gpu: None,
+            gpus: Gpus::default(),
         }
     }
 
@@ -161,56 +193,79 @@ impl Environment {
 
     /// Whether the card, on the CPU the host, can be told from others of its model.
     pub const fn is_identified(&self) -> bool {
-        self.gpu.is_some() || self.machine.is_some()
+        !self.gpus.is_empty() || self.machine.is_some()
     }
 
     /// Whether this and a baseline's environment, which are comparable, are known to be the same
-    /// card, on the CPU the same host. Two of the same model need not run alike.
+    /// cards, on the CPU the same host. Two of the same model need not run alike.
     pub fn same_device(&self, base: &Self) -> bool {
-        match (&self.gpu, &base.gpu) {
-            (Some(head), Some(base)) => head.uuid == base.uuid,
-            _ => self.machine.is_some() && self.machine == base.machine,
+        match self.gpus.is_empty() || base.gpus.is_empty() {
+            true => self.machine.is_some() && self.machine == base.machine,
+            false => self.gpus.same_cards(&base.gpus),
         }
     }
 
     /// Whether a process here can take over what one found there. Libraries are left out: what a
     /// process has opened is known at its end, and what it computed by them shows in its outputs.
     pub fn same_place(&self, other: &Self) -> bool {
-        let without_libraries = |environment: &Self| {
-            let mut environment = environment.clone();
-            environment.gpu.iter_mut().for_each(|gpu| gpu.libraries.clear());
-            environment
+        let without_libraries = |environment: &Self| Self {
+            gpus: environment.gpus.without_libraries(),
+            ..environment.clone()
         };
         without_libraries(self) == without_libraries(other)
     }
 
-    /// What tells the device from others of its model: "GPU-1a2b…" or the host's hash.
+    /// Identifies the device among others of its model: "GPU-1a2b…" or the host's hash.
     pub fn device_id(&self) -> String {
-        let id = self
-            .gpu
-            .as_ref()
-            .map(|gpu| gpu.uuid.clone())
-            .or_else(|| self.machine.as_ref().map(|hash| format!("host {hash}")));
-        id.unwrap_or_else(|| "a host without a name".to_owned())
+        match &self.machine {
+            _ if !self.gpus.is_empty() => self.gpus.values(|gpu| gpu.uuid.clone()),
+            Some(hash) => format!("host {hash}"),
+            None => "a host without a name".to_owned(),
+        }
     }
 
     /// "NVIDIA H200, driver 580.159.04, CUDA 13.0, SM clock up to 1980 MHz", or the processor with
     /// its threads.
     pub fn describe(&self) -> String {
-        match &self.gpu {
-            Some(Gpu { driver, driver_cuda, max_clock_mhz, .. }) => {
-                format!(
-                    "{}, driver {driver}, CUDA {driver_cuda}, SM clock up to {max_clock_mhz} MHz",
-                    self.device_name
-                )
-            }
-            None => format!("{}, {} cores, {} threads", self.device_name, self.cores, self.threads),
+        if self.gpus.is_empty() {
+            return format!("{}, {} cores, {} threads", self.device_name, self.cores, self.threads);
         }
+        let count = match self.gpus.len() {
+            1 => String::new(),
+            count => format!("{count} × "),
+        };
+        format!(
+            "{count}{}, driver {}, CUDA {}, SM clock up to {} MHz",
+            self.device_name,
+            self.gpus.values(|gpu| gpu.driver.clone()),
+            self.gpus.values(|gpu| gpu.driver_cuda.clone()),
+            self.gpus.values(|gpu| gpu.max_clock_mhz.to_string()),
+        )
     }
 
-    /// The device's name as a folder: lower case, words joined by `-`.
+    /// Folder of the device's baselines: its name in lower case, words joined by `-`, and the number
+    /// of GPUs where there are several.
     pub fn slug(&self) -> String {
-        slug(&self.device_name)
+        let name = slug(&self.device_name);
+        if self.gpus.len() > 1 { format!("{name}-x{}", self.gpus.len()) } else { name }
+    }
+}
+
+/// A GPU with the versions of its driver and of NVRTC.
+fn gpu(facts: &DeviceFacts) -> Gpu {
+    let version = |(major, minor): (i32, i32)| format!("{major}.{minor}");
+    let telemetry = Telemetry::open(&facts.uuid);
+    Gpu {
+        uuid: facts.uuid.clone(),
+        arch: facts.arch.clone(),
+        driver: telemetry.and_then(|it| it.driver()).unwrap_or_else(|| "unknown".to_owned()),
+        driver_cuda: version((facts.driver_cuda / 1000, facts.driver_cuda % 1000 / 10)),
+        nvrtc: nvrtc::version().map_or_else(|_| "unknown".to_owned(), version),
+        multiprocessors: facts.multiprocessors,
+        l2_bytes: facts.l2_bytes,
+        memory_bytes: facts.memory_bytes,
+        max_clock_mhz: facts.max_clock_mhz,
+        libraries: BTreeMap::new(),
     }
 }
 
@@ -270,6 +325,7 @@ pub fn available_memory() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::{ProcessRun, Provenance};
 
     #[test]
     fn slugs_are_folder_names() {
@@ -303,32 +359,73 @@ mod tests {
         assert_eq!(fields, ["device_name", "threads"]);
     }
 
-    #[test]
-    fn a_card_a_model_and_a_driver_are_told_apart() {
-        let on = |uuid: &str, driver: &str| Environment {
+    fn with_gpus<const N: usize>(gpus: [Gpu; N]) -> Environment {
+        Environment {
             device_kind: "cuda".to_owned(),
             device_name: "NVIDIA H200".to_owned(),
-            gpu: Some(Gpu {
-                uuid: uuid.to_owned(),
-                arch: "sm_90a".to_owned(),
-                driver: driver.to_owned(),
-                driver_cuda: "13.0".to_owned(),
-                nvrtc: "13.0".to_owned(),
-                multiprocessors: 132,
-                l2_bytes: 1,
-                memory_bytes: 1,
-                max_clock_mhz: 1980,
-                libraries: BTreeMap::new(),
-            }),
+            gpus: gpus.into_iter().collect(),
             ..Environment::cpu()
+        }
+    }
+
+    #[test]
+    fn several_gpus_are_another_device_than_one_of_them() {
+        let gpu = |uuid: &str| Gpu::h200(uuid, "580.82");
+        let pair = with_gpus([gpu("GPU-2"), gpu("GPU-1")]);
+        let one = with_gpus([gpu("GPU-1")]);
+        assert!(pair.same_device(&with_gpus([gpu("GPU-1"), gpu("GPU-2")])));
+        assert!(!pair.same_device(&one));
+        let counts = |it: Vec<Mismatch>| it.into_iter().map(|it| (it.field, it.base, it.head));
+        let found: Vec<_> = counts(pair.mismatches(&one)).collect();
+        assert_eq!(found, [("gpu.count", "1".to_owned(), "2".to_owned())]);
+        assert_ne!(pair.fingerprint(), one.fingerprint());
+        assert_eq!((pair.slug(), one.slug()), ("nvidia-h200-x2".into(), "nvidia-h200".into()));
+        assert_eq!(pair.device_id(), "GPU-1, GPU-2");
+        assert!(pair.describe().starts_with("2 × NVIDIA H200, driver 580.82, CUDA 13.0, "));
+    }
+
+    #[test]
+    fn a_file_has_gpu_for_one_and_gpus_for_several() {
+        use crate::record::file;
+        let gpu = |uuid: &str| Gpu::h200(uuid, "580.82");
+        let text = |environment: Environment| {
+            let run = ProcessRun::start("b", "s", environment, Provenance::default());
+            file::to_text(&run)
         };
+        let written_and_read = |environment: Environment| {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("run.json");
+            std::fs::write(&path, text(environment)).unwrap();
+            file::read::<ProcessRun>(&path).map(|run| run.environment)
+        };
+        for gpus in
+            [with_gpus([]), with_gpus([gpu("GPU-1")]), with_gpus([gpu("GPU-1"), gpu("GPU-2")])]
+        {
+            assert_eq!(written_and_read(gpus.clone()).unwrap(), gpus);
+        }
+        assert!(text(with_gpus([gpu("GPU-1")])).contains("\"gpu\": {"));
+        assert!(!text(with_gpus([])).contains("gpu"));
+        let pair = text(with_gpus([gpu("GPU-1"), gpu("GPU-2")]));
+        assert!(pair.contains("\"gpus\": ["), "{pair}");
+        let twice = pair.replace("GPU-2", "GPU-1");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.json");
+        std::fs::write(&path, twice).unwrap();
+        let error = file::read::<ProcessRun>(&path).unwrap_err().to_string();
+        assert!(error.contains("a GPU that is listed twice"), "{error}");
+    }
+
+    #[test]
+    fn a_card_a_model_and_a_driver_are_told_apart() {
+        let on = |uuid: &str, driver: &str| with_gpus([Gpu::h200(uuid, driver)]);
         let base = on("GPU-1", "580.82.07");
         let other = on("GPU-2", "580.159.04");
         assert!(base.same_device(&base) && !other.same_device(&base));
         // A process that verified has opened CUPTI by its end.
         let mut verified = base.clone();
-        let gpu = verified.gpu.as_mut().unwrap();
+        let mut gpu = verified.gpus.one().unwrap().clone();
         gpu.libraries.insert("cupti".to_owned(), "API 26".to_owned());
+        verified.gpus = gpu.into();
         assert!(base != verified && base.same_place(&verified) && verified.same_place(&base));
         assert!(!other.same_place(&base) && !on("GPU-1", "590.1").same_place(&base));
         assert_eq!(other.mismatches(&base), []);

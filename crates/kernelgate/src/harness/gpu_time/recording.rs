@@ -67,7 +67,7 @@ pub fn record(
     let failed_to = |error: &dyn std::fmt::Display| format!("failed to {error}");
     let stored = criterion_store::read(&store.criterion).map_err(|error| failed_to(&error))?;
     let complete = matches!(ended, Ended::Complete);
-    let mut run = of_stored(&stored, log, least_ns, Environment::of_gpu(facts));
+    let mut run = of_stored(&stored, log, least_ns, Environment::on_gpus([facts]));
     if let Ended::Refused { case, error } = ended {
         run.failed.insert(case, error);
     }

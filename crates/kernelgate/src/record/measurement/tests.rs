@@ -1,6 +1,5 @@
 use super::*;
-use crate::record::environment::Gpu;
-use crate::record::{Package, Provenance};
+use crate::record::{Gpu, Package, Provenance};
 
 fn commit(hash: &str) -> Provenance {
     Provenance { commit: Some(hash.to_owned()), dirty: false }
@@ -36,18 +35,7 @@ fn on_gpu(driver: &str, uuid: &str) -> Environment {
     Environment {
         device_kind: "cuda".to_owned(),
         device_name: "NVIDIA H200".to_owned(),
-        gpu: Some(Gpu {
-            uuid: uuid.to_owned(),
-            arch: "sm_90a".to_owned(),
-            driver: driver.to_owned(),
-            driver_cuda: "13.0".to_owned(),
-            nvrtc: "13.0".to_owned(),
-            multiprocessors: 132,
-            l2_bytes: 1,
-            memory_bytes: 1,
-            max_clock_mhz: 1980,
-            libraries: BTreeMap::new(),
-        }),
+        gpus: Gpu::h200(uuid, driver).into(),
         ..whole().environment
     }
 }
@@ -111,7 +99,7 @@ fn another_driver_or_gpu_model_is_refused_and_another_card_is_not() {
     let field = |second| refusal(first(), on(second)).map(|it| it.field);
     assert_eq!(field(on_gpu("590.1", "GPU-1")), Some("gpu.driver"));
     let mut other_model = on_gpu("580.82", "GPU-2");
-    other_model.gpu.as_mut().unwrap().multiprocessors = 114;
+    other_model.gpus = Gpu { multiprocessors: 114, ..Gpu::h200("GPU-2", "580.82") }.into();
     assert_eq!(field(other_model), Some("gpu.multiprocessors"));
     assert_eq!(field(on_gpu("580.99", "GPU-2")), None);
 }

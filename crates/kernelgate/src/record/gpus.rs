@@ -1,0 +1,163 @@
+//! The GPUs of an environment: a set, empty on the CPU.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use kernelgate_cuda::library;
+
+/// A GPU, as far as it decides what a time means.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Gpu {
+    /// "GPU-…", unique to the card.
+    pub uuid: String,
+    /// Architecture that kernels are compiled for: "sm_90a".
+    pub arch: String,
+    /// Version of the driver: "580.82.07"; "unknown" without NVML.
+    pub driver: String,
+    /// Latest CUDA that the driver supports: "13.0".
+    pub driver_cuda: String,
+    /// Version of NVRTC: "13.0".
+    pub nvrtc: String,
+    /// Multiprocessors.
+    pub multiprocessors: u32,
+    /// L2 cache, bytes.
+    pub l2_bytes: u64,
+    /// Device memory, bytes.
+    pub memory_bytes: u64,
+    /// Highest SM clock, MHz.
+    pub max_clock_mhz: u32,
+    /// Versions of NVIDIA's other libraries that the process had opened: "cublaslt", "cudnn",
+    /// "cupti".
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub libraries: BTreeMap<String, String>,
+}
+
+impl Gpu {
+    /// Records the libraries that the process has opened by now; some are opened when needed.
+    pub fn note_libraries(&mut self) {
+        // Those have fields of their own.
+        let others = library::loaded().filter(|(name, _)| !["driver", "nvrtc"].contains(name));
+        self.libraries = others.map(|(name, version)| (name.to_owned(), version)).collect();
+    }
+}
+
+/// GPUs, each once, in the order of their uuids.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Gpus(Vec<Gpu>);
+
+impl Gpus {
+    /// The GPU of an environment that has exactly one, for code that can use only one.
+    pub fn one(&self) -> Option<&Gpu> {
+        match &self.0[..] {
+            [only] => Some(only),
+            _ => None,
+        }
+    }
+
+    /// Number of GPUs.
+    pub const fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether the environment is a CPU's.
+    pub const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The GPUs in order.
+    pub fn iter(&self) -> std::slice::Iter<'_, Gpu> {
+        self.0.iter()
+    }
+
+    /// The values of a fact, each once, joined by commas: one value for GPUs of one model.
+    pub fn values(&self, value: impl Fn(&Gpu) -> String) -> String {
+        let mut values: Vec<String> = Vec::new();
+        for next in self.iter().map(value) {
+            if !values.contains(&next) {
+                values.push(next);
+            }
+        }
+        values.join(", ")
+    }
+
+    /// Whether both are the same cards; empty sets are not known to be.
+    pub fn same_cards(&self, other: &Self) -> bool {
+        !self.is_empty() && self.iter().map(|gpu| &gpu.uuid).eq(other.iter().map(|gpu| &gpu.uuid))
+    }
+
+    /// Records the libraries that the process has opened by now.
+    pub fn note_libraries(&mut self) {
+        self.0.iter_mut().for_each(Gpu::note_libraries);
+    }
+
+    /// The same GPUs without the libraries that a process had opened.
+    pub fn without_libraries(&self) -> Self {
+        self.iter().map(|gpu| Gpu { libraries: BTreeMap::new(), ..gpu.clone() }).collect()
+    }
+}
+
+impl FromIterator<Gpu> for Gpus {
+    fn from_iter<I: IntoIterator<Item = Gpu>>(gpus: I) -> Self {
+        let mut gpus: Vec<Gpu> = gpus.into_iter().collect();
+        gpus.sort_by(|left, right| left.uuid.cmp(&right.uuid));
+        gpus.dedup_by(|left, right| left.uuid == right.uuid);
+        Self(gpus)
+    }
+}
+
+impl From<Gpu> for Gpus {
+    fn from(gpu: Gpu) -> Self {
+        Self(vec![gpu])
+    }
+}
+
+#[cfg(test)]
+impl Gpu {
+    /// An H200 with that id and driver.
+    pub(crate) fn h200(uuid: &str, driver: &str) -> Self {
+        Self {
+            uuid: uuid.to_owned(),
+            arch: "sm_90a".to_owned(),
+            driver: driver.to_owned(),
+            driver_cuda: "13.0".to_owned(),
+            nvrtc: "13.0".to_owned(),
+            multiprocessors: 132,
+            l2_bytes: 1,
+            memory_bytes: 1,
+            max_clock_mhz: 1980,
+            libraries: BTreeMap::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(uuids: &[&str]) -> Gpus {
+        uuids.iter().map(|uuid| Gpu::h200(uuid, "580.82")).collect()
+    }
+
+    #[test]
+    fn a_set_has_each_card_once_in_one_order() {
+        assert_eq!(set(&["GPU-2", "GPU-1", "GPU-2"]), set(&["GPU-1", "GPU-2"]));
+        assert!(set(&["GPU-2", "GPU-1"]).same_cards(&set(&["GPU-1", "GPU-2"])));
+        assert!(!set(&["GPU-1", "GPU-2"]).same_cards(&set(&["GPU-1"])));
+        assert!(!set(&[]).same_cards(&set(&[])));
+    }
+
+    #[test]
+    fn one_is_the_only_card_or_absent() {
+        assert_eq!(set(&["GPU-1"]).one().map(|gpu| &*gpu.uuid), Some("GPU-1"));
+        assert_eq!([set(&[]).one(), set(&["GPU-1", "GPU-2"]).one()], [None, None]);
+    }
+
+    #[test]
+    fn a_value_that_cards_share_appears_once() {
+        let mixed: Gpus =
+            [Gpu::h200("GPU-1", "580"), Gpu::h200("GPU-2", "590")].into_iter().collect();
+        assert_eq!(mixed.values(|gpu| gpu.arch.clone()), "sm_90a");
+        assert_eq!(mixed.values(|gpu| gpu.driver.clone()), "580, 590");
+    }
+}
