@@ -28,3 +28,4 @@ mod shared_target;
 mod timeouts;
 mod traces;
 mod untrusted;
+mod verification;

@@ -11,6 +11,8 @@ use crate::gate::comparison::{Compared, Comparison, Round};
 use crate::gate::numerics::NumericsReport;
 use crate::gate::paired::{Decision, Outcome};
 use crate::gate::rules::RulesReport;
+use crate::gate::verification::VerificationLoss;
+use kernelgate::record::Verification;
 
 impl Engine<'_> {
     /// The outcome of both rounds.
@@ -36,6 +38,14 @@ impl Engine<'_> {
         };
         let again =
             |decision: &Decision| second.and_then(|second| second.of(&decision.case)).cloned();
+        let losses: BTreeMap<String, VerificationLoss> = facts
+            .verification
+            .iter()
+            .filter(|(id, _)| !self.rules.accepts_less_verified(id))
+            .filter_map(|(id, [base, head])| {
+                Some((id.clone(), VerificationLoss::between(id, *base, *head)?))
+            })
+            .collect();
         let mut judged: Vec<Compared> = first
             .decisions
             .into_iter()
@@ -47,7 +57,10 @@ impl Engine<'_> {
                 let mut compared = Compared::new(decision, confirmation, case_error);
                 compared.verdict =
                     self.plan.told(compared.verdict, &compared.decision, &self.rules);
-                compared
+                match losses.get(&compared.decision.case) {
+                    Some(loss) => compared.less_verified(loss),
+                    None => compared,
+                }
             })
             .collect();
         judged.extend(
@@ -61,10 +74,13 @@ impl Engine<'_> {
         let mut left_alone: BTreeMap<String, String> =
             sides.flat_map(|side| side.executables.foreign.clone()).collect();
         left_alone.extend(self.undrivable.clone());
+        let is_unverified = |[base, head]: &[Verification; 2]| {
+            !base.is_verified() && *head == Verification::Unverified
+        };
         let unverified = judged
             .iter()
             .map(|compared| &compared.decision.case)
-            .filter(|case| facts.unverified.contains(*case))
+            .filter(|case| facts.verification.get(*case).is_some_and(is_unverified))
             .cloned()
             .collect();
         Comparison {
@@ -85,6 +101,7 @@ impl Engine<'_> {
             foreign: left_alone.keys().cloned().collect(),
             left_alone,
             unverified,
+            verification: losses.into_values().collect(),
             criterion: facts.criterion,
             identical: self.session.identical().into_iter().collect(),
             untimed: facts.untimed,

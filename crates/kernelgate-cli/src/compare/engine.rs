@@ -17,7 +17,7 @@ use crate::gate::costs;
 use crate::gate::paired::{Arm, Outcome, TestPlan, Timing, decide_each};
 use crate::gate::rules::{FILE, Rules};
 use kernelgate::record::{
-    FileError, ProcessRun, TrialRecord, TrialRequest, TrialSampling, Trials, file,
+    FileError, ProcessRun, TrialRecord, TrialRequest, TrialSampling, Trials, Verification, file,
 };
 
 /// Failed processes of a side after which its bench is abandoned.
@@ -48,8 +48,8 @@ pub struct Facts {
     pub optimised: bool,
     /// Benches of Criterion alone.
     pub criterion: Vec<CriterionBench>,
-    /// Cases whose outputs nothing was compared with.
-    pub unverified: BTreeSet<String>,
+    /// How far both sides verified each case that they have, base first.
+    pub verification: BTreeMap<String, [Verification; 2]>,
     /// Cases that are not timed because their executable is the same on both sides.
     pub untimed: Vec<String>,
 }
@@ -176,7 +176,7 @@ impl<'a> Engine<'a> {
         } else {
             prepared.take_out(&self.session.identical())
         };
-        let Prepared { matched, benches, optimised, environment, criterion, unverified, .. } =
+        let Prepared { matched, benches, optimised, environment, criterion, verification, .. } =
             prepared;
         let device = environment.map(|environment| environment.describe()).unwrap_or_default();
         let wanted = matched.judged.clone();
@@ -195,7 +195,7 @@ impl<'a> Engine<'a> {
             Some(self.round(2, &benches, &slower)?)
         };
         self.session.check_executables()?;
-        let facts = Facts { device, optimised, criterion, unverified, untimed };
+        let facts = Facts { device, optimised, criterion, verification, untimed };
         Ok(self.conclude((matched, &benches), first, second.as_ref(), facts))
     }
 
@@ -392,6 +392,7 @@ impl<'a> Engine<'a> {
             verified: Some(bench.verified[index(arm)].clone()),
             inputs: Some(self.inputs(arm)),
             keep_outputs: None,
+            keep_verified: false,
             base_outputs: None,
             pace: bench.sampling,
         }

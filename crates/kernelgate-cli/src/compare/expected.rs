@@ -173,6 +173,7 @@ mod tests {
             verified: None,
             inputs: None,
             keep_outputs: None,
+            keep_verified: false,
             base_outputs: None,
             pace: TrialSampling::MEASURED,
         };

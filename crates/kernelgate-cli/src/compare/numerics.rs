@@ -187,6 +187,7 @@ impl Engine<'_> {
             verified: None,
             inputs: None,
             keep_outputs: None,
+            keep_verified: false,
             base_outputs: None,
             first: BTreeSet::new(),
             pace: TrialSampling::VERIFICATION_PASS,

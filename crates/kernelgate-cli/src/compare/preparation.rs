@@ -14,7 +14,7 @@ use super::{CompareError, ComparisonRequest, folder, rounds};
 use crate::gate::comparison::CriterionBench;
 use crate::gate::paired::Arm;
 use kernelgate::measure::power::PowerState;
-use kernelgate::record::{ProcessRun, TrialRequest, TrialSampling, file};
+use kernelgate::record::{ProcessRun, TrialRequest, TrialSampling, Verification, file};
 
 /// A process that only verifies: references may take long.
 const VERIFY_TIMEOUT: Duration = Duration::from_secs(1800);
@@ -105,6 +105,7 @@ impl Engine<'_> {
             prepared.matched.set_apart(&mut run.run, &prepared.owners, name);
         }
         let before = prepared.matched.judged.clone();
+        self.compare_with_base(name, verified);
         let [base, head] = [&verified[0], &verified[1]].map(|side| side.as_ref().map(|it| &it.run));
         match error.as_deref().or(undrivable) {
             Some(why) => prepared.matched.abandon(base, head, why),
@@ -120,9 +121,11 @@ impl Engine<'_> {
             }
         }
         let [Some(base), Some(head)] = verified else { return };
-        let cases = head.run.cases.iter();
-        let unverified = cases.filter(|(_, case)| case.verification.checked == 0);
-        prepared.unverified.extend(unverified.map(|(id, _)| id.clone()));
+        let both = head.run.cases.iter().filter_map(|(id, head)| {
+            let values = [base.run.cases.get(id)?, head].map(|case| case.verification.value());
+            Some((id.clone(), values))
+        });
+        prepared.verification.extend(both);
         let usual = if base.run.environment.on_host() {
             TrialSampling::MEASURED
         } else {
@@ -209,6 +212,7 @@ impl Engine<'_> {
             verified: None,
             inputs: Some(self.inputs(arm)),
             keep_outputs: outputs.clone().filter(|_| arm == Arm::Base),
+            keep_verified: false,
             base_outputs: outputs.filter(|_| arm == Arm::Head),
             first: BTreeSet::new(),
             pace: TrialSampling::VERIFICATION_PASS,
@@ -252,6 +256,7 @@ impl Engine<'_> {
             verified: None,
             inputs: None,
             keep_outputs: None,
+            keep_verified: false,
             base_outputs: None,
             first: BTreeSet::new(),
             pace: self.request.sampling.unwrap_or(TrialSampling::MEASURED),
@@ -279,6 +284,67 @@ impl Engine<'_> {
         }
         let driver = executable.driver;
         Ok(Verified { run, path, took: started.elapsed(), driver })
+    }
+
+    /// Compares cases that the base verified and the head does not with the base's outputs. The base
+    /// leaves these once more: nobody knew before which would be needed. Where a process breaks, the
+    /// cases stay unverified.
+    fn compare_with_base(&self, bench: &str, verified: &mut [Option<Verified>; 2]) {
+        let [Some(base), Some(head)] = verified else { return };
+        let by_protocol = |side: &Verified| matches!(side.driver, Driver::Protocol(_));
+        let of_base = self.session.sides[index(Arm::Base)].executables.driven.get(bench);
+        let Some(executable) = of_base.filter(|_| by_protocol(base) && by_protocol(head)) else {
+            return;
+        };
+        let lost: BTreeSet<String> = head
+            .run
+            .cases
+            .iter()
+            .filter(|(_, case)| case.verification.value() == Verification::Unverified)
+            .filter(|(id, _)| {
+                base.run.cases.get(*id).is_some_and(|it| it.verification.value().is_verified())
+            })
+            .map(|(id, _)| id.clone())
+            .collect();
+        if lost.is_empty() {
+            return;
+        }
+        self.progress.detail(&format!("{} cases of {bench} are no longer verified", lost.len()));
+        let outputs = self.session.work.join("outputs").join(&executable.hash);
+        let timeout = self.request.wait.unwrap_or(VERIFY_TIMEOUT);
+        let process = |arm: Arm| {
+            let request = TrialRequest {
+                session: "verify".to_owned(),
+                record: self.session.work.join("outputs.json"),
+                cases: Some(lost.clone()),
+                verified: None,
+                inputs: Some(self.inputs(arm)),
+                keep_outputs: Some(outputs.clone()).filter(|_| arm == Arm::Base),
+                keep_verified: arm == Arm::Base,
+                base_outputs: Some(outputs.clone()).filter(|_| arm == Arm::Head),
+                first: BTreeSet::new(),
+                pace: TrialSampling::VERIFICATION_PASS,
+            };
+            self.process(arm, bench, &request, timeout).unwrap_or_else(|why| {
+                let side = folder::name(arm);
+                self.progress.say(&format!("error: {side} {bench}, outputs of the base: {why}"));
+                None
+            })
+        };
+        let Some(run) = process(Arm::Base).and_then(|_| process(Arm::Head)) else { return };
+        for (id, error) in run.failed {
+            if head.run.cases.remove(&id).is_some() {
+                head.run.failed.insert(id, error);
+            }
+        }
+        for (id, case) in run.cases {
+            if let Some(known) = head.run.cases.get_mut(&id) {
+                known.verification = case.verification;
+            }
+        }
+        if let Err(error) = file::write(&head.path, &head.run) {
+            self.progress.say(&format!("failed to {error}"));
+        }
     }
 
     /// A bench that broke in its first process is abandoned.

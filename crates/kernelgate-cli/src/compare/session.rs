@@ -21,7 +21,7 @@ use crate::gate::paired::Arm;
 use crate::gate::rules::{FILE, Rules};
 use crate::gate::rules_file;
 use kernelgate::exit::Exit;
-use kernelgate::record::{Environment, Provenance, TrialSampling, Trials, file};
+use kernelgate::record::{Environment, Provenance, TrialSampling, Trials, Verification, file};
 
 /// File of a comparison's trials, in its folder.
 pub const TRIALS: &str = "trials.json";
@@ -64,8 +64,8 @@ pub struct Prepared {
     pub verification_ns: BTreeMap<String, f64>,
     /// Of the benches with something to compare those that use Criterion alone.
     pub criterion: Vec<CriterionBench>,
-    /// Cases of the head whose outputs nothing was compared with.
-    pub unverified: BTreeSet<String>,
+    /// How far both sides verified each case that they have, base first.
+    pub verification: BTreeMap<String, [Verification; 2]>,
     /// The bench of each case, also of those that are not compared.
     pub owners: BTreeMap<String, String>,
 }
@@ -78,7 +78,7 @@ impl Default for Prepared {
             optimised: true,
             environment: None,
             provenance: Provenance::default(),
-            unverified: BTreeSet::new(),
+            verification: BTreeMap::new(),
             verification_ns: BTreeMap::new(),
             criterion: Vec::new(),
             owners: BTreeMap::new(),

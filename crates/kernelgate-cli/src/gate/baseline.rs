@@ -7,10 +7,11 @@ use super::interval::{Ratio, SideTimes, SingleRun, SpreadSource};
 use super::numerics::{self, NumericsPolicy, NumericsReport};
 use super::rules::Rules;
 use super::single_run::CalibratedSpreads;
+use super::verification::VerificationLoss;
 use super::{Doubt, GateReport, Judged, Policy, Refusal, Verdict};
 use kernelgate::record::{
     Baseline, BaselineCase, BaselineRun, CaseNumerics, CaseOfRun, CaseRun, EarlierRuns,
-    Environment, LaunchCosts, Measurement, Numerics, ProcessRun, Provenance,
+    Environment, LaunchCosts, Measurement, Numerics, ProcessRun, Provenance, Verification,
 };
 
 /// Compares a measurement with a baseline. `spreads` are the device's, where it was calibrated;
@@ -26,6 +27,7 @@ pub fn compare(
     let (runs, head) = (measurement.runs(), measurement.cases());
     let (mut judged, mut grown_costs, mut bounds) = (Vec::new(), Vec::new(), Vec::new());
     let mut refused: BTreeMap<(String, String, String), BTreeSet<String>> = BTreeMap::new();
+    let (mut losses, mut unverified) = (Vec::new(), Vec::new());
     for (id, head) in &head {
         let Some(base) = baseline.cases.get(*id) else { continue };
         let differences: Vec<_> =
@@ -36,6 +38,18 @@ pub fn compare(
             let mut found = judge(baseline, id, head, policy, spreads);
             let threshold = set.threshold(found.same_device, found.base_ns);
             found.verdict = found.verdict.told(found.ratio.center, threshold);
+            let verified = head.iter().map(|it| it.case.verification.value());
+            let verified = verified.reduce(Verification::least).unwrap_or_default();
+            let loss = VerificationLoss::between(id, base.verification, verified)
+                .filter(|_| !rules.accepts_less_verified(id));
+            if loss.is_some() && found.verdict != Verdict::Regressed {
+                found.verdict = Verdict::Inconclusive;
+                found.reason = Some(Doubt::LessVerified);
+            }
+            if loss.is_none() && verified == Verification::Unverified {
+                unverified.push((*id).to_owned());
+            }
+            losses.extend(loss);
             judged.push(found);
             let before: Vec<LaunchCosts> = base.runs.values().map(|run| run.costs).collect();
             let now: Vec<LaunchCosts> = head.iter().map(|it| it.case.into()).collect();
@@ -89,6 +103,8 @@ pub fn compare(
         own: runs.iter().filter(|run| baseline.has(run)).map(ProcessRun::key).collect(),
         numerics: NumericsReport::default(),
         costs: grown_costs,
+        verification: losses,
+        unverified,
         rules: costs::unjudged(rules, &bounds),
     }
 }

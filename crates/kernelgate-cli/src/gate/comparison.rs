@@ -11,6 +11,7 @@ use super::explanation::Explanation;
 use super::numerics::NumericsReport;
 use super::paired::{Decision, Observed, Reason, TestPlan, decide};
 use super::rules::RulesReport;
+use super::verification::VerificationLoss;
 use super::{Refusal, Verdict};
 use kernelgate::exit::Exit;
 
@@ -51,8 +52,11 @@ pub struct Comparison {
     pub foreign: Vec<String>,
     /// The same, with the reason.
     pub left_alone: BTreeMap<String, String>,
-    /// Of the judged cases those of which nothing but the time is known: no output was checked.
+    /// Judged cases whose outputs are compared with nothing in either build: only their time is
+    /// known.
     pub unverified: Vec<String>,
+    /// Cases of both builds that the head verifies less, timed or not.
+    pub verification: Vec<VerificationLoss>,
     /// Bench binaries that use Criterion alone.
     pub criterion: Vec<CriterionBench>,
     /// Bench binaries that are the same in both, byte by byte: what differs between them is noise.
@@ -127,6 +131,17 @@ impl Compared {
         let alone = decide(&Observed::from([(case, Vec::new())]), plan, true);
         let decision = alone.decisions.into_iter().next().expect("a case that goes in comes out");
         Self::new(decision, None, Some(case_error))
+    }
+
+    /// The same with outputs that were verified less than the base's: whatever its time, it is not
+    /// unchanged.
+    pub fn less_verified(mut self, loss: &VerificationLoss) -> Self {
+        if self.verdict != Verdict::Regressed {
+            self.verdict = Verdict::Inconclusive;
+            self.case_error = Some(loss.words());
+            self.decision.pairs_needed = None;
+        }
+        self
     }
 
     /// Why it is inconclusive.
@@ -229,11 +244,13 @@ impl Comparison {
             || !in_head.is_subset(&in_base)
             || self.numerics.shown().next().is_some()
             || self.costs.iter().any(CostGrowth::is_shown)
+            || self.verification.iter().any(VerificationLoss::is_shown)
         {
             Exit::Regression
         } else if self.count(Verdict::Inconclusive) > 0
             || self.numerics.suspected().next().is_some()
             || !self.costs.is_empty()
+            || !self.verification.is_empty()
             || !self.skipped.is_empty()
             || !self.rules.undecided.is_empty()
             || !in_base.is_empty()
@@ -258,6 +275,8 @@ impl Comparison {
 
 #[cfg(test)]
 mod tests {
+    use kernelgate::record::Verification;
+
     use super::*;
     use crate::gate::costs::{Cost, FurtherPairs};
     use crate::gate::interval::Ratio;
@@ -304,6 +323,7 @@ mod tests {
             foreign: vec![],
             left_alone: BTreeMap::new(),
             unverified: vec![],
+            verification: vec![],
             criterion: vec![],
             identical: vec![],
             untimed: vec![],
@@ -366,6 +386,24 @@ mod tests {
         );
         let fine = Compared::new(decision("y", Unchanged), None, None);
         assert_eq!(comparison(vec![unmeasured, fine]).exit(), Exit::Inconclusive);
+    }
+
+    #[test]
+    fn a_build_that_verifies_less_is_not_unchanged() {
+        let all = Verification::Verified { checked: 1600, total: 1600 };
+        let with = |head: Verification, verdict: Verdict| {
+            let loss = VerificationLoss::between("a", all, head).unwrap();
+            let compared = Compared::new(decision("a", verdict), None, None).less_verified(&loss);
+            let judged = (compared.verdict, compared.reason());
+            let outcome = Comparison { verification: vec![loss], ..comparison(vec![compared]) };
+            (judged.0, judged.1, outcome.exit())
+        };
+        let (verdict, reason, exit) = with(Verification::Unverified, Verdict::Unchanged);
+        assert_eq!((verdict, exit), (Verdict::Inconclusive, Exit::Regression));
+        assert_eq!(reason.unwrap(), "no longer verified (before: every element verified)");
+        let part = Verification::Verified { checked: 1, total: 1600 };
+        let (verdict, _, exit) = with(part, Verdict::Improved);
+        assert_eq!((verdict, exit), (Verdict::Inconclusive, Exit::Inconclusive));
     }
 
     #[test]

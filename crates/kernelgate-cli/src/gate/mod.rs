@@ -18,6 +18,7 @@ pub mod resources;
 pub mod rules;
 pub mod rules_file;
 pub mod single_run;
+pub mod verification;
 
 use std::collections::BTreeMap;
 
@@ -29,6 +30,7 @@ use interval::{Ratio, SingleRun};
 use kernelgate::exit::Exit;
 use numerics::NumericsReport;
 use rules::{Rules, RulesReport};
+use verification::VerificationLoss;
 
 /// What counts as slower.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -150,6 +152,8 @@ pub enum Doubt {
     Unsettled,
     /// The host's launch time is in the times of that side, and not in those of the other.
     HostBound,
+    /// The outputs were verified less than the baseline's.
+    LessVerified,
 }
 
 impl Doubt {
@@ -163,6 +167,7 @@ impl Doubt {
             Self::Clock => "the SM clock was lower on one side",
             Self::Unsettled => "the power state did not settle",
             Self::HostBound => "the host's launches are in the times of one side",
+            Self::LessVerified => "less verified than the baseline",
         }
     }
 }
@@ -272,6 +277,10 @@ pub struct GateReport {
     pub numerics: NumericsReport,
     /// What a launch takes besides time and the package does not allow.
     pub costs: Vec<CostGrowth>,
+    /// Judged cases that were verified less than the baseline.
+    pub verification: Vec<VerificationLoss>,
+    /// Judged cases that are compared with nothing, now and in the baseline.
+    pub unverified: Vec<String>,
     /// What the package's rules did.
     pub rules: RulesReport,
 }
@@ -286,9 +295,11 @@ impl GateReport {
             || !self.failed.is_empty()
             || self.numerics.shown().next().is_some()
             || self.costs.iter().any(CostGrowth::is_shown)
+            || self.verification.iter().any(VerificationLoss::is_shown)
         {
             Exit::Regression
         } else if any(Verdict::Inconclusive)
+            || !self.verification.is_empty()
             || self.numerics.suspected().next().is_some()
             || !self.costs.is_empty()
             || !self.interrupted.is_empty()

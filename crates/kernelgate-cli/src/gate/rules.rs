@@ -61,6 +61,8 @@ pub struct Acceptance {
     pub slower: Option<f64>,
     /// Most that errors may have grown, a ratio.
     pub growth: Option<f64>,
+    /// Whether the cases may be verified less than before.
+    pub less_verified: bool,
     /// Why.
     pub reason: String,
     /// Start of the commit of the baseline that this is measured from.
@@ -76,6 +78,8 @@ pub struct Accepted {
     pub slower: Option<f64>,
     /// Most that errors may have grown, a ratio.
     pub growth: Option<f64>,
+    /// Whether it may be verified less than before.
+    pub less_verified: bool,
     /// Why.
     pub reason: String,
 }
@@ -123,16 +127,18 @@ impl Rules {
     /// What is accepted of a case: of several entries that name it the last that sets a bound. In
     /// the order of the file, one for each entry of which a bound holds.
     pub fn accepted(&self, case: &str) -> Vec<Accepted> {
-        let (mut has_slower, mut has_growth) = (false, false);
+        let (mut has_slower, mut has_growth, mut has_verified) = (false, false, false);
         let mut found = Vec::new();
         for rule in self.accepted.iter().rev().filter(|rule| rule.cases.is_match(case)) {
             let slower = rule.slower.filter(|_| !has_slower);
             let growth = rule.growth.filter(|_| !has_growth);
-            (has_slower, has_growth) =
-                (has_slower || slower.is_some(), has_growth || growth.is_some());
-            if slower.is_some() || growth.is_some() {
+            let less_verified = rule.less_verified && !has_verified;
+            has_slower |= slower.is_some();
+            has_growth |= growth.is_some();
+            has_verified |= less_verified;
+            if slower.is_some() || growth.is_some() || less_verified {
                 let (case, reason) = (case.to_owned(), rule.reason.clone());
-                found.push(Accepted { case, slower, growth, reason });
+                found.push(Accepted { case, slower, growth, less_verified, reason });
             }
         }
         found.reverse();
@@ -147,6 +153,11 @@ impl Rules {
     /// Most that errors of a case may have grown, a ratio, where growth is accepted.
     pub fn accepted_growth(&self, case: &str) -> Option<f64> {
         self.accepted(case).iter().find_map(|it| it.growth)
+    }
+
+    /// Whether a case may be verified less than before.
+    pub fn accepts_less_verified(&self, case: &str) -> bool {
+        self.accepted(case).iter().any(|it| it.less_verified)
     }
 
     /// Without what is accepted in another state of the file too: what it allowed is in there.
@@ -243,6 +254,7 @@ impl PartialEq for Acceptance {
     fn eq(&self, other: &Self) -> bool {
         self.cases.as_str() == other.cases.as_str()
             && (self.slower, self.growth) == (other.slower, other.growth)
+            && self.less_verified == other.less_verified
             && self.reason == other.reason
             && self.baseline == other.baseline
     }
@@ -284,7 +296,8 @@ impl Accepted {
     pub fn words(&self) -> String {
         let slower = self.slower.map(|slower| format!("up to {}% slower", 100.0 * slower));
         let growth = self.growth.map(|growth| format!("errors up to {growth} times as large"));
-        let what: Vec<String> = slower.into_iter().chain(growth).collect();
+        let verified = self.less_verified.then(|| "less verified".to_owned());
+        let what: Vec<String> = slower.into_iter().chain(growth).chain(verified).collect();
         format!("{}: {}", what.join(", "), self.reason)
     }
 }

@@ -86,8 +86,8 @@ pub fn parse(shown: &str, text: &str) -> Result<Rules, RulesError> {
     });
     let accepted = accept.iter().map(|rule| {
         let of = |problem: &str| source.error(Some(rule.cases.span().start), problem);
-        if rule.slower.is_none() && rule.growth.is_none() {
-            return Err(of("this [[accept]] has no bound: `slower` or `growth`"));
+        if rule.slower.is_none() && rule.growth.is_none() && !rule.less_verified {
+            return Err(of("this [[accept]] has no bound: `slower`, `growth` or `less-verified`"));
         }
         if one_line(rule.reason.get_ref()).is_empty() {
             return Err(source.error(Some(rule.reason.span().start), "reason: it is empty"));
@@ -100,6 +100,7 @@ pub fn parse(shown: &str, text: &str) -> Result<Rules, RulesError> {
             cases: source.pattern(&rule.cases)?,
             slower: source.number("slower", rule.slower.as_ref(), 0.0..=MAX_RATIO)?,
             growth: source.number("growth", rule.growth.as_ref(), 1.0..=MAX_RATIO)?,
+            less_verified: rule.less_verified,
             reason: one_line(rule.reason.get_ref()),
             baseline: rule.baseline.as_ref().map(|commit| commit.get_ref().clone()),
         })
@@ -136,11 +137,13 @@ struct FileThreshold {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct FileAcceptance {
     cases: Spanned<String>,
     slower: Option<Spanned<f64>>,
     growth: Option<Spanned<f64>>,
+    #[serde(default)]
+    less_verified: bool,
     reason: Spanned<String>,
     baseline: Option<Spanned<String>>,
 }
@@ -230,7 +233,7 @@ mod tests {
                 "\n[[accept]]\ncases = \"(\"\nslower = 1\nreason = \"r\"",
                 "line 3 (`cases = \"(\"`): cases: not a regular expression: unclosed group",
             ),
-            ("[[accept]]\ncases = \"x\"\nreason = \"r\"", "has no bound: `slower` or `growth`"),
+            ("[[accept]]\ncases = \"x\"\nreason = \"r\"", "has no bound: `slower`, `growth` or"),
             (
                 "[[accept]]\ncases = \"x\"\nslower = 1\nreason = \" \"",
                 "line 4 (`reason = \" \"`): reason: it is empty",

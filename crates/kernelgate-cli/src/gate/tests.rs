@@ -468,3 +468,62 @@ fn another_device_of_the_same_model_gets_more_tolerance() {
         assert_eq!(on(elsewhere, 1.29e6), (Verdict::Regressed, true, 0.281));
     }
 }
+
+/// A head with the times of its baseline, compared with the reference as far as given.
+fn verified_before_and_now(before: (u64, u64), now: (u64, u64), rules: &Rules) -> GateReport {
+    let verified = |session: &str, (checked, total): (u64, u64)| {
+        let mut run = run(session, &[("a", 1e6)]);
+        let verification = &mut run.cases.get_mut("a").unwrap().verification;
+        (verification.checked, verification.total) = (checked, total);
+        run
+    };
+    let base = twice(&verified("1", before));
+    let head = measurement(&[verified("2", now)]);
+    super::compare(&base, &head, Policy::default(), &CalibratedSpreads::default(), rules)
+}
+
+#[test]
+fn a_case_that_is_no_longer_verified_is_a_failure_whatever_its_time() {
+    let report = verified_before_and_now((1600, 1600), (0, 1600), &Rules::default());
+    let judged = &report.judged[0];
+    assert_eq!((judged.verdict, judged.reason), (Verdict::Inconclusive, Some(Doubt::LessVerified)));
+    assert_eq!(
+        report.verification[0].words(),
+        "no longer verified (before: every element verified)"
+    );
+    assert_eq!(report.exit(), Exit::Regression);
+}
+
+#[test]
+fn a_case_of_which_fewer_elements_are_compared_is_inconclusive() {
+    let report = verified_before_and_now((1600, 1600), (1, 1600), &Rules::default());
+    assert_eq!(
+        (report.judged[0].verdict, report.exit()),
+        (Verdict::Inconclusive, Exit::Inconclusive)
+    );
+    assert_eq!(report.verification.len(), 1);
+}
+
+#[test]
+fn a_case_that_is_verified_now_and_was_not_is_unchanged() {
+    let report = verified_before_and_now((0, 1600), (1600, 1600), &Rules::default());
+    assert_eq!((report.judged[0].verdict, report.exit()), (Verdict::Unchanged, Exit::Fine));
+    assert!(report.verification.is_empty() && report.numerics.grown.is_empty());
+}
+
+#[test]
+fn a_case_that_was_never_verified_is_listed_and_judged_by_its_time() {
+    let report = verified_before_and_now((0, 1600), (0, 1600), &Rules::default());
+    assert_eq!((report.judged[0].verdict, report.exit()), (Verdict::Unchanged, Exit::Fine));
+    assert_eq!(report.unverified, ["a"]);
+}
+
+#[test]
+fn a_loss_of_verification_may_be_accepted_with_a_reason() {
+    let text = "[[accept]]\ncases = \"a\"\nless-verified = true\nreason = \"too large\"";
+    let rules = rules_file::parse("kernelgate.toml", text).unwrap();
+    let report = verified_before_and_now((1600, 1600), (1, 1600), &rules);
+    assert_eq!((report.judged[0].verdict, report.exit()), (Verdict::Unchanged, Exit::Fine));
+    assert!(report.verification.is_empty());
+    assert_eq!(rules.accepted("a")[0].words(), "less verified: too large");
+}

@@ -338,7 +338,7 @@ fn template(id: &str, case: &CaseRecord) -> Case {
         limit: case.limit.clone(),
         medians_ns: Vec::new(),
         spread: 0.0,
-        errors: (case.verification.checked > 0).then(|| case.verification.errors()),
+        errors: case.verification.value().is_verified().then(|| case.verification.errors()),
         best: false,
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use super::summary::{self, SummaryRow, Unjudged, UnjudgedKind, VerdictSummary};
+use super::summary::{self, Findings, SummaryRow, Unjudged, UnjudgedKind, VerdictSummary};
 use crate::gate::Verdict;
 use crate::gate::code::KernelsCompared;
 use crate::gate::comparison::{Compared, Comparison, CriterionBench};
@@ -196,7 +196,7 @@ pub fn headline(comparison: &Comparison) -> String {
     format!(
         "{counts}{}{}{} of {} (threshold {}%){}{}{skipped}{}",
         more(comparison.failed.len(), "failed"),
-        summary::found(&comparison.numerics, &comparison.costs),
+        summary::found(besides_times(comparison)),
         more(refused, "refused"),
         comparison.judged.len(),
         100.0 * comparison.plan.relative,
@@ -211,9 +211,14 @@ fn nothing_to_judge(comparison: &Comparison) -> bool {
     judged.is_empty() && untimed.is_empty() && unaffected.is_empty()
 }
 
-/// Cases that lost accuracy, and costs that grew.
+fn besides_times(comparison: &Comparison) -> Findings<'_> {
+    let Comparison { verification, numerics, costs, .. } = comparison;
+    Findings { verification, numerics, costs }
+}
+
+/// Cases that are verified less, cases that lost accuracy, and costs that grew.
 fn findings(comparison: &Comparison) -> (Vec<Unjudged>, Vec<String>) {
-    summary::findings(&comparison.numerics, &comparison.costs, |seeds| {
+    summary::findings(besides_times(comparison), |seeds| {
         format!("{seeds} seeds would tell, which the time did not suffice for")
     })
 }
@@ -342,6 +347,7 @@ fn details(comparison: &Comparison) -> Vec<String> {
     let left_alone: Vec<String> =
         comparison.left_alone.iter().map(|(bench, why)| format!("{bench}: {why}")).collect();
     for (cases, label) in [
+        (&comparison.unverified, "unverified, only its time is compared"),
         (&comparison.new, "new, not judged"),
         (&comparison.removed, "removed"),
         (&left_alone, "bench without this harness, left alone"),

@@ -7,6 +7,7 @@ use crate::gate::costs::CostGrowth;
 use crate::gate::interval::Ratio;
 use crate::gate::numerics::NumericsReport;
 use crate::gate::rules::{FILE, RulesReport};
+use crate::gate::verification::VerificationLoss;
 use crate::gate::{Refusal, Verdict};
 use kernelgate::display::table::Table;
 use kernelgate::display::time;
@@ -170,19 +171,31 @@ pub fn undecided(rules: &RulesReport) -> Vec<Unjudged> {
     rules.undecided.iter().map(entry).collect()
 }
 
-/// What was found besides times: cases that lost accuracy, or may have, and costs that grew. Entries
-/// of their own, and the lines that say the same; `remedy` says how to get more seeds.
+/// Findings besides times.
+#[derive(Clone, Copy)]
+pub struct Findings<'a> {
+    /// Cases that are verified less than before.
+    pub verification: &'a [VerificationLoss],
+    /// Cases that lost accuracy, or may have.
+    pub numerics: &'a NumericsReport,
+    /// Costs that grew.
+    pub costs: &'a [CostGrowth],
+}
+
+/// Entries of their own for what was found besides times, and the lines that say the same; `remedy`
+/// says how to get more seeds.
 pub fn findings(
-    numerics: &NumericsReport,
-    costs: &[CostGrowth],
+    Findings { verification, numerics, costs }: Findings<'_>,
     remedy: impl Fn(usize) -> String,
 ) -> (Vec<Unjudged>, Vec<String>) {
-    let mut others: Vec<Unjudged> = numerics
-        .shown()
-        .map(|it| {
-            Unjudged::new(&it.case, UnjudgedKind::Failed, format!("less accurate: {}", it.words()))
-        })
-        .collect();
+    let loss = |it: &VerificationLoss| {
+        let kind = if it.is_shown() { UnjudgedKind::Failed } else { UnjudgedKind::Skipped };
+        Unjudged::new(&it.case, kind, it.words())
+    };
+    let mut others: Vec<Unjudged> = verification.iter().map(loss).collect();
+    others.extend(numerics.shown().map(|it| {
+        Unjudged::new(&it.case, UnjudgedKind::Failed, format!("less accurate: {}", it.words()))
+    }));
     others.extend(numerics.suspected().map(|it| {
         let remedy = match it.one_data_set {
             true => "other seeds have no data of their own: accept it with `growth` in \
@@ -209,13 +222,16 @@ pub fn findings(
     (others, lines)
 }
 
-/// The same in a headline: ", 2 less accurate, 1 of higher cost".
-pub fn found(numerics: &NumericsReport, costs: &[CostGrowth]) -> String {
+/// The same in a headline: ", 1 no longer verified, 2 less accurate, 1 of higher cost".
+pub fn found(Findings { verification, numerics, costs }: Findings<'_>) -> String {
+    let losses = |shown: bool| verification.iter().filter(|it| it.is_shown() == shown).count();
     let cases = |shown: bool| {
         let of = costs.iter().filter(|it| it.is_shown() == shown).map(|it| &it.case);
         of.collect::<BTreeSet<_>>().len()
     };
     let counted = [
+        (losses(true), "no longer verified"),
+        (losses(false), "less verified"),
         (numerics.shown().count(), "less accurate"),
         (numerics.suspected().count(), "maybe less accurate"),
         (cases(true), "of higher cost"),

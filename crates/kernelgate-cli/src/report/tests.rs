@@ -116,6 +116,7 @@ fn compared() -> Comparison {
         foreign: vec![],
         left_alone: BTreeMap::new(),
         unverified: vec![],
+        verification: vec![],
         criterion: vec![],
         identical: vec!["st_bif".to_owned()],
         untimed: vec![],
@@ -190,6 +191,8 @@ fn gated() -> GateReport {
         own: vec![],
         numerics: NumericsReport::default(),
         costs: vec![],
+        verification: vec![],
+        unverified: vec![],
         rules: RulesReport::default(),
     }
 }
@@ -254,6 +257,7 @@ fn what_decides_the_exit_code_is_in_the_headline_and_what_is_accepted_in_junit()
         case: case.clone(),
         slower: Some(0.5),
         growth: None,
+        less_verified: false,
         reason: "exact sums".to_owned(),
     };
     let rules = RulesReport {

@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use super::summary::{self, SummaryRow, Unjudged, UnjudgedKind, VerdictSummary};
+use super::summary::{self, Findings, SummaryRow, Unjudged, UnjudgedKind, VerdictSummary};
 use crate::gate::interval::{SingleRun, SpreadSource};
 use crate::gate::{Doubt, GateReport, Judged};
 use kernelgate::record::text::{indented, printable};
@@ -152,7 +152,7 @@ pub fn headline(report: &GateReport) -> String {
     } else {
         format!(", {} failed", report.failed.len())
     };
-    let found = summary::found(&report.numerics, &report.costs);
+    let found = summary::found(besides_times(report));
     let skipped = match report.skipped.len() {
         0 => String::new(),
         count => format!("; {count} skipped"),
@@ -166,9 +166,14 @@ pub fn headline(report: &GateReport) -> String {
     )
 }
 
-/// Cases that lost accuracy, and costs that grew.
+fn besides_times(report: &GateReport) -> Findings<'_> {
+    let GateReport { verification, numerics, costs, .. } = report;
+    Findings { verification, numerics, costs }
+}
+
+/// Cases that are verified less, cases that lost accuracy, and costs that grew.
 fn findings(report: &GateReport) -> (Vec<Unjudged>, Vec<String>) {
-    summary::findings(&report.numerics, &report.costs, |seeds| {
+    summary::findings(besides_times(report), |seeds| {
         format!(
             "{seeds} seeds would tell: `kernelgate verify --seeds {seeds}` with this code, and \
              with the baseline's before `kernelgate baseline add {}`",
@@ -302,7 +307,8 @@ fn single_runs(report: &GateReport) -> Vec<String> {
 
 /// What nobody needs to act on.
 fn details(report: &GateReport) -> Vec<String> {
-    let mut lines = first_of(&report.new, "new, not judged");
+    let mut lines = first_of(&report.unverified, "unverified, only its time is compared");
+    lines.extend(first_of(&report.new, "new, not judged"));
     lines.extend(first_of(&report.not_run, "in the baseline, not run"));
     lines
 }

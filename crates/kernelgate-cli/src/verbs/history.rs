@@ -7,6 +7,7 @@ use clap::{Subcommand, ValueEnum};
 use serde::Serialize;
 
 use super::output::print_json;
+use super::sessions;
 use crate::gate::rules_file;
 use crate::history::import::{Imported, import};
 use crate::history::prune::prune;
@@ -17,7 +18,7 @@ use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
 use kernelgate::harness::filter::Filter;
 use kernelgate::record::Store;
-use kernelgate::record::text::{printable, printable_path};
+use kernelgate::record::text::printable_path;
 
 /// How histories are printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -180,9 +181,7 @@ fn told(place: &HistoryStore, imported: &Imported) -> Exit {
 fn other_packages(index: &Index, store: &Store) -> anyhow::Result<()> {
     let Some(own) = &store.package else { return Ok(()) };
     for (package, runs) in index.packages()?.into_iter().filter(|(it, _)| *it != own.to_string()) {
-        let plural = if runs == 1 { "" } else { "s" };
-        let text = format!("{runs} run{plural} of package {package} not used: this is {own}");
-        eprintln!("{}", printable(&text));
+        sessions::print_not_used(runs, &package, own);
     }
     Ok(())
 }

@@ -47,7 +47,7 @@ impl Sessions {
 /// When no run is of the package.
 pub fn of_package(mut sessions: Vec<Session>, store: &Store) -> anyhow::Result<Vec<Session>> {
     let Some(own) = &store.package else { return Ok(sessions) };
-    let mut others: BTreeMap<Package, usize> = BTreeMap::new();
+    let mut others: BTreeMap<Package, u32> = BTreeMap::new();
     let mut unnamed = 0;
     for run in sessions.iter().flat_map(|session| &session.runs) {
         match &run.package {
@@ -67,14 +67,23 @@ pub fn of_package(mut sessions: Vec<Session>, store: &Store) -> anyhow::Result<V
         }
         .into());
     }
-    let plural = |count: usize| if count == 1 { "" } else { "s" };
-    for (package, count) in others {
-        let runs = format!("{count} run{} of package {package}", plural(count));
-        eprintln!("{}", printable(&format!("{runs} not used: this is package {own}")));
+    for (package, runs) in others {
+        print_not_used(runs, &package.to_string(), own);
     }
     if unnamed > 0 {
         let runs = format!("{unnamed} run{} without a recorded package", plural(unnamed));
         eprintln!("{}", printable(&format!("{runs} counted as of package {own}")));
     }
     Ok(sessions)
+}
+
+/// Names on standard error the runs of another package that are not used.
+pub fn print_not_used(runs: u32, package: &str, own: &Package) {
+    let text =
+        format!("{runs} run{} of package {package} not used: this is package {own}", plural(runs));
+    eprintln!("{}", printable(&text));
+}
+
+const fn plural(count: u32) -> &'static str {
+    if count == 1 { "" } else { "s" }
 }

@@ -9,7 +9,7 @@ use super::{natural, rate, time};
 use crate::measure::power::PowerState;
 use crate::record::run::InputChange;
 use crate::record::text::{indented, printable};
-use crate::record::{CaseRecord, ProcessRun};
+use crate::record::{CaseRecord, ProcessRun, Verification};
 use crate::stats::{self, Spread};
 
 /// Share of the host's CPU time from which on contention is mentioned.
@@ -39,7 +39,7 @@ fn host_is_slower(case: &CaseRecord) -> bool {
 
 const REMARKS: [Remark; 9] = [
     ("unverified, nothing says whether the outputs are right", |_, case| {
-        case.verification.checked == 0
+        case.verification.value() == Verification::Unverified
     }),
     ("host-bound, the host's launches are in the time", |_, case| case.samples.host_bound),
     (

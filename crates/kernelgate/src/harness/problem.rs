@@ -229,7 +229,9 @@ impl Ready {
     ) -> Result<OutputComparison, VerifyError> {
         if !self.is_unverified(group, case) {
             let _activity = spent::on("compare");
-            return verify::compare(outputs, &self.expected, &self.bounds);
+            let comparison = verify::compare(outputs, &self.expected, &self.bounds)?;
+            self.outputs.leave_verified(&case.id, outputs);
+            return Ok(comparison);
         }
         let comparison = verify::unverified(outputs)?;
         if self.expected.is_empty() || group.bound.problem().reference_from().is_nothing() {
@@ -238,6 +240,7 @@ impl Ready {
         self.outputs.leave(&case.id, outputs);
         match self.outputs.of_base(&case.id) {
             Some(base) => verify::compare(outputs, &verify::as_expected(&base), &self.bounds)
+                .map(|comparison| OutputComparison { with_base: true, ..comparison })
                 .map_err(|wrong| VerifyError::UnlikeBase(Box::new(wrong))),
             None => Ok(comparison),
         }

@@ -11,6 +11,7 @@ use super::args::Flags;
 use crate::display;
 use crate::measure::limits::Limits;
 use crate::record::Environment;
+use crate::record::Verification;
 use crate::record::run::{AfterTiming, VerificationRecord};
 use crate::workload::{Effort, Tensors};
 use kernelgate_cuda::observe::telemetry::Reading;
@@ -135,10 +136,16 @@ impl BenchProgress {
 
     /// A case is right.
     pub fn verified(&self, comparison: &VerificationRecord, elapsed: Duration) {
-        let share = if comparison.checked == comparison.total {
-            "every element".to_owned()
-        } else {
-            format!("{} of {} elements, all finite", comparison.checked, comparison.total)
+        let seconds = elapsed.as_secs_f64();
+        let (checked, total) = (comparison.checked, comparison.total);
+        let share = match comparison.value() {
+            Verification::Unverified => {
+                let what = "unverified: compared with nothing, every element is finite";
+                return self.say(&format!("      {what}; {seconds:.1} s"));
+            }
+            Verification::ComparedWithBase { .. } => "with the base's outputs".to_owned(),
+            _ if checked == total => "every element".to_owned(),
+            _ => format!("{checked} of {total} elements, all finite"),
         };
         let error = if comparison.max_error == 0.0 {
             "exact".to_owned()
@@ -148,7 +155,7 @@ impl BenchProgress {
                 comparison.max_error, comparison.relative_l2
             )
         };
-        self.say(&format!("      verified in {:.1} s: {share}; {error}", elapsed.as_secs_f64()));
+        self.say(&format!("      verified in {seconds:.1} s: {share}; {error}"));
     }
 
     /// What was timed is right on other inputs too.

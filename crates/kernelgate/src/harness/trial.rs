@@ -38,11 +38,14 @@ pub struct BuildOutputs {
     pub keep: Option<PathBuf>,
     /// Where the base's are.
     pub base: Option<PathBuf>,
+    /// Whether this build's outputs are left of verified cases too: for another build that cannot
+    /// verify them.
+    pub keep_verified: bool,
 }
 
 impl BuildOutputs {
     fn file(folder: &Path, id: &str) -> PathBuf {
-        folder.join(format!("{}.tensors", id.replace('/', "_")))
+        folder.join(format!("{}.tensors", file::text_hash(id)))
     }
 
     /// Leaves a case's outputs where they are wanted. Where they cannot be written, the other
@@ -51,6 +54,13 @@ impl BuildOutputs {
         if let Some(folder) = &self.keep {
             let _ = std::fs::create_dir_all(folder)
                 .and_then(|()| tensors::write(&Self::file(folder, id), outputs));
+        }
+    }
+
+    /// Leaves the outputs of a case that the reference verified, where the other build asks for it.
+    pub fn leave_verified(&self, id: &str, outputs: &Tensors) {
+        if self.keep_verified {
+            self.leave(id, outputs);
         }
     }
 

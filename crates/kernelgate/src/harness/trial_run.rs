@@ -41,7 +41,11 @@ pub fn carry_out(
         sampling: request.pace,
         verified: None,
         inputs: request.inputs,
-        outputs: BuildOutputs { keep: request.keep_outputs, base: request.base_outputs },
+        outputs: BuildOutputs {
+            keep: request.keep_outputs,
+            base: request.base_outputs,
+            keep_verified: request.keep_verified,
+        },
     };
     let mut run = ProcessRun {
         effort: effort.name().to_owned(),

@@ -231,12 +231,17 @@ impl Baseline {
                 });
                 entry.runs = kept.map(|(key, of)| (key.clone(), of.clone())).collect();
                 entry.earlier = self.earlier(before, &entry, run);
-                // Errors are of the code that the kept runs are of.
-                entry.numerics = before.numerics.clone().filter(|_| !entry.runs.is_empty());
+                // Errors and verification are of the code that the kept runs are of.
+                if !entry.runs.is_empty() {
+                    entry.numerics = before.numerics.clone();
+                    entry.verification = entry.verification.least(before.verification);
+                }
             }
             entry.runs.insert(run_key.clone(), CaseRun::of_case(case).to_few_digits());
-            let numerics = entry.numerics.get_or_insert_default();
-            numerics.insert_verified(run.seed, &case.verification);
+            if case.verification.value().is_verified() {
+                let numerics = entry.numerics.get_or_insert_default();
+                numerics.insert_verified(run.seed, &case.verification);
+            }
             self.cases.insert(id.clone(), entry);
         }
         let source = BaselineRun {
@@ -329,6 +334,7 @@ impl From<&CaseRecord> for BaselineCase {
             revision: case.revision,
             work: case.work.clone(),
             runs: BTreeMap::new(),
+            verification: case.verification.value(),
             numerics: None,
             earlier: None,
         }
@@ -368,6 +374,7 @@ impl Record for Baseline {
                 return Err(format!("case {id}: earlier runs that cannot be"));
             }
             case.work.validate().map_err(|problem| format!("case {id}: {problem}"))?;
+            case.verification.validate().map_err(|problem| format!("case {id}: {problem}"))?;
             if let Some(numerics) = &case.numerics {
                 numerics.validate().map_err(|problem| format!("case {id}: {problem}"))?;
             }

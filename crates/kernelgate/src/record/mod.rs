@@ -46,6 +46,7 @@ pub use shard::Shard;
 pub use store::Store;
 pub use trial_request::{TrialRequest, TrialSampling};
 pub use trials::{Timing, TrialRecord, Trials};
+pub use verification::Verification;
 pub use work::WorkRecord;
 
 /// Now, as records say when: RFC 3339, UTC, whole seconds.

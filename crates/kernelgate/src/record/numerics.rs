@@ -160,8 +160,12 @@ impl CaseNumerics {
         }
     }
 
-    /// The same of a case that was verified, and whether there is more to know.
+    /// Takes over the errors of a case that was compared with the reference, and whether other seeds
+    /// have other inputs. Nothing of another case: "never compared" is not an error of 0.
     pub fn insert_verified(&mut self, seed: u64, verification: &VerificationRecord) {
+        if !verification.value().is_verified() {
+            return;
+        }
         self.one_data_set |= verification.data_set.as_deref() == Some(ONE_DATA_SET);
         self.insert(seed, verification.errors(), &verification.by_output);
     }
@@ -226,14 +230,25 @@ mod tests {
         assert!(!is_new("b", Some("1")));
         assert_eq!(["a", "b", "c"].map(|case| sets.has_one(case)), [true, false, false]);
         let mut numerics = CaseNumerics::default();
-        numerics.insert_verified(1, &VerificationRecord::default());
+        let compared = || VerificationRecord { checked: 1, total: 1, ..Default::default() };
+        numerics.insert_verified(1, &compared());
         assert!(!numerics.one_data_set);
         let data_set = Some(ONE_DATA_SET.to_owned());
-        numerics.insert_verified(1, &VerificationRecord { data_set, ..Default::default() });
+        numerics.insert_verified(1, &VerificationRecord { data_set, ..compared() });
         assert!(numerics.one_data_set && numerics.seeds == [1]);
         // Files from before.
         let older = r#"{"seeds":[1],"max_error":[0.0],"relative_l2":[0.0]}"#;
         assert!(!serde_json::from_str::<CaseNumerics>(older).unwrap().one_data_set);
+    }
+
+    #[test]
+    fn what_was_never_compared_has_no_errors() {
+        let mut numerics = CaseNumerics::default();
+        numerics.insert_verified(1, &VerificationRecord { total: 4, ..Default::default() });
+        let with_base =
+            VerificationRecord { checked: 4, total: 4, with_base: true, ..Default::default() };
+        numerics.insert_verified(1, &with_base);
+        assert_eq!(numerics, CaseNumerics::default());
     }
 
     #[test]

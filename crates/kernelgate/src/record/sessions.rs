@@ -188,17 +188,18 @@ mod tests {
         // Runs of another package that shares the folder do not count.
         let package =
             |name: &str| Package { name: name.to_owned(), manifest: "Cargo.toml".to_owned() };
-        let of = |name: &str| Store { package: Some(package(name)), ..store.clone() };
+        let store_of = |name: &str| Store { package: Some(package(name)), ..store.clone() };
         let other = ProcessRun {
             package: Some(package("other")),
             started: "2026-01-02T03:04:09Z".to_owned(),
             ..ProcessRun::start("b", "other", Environment::cpu(), Provenance::default())
         };
         file::write(&store.run_path("other", "b"), &other).unwrap();
-        let last_of = |name: &str| of(name).last_sessions(1).unwrap()[0].runs[0].session.clone();
+        let last_of =
+            |name: &str| store_of(name).last_sessions(1).unwrap()[0].runs[0].session.clone();
         assert_eq!(last(1), ["other"]);
         assert_eq!((&*last_of("other"), &*last_of("own")), ("other", "newer"));
-        let message = of("own").last_sessions(5).unwrap_err().to_string();
+        let message = store_of("own").last_sessions(5).unwrap_err().to_string();
         assert!(message.starts_with("4 sessions in "), "{message}");
         std::fs::remove_dir_all(store.runs.join("other")).unwrap();
         record(&store, "ahead", "2226-01-02T03:04:05Z");

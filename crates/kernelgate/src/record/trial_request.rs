@@ -60,6 +60,9 @@ pub struct TrialRequest {
     /// with; in the base's first process of an executable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_outputs: Option<PathBuf>,
+    /// Whether outputs of verified cases are left there too, for a head that cannot verify them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub keep_verified: bool,
     /// That folder of the base: what outputs without a reference are compared with, in the head's
     /// first process.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -1,6 +1,7 @@
 //! How the outputs of a case compared with the reference, as stored.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -18,6 +19,9 @@ pub struct VerificationRecord {
     pub checked: u64,
     /// Elements of the outputs.
     pub total: u64,
+    /// Whether the elements were compared with the base build's outputs, for want of a reference.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub with_base: bool,
     /// What rounding the outputs to their dtypes may cost by itself, relative; 0 where it costs
     /// nothing, and in records from before it was told.
     #[serde(default, skip_serializing_if = "verify::is_nothing")]
@@ -66,10 +70,113 @@ impl VerificationRecord {
         all.try_for_each(|errors| errors.validate())
     }
 
+    /// How far the outputs were verified.
+    pub const fn value(&self) -> Verification {
+        let Self { checked, total, .. } = *self;
+        match (checked, self.with_base) {
+            (0, _) => Verification::Unverified,
+            (_, true) => Verification::ComparedWithBase { checked, total },
+            (_, false) => Verification::Verified { checked, total },
+        }
+    }
+
     /// The errors of all outputs.
     pub const fn errors(&self) -> Errors {
         let Self { max_error, relative_l2, rounding, .. } = *self;
         Errors { max_error, relative_l2, rounding }
+    }
+}
+
+/// How far the outputs of a case were verified.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Verification {
+    /// Compared with the reference.
+    Verified {
+        /// Elements that were compared.
+        checked: u64,
+        /// Elements of the outputs.
+        total: u64,
+    },
+    /// Compared with the base build's outputs, for want of a reference.
+    ComparedWithBase {
+        /// Elements that were compared.
+        checked: u64,
+        /// Elements of the outputs.
+        total: u64,
+    },
+    /// Compared with nothing.
+    Unverified,
+    /// Not recorded.
+    #[default]
+    Unknown,
+}
+
+impl Verification {
+    /// Whether the outputs were compared with the reference, at least in part.
+    pub const fn is_verified(self) -> bool {
+        matches!(self, Self::Verified { .. })
+    }
+
+    /// Whether the record says nothing.
+    #[allow(clippy::trivially_copy_pass_by_ref)]
+    pub fn is_unknown(&self) -> bool {
+        *self == Self::Unknown
+    }
+
+    /// Whether a smaller share of the outputs was compared than there.
+    pub fn is_less_than(self, other: Self) -> bool {
+        let (kind, checked, total) = self.order();
+        let (other_kind, other_checked, other_total) = other.order();
+        let shares = [checked * other_total, other_checked * total];
+        kind < other_kind || (kind == other_kind && shares[0] < shares[1])
+    }
+
+    /// The one that says less.
+    pub fn least(self, other: Self) -> Self {
+        if other.is_less_than(self) { other } else { self }
+    }
+
+    /// Rank, elements compared, elements.
+    fn order(self) -> (u8, u128, u128) {
+        match self {
+            Self::Unknown => (0, 0, 1),
+            Self::Unverified => (1, 0, 1),
+            Self::ComparedWithBase { checked, total } => (2, checked.into(), total.into()),
+            Self::Verified { checked, total } => (3, checked.into(), total.into()),
+        }
+    }
+
+    /// What deserialising does not enforce.
+    ///
+    /// # Errors
+    /// A fragment that says what is wrong.
+    pub fn validate(self) -> Result<(), String> {
+        match self {
+            Self::Verified { checked, total } | Self::ComparedWithBase { checked, total }
+                if checked == 0 || checked > total =>
+            {
+                Err(format!("{checked} elements compared of {total}"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// "1 of 1600 elements verified".
+impl fmt::Display for Verification {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Verified { checked, total } if checked == total => {
+                write!(f, "every element verified")
+            }
+            Self::Verified { checked, total } => {
+                write!(f, "{checked} of {total} elements verified")
+            }
+            Self::ComparedWithBase { .. } => write!(f, "compared with the base's outputs only"),
+            Self::Unverified => write!(f, "unverified"),
+            Self::Unknown => write!(f, "verification not recorded"),
+        }
     }
 }
 
@@ -135,8 +242,64 @@ impl InputChange {
 
 impl From<OutputComparison> for VerificationRecord {
     fn from(comparison: OutputComparison) -> Self {
-        let OutputComparison { errors, by_output, checked, total } = comparison;
+        let OutputComparison { errors, by_output, checked, total, with_base } = comparison;
         let Errors { max_error, relative_l2, rounding } = errors;
-        Self { max_error, relative_l2, rounding, by_output, checked, total, ..Self::default() }
+        Self {
+            max_error,
+            relative_l2,
+            rounding,
+            by_output,
+            checked,
+            total,
+            with_base,
+            ..Self::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Verification::{ComparedWithBase, Unknown, Unverified, Verified};
+
+    #[test]
+    fn a_smaller_share_of_compared_elements_is_less() {
+        let verified = |checked, total| Verified { checked, total };
+        let based = ComparedWithBase { checked: 4, total: 4 };
+        for (less, more) in [
+            (verified(1, 1600), verified(1600, 1600)),
+            (verified(1, 3), verified(2, 4)),
+            (based, verified(1, 1600)),
+            (Unverified, based),
+            (Unknown, Unverified),
+        ] {
+            assert!(less.is_less_than(more) && !more.is_less_than(less), "{less} {more}");
+            assert_eq!([less.least(more), more.least(less)], [less; 2]);
+        }
+        assert!(!verified(2, 4).is_less_than(verified(1, 2)));
+        assert!(!verified(u64::MAX, u64::MAX).is_less_than(verified(1, 1)));
+    }
+
+    #[test]
+    fn a_record_without_compared_elements_is_unverified() {
+        let record = |checked, with_base| VerificationRecord {
+            checked,
+            total: 4,
+            with_base,
+            ..VerificationRecord::default()
+        };
+        assert_eq!(record(0, true).value(), Unverified);
+        assert_eq!(record(4, true).value(), ComparedWithBase { checked: 4, total: 4 });
+        assert_eq!(record(3, false).value(), Verified { checked: 3, total: 4 });
+    }
+
+    #[test]
+    fn a_value_that_cannot_be_is_refused() {
+        for (checked, total) in [(0, 4), (5, 4)] {
+            let why = Err(format!("{checked} elements compared of {total}"));
+            assert_eq!(Verified { checked, total }.validate(), why);
+            assert_eq!(ComparedWithBase { checked, total }.validate(), why);
+        }
+        assert_eq!(Verified { checked: 4, total: 4 }.validate(), Ok(()));
     }
 }

@@ -68,6 +68,8 @@ pub struct OutputComparison {
     pub checked: u64,
     /// Elements of the outputs; those not compared are checked finite.
     pub total: u64,
+    /// Whether the elements were compared with the base build's outputs, for want of a reference.
+    pub with_base: bool,
 }
 
 /// Launches, poisons the outputs, launches again and compares.

@@ -128,8 +128,8 @@ fn runs_of_another_package_are_another_history() {
     let folder = tempfile::tempdir().unwrap();
     let commits = commits(3);
     let package = |name: &str| Package { name: name.to_owned(), manifest: "Cargo.toml".to_owned() };
-    let of = |at: usize, package| ProcessRun { package, ..run(at, &commits[at], at, 1e6) };
-    let runs = [of(0, Some(package("one"))), of(1, Some(package("two"))), of(2, None)];
+    let run_of = |at: usize, package| ProcessRun { package, ..run(at, &commits[at], at, 1e6) };
+    let runs = [run_of(0, Some(package("one"))), run_of(1, Some(package("two"))), run_of(2, None)];
     runs.iter().for_each(|run| write(folder.path(), run));
     let (order, renamed, one) = (CommitOrder::of(commits), BTreeMap::new(), package("one"));
     let index = HistoryStore::at(folder.path()).index().unwrap();

@@ -37,7 +37,8 @@ pub fn verify(
     let verified = |(case, outcome): (String, _)| {
         let (status, found, reason) = parts(outcome);
         let repeatable = found.as_ref().map(|(_, repeatable)| *repeatable);
-        let OutputComparison { errors, by_output, checked, total } = found.unwrap_or_default().0;
+        let OutputComparison { errors, by_output, checked, total, .. } =
+            found.unwrap_or_default().0;
         let Errors { max_error, relative_l2, rounding } = errors;
         let (data_set, inputs) = data_sets.remove(&case).unzip();
         VerifiedCase {

@@ -10,6 +10,7 @@ use crate::record::environment::Environment;
 use crate::record::numerics::CaseNumerics;
 use crate::record::package::Package;
 use crate::record::provenance::Provenance;
+use crate::record::verification::Verification;
 use crate::record::work::WorkRecord;
 use crate::stats::half_range;
 
@@ -56,6 +57,9 @@ pub struct BaselineCase {
     pub work: WorkRecord,
     /// What each run measured, at least one, by the key of the run.
     pub runs: BTreeMap<String, CaseRun>,
+    /// How far the outputs were verified, in the run that verified least.
+    #[serde(default, skip_serializing_if = "Verification::is_unknown")]
+    pub verification: Verification,
     /// How far the outputs of this code are from the reference, where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numerics: Option<CaseNumerics>,

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use super::entries::{BaselineCase, BaselineRun, EarlierRuns};
 use crate::record::case_run::CaseRun;
 use crate::record::run::Samples;
+use crate::record::verification::Verification;
 use crate::record::work::WorkRecord;
 
 #[derive(Deserialize)]
@@ -47,6 +48,7 @@ impl From<Case> for BaselineCase {
             revision,
             work,
             runs: samples.into_iter().map(|(key, Measured(run))| (key, run)).collect(),
+            verification: Verification::Unknown,
             numerics: None,
             earlier,
         }

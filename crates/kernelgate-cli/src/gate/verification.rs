@@ -1,0 +1,88 @@
+//! Was a case verified less than before? A time of outputs that nobody compared any more is not
+//! "unchanged".
+//!
+//! Deliberately absent: how outputs are compared, and errors that grew ([`numerics`](super::numerics)).
+
+use kernelgate::record::Verification;
+use serde::Serialize;
+
+/// A case that was verified less than in what it is compared with.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct VerificationLoss {
+    /// The case.
+    pub case: String,
+    /// How far the base or the baseline was verified.
+    pub base: Verification,
+    /// How far the head was.
+    pub head: Verification,
+}
+
+impl VerificationLoss {
+    /// The loss of a case, if it has one. Where the baseline does not record how far it was
+    /// verified, a head that is unverified may have lost it.
+    pub fn between(case: &str, base: Verification, head: Verification) -> Option<Self> {
+        let lost = match base {
+            Verification::Unknown => head == Verification::Unverified,
+            base => head.is_less_than(base),
+        };
+        lost.then(|| Self { case: case.to_owned(), base, head })
+    }
+
+    /// Whether a case that was verified is compared with nothing now: a failure. Fewer compared
+    /// elements, and what is only compared with the base's outputs, are inconclusive.
+    pub const fn is_shown(&self) -> bool {
+        self.base.is_verified()
+            && matches!(self.head, Verification::Unverified | Verification::Unknown)
+    }
+
+    /// "no longer verified (before: every element verified)".
+    pub fn words(&self) -> String {
+        let Self { base, head, .. } = self;
+        match self.is_shown() {
+            true => format!("no longer verified (before: {base})"),
+            false => format!("less verified: {head} (before: {base})"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Verification::{ComparedWithBase, Unknown, Unverified, Verified};
+
+    const ALL: Verification = Verified { checked: 1600, total: 1600 };
+    const ONE: Verification = Verified { checked: 1, total: 1600 };
+    const WITH_BASE: Verification = ComparedWithBase { checked: 1600, total: 1600 };
+
+    #[test]
+    fn a_case_that_nothing_verifies_any_more_is_a_failure() {
+        for (base, head) in [(ALL, Unverified), (ONE, Unverified), (ALL, Unknown)] {
+            let loss = VerificationLoss::between("a", base, head).unwrap();
+            assert!(loss.is_shown(), "{base} {head}");
+            assert_eq!(loss.words(), format!("no longer verified (before: {base})"));
+        }
+    }
+
+    #[test]
+    fn a_case_that_is_verified_in_part_is_inconclusive() {
+        for (base, head) in [(ALL, ONE), (ALL, WITH_BASE), (WITH_BASE, Unverified)] {
+            let loss = VerificationLoss::between("a", base, head).unwrap();
+            assert!(!loss.is_shown(), "{base} {head}");
+        }
+        let words = VerificationLoss::between("a", ALL, ONE).unwrap().words();
+        assert_eq!(
+            words,
+            "less verified: 1 of 1600 elements verified (before: every element verified)"
+        );
+        assert!(!VerificationLoss::between("a", Unknown, Unverified).unwrap().is_shown());
+    }
+
+    #[test]
+    fn as_much_as_before_or_more_is_no_loss() {
+        let same = [(ALL, ALL), (Unverified, Unverified), (Unknown, Unknown)];
+        let more = [(ONE, ALL), (Unverified, ALL), (Unverified, WITH_BASE), (Unknown, ALL)];
+        for (base, head) in same.into_iter().chain(more) {
+            assert_eq!(VerificationLoss::between("a", base, head), None, "{base} {head}");
+        }
+    }
+}
