@@ -68,14 +68,14 @@ pub fn run(request: &ComparisonRequest) -> Result<Comparison, CompareError> {
     let mut engine = Engine { rules: rules.clone(), ..Engine::new(request, &session, trials) };
     let outcome = engine.prepare().and_then(|mut prepared| {
         let note = engine.settle_plan(&prepared)?;
-        rounds::check_fit(&engine.trials.trials, &prepared.benches, engine.plan.max_blocks)
-            .map_err(|why| {
-                CompareError::Usage(format!(
-                    "--resume: {} does not fit this comparison: {why}; leave --resume out to start \
-                     anew",
-                    session.folder.file(TRIALS).display()
-                ))
-            })?;
+        let listed = prepared.matched.ids().into_iter().collect();
+        let (trials, plan) = (&engine.trials.trials, &engine.plan);
+        rounds::check_fit(trials, &prepared.benches, &listed, plan.max_blocks).map_err(|why| {
+            CompareError::Usage(format!(
+                "--resume: {} does not fit this comparison: {why}; leave --resume out to start anew",
+                session.folder.file(TRIALS).display()
+            ))
+        })?;
         let policy = (&request.numerics, &rules);
         let findings = engine.findings(&prepared, policy)?;
         prepared.changed_first(&findings.code);

@@ -57,13 +57,15 @@ pub fn timings(run: &ProcessRun) -> BTreeMap<String, Timing> {
 
 /// Checks that trials of an interrupted comparison are those of its plan: known benches and cases,
 /// no more blocks than planned, each place once and with the build that the plan puts there. Blocks
-/// in which a process broke are absent.
+/// in which a process broke are absent. `listed` are all cases that a side lists: one that fails now
+/// was timed before.
 ///
 /// # Errors
 /// A fragment that names the first trial that does not fit.
 pub fn check_fit(
     trials: &[TrialRecord],
     benches: &[Bench],
+    listed: &BTreeSet<String>,
     max_blocks: usize,
 ) -> Result<(), String> {
     let mut places = BTreeSet::new();
@@ -83,7 +85,8 @@ pub fn check_fit(
             return Err(format!("{at}: recorded twice"));
         }
         let ids = trial.cases.keys().chain(trial.failed.keys()).chain(trial.skipped.keys());
-        if let Some(other) = ids.into_iter().find(|id| !known.cases.contains(*id)) {
+        let is_known = |id: &&String| known.cases.contains(*id) || listed.contains(*id);
+        if let Some(other) = ids.into_iter().find(|id| !is_known(id)) {
             return Err(format!("{at}: no such case is compared: {other}"));
         }
     }
@@ -252,8 +255,9 @@ mod tests {
             sampling: TrialSampling::MEASURED,
             driver: Driver::Protocol(3),
         }];
+        let listed = BTreeSet::from(["failed".to_owned()]);
         let trials: Vec<_> = (0..8).map(|i| trial(i / 4, i % 4, 10.0)).collect();
-        let fit = |trials: &[TrialRecord]| check_fit(trials, &benches, 2);
+        let fit = |trials: &[TrialRecord]| check_fit(trials, &benches, &listed, 2);
         assert_eq!(fit(&trials), Ok(()));
         let refused = |change: &dyn Fn(&mut Vec<TrialRecord>)| {
             let mut other = trials.clone();
@@ -272,6 +276,9 @@ mod tests {
             trials[0].cases.insert("y".to_owned(), Timing::default());
         });
         assert!(foreign.ends_with("no such case is compared: y"), "{foreign}");
+        let mut timed_before = trials.clone();
+        timed_before[0].cases.insert("failed".to_owned(), Timing::default());
+        assert_eq!(fit(&timed_before), Ok(()));
     }
 
     #[test]
