@@ -6,6 +6,7 @@
 //! the fast kernels over a network's own tensors. Everything but the launches happens while a case
 //! is prepared. Deliberately absent: f32, which no kernel here computes.
 
+mod append;
 mod backward;
 mod backward_mma;
 mod backward_wgmma;
@@ -28,6 +29,9 @@ use crate::attention::gradients::AttentionBackward;
 use kernelgate::backend::Implementation;
 use kernelgate_cuda::spec::{ListedKernel, list};
 
+pub use append::{
+    BackwardPointers, ForwardPointers, ScratchPointers, append_backward, append_forward,
+};
 pub use call::{
     BackwardAddresses, ForwardAddresses, Launches, Scratch, ScratchBytes, Step, SumOrder, Technique,
 };

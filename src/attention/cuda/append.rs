@@ -1,0 +1,186 @@
+//! Attention in a program: steps whose launches are settled when the program is loaded.
+
+use super::call::{BackwardAddresses, ForwardAddresses, Scratch, SumOrder, Technique};
+use super::launches::{Backward, Forward};
+use super::layout::{BackwardLayout, ForwardLayout, Shape};
+use kernelgate::backend::program::{Lane, MemoryUse, Pointer, Program};
+
+/// Tensors of a forward.
+#[derive(Debug, Clone, Copy)]
+pub struct ForwardPointers {
+    /// Queries.
+    pub q: Pointer,
+    /// Keys.
+    pub k: Pointer,
+    /// Values.
+    pub v: Pointer,
+    /// Output.
+    pub out: Pointer,
+    /// Natural logarithms of the rows' sums of exponentials, where a backward follows.
+    pub lse: Option<Pointer>,
+}
+
+/// Tensors and scratch of a backward.
+#[derive(Debug, Clone, Copy)]
+pub struct BackwardPointers {
+    /// Queries.
+    pub q: Pointer,
+    /// Keys.
+    pub k: Pointer,
+    /// Values.
+    pub v: Pointer,
+    /// The forward's output.
+    pub out: Pointer,
+    /// Written by the forward.
+    pub lse: Pointer,
+    /// Gradient of the output.
+    pub grad_out: Pointer,
+    /// Gradient of the queries, written.
+    pub grad_q: Pointer,
+    /// Gradient of the keys, written.
+    pub grad_k: Pointer,
+    /// Gradient of the values, written.
+    pub grad_v: Pointer,
+    /// Scratch, which layers of a program share.
+    pub scratch: ScratchPointers,
+}
+
+/// Scratch of every backward of a shape in a program.
+#[derive(Debug, Clone, Copy)]
+pub struct ScratchPointers {
+    any: Pointer,
+    zeroed: Pointer,
+}
+
+impl ScratchPointers {
+    /// Declares the regions `attention_scratch` and `attention_zeros`, enough for any device.
+    pub fn declare(program: &mut Program, shape: &Shape) -> Self {
+        let bytes = Backward::max_scratch_bytes(shape);
+        let zeroed = bytes.zeroed as usize;
+        Self {
+            any: program.scratch("attention_scratch", MemoryUse::Workspace, bytes.any as usize),
+            zeroed: program
+                .packed("attention_zeros", MemoryUse::Workspace, zeroed, move |_| vec![0; zeroed]),
+        }
+    }
+}
+
+/// Appends a forward to the first lane, by the fastest technique of the device that loads the program.
+pub fn append_forward(
+    program: &mut Program,
+    shape: &Shape,
+    layout: &ForwardLayout,
+    pointers: &ForwardPointers,
+) {
+    let ForwardPointers { q, k, v, out, lse } = *pointers;
+    let (shape, layout) = (*shape, *layout);
+    let all: Vec<Pointer> = [q, k, v, out].into_iter().chain(lse).collect();
+    program.call(Lane::MAIN, &all, move |site| {
+        let technique = Technique::fastest(site.device, &shape)?;
+        let forward = Forward::new(site.device, &shape, &layout, technique)?;
+        let (&[q, k, v, out], lse) =
+            site.addresses.split_first_chunk().expect("an address a pointer");
+        let lse = lse.first().copied();
+        let launches = forward.launches(&ForwardAddresses { q, k, v, out, lse })?;
+        Ok(Box::new(move || launches.launch()))
+    });
+}
+
+/// Appends a backward to the first lane, by the fastest technique of the device that loads the
+/// program.
+pub fn append_backward(
+    program: &mut Program,
+    shape: &Shape,
+    layout: &BackwardLayout,
+    order: SumOrder,
+    pointers: &BackwardPointers,
+) {
+    let BackwardPointers { q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v, scratch } =
+        *pointers;
+    let (shape, layout) = (*shape, *layout);
+    let tensors = [q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v];
+    let all = [&tensors[..], &[scratch.any, scratch.zeroed]].concat();
+    program.call(Lane::MAIN, &all, move |site| {
+        let technique = Technique::fastest(site.device, &shape)?;
+        let backward = Backward::new(site.device, &shape, &layout, technique, order)?;
+        let [q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v, any, zeroed] =
+            site.addresses.try_into().expect("an address a pointer");
+        let addresses = BackwardAddresses { q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v };
+        let launches = backward.launches(&addresses, &Scratch { any, zeroed })?;
+        Ok(Box::new(move || launches.launch()))
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attention::cuda::tests::bf16;
+    use crate::attention::definition::Attention;
+    use crate::attention::gradients::AttentionBackward;
+    use crate::gpu_tests::gpu;
+    use kernelgate::backend::program::{Capture, Step};
+    use kernelgate::verify::verify;
+    use kernelgate::workload::Problem;
+
+    /// A forward and its backward over dense tensors.
+    fn training_step(attention: &Attention, order: SumOrder) -> Program {
+        let mut program = Program::new();
+        let shape = Shape::from(attention);
+        let layout = ForwardLayout::bhsd(&shape);
+        let bytes = |extents: [usize; 4]| 2 * extents.iter().product::<usize>();
+        let (queries, keys) = (attention.shape(), attention.key_shape());
+        let [q, k, v, grad_out] = [("q", queries), ("k", keys), ("v", keys), ("grad_out", queries)]
+            .map(|(name, extents)| program.input(name, MemoryUse::Inputs, bytes(extents)));
+        let out = program.scratch("out", MemoryUse::Activations, bytes(queries));
+        let lse =
+            program.scratch("lse", MemoryUse::Activations, 4 * bytes(queries) / (2 * attention.d));
+        let [grad_q, grad_k, grad_v] = [("grad_q", queries), ("grad_k", keys), ("grad_v", keys)]
+            .map(|(name, extents)| program.output(name, extents, attention.output_dtype()));
+        let scratch = ScratchPointers::declare(&mut program, &shape);
+        let forward = ForwardPointers { q, k, v, out, lse: Some(lse) };
+        append_forward(&mut program, &shape, &layout, &forward);
+        let backward =
+            BackwardPointers { q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v, scratch };
+        append_backward(&mut program, &shape, &BackwardLayout::like(layout), order, &backward);
+        program
+    }
+
+    #[test]
+    fn a_program_declares_tensors_and_scratch() {
+        let attention = bf16(2, 4, 100, 128, true);
+        let program = training_step(&attention, SumOrder::Any);
+        assert_eq!(program.check(), Ok(()));
+        assert_eq!(
+            program.steps().iter().filter(|step| matches!(step, Step::Call { .. })).count(),
+            2
+        );
+        let scratch = Backward::max_scratch_bytes(&Shape::from(&attention));
+        let tensors = 8 * (2 * 4 * 100 * 128 * 2);
+        let lse = 2 * 4 * 100 * 4;
+        assert_eq!(program.device_bytes(), tensors + lse + scratch.any + scratch.zeroed);
+    }
+
+    #[test]
+    fn a_captured_training_step_agrees_with_the_reference() {
+        let Some((device, _alone)) = gpu() else { return };
+        let wgmma = device.facts().arch == "sm_90a";
+        for (h_kv, order) in
+            [(6, SumOrder::Any), (2, SumOrder::Any), (6, SumOrder::Fixed), (2, SumOrder::Fixed)]
+        {
+            if !wgmma && (h_kv, order) != (6, SumOrder::Any) {
+                continue;
+            }
+            let attention = Attention { h_kv, ..bf16(2, 6, 333, 64, true) };
+            let problem = AttentionBackward { attention };
+            let inputs = problem.inputs(28);
+            let program = training_step(&attention, order);
+            let mut task = program.task(&device, &inputs, Capture::Graph).unwrap();
+            let expected = problem.reference(&inputs);
+            for launch in 1..=2 {
+                let result = verify(&mut task, &expected, problem.tolerance());
+                let name = format!("{h_kv} heads of keys, {order:?}, launch {launch}");
+                assert!(result.is_ok(), "{name}: {}", result.unwrap_err());
+            }
+        }
+    }
+}
