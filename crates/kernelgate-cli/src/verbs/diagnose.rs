@@ -24,8 +24,8 @@ const SCHEMA: u32 = 1;
 
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// Traces: SQLite exports or reports of Nsight Systems, CSV or reports of Nsight Compute, JSON
-    /// of PyTorch's profiler (.gz too), recordings of `kernelgate profile`. Two are compared, unless
+    /// Traces: SQLite exports or reports of Nsight Systems, reports or CSV of Nsight Compute, JSON
+    /// of PyTorch's profiler, JAX or rocprofv3 (.gz too), recordings of `kernelgate profile`. Two are compared, unless
     /// --each is given. Or one case, or a regular expression of several, to record and diagnose
     #[arg(required = true, value_name = "TRACE|CASE")]
     traces: Vec<PathBuf>,

@@ -69,6 +69,8 @@ pub struct KeptRange {
     pub around: u32,
     /// Host time, nanoseconds.
     pub host_ns: i64,
+    /// The inputs of the operator that it is, as in [`crate::model::host::Ranges::inputs`].
+    pub inputs: u32,
 }
 
 /// Ranges by number, for those who ask for each.
@@ -234,7 +236,8 @@ impl HostPass {
         }
         if self.keep_ranges {
             let around = around.map_or(NONE, |around| around.number);
-            let range = KeptRange { path, around, host_ns: row.end - row.start };
+            let host_ns = row.end - row.start;
+            let range = KeptRange { path, around, host_ns, inputs: row.inputs };
             self.host.kept.ranges.push(range);
         }
         let number = number(self.host.ranges);

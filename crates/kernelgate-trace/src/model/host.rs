@@ -100,6 +100,20 @@ pub struct Ranges {
     pub name: Vec<Name>,
     /// How it was opened.
     pub style: Vec<RangeStyle>,
+    /// The inputs of the operator that it is: 1 + index into [`super::Trace::inputs`], 0 where they
+    /// are not known; empty where none are.
+    pub inputs: Vec<u32>,
+}
+
+/// Inputs of an operator, as the recorder wrote them: JSON lists with an element an argument.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct OperatorInputs {
+    /// Sizes of tensors by axis.
+    pub dims: Name,
+    /// Types of their values.
+    pub types: Name,
+    /// Values of arguments that are not tensors.
+    pub values: Name,
 }
 
 impl Ranges {
@@ -120,6 +134,25 @@ impl Ranges {
         self.thread.push(thread);
         self.name.push(name);
         self.style.push(style);
+        if !self.inputs.is_empty() {
+            self.inputs.push(0);
+        }
+    }
+
+    /// The inputs of the operator that a range is, as in [`Self::inputs`].
+    pub(crate) fn inputs_of(&self, row: usize) -> u32 {
+        self.inputs.get(row).copied().unwrap_or(0)
+    }
+
+    /// Gives inputs, as in [`Self::inputs`], to the range that was added last.
+    pub(crate) fn set_inputs(&mut self, inputs: u32) {
+        if inputs == 0 {
+            return;
+        }
+        self.inputs.resize(self.start.len(), 0);
+        if let Some(last) = self.inputs.last_mut() {
+            *last = inputs;
+        }
     }
 
     pub(crate) fn reserve(&mut self, rows: usize) {
@@ -137,6 +170,7 @@ impl Ranges {
             thread: pick(&self.thread, rows),
             name: pick(&self.name, rows),
             style: pick(&self.style, rows),
+            inputs: pick(&self.inputs, rows),
         }
     }
 }

@@ -20,6 +20,22 @@ pub struct ProfiledLaunch {
     pub metrics: BTreeMap<Name, Metric>,
     /// What the tool's own rules say: name and text.
     pub rules: Vec<(Name, Name)>,
+    /// Source lines at which warps waited, those with most samples first; empty where the report
+    /// has no samples or the kernel no line table.
+    pub lines: Vec<SourceStalls>,
+}
+
+/// Samples of warps that waited at a source line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SourceStalls {
+    /// The source file.
+    pub file: Name,
+    /// The line, counted from 1.
+    pub line: u32,
+    /// Samples of warps that waited there.
+    pub samples: u64,
+    /// The reason that most of them have.
+    pub reason: Name,
 }
 
 /// A number with its unit.

@@ -18,7 +18,7 @@ use gpu::{
     LaunchShape, NodeEvents, Place, PlaceId, Sets, Synchronisations,
 };
 use hashbrown::HashMap;
-use host::{Calls, Marks, OsCalls, Ranges, Switches, Thread};
+use host::{Calls, Marks, OperatorInputs, OsCalls, Ranges, Switches, Thread};
 use kernel_metrics::ProfiledLaunch;
 use names::{Name, Names};
 use quality::Quality;
@@ -67,6 +67,10 @@ pub enum Recorder {
     NsightCompute,
     /// PyTorch's profiler, or another that writes Chrome's format.
     Chrome,
+    /// The profiler of JAX and XLA.
+    Xla,
+    /// AMD's `rocprofv3`.
+    Rocprof,
     /// CUPTI in the process that was measured.
     Cupti,
 }
@@ -78,6 +82,8 @@ impl Recorder {
             Self::NsightSystems => "Nsight Systems",
             Self::NsightCompute => "Nsight Compute",
             Self::Chrome => "Chrome trace",
+            Self::Xla => "XLA profiler",
+            Self::Rocprof => "rocprofv3",
             Self::Cupti => "CUPTI",
         }
     }
@@ -122,6 +128,8 @@ pub struct Trace {
     pub calls: Calls,
     /// Named spans of host time.
     pub ranges: Ranges,
+    /// Inputs of operators, which [`Ranges::inputs`] refers to.
+    pub inputs: Vec<OperatorInputs>,
     /// Named moments of host time.
     pub marks: Marks,
     /// Calls of the operating system.

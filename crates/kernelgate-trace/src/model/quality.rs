@@ -21,15 +21,17 @@ pub struct Quality {
     pub unreadable: Vec<String>,
     /// What the profiler itself reported: dropped records, counters that were not available.
     pub messages: Vec<String>,
+    /// How the reader understood the file, where it had to choose.
+    pub notes: Vec<String>,
     /// Records that the recorder says it lost.
     pub dropped: u64,
     /// Ranges that were never closed; they end at the last time of the trace.
     pub unclosed_ranges: u64,
     /// Records whose end is before their start; their end is taken as their start.
     pub backwards: u64,
-    /// Operations of the GPU without times (start and end 0); left out.
+    /// Operations of the GPU without times (start and end 0); skipped.
     pub without_times: u64,
-    /// Events that are no valid JSON; left out.
+    /// Events that are not valid JSON; skipped.
     pub broken_events: u64,
     /// Texts that were not valid UTF-8.
     pub invalid_texts: u64,
@@ -46,6 +48,7 @@ impl Quality {
         self.missing.extend(other.missing);
         self.unreadable.extend(other.unreadable);
         self.messages.extend(other.messages);
+        self.notes.extend(other.notes);
         self.dropped += other.dropped;
         self.unclosed_ranges += other.unclosed_ranges;
         self.backwards += other.backwards;

@@ -1,7 +1,10 @@
 //! A trace while a reader fills it.
 
+use std::borrow::Cow;
+
+use super::demangle::readable;
 use crate::model::gpu::{Function, LaunchShape, Place, PlaceId};
-use crate::model::host::Thread;
+use crate::model::host::{OperatorInputs, Thread};
 use crate::model::names::Name;
 use crate::model::{Process, Table, Trace};
 
@@ -32,6 +35,7 @@ pub(super) struct Builder {
     places: Table<Place>,
     functions: Table<Function>,
     shapes: Table<LaunchShape>,
+    inputs: Table<OperatorInputs>,
 }
 
 impl Builder {
@@ -65,11 +69,25 @@ impl Builder {
         self.shapes.of(shape)
     }
 
-    /// Puts the tables as they are by now into the trace.
+    /// Inputs of an operator, as in [`crate::model::host::Ranges::inputs`].
+    pub fn inputs(&mut self, inputs: OperatorInputs) -> u32 {
+        self.inputs.of(inputs) + 1
+    }
+
+    /// Puts the tables as they are by now into the trace; mangled names become readable.
     pub fn share(&mut self) {
+        let names = &mut self.trace.names;
+        for function in &mut self.functions.values {
+            for name in [&mut function.demangled, &mut function.short] {
+                if let Cow::Owned(readable) = readable(names.text(*name)) {
+                    *name = names.intern(&readable);
+                }
+            }
+        }
         self.trace.places.clone_from(&self.places.values);
         self.trace.functions.clone_from(&self.functions.values);
         self.trace.shapes.clone_from(&self.shapes.values);
+        self.trace.inputs.clone_from(&self.inputs.values);
     }
 
     /// The trace, with its tables.

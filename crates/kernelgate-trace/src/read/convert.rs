@@ -1,4 +1,4 @@
-//! Reports in formats of their own, through the program that writes them.
+//! Reports of Nsight Systems, through the program that writes them.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -21,22 +21,6 @@ pub(super) fn systems_report(path: &Path) -> Result<(TempDir, PathBuf), TraceErr
     );
     run(path, command, &by_hand)?;
     Ok((folder, export))
-}
-
-/// An Nsight Compute report as CSV.
-pub(super) fn compute_report(path: &Path) -> Result<(TempDir, PathBuf), TraceError> {
-    let folder = tempfile::tempdir().map_err(TraceError::io(path))?;
-    let csv = folder.path().join("report.csv");
-    let file = std::fs::File::create(&csv).map_err(TraceError::io(&csv))?;
-    let mut command = Command::new("ncu");
-    command.args(["--csv", "--page", "details", "--import"]).arg(path).stdout(file);
-    let by_hand = format!(
-        "ncu --csv --page details --import {} > {}",
-        path.display(),
-        path.with_extension("csv").display()
-    );
-    run(path, command, &by_hand)?;
-    Ok((folder, csv))
 }
 
 fn run(path: &Path, mut command: Command, by_hand: &str) -> Result<(), TraceError> {

@@ -3,10 +3,16 @@
 mod builder;
 mod chrome;
 mod convert;
+mod demangle;
+mod json_source;
 mod ncu;
+mod ncu_report;
 mod nsys;
+mod numbers;
 mod recording;
+mod rocprof;
 mod rows;
+mod unsupported;
 mod wanted;
 
 pub use rows::{CallRow, RangeRow, Row, Streamed, rows_of};
@@ -28,18 +34,16 @@ use crate::model::Trace;
 /// The file cannot be read, is of no known format, or holds nothing that can be used.
 pub fn open(path: &Path, wanted: &Wanted) -> Result<Trace, TraceError> {
     match recognise(path)? {
-        Format::Sqlite => nsys::read(path, wanted),
+        Format::SystemsExport => nsys::read(path, wanted),
         Format::Chrome => chrome::read(path),
         Format::ComputeCsv => ncu::read(path),
         Format::Recording => recording::read(path),
+        Format::Rocprof => rocprof::read(path),
         Format::SystemsReport => {
             let (_folder, export) = convert::systems_report(path)?;
             nsys::read(&export, wanted)
         }
-        Format::ComputeReport => {
-            let (_folder, csv) = convert::compute_report(path)?;
-            ncu::read(&csv)
-        }
+        Format::ComputeReport => ncu_report::read(path),
     }
 }
 
@@ -56,7 +60,7 @@ pub fn stream(
     each: impl FnMut(&Trace, Row),
 ) -> Result<Option<Streamed>, TraceError> {
     match recognise(path)? {
-        Format::Sqlite => nsys::stream::read(path, wanted, each).map(Some),
+        Format::SystemsExport => nsys::stream::read(path, wanted, each).map(Some),
         Format::SystemsReport => {
             let (_folder, export) = convert::systems_report(path)?;
             nsys::stream::read(&export, wanted, each).map(Some)
@@ -65,11 +69,28 @@ pub fn stream(
     }
 }
 
+/// A folder with a parquet file a table.
+fn recognise_folder(path: &Path) -> Result<Format, TraceError> {
+    let mut files = std::fs::read_dir(path).map_err(TraceError::io(path))?.flatten();
+    let is_table = |file: std::fs::DirEntry| {
+        file.path().extension().is_some_and(|extension| extension == "parquet")
+    };
+    if files.any(is_table) {
+        return Ok(Format::SystemsExport);
+    }
+    Err(TraceError::Unknown {
+        path: path.to_owned(),
+        reason: "it is a folder without the tables of a parquet export of Nsight Systems"
+            .to_owned(),
+    })
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Format {
-    Sqlite,
+    SystemsExport,
     Chrome,
     Recording,
+    Rocprof,
     ComputeCsv,
     SystemsReport,
     ComputeReport,
@@ -79,6 +100,9 @@ enum Format {
 const HEAD: u64 = 1 << 16;
 
 fn recognise(path: &Path) -> Result<Format, TraceError> {
+    if path.is_dir() {
+        return recognise_folder(path);
+    }
     let mut head = Vec::new();
     // A pipe has its content once, and a trace is opened twice; a named one without a writer would
     // be waited for without end.
@@ -93,11 +117,22 @@ fn recognise(path: &Path) -> Result<Format, TraceError> {
     let unknown = |reason: &str| {
         Err(TraceError::Unknown { path: path.to_owned(), reason: reason.to_owned() })
     };
+    if let Some(reason) = unsupported::recognise(path, &head) {
+        return unknown(&reason);
+    }
     if head.starts_with(b"SQLite format 3\0") {
-        return Ok(Format::Sqlite);
+        return Ok(Format::SystemsExport);
+    }
+    if head.starts_with(ncu_report::MAGIC) {
+        return Ok(Format::ComputeReport);
     }
     if head.starts_with(&[0x1f, 0x8b]) {
-        return Ok(Format::Chrome);
+        let head = json_source::head(path, HEAD).map_err(TraceError::io(path))?;
+        return match unsupported::recognise(path, &head) {
+            Some(reason) => unknown(&reason),
+            None if rocprof::looks_like(&head) => Ok(Format::Rocprof),
+            None => Ok(Format::Chrome),
+        };
     }
     match extension {
         "nsys-rep" | "qdrep" => return Ok(Format::SystemsReport),
@@ -119,11 +154,15 @@ fn recognise(path: &Path) -> Result<Format, TraceError> {
     let start = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&head);
     match start.iter().find(|byte| !byte.is_ascii_whitespace()) {
         Some(b'{') if recording::looks_like(start) => return Ok(Format::Recording),
+        Some(b'{') if rocprof::looks_like(start) => return Ok(Format::Rocprof),
         Some(b'{' | b'[') => return Ok(Format::Chrome),
         _ if ncu::looks_like(path).map_err(TraceError::io(path))? => {
             return Ok(Format::ComputeCsv);
         }
         _ => {}
+    }
+    if let Some(reason) = unsupported::recognise_text(&head) {
+        return unknown(&reason);
     }
     unknown(
         "it is neither an SQLite export of Nsight Systems, nor CSV of Nsight Compute, nor Chrome's \

@@ -10,6 +10,8 @@ use std::path::Path;
 use hashbrown::HashMap;
 
 use super::builder::Builder;
+use super::demangle::readable;
+use super::numbers::{NumberFormat, looks_numeric};
 use crate::error::TraceError;
 use crate::model::gpu::LaunchShape;
 use crate::model::kernel_metrics::{Metric, ProfiledLaunch};
@@ -115,65 +117,120 @@ fn sections(text: &str) -> Vec<String> {
     sections
 }
 
-fn section_into(section: &str, builder: &mut Builder) {
-    let mut reader = csv::ReaderBuilder::new().flexible(true).from_reader(section.as_bytes());
-    let Ok(header) = reader.headers().cloned() else { return };
-    let column: HashMap<&str, usize> = (0..).zip(header.iter()).map(|(i, h)| (h, i)).collect();
-    let long = column.contains_key("Metric Name");
-    let mut launches: HashMap<(String, String), usize> = HashMap::new();
-    let mut units: Option<csv::StringRecord> = None;
-    for record in reader.records() {
-        let Ok(record) = record else {
-            builder.trace.quality.odd_values += 1;
-            continue;
-        };
-        let field = |name: &str| column.get(name).and_then(|&i| record.get(i)).unwrap_or("");
-        if field("ID").is_empty() {
-            // The raw page has its units in a record without an id.
-            units.get_or_insert(record);
-            continue;
+/// The records of a section with its columns.
+struct Section {
+    header: csv::StringRecord,
+    records: Vec<csv::StringRecord>,
+    /// The units of the raw page, which stand in a record without an id.
+    units: csv::StringRecord,
+    /// Records that cannot be read.
+    broken: u64,
+}
+
+impl Section {
+    fn parse(text: &str) -> Option<Self> {
+        let mut reader = csv::ReaderBuilder::new().flexible(true).from_reader(text.as_bytes());
+        let header = reader.headers().ok()?.clone();
+        let id = header.iter().position(|name| name == "ID")?;
+        let (mut records, mut broken) = (Vec::new(), 0);
+        let mut units = None;
+        for record in reader.records() {
+            match record {
+                Ok(record) if record.get(id).is_some_and(|id| !id.is_empty()) => {
+                    records.push(record);
+                }
+                Ok(record) => {
+                    units.get_or_insert(record);
+                }
+                Err(_) => broken += 1,
+            }
         }
-        let trace = &mut builder.trace;
-        let key = (field("Process ID").to_owned(), field("ID").to_owned());
+        Some(Self { header, records, units: units.unwrap_or_default(), broken })
+    }
+
+    fn column(&self, name: &str) -> Option<usize> {
+        self.header.iter().position(|title| title == name)
+    }
+
+    /// Metrics with units and values, as written.
+    fn values<'a>(
+        &'a self,
+        record: &'a csv::StringRecord,
+    ) -> impl Iterator<Item = [&'a str; 3]> + 'a {
+        let field = |index: Option<usize>| index.and_then(|i| record.get(i)).unwrap_or("");
+        let columns = ["Metric Name", "Metric Unit", "Metric Value"].map(|name| self.column(name));
+        let details = columns[0].map(|_| columns.map(field));
+        let raw = self
+            .header
+            .iter()
+            .enumerate()
+            .filter(move |(_, name)| details.is_none() && name.contains("__"));
+        let raw = raw
+            .map(|(i, name)| [name, self.units.get(i).unwrap_or(""), record.get(i).unwrap_or("")]);
+        details.into_iter().chain(raw)
+    }
+}
+
+fn section_into(text: &str, builder: &mut Builder) {
+    let Some(section) = Section::parse(text) else { return };
+    let trace = &mut builder.trace;
+    trace.quality.odd_values += section.broken;
+    let all = section.records.iter().flat_map(|record| section.values(record));
+    let format = NumberFormat::detect(all.map(|[_, unit, value]| (value, unit)));
+    if format == NumberFormat::Comma {
+        trace.quality.notes.push(
+            "numbers are written as 1.234,5 (the locale of the machine that ran ncu), and are read \
+             so"
+                .to_owned(),
+        );
+    }
+    let mut launches: HashMap<(String, String), usize> = HashMap::new();
+    for record in &section.records {
+        let field =
+            |name: &str| section.column(name).and_then(|i| record.get(i)).unwrap_or("").to_owned();
+        let key = (field("Process ID"), field("ID"));
         let index = *launches.entry(key).or_insert_with(|| {
             trace.profiled.push(ProfiledLaunch {
-                id: field("ID").to_owned(),
-                kernel: trace.names.intern(field("Kernel Name")),
+                id: field("ID"),
+                kernel: trace.names.intern(&readable(&field("Kernel Name"))),
                 shape: LaunchShape {
-                    grid: dimensions(field("Grid Size")),
-                    block: dimensions(field("Block Size")),
+                    grid: dimensions(&field("Grid Size")),
+                    block: dimensions(&field("Block Size")),
                     ..LaunchShape::default()
                 },
                 device: format!("device {}, compute capability {}", field("Device"), field("CC")),
                 metrics: Default::default(),
                 rules: Vec::new(),
+                lines: Vec::new(),
             });
             trace.profiled.len() - 1
         });
         let launch = &mut trace.profiled[index];
-        if long {
-            add_metric(
-                &mut trace.names,
-                launch,
-                field("Metric Name"),
-                field("Metric Unit"),
-                field("Metric Value"),
-            );
-            if !field("Rule Name").is_empty() {
-                let (name, text) = (field("Rule Name"), field("Rule Description"));
-                launch.rules.push((trace.names.intern(name), trace.names.intern(text)));
+        for [name, unit, value] in section.values(record) {
+            match format.number(value) {
+                Some(value) => add_metric(&mut trace.names, launch, name, unit, value),
+                None => trace.quality.odd_values += u64::from(looks_numeric(value)),
             }
-        } else {
-            for (i, name) in header.iter().enumerate().filter(|(_, name)| name.contains("__")) {
-                let unit = units.as_ref().and_then(|units| units.get(i)).unwrap_or("");
-                add_metric(&mut trace.names, launch, name, unit, record.get(i).unwrap_or(""));
-            }
+        }
+        let rule = field("Rule Name");
+        if !rule.is_empty() {
+            let text = field("Rule Description");
+            launch.rules.push((trace.names.intern(&rule), trace.names.intern(&text)));
         }
     }
 }
 
-fn add_metric(names: &mut Names, launch: &mut ProfiledLaunch, name: &str, unit: &str, value: &str) {
-    let Some(value) = number(value).filter(|_| !name.is_empty()) else { return };
+/// Adds a metric under the name of today.
+pub(super) fn add_metric(
+    names: &mut Names,
+    launch: &mut ProfiledLaunch,
+    name: &str,
+    unit: &str,
+    value: f64,
+) {
+    if name.is_empty() {
+        return;
+    }
     let name = RENAMED.iter().find(|(old, _)| *old == name).map_or(name, |(_, new)| *new);
     // The same name stands for a share of the peak and for a rate.
     let key = if name.ends_with("Throughput") && unit != "%" {
@@ -183,24 +240,6 @@ fn add_metric(names: &mut Names, launch: &mut ProfiledLaunch, name: &str, unit: 
     };
     let unit = names.intern(unit);
     launch.metrics.entry(key).or_insert(Metric { value, unit });
-}
-
-/// A number, which may have commas between its thousands.
-fn number(text: &str) -> Option<f64> {
-    let text = text.trim();
-    let value: f64 = match text.parse() {
-        Ok(value) => value,
-        Err(_) => {
-            let (whole, _) = text.split_once('.').unwrap_or((text, ""));
-            let mut groups = whole.trim_start_matches('-').split(',');
-            let first = groups.next().is_some_and(|group| (1..=3).contains(&group.len()));
-            if !first || !groups.all(|group| group.len() == 3) {
-                return None;
-            }
-            text.replace(',', "").parse().ok()?
-        }
-    };
-    value.is_finite().then_some(value)
 }
 
 /// `(9, 32, 1)` or `9x32x1`.
@@ -215,17 +254,6 @@ fn dimensions(text: &str) -> [u32; 3] {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn numbers_may_have_commas_between_thousands() {
-        assert_eq!(number("1,234,567.5"), Some(1_234_567.5));
-        assert_eq!(number("12"), Some(12.0));
-        assert_eq!(number("-0.25"), Some(-0.25));
-        assert_eq!(number("1,5"), None);
-        assert_eq!(number("PolicySpread"), None);
-        assert_eq!(number("nan"), None);
-        assert_eq!(number(""), None);
-    }
 
     #[test]
     fn dimensions_have_one_spelling_or_another() {

@@ -19,6 +19,8 @@ pub struct RangeRow {
     pub label: u32,
     /// How it was opened.
     pub style: RangeStyle,
+    /// The inputs of the operator that it is, as in [`crate::model::host::Ranges::inputs`].
+    pub inputs: u32,
 }
 
 impl RangeRow {
@@ -101,6 +103,7 @@ pub fn rows_of(trace: &Trace, mut each: impl FnMut(Row)) {
             thread: ranges.thread[at],
             label: ranges.name[at].0,
             style: ranges.style[at],
+            inputs: ranges.inputs_of(at),
         }
     };
     let call = |row: u32| {

@@ -2,10 +2,14 @@
 //! Compute).
 
 use super::super::context::Context;
-use super::super::finding::{Confidence, DeviceUse, Finding, Inspected, Measure, Severity, Unit};
+use super::super::finding::{
+    Confidence, DeviceUse, Evidence, Finding, Inspected, Measure, Severity, Unit,
+};
 use super::super::profiled::{evidence, kernel_name, metric};
 use super::kernels::OCCUPANCY;
-use super::outcome::{Lack, Outcome, all_of, some_of};
+use super::outcome::{EVIDENCE, Lack, Outcome, all_of, some_of};
+use crate::model::Trace;
+use crate::model::kernel_metrics::ProfiledLaunch;
 
 /// A unit that is used this much is the bound.
 const HIGH: f64 = 80.0;
@@ -198,7 +202,11 @@ pub(super) fn stalls(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             measured: Measure { value: share, unit: "% of stalls" },
             threshold: Measure { value: 30.0, unit: "% of stalls" },
             recoverable_ns: None,
-            evidence: evidence(context.trace, launch, format!("{issue:.2} warps issued a cycle")),
+            evidence: stalled_lines(
+                context.trace,
+                launch,
+                evidence(context.trace, launch, format!("{issue:.2} warps issued a cycle")),
+            ),
             advice: stall_advice(reason).to_owned(),
             false_positive: "stalls that other warps hide: the scheduler still issues",
         });
@@ -208,6 +216,23 @@ pub(super) fn stalls(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         return Lack::new("the report lacks warp states", format!("add {OPTION}")).into();
     }
     Outcome::Checked(found, launches(known, context, OPTION))
+}
+
+/// Evidence with the source lines at which warps waited most.
+fn stalled_lines(
+    trace: &Trace,
+    launch: &ProfiledLaunch,
+    mut evidence: Vec<Evidence>,
+) -> Vec<Evidence> {
+    for line in launch.lines.iter().take(EVIDENCE - 1) {
+        let (file, reason) = (trace.names.text(line.file), trace.names.text(line.reason));
+        evidence.push(Evidence {
+            what: format!("{file}:{}: samples of warps that wait, most for {reason}", line.line),
+            count: usize::try_from(line.samples).unwrap_or(usize::MAX),
+            ..Evidence::default()
+        });
+    }
+    evidence
 }
 
 fn stall_advice(reason: &str) -> &'static str {

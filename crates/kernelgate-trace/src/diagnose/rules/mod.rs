@@ -137,7 +137,9 @@ pub(super) fn apply(context: &Context<'_>) -> Diagnosis {
     Diagnosis {
         recorder,
         origin_ns: match trace.recorder {
-            Recorder::Chrome | Recorder::Cupti => trace.span().map_or(0, |(first, _)| first),
+            Recorder::Chrome | Recorder::Cupti | Recorder::Xla | Recorder::Rocprof => {
+                trace.span().map_or(0, |(first, _)| first)
+            }
             _ => 0,
         },
         records: [

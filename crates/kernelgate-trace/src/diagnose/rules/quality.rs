@@ -52,6 +52,15 @@ pub(super) fn data_quality(context: &Context<'_>, devices: &[DeviceUse]) -> Outc
             "nothing",
         ));
     }
+    for note in &quality.notes {
+        found.push(doubt(
+            Severity::Information,
+            note.clone(),
+            number(1, "notes"),
+            "check one number against the recorder's own output",
+            "the file is as described",
+        ));
+    }
     if quality.dropped > 0 {
         found.push(doubt(
             Severity::Severe,

@@ -41,7 +41,16 @@ pub(super) struct Arguments<'a> {
     #[serde(borrow)]
     pub graph: Option<&'a RawValue>,
     #[serde(borrow)]
-    pub correlation: Option<&'a RawValue>,
+    correlation: Option<&'a RawValue>,
+    /// As XLA writes it.
+    #[serde(borrow)]
+    correlation_id: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub kernel_details: Option<&'a RawValue>,
+    #[serde(borrow, rename = "memcpy_details")]
+    pub copy_details: Option<&'a RawValue>,
+    #[serde(borrow, rename = "memset_details")]
+    pub set_details: Option<&'a RawValue>,
     #[serde(borrow)]
     pub device: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -62,6 +71,13 @@ pub(super) struct Arguments<'a> {
     pub graph_node: Option<&'a RawValue>,
     #[serde(borrow)]
     pub name: Option<&'a RawValue>,
+    /// Sizes of an operator's tensors.
+    #[serde(borrow, rename = "Input Dims")]
+    pub dims: Option<&'a RawValue>,
+    #[serde(borrow, rename = "Input type")]
+    pub types: Option<&'a RawValue>,
+    #[serde(borrow, rename = "Concrete Inputs")]
+    pub values: Option<&'a RawValue>,
     /// Of memory: 1 on a GPU.
     #[serde(borrow, rename = "Device Type")]
     pub device_type: Option<&'a RawValue>,
@@ -78,6 +94,11 @@ impl<'a> Arguments<'a> {
     /// Those of an event; none where they are of another kind.
     pub fn of(event: &Event<'a>) -> Self {
         event.args.and_then(|args| serde_json::from_str(args.get()).ok()).unwrap_or_default()
+    }
+
+    /// What joins a call with what it launched.
+    pub fn correlation(&self) -> Option<i64> {
+        integer(self.correlation.or(self.correlation_id))
     }
 }
 

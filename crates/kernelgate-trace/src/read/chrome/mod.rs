@@ -4,22 +4,23 @@
 //! than expected is counted and left out. Absent: Python functions, flow arrows (operations and
 //! calls are joined by their correlation ids), counters.
 
+mod copies;
+mod document;
 mod event;
-mod salvage;
-mod source;
+mod xla;
 
-use std::fmt;
 use std::path::Path;
 
+use document::Part;
 use event::{Arguments, Event, dimensions, integer, nanoseconds, text};
 use hashbrown::HashMap;
-use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::builder::Builder;
+use super::json_source;
 use crate::error::TraceError;
-use crate::model::gpu::{LaunchShape, MemoryKind, Operations, Place, PlaceId, SyncKind};
-use crate::model::host::RangeStyle;
+use crate::model::gpu::{LaunchShape, Operations, Place, SyncKind};
+use crate::model::host::{OperatorInputs, RangeStyle};
 use crate::model::{Device, Recorder, Trace};
 
 /// Reads a file.
@@ -27,85 +28,29 @@ use crate::model::{Device, Recorder, Trace};
 /// # Errors
 /// The file cannot be read, or holds no event of a trace.
 pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
-    let source = source::open(path).map_err(TraceError::io(path))?;
+    let source = json_source::open(path).map_err(TraceError::io(path))?;
     let mut reader = Reader::default();
     reader.builder.trace.recorder = Recorder::Chrome;
-    let outcome =
-        Document(&mut reader).deserialize(&mut serde_json::Deserializer::from_reader(source));
-    if let Err(error) = outcome {
-        let salvaged = error.is_syntax().then(|| salvaged(path, &reader)).transpose()?;
-        match salvaged.filter(|salvaged| salvaged.events > reader.events) {
-            Some(salvaged) => reader = salvaged,
-            None => {
-                let reason = format!("JSON after {} events: {error}", reader.events);
-                if reader.events == 0 {
-                    return Err(TraceError::broken(path, reason));
-                }
-                reader.builder.trace.quality.unreadable.push(reason);
-            }
+    let contents = document::read(source, |part| reader.part(&part));
+    if let Some(error) = &contents.error {
+        let reason = format!("JSON after {} events: {error}", reader.events);
+        if reader.events == 0 {
+            return Err(TraceError::broken(path, reason));
         }
+        reader.builder.trace.quality.unreadable.push(reason);
     }
     if reader.events == 0 {
-        return Err(TraceError::Unknown {
-            path: path.to_owned(),
-            reason: "JSON without `traceEvents`".to_owned(),
-        });
+        let reason = match (contents.has_events, reader.others) {
+            (true, 0) => "the trace has no events: `traceEvents` is empty",
+            _ => "JSON without `traceEvents`, or whose elements are not events of a trace",
+        };
+        return Err(TraceError::Unknown { path: path.to_owned(), reason: reason.to_owned() });
     }
+    let quality = &mut reader.builder.trace.quality;
+    quality.broken_events = contents.broken;
+    quality.invalid_texts = contents.invalid;
     Ok(reader.finish())
 }
-
-/// The key that every event has.
-const PHASE: &[u8] = b"\"ph\"";
-
-/// The events of a file that is not valid JSON, each by itself; the head was read before.
-fn salvaged(path: &Path, before: &Reader) -> Result<Reader, TraceError> {
-    let mut reader = Reader::default();
-    let trace = &mut reader.builder.trace;
-    trace.recorder = before.builder.trace.recorder;
-    trace.devices.clone_from(&before.builder.trace.devices);
-    trace.metadata.clone_from(&before.builder.trace.metadata);
-    let source = source::open(path).map_err(TraceError::io(path))?;
-    salvage::elements(source, |bytes| {
-        // Devices are elements, too.
-        if !bytes.windows(PHASE.len()).any(|window| window == PHASE) {
-            return;
-        }
-        // Commas and brackets follow the event.
-        let mut values = serde_json::Deserializer::from_slice(bytes).into_iter::<&RawValue>();
-        let event = values.next().and_then(Result::ok);
-        match event.and_then(|raw| serde_json::from_str::<Event<'_>>(raw.get()).ok()) {
-            Some(event) => {
-                reader.events += 1;
-                reader.event(&event);
-            }
-            None => reader.builder.trace.quality.broken_events += 1,
-        }
-    })
-    .map_err(TraceError::io(path))?;
-    Ok(reader)
-}
-
-/// Values by which a file describes itself.
-const DESCRIPTION: &[&str] = &[
-    "schemaVersion",
-    "traceName",
-    "host_name",
-    "trace_id",
-    "distributedInfo",
-    "cuda_driver_version",
-    "cuda_runtime_version",
-    "hip_driver_version",
-    "hip_runtime_version",
-    "profile_memory",
-    "record_shapes",
-    "with_flops",
-    "with_modules",
-    "with_stack",
-];
-
-/// Categories of what a GPU does.
-const OPERATIONS: &[&str] =
-    &["kernel", "Kernel", "gpu_memcpy", "Memcpy", "gpu_memset", "Memset", "gpu_graph"];
 
 /// A process that is not known yet.
 const UNKNOWN: u32 = u32::MAX;
@@ -115,88 +60,44 @@ struct Reader {
     builder: Builder,
     /// Events of any kind.
     events: u64,
+    /// Elements between the events that are not events.
+    others: u64,
     /// Open `B` events by process and thread: range start and name.
     open: HashMap<u32, Vec<(i64, String)>>,
     /// Open `b` events, which end anywhere, by id: range start, thread and name.
     open_by_id: HashMap<(String, i64), (i64, u32, String)>,
     /// CUDA calls by process: GPU work belongs to the one that has most.
     calls: HashMap<u32, u64>,
-}
-
-/// The whole file: an object with `traceEvents`, or the array alone.
-struct Document<'a>(&'a mut Reader);
-
-impl<'de> DeserializeSeed<'de> for Document<'_> {
-    type Value = ();
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Document<'_> {
-    type Value = ();
-
-    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("an object with `traceEvents`, or an array of events")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        while let Some(key) = map.next_key::<String>()? {
-            match key.as_str() {
-                "traceEvents" => map.next_value_seed(Events(self.0))?,
-                "deviceProperties" => self.0.devices(&map.next_value::<Box<RawValue>>()?),
-                key if DESCRIPTION.contains(&key) => {
-                    let value = map.next_value::<Box<RawValue>>()?;
-                    let (key, value) = (key.to_owned(), text(&value).into_owned());
-                    self.0.builder.trace.metadata.insert(key, value);
-                }
-                _ => {
-                    map.next_value::<IgnoredAny>()?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, events: A) -> Result<(), A::Error> {
-        Events(self.0).visit_seq(events)
-    }
-}
-
-/// The array of events.
-struct Events<'a>(&'a mut Reader);
-
-impl<'de> DeserializeSeed<'de> for Events<'_> {
-    type Value = ();
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_seq(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Events<'_> {
-    type Value = ();
-
-    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("an array of events")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut events: A) -> Result<(), A::Error> {
-        while let Some(raw) = events.next_element::<Box<RawValue>>()? {
-            match serde_json::from_str::<Event<'_>>(raw.get()) {
-                Ok(event) => {
-                    self.0.events += 1;
-                    self.0.event(&event);
-                }
-                Err(_) => self.0.builder.trace.quality.odd_values += 1,
-            }
-        }
-        Ok(())
-    }
+    /// Devices and streams, where XLA wrote the trace.
+    xla: xla::Lines,
 }
 
 impl Reader {
-    fn devices(&mut self, raw: &RawValue) {
-        let Ok(devices) = serde_json::from_str::<Vec<serde_json::Value>>(raw.get()) else {
+    fn part(&mut self, part: &Part<'_>) {
+        match part {
+            Part::Field("deviceProperties", value) => self.devices(value),
+            Part::Field(key, value) => {
+                let text = serde_json::from_str(value).unwrap_or_else(|_| (*value).to_owned());
+                self.builder.trace.metadata.insert((*key).to_owned(), text);
+            }
+            // Any object reads as an event, but one of a trace has a phase.
+            Part::Event(event) if event.ph.is_empty() => {
+                self.others += 1;
+                self.builder.trace.quality.odd_values += 1;
+            }
+            Part::Event(event) => {
+                self.events += 1;
+                self.event(event);
+            }
+            Part::Other => {
+                self.others += 1;
+                self.builder.trace.quality.odd_values += 1;
+            }
+        }
+    }
+
+    fn devices(&mut self, value: &str) {
+        let Ok(devices) = serde_json::from_str::<Vec<serde_json::Value>>(value) else {
             self.builder.trace.quality.odd_values += 1;
             return;
         };
@@ -262,13 +163,16 @@ impl Reader {
     fn name(&mut self, event: &Event<'_>) {
         let arguments = Arguments::of(event);
         let (Some(name), Some(pid)) = (arguments.name, integer(event.pid)) else { return };
-        let name = self.builder.trace.names.intern(&text(name));
+        let label = text(name);
+        let name = self.builder.trace.names.intern(&label);
         match event.name.as_ref() {
             "process_name" => {
+                self.xla.process(pid, &label);
                 let process = self.builder.process(pid.cast_unsigned(), pid) as usize;
                 self.builder.trace.processes[process].name = Some(name);
             }
             "thread_name" => {
+                self.xla.thread(pid, integer(event.tid).unwrap_or(-1), &label);
                 let thread = self.thread(event) as usize;
                 self.builder.trace.threads[thread].name = Some(name);
             }
@@ -322,102 +226,217 @@ impl Reader {
         };
         let duration = nanoseconds(event.dur).unwrap_or(0);
         let end = self.builder.trace.quality.span_end(start, start.saturating_add(duration));
-        let category = event.cat.as_ref();
-        if start == 0 && end == 0 && OPERATIONS.contains(&category) {
-            self.builder.trace.quality.without_times += 1;
-            return;
-        }
-        match category {
+        match event.cat.as_ref() {
+            "" => self.without_category(event, start, end),
             "kernel" | "Kernel" => self.kernel(event, start, end),
             "gpu_memcpy" | "Memcpy" => self.copy(event, start, end),
             "gpu_memset" | "Memset" => {
                 let arguments = Arguments::of(event);
                 let mut sets = std::mem::take(&mut self.builder.trace.sets);
-                self.operation(&mut sets.on_gpu, &arguments, start, end);
-                sets.bytes.push(integer(arguments.bytes).unwrap_or(0).max(0).cast_unsigned());
+                if self.operation(&mut sets.on_gpu, &arguments, start, end) {
+                    sets.bytes.push(integer(arguments.bytes).unwrap_or(0).max(0).cast_unsigned());
+                }
                 self.builder.trace.sets = sets;
             }
             "gpu_graph" => {
                 let arguments = Arguments::of(event);
                 let mut graphs = std::mem::take(&mut self.builder.trace.graphs);
-                self.operation(&mut graphs.on_gpu, &arguments, start, end);
-                let id = integer(arguments.graph).and_then(|id| u32::try_from(id).ok());
-                graphs.executable.push(id.unwrap_or(0));
+                if self.operation(&mut graphs.on_gpu, &arguments, start, end) {
+                    let id = integer(arguments.graph).and_then(|id| u32::try_from(id).ok());
+                    graphs.executable.push(id.unwrap_or(0));
+                }
                 self.builder.trace.graphs = graphs;
             }
-            "cuda_sync" => {
-                let arguments = Arguments::of(event);
-                let mut syncs = std::mem::take(&mut self.builder.trace.syncs);
-                self.operation(&mut syncs.on_gpu, &arguments, start, end);
-                syncs.kind.push(match event.name.as_ref() {
-                    "Stream Sync" | "Stream Synchronize" => SyncKind::Stream,
-                    "Event Sync" | "Event Synchronize" => SyncKind::Event,
-                    "Context Sync" | "Context Synchronize" => SyncKind::Context,
-                    "Stream Wait Event" => SyncKind::StreamWaitsEvent,
-                    _ => SyncKind::Unknown,
-                });
-                self.builder.trace.syncs = syncs;
-            }
-            "cuda_runtime" | "cuda_driver" | "Runtime" => {
-                let correlation = integer(Arguments::of(event).correlation);
-                let correlation = self.builder.trace.quality.correlation(correlation);
-                let thread = self.thread(event);
-                let process = self.builder.trace.threads[thread as usize].process;
-                *self.calls.entry(process).or_default() += 1;
-                let name = self.builder.trace.names.intern(&event.name);
-                self.builder.trace.calls.push(start, end, thread, name, correlation);
-            }
+            "cuda_sync" => self.wait(event, start, end),
+            "cuda_runtime" | "cuda_driver" | "Runtime" => self.call(event, start, end),
             "overhead" | "Overhead" => self.builder.trace.quality.overhead.push((start, end)),
             // Spans of the profiler itself, shadows of host ranges on the GPU, and Python frames.
             "Trace" | "gpu_user_annotation" | "python_function" => {}
-            _ => {
-                let thread = self.thread(event);
-                self.range(start, end, thread, &event.name, RangeStyle::PushPop);
-            }
+            _ => self.host_range(event, start, end),
         }
     }
 
+    fn host_range(&mut self, event: &Event<'_>, start: i64, end: i64) {
+        let thread = self.thread(event);
+        self.range(start, end, thread, &event.name, RangeStyle::PushPop);
+        // Most operators have arguments, and few files have their shapes.
+        if event.args.is_some_and(|arguments| arguments.get().contains("\"Input Dims\"")) {
+            let arguments = Arguments::of(event);
+            let names = &mut self.builder.trace.names;
+            let mut list = |value: Option<_>| names.intern(value.map_or("[]", RawValue::get));
+            let [dims, types, values] =
+                [arguments.dims, arguments.types, arguments.values].map(&mut list);
+            let inputs = self.builder.inputs(OperatorInputs { dims, types, values });
+            self.builder.trace.ranges.set_inputs(inputs);
+        }
+    }
+
+    fn wait(&mut self, event: &Event<'_>, start: i64, end: i64) {
+        let arguments = Arguments::of(event);
+        let mut syncs = std::mem::take(&mut self.builder.trace.syncs);
+        if self.operation(&mut syncs.on_gpu, &arguments, start, end) {
+            syncs.kind.push(match event.name.as_ref() {
+                "Stream Sync" | "Stream Synchronize" => SyncKind::Stream,
+                "Event Sync" | "Event Synchronize" => SyncKind::Event,
+                "Context Sync" | "Context Synchronize" => SyncKind::Context,
+                "Stream Wait Event" => SyncKind::StreamWaitsEvent,
+                _ => SyncKind::Unknown,
+            });
+        }
+        self.builder.trace.syncs = syncs;
+    }
+
+    fn call(&mut self, event: &Event<'_>, start: i64, end: i64) {
+        let correlation = Arguments::of(event).correlation();
+        let correlation = self.builder.trace.quality.correlation(correlation);
+        let thread = self.thread(event);
+        let process = self.builder.trace.threads[thread as usize].process;
+        *self.calls.entry(process).or_default() += 1;
+        let name = self.builder.trace.names.intern(&event.name);
+        self.builder.trace.calls.push(start, end, thread, name, correlation);
+    }
+
+    /// An event of XLA, of PyTorch's old autograd profiler, or a range.
+    fn without_category(&mut self, event: &Event<'_>, start: i64, end: i64) {
+        let pid = integer(event.pid).unwrap_or(-1);
+        let tid = integer(event.tid).unwrap_or(-1);
+        match self.xla.line(pid, tid) {
+            Some((device, xla::Line::Stream(stream))) => {
+                self.xla_operation(event, (device, stream), start, end);
+            }
+            Some((_, xla::Line::Derived)) => {}
+            None if event.pid.is_some_and(|pid| text(pid) == "CUDA functions") => {
+                self.autograd_kernel(event, tid, start, end);
+            }
+            None if self.xla.has_devices()
+                && event.name.starts_with("cu")
+                && Arguments::of(event).correlation().is_some() =>
+            {
+                self.call(event, start, end);
+            }
+            None => self.host_range(event, start, end),
+        }
+    }
+
+    fn xla_operation(
+        &mut self,
+        event: &Event<'_>,
+        (device, stream): (u32, u64),
+        start: i64,
+        end: i64,
+    ) {
+        self.builder.trace.recorder = Recorder::Xla;
+        let arguments = Arguments::of(event);
+        let place = Place { process: UNKNOWN, device, context: 0, stream };
+        let details = |value: Option<_>| value.map(text).unwrap_or_default();
+        if let Some(direction) = event.name.strip_prefix("Memcpy") {
+            let mut copies = std::mem::take(&mut self.builder.trace.copies);
+            if self.operation_at(&mut copies.on_gpu, place, &arguments, start, end) {
+                let details = details(arguments.copy_details);
+                copies.bytes.push(xla::bytes(&details));
+                copies.kind.push(self.builder.trace.names.intern(copies::direction(direction)));
+                let [source, target] = xla::memories(&details);
+                copies.source.push(source);
+                copies.target.push(target);
+            }
+            self.builder.trace.copies = copies;
+        } else if event.name.starts_with("Memset") {
+            let mut sets = std::mem::take(&mut self.builder.trace.sets);
+            if self.operation_at(&mut sets.on_gpu, place, &arguments, start, end) {
+                sets.bytes.push(xla::bytes(&details(arguments.set_details)));
+            }
+            self.builder.trace.sets = sets;
+        } else {
+            let shape = xla::shape(&details(arguments.kernel_details));
+            self.kernel_at(event, place, shape, &arguments, (start, end));
+        }
+    }
+
+    /// A kernel of `torch.autograd.profiler`, whose thread is the device.
+    fn autograd_kernel(&mut self, event: &Event<'_>, tid: i64, start: i64, end: i64) {
+        let device = u32::try_from(tid).unwrap_or(0);
+        let place = Place { process: UNKNOWN, device, context: 0, stream: 0 };
+        let arguments = Arguments::of(event);
+        self.kernel_at(event, place, LaunchShape::default(), &arguments, (start, end));
+    }
+
+    fn place(&mut self, arguments: &Arguments<'_>) -> Place {
+        let number = |value| integer(value).and_then(|id| u32::try_from(id).ok()).unwrap_or(0);
+        // Where it is not written, the process is known when all calls are.
+        let process = integer(arguments.process)
+            .map_or(UNKNOWN, |pid| self.builder.process(pid.cast_unsigned(), pid));
+        Place {
+            process,
+            device: number(arguments.device),
+            context: number(arguments.context),
+            stream: integer(arguments.stream).unwrap_or(0).cast_unsigned(),
+        }
+    }
+
+    /// Adds an operation; `false`: it has no times.
     fn operation(
         &mut self,
         operations: &mut Operations,
         arguments: &Arguments<'_>,
         start: i64,
         end: i64,
-    ) {
-        let number = |value| integer(value).and_then(|id| u32::try_from(id).ok()).unwrap_or(0);
-        // Where it is not written, the process is known when all calls are.
-        let process = integer(arguments.process)
-            .map_or(UNKNOWN, |pid| self.builder.process(pid.cast_unsigned(), pid));
-        let place: PlaceId = self.builder.place(Place {
-            process,
-            device: number(arguments.device),
-            context: number(arguments.context),
-            stream: integer(arguments.stream).unwrap_or(0).cast_unsigned(),
-        });
-        let correlation = self.builder.trace.quality.correlation(integer(arguments.correlation));
+    ) -> bool {
+        let place = self.place(arguments);
+        self.operation_at(operations, place, arguments, start, end)
+    }
+
+    fn operation_at(
+        &mut self,
+        operations: &mut Operations,
+        place: Place,
+        arguments: &Arguments<'_>,
+        start: i64,
+        end: i64,
+    ) -> bool {
+        if start == 0 && end == 0 {
+            self.builder.trace.quality.without_times += 1;
+            return false;
+        }
+        let place = self.builder.place(place);
+        let correlation = self.builder.trace.quality.correlation(arguments.correlation());
         operations.push(start, end, place, correlation);
+        true
     }
 
     fn kernel(&mut self, event: &Event<'_>, start: i64, end: i64) {
         let arguments = Arguments::of(event);
-        let mut kernels = std::mem::take(&mut self.builder.trace.kernels);
-        self.operation(&mut kernels.on_gpu, &arguments, start, end);
-        let name = self.builder.trace.names.intern(&event.name);
-        kernels.function.push(self.builder.function(name, name));
         let number = |value| integer(value).and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
-        kernels.shape.push(self.builder.shape(LaunchShape {
+        let shape = LaunchShape {
             grid: dimensions(arguments.grid),
             block: dimensions(arguments.block),
             registers: number(arguments.registers),
             static_shared: number(arguments.shared),
             ..LaunchShape::default()
-        }));
-        let node = integer(arguments.graph_node).unwrap_or(0).cast_unsigned();
-        if node != 0 && kernels.graph_node.is_empty() {
-            kernels.graph_node.resize(kernels.on_gpu.len() - 1, 0);
-        }
-        if node != 0 || !kernels.graph_node.is_empty() {
-            kernels.graph_node.push(node);
+        };
+        let place = self.place(&arguments);
+        self.kernel_at(event, place, shape, &arguments, (start, end));
+    }
+
+    fn kernel_at(
+        &mut self,
+        event: &Event<'_>,
+        place: Place,
+        shape: LaunchShape,
+        arguments: &Arguments<'_>,
+        (start, end): (i64, i64),
+    ) {
+        let mut kernels = std::mem::take(&mut self.builder.trace.kernels);
+        if self.operation_at(&mut kernels.on_gpu, place, arguments, start, end) {
+            let name = self.builder.trace.names.intern(&event.name);
+            kernels.function.push(self.builder.function(name, name));
+            kernels.shape.push(self.builder.shape(shape));
+            let node = integer(arguments.graph_node).unwrap_or(0).cast_unsigned();
+            if node != 0 && kernels.graph_node.is_empty() {
+                kernels.graph_node.resize(kernels.on_gpu.len() - 1, 0);
+            }
+            if node != 0 || !kernels.graph_node.is_empty() {
+                kernels.graph_node.push(node);
+            }
         }
         self.builder.trace.kernels = kernels;
     }
@@ -426,30 +445,14 @@ impl Reader {
     fn copy(&mut self, event: &Event<'_>, start: i64, end: i64) {
         let arguments = Arguments::of(event);
         let mut copies = std::mem::take(&mut self.builder.trace.copies);
-        self.operation(&mut copies.on_gpu, &arguments, start, end);
-        copies.bytes.push(integer(arguments.bytes).unwrap_or(0).max(0).cast_unsigned());
-        let direction = event.name.split(' ').nth(1).unwrap_or("Unknown");
-        let label = match direction {
-            "HtoD" => "Host-to-Device",
-            "DtoH" => "Device-to-Host",
-            "DtoD" => "Device-to-Device",
-            "HtoH" => "Host-to-Host",
-            "PtoP" => "Peer-to-Peer",
-            other => other,
-        };
-        copies.kind.push(self.builder.trace.names.intern(label));
-        let memory = |text: &str| match text.trim() {
-            "Pageable" => MemoryKind::Pageable,
-            "Pinned" => MemoryKind::Pinned,
-            "Device" => MemoryKind::Device,
-            "Array" => MemoryKind::Array,
-            "Managed" | "Unified" => MemoryKind::Managed,
-            _ => MemoryKind::Unknown,
-        };
-        let kinds = event.name.split_once('(').map_or("", |(_, kinds)| kinds.trim_end_matches(')'));
-        let (source, target) = kinds.split_once("->").unwrap_or(("", ""));
-        copies.source.push(memory(source));
-        copies.target.push(memory(target));
+        if self.operation(&mut copies.on_gpu, &arguments, start, end) {
+            copies.bytes.push(integer(arguments.bytes).unwrap_or(0).max(0).cast_unsigned());
+            let label = copies::direction(event.name.split(' ').nth(1).unwrap_or("Unknown"));
+            copies.kind.push(self.builder.trace.names.intern(label));
+            let [source, target] = copies::memories(&event.name);
+            copies.source.push(source);
+            copies.target.push(target);
+        }
         self.builder.trace.copies = copies;
     }
 
@@ -469,7 +472,10 @@ impl Reader {
             self.calls.iter().max_by_key(|&(&process, &calls)| (calls, std::cmp::Reverse(process)));
         let process = match busiest {
             Some((&process, _)) => process,
-            None => self.builder.process(0, 0),
+            None => {
+                let host = self.xla.host.unwrap_or(0);
+                self.builder.process(host.cast_unsigned(), host)
+            }
         };
         let mut trace = self.builder.finish();
         for place in trace.places.iter_mut().filter(|place| place.process == UNKNOWN) {

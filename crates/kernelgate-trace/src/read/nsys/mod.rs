@@ -16,8 +16,10 @@ use std::path::Path;
 
 use database::{Database, Row};
 use hashbrown::HashMap;
+use ids::{COPY, KERNEL, RUNTIME};
 
 use super::builder::Builder;
+use super::unsupported;
 use super::wanted::Wanted;
 use crate::error::TraceError;
 use crate::model::Trace;
@@ -53,15 +55,18 @@ fn open(path: &Path) -> Result<Reader, TraceError> {
     let database = Database::open(path)?;
     let known = ["StringIds", "META_DATA_EXPORT", "EXPORT_META_DATA", "TARGET_INFO_SYSTEM_ENV"];
     if !known.iter().any(|table| database.has(table)) {
-        return Err(TraceError::Unknown {
-            path: path.to_owned(),
-            reason: "an SQLite database without the tables of an Nsight Systems export".to_owned(),
+        let reason = unsupported::database(database.tables()).unwrap_or_else(|| {
+            "an SQLite database without the tables of an Nsight Systems export".to_owned()
         });
+        return Err(TraceError::Unknown { path: path.to_owned(), reason });
     }
     let mut reader = Reader { database, builder: Builder::default(), strings: HashMap::new() };
     reader.strings()?;
     Ok(reader)
 }
+
+/// Columns without which little can be concluded from a table.
+const NEEDED: &[&str] = &["start", "end", "correlationId", "globalPid", "globalTid"];
 
 /// An export while it is read.
 struct Reader {
@@ -100,6 +105,14 @@ impl Reader {
         mut each: impl FnMut(&mut Builder, &HashMap<i64, Name>, &Row<'_, '_>),
     ) -> Result<(), TraceError> {
         let (builder, strings) = (&mut self.builder, &self.strings);
+        if [KERNEL, COPY, RUNTIME].contains(&table) {
+            let absent = |column: &&&str| {
+                NEEDED.contains(*column) && !self.database.has_column(table, column)
+            };
+            let absent = columns.iter().filter(absent);
+            let names = absent.map(|column| format!("{table}.{column}"));
+            builder.trace.quality.missing.extend(names.filter(|_| self.database.has(table)));
+        }
         let ended = self.database.scan(table, columns, |row| each(builder, strings, row))?;
         self.builder.trace.quality.unreadable.extend(ended);
         Ok(())

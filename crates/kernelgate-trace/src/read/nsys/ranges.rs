@@ -95,7 +95,7 @@ pub(super) fn stream(
     let labels = scan(&database, order, strings, |(_, thread), label, event| {
         if let Event::Range(start, end, style) = event {
             let end = end.unwrap_or(RangeRow::UNCLOSED);
-            each(thread, RangeRow { start, end, thread: 0, label, style });
+            each(thread, RangeRow { start, end, thread: 0, label, style, inputs: 0 });
         }
     })?;
     Ok(Part { labels, ..Part::default() })

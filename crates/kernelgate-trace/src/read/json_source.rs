@@ -15,7 +15,7 @@ const FREE: u64 = 1 << 30;
 const MAX_RATIO: u64 = 200;
 
 /// Opens a file.
-pub(super) fn open(path: &Path) -> std::io::Result<BufReader<Limited>> {
+pub(super) fn open(path: &Path) -> std::io::Result<Limited> {
     let file = File::open(path)?;
     let packed_size = file.metadata()?.len();
     let mut file = BufReader::with_capacity(1 << 16, file);
@@ -26,7 +26,15 @@ pub(super) fn open(path: &Path) -> std::io::Result<BufReader<Limited>> {
     } else {
         (Box::new(file), u64::MAX)
     };
-    Ok(BufReader::with_capacity(1 << 18, Limited { inner, limit, read: 0, token: 0 }))
+    Ok(Limited { inner, limit, read: 0, token: 0 })
+}
+
+/// The first bytes of a packed file, unpacked; fewer where it is damaged.
+pub(super) fn head(path: &Path, bytes: u64) -> std::io::Result<Vec<u8>> {
+    let mut head = Vec::new();
+    // What is wrong with it is found again when it is read.
+    let _ = open(path)?.take(bytes).read_to_end(&mut head);
+    Ok(head)
 }
 
 /// A reader that gives up on what cannot be a trace.

@@ -1,13 +1,13 @@
-//! The tables of an export, each with the columns that it happens to have.
+//! Exports as an SQLite file.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hashbrown::{HashMap, HashSet};
 use rusqlite::config::DbConfig;
-use rusqlite::types::ValueRef;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
+use super::row::{Cells, Order, Row};
 use crate::error::TraceError;
 use crate::model::quality::NO_TIME_NS;
 
@@ -15,66 +15,14 @@ use crate::model::quality::NO_TIME_NS;
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// An export, opened for reading.
-pub(super) struct Database {
+pub(crate) struct Sqlite {
     path: PathBuf,
     connection: Connection,
     /// Columns by table.
     tables: HashMap<String, HashSet<String>>,
 }
 
-/// In which order rows are read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Order {
-    /// As they are stored.
-    Stored,
-    /// By their start: sorted by SQLite, on disk where they are many.
-    Start,
-}
-
-/// A row of a table.
-pub(super) struct Row<'a, 'b>(&'a rusqlite::Row<'b>);
-
-impl Row<'_, '_> {
-    /// A number; numbers that were written as text are numbers too.
-    pub fn integer(&self, column: usize) -> Option<i64> {
-        match self.0.get_ref(column).ok()? {
-            ValueRef::Integer(value) => Some(value),
-            #[allow(clippy::cast_possible_truncation)]
-            ValueRef::Real(value) => Some(value as i64),
-            ValueRef::Text(text) => std::str::from_utf8(text).ok()?.trim().parse().ok(),
-            ValueRef::Null | ValueRef::Blob(_) => None,
-        }
-    }
-
-    /// A number with a fraction.
-    pub fn real(&self, column: usize) -> Option<f64> {
-        match self.0.get_ref(column).ok()? {
-            #[allow(clippy::cast_precision_loss)]
-            ValueRef::Integer(value) => Some(value as f64),
-            ValueRef::Real(value) => Some(value),
-            _ => None,
-        }
-    }
-
-    /// A text, which need not be UTF-8.
-    pub fn text(&self, column: usize) -> Option<&[u8]> {
-        match self.0.get_ref(column).ok()? {
-            ValueRef::Text(text) | ValueRef::Blob(text) => Some(text),
-            _ => None,
-        }
-    }
-
-    /// A number or a text, as text.
-    pub fn display(&self, column: usize) -> String {
-        match (self.text(column), self.integer(column)) {
-            (Some(text), _) => String::from_utf8_lossy(text).into_owned(),
-            (None, Some(value)) => value.to_string(),
-            (None, None) => String::new(),
-        }
-    }
-}
-
-impl Database {
+impl Sqlite {
     /// Opens an export.
     ///
     /// # Errors
@@ -102,6 +50,11 @@ impl Database {
             tables => tables,
         };
         Ok(Self { path: path.to_owned(), tables: tables.map_err(failed)?, connection })
+    }
+
+    /// The names of all tables.
+    pub fn tables(&self) -> impl Iterator<Item = &str> {
+        self.tables.keys().map(String::as_str)
     }
 
     pub fn has(&self, table: &str) -> bool {
@@ -133,21 +86,7 @@ impl Database {
         tables.iter().filter(|table| self.has_column(table, "end")).filter_map(last).max()
     }
 
-    /// Every row of a table, with these columns in this order; a column that the table lacks reads
-    /// as NULL. `Ok(Some(reason))`: the table ends early.
-    ///
-    /// # Errors
-    /// The database is locked.
-    pub fn scan(
-        &self,
-        table: &str,
-        columns: &[&str],
-        each: impl FnMut(&Row<'_, '_>),
-    ) -> Result<Option<String>, TraceError> {
-        self.scan_in(Order::Stored, table, columns, each)
-    }
-
-    /// The same in an order.
+    /// Every row of a table in an order.
     pub fn scan_in(
         &self,
         order: Order,
@@ -176,7 +115,7 @@ impl Database {
             let mut query = self.connection.prepare(&sql)?;
             let mut rows = query.query([])?;
             while let Some(row) = rows.next()? {
-                each(&Row(row));
+                each(&Row(Cells::Sqlite(row)));
                 read += 1;
             }
             Ok(())
@@ -198,7 +137,7 @@ fn tables(connection: &Connection) -> rusqlite::Result<HashMap<String, HashSet<S
     )?;
     let mut rows = query.query([])?;
     while let Some(row) = rows.next()? {
-        let row = Row(row);
+        let row = Row(Cells::Sqlite(row));
         tables.entry(row.display(0)).or_default().insert(row.display(1));
     }
     Ok(tables)

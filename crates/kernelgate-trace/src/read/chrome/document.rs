@@ -1,0 +1,465 @@
+//! The events of a JSON file one by one, also where some of them are not JSON.
+//!
+//! PyTorch writes the source lines of stack frames as they are, with raw control characters and
+//! quotation marks. Such an event is skipped, and reading goes on with the next one.
+
+use std::io::Read;
+
+use serde::de::IgnoredAny;
+
+use super::event::Event;
+
+/// Bytes that are read at once.
+const CHUNK: usize = 1 << 18;
+/// Bytes of the longest event or field.
+const LONGEST: usize = 64 << 20;
+/// Fields by which a file describes itself, and its devices; others are skipped.
+const FIELDS: &[&str] = &[
+    "deviceProperties",
+    "schemaVersion",
+    "traceName",
+    "host_name",
+    "trace_id",
+    "distributedInfo",
+    "cuda_driver_version",
+    "cuda_runtime_version",
+    "hip_driver_version",
+    "hip_runtime_version",
+    "profile_memory",
+    "record_shapes",
+    "with_flops",
+    "with_modules",
+    "with_stack",
+];
+/// Keys with which an event begins.
+const KEYS: &[&[u8]] = &[
+    b"ph", b"cat", b"name", b"pid", b"tid", b"ts", b"dur", b"id", b"args", b"s", b"bp", b"cname",
+    b"tts",
+];
+
+/// A part of a file.
+pub(super) enum Part<'a> {
+    /// A field beside the events, with its value as written.
+    Field(&'a str, &'a str),
+    /// An event.
+    Event(&'a Event<'a>),
+    /// An element of the events that is well-formed and not an event.
+    Other,
+}
+
+/// Summary of a file.
+#[derive(Debug, Default)]
+pub(super) struct Contents {
+    /// Whether it has an array of events.
+    pub has_events: bool,
+    /// Events with texts that are not UTF-8.
+    pub invalid: u64,
+    /// Events that are not JSON.
+    pub broken: u64,
+    /// Why reading ended before the end of the file.
+    pub error: Option<String>,
+}
+
+/// Reads a file to its end, or as far as it goes.
+pub(super) fn read(source: impl Read, each: impl FnMut(Part<'_>)) -> Contents {
+    let window = Window { source, bytes: Vec::new(), at: 0, ended: false, failed: None };
+    let mut document = Document { window, each, contents: Contents::default() };
+    let outcome = document.whole();
+    document.contents.error = outcome.err();
+    document.contents
+}
+
+/// The part of a file that is in memory.
+struct Window<R> {
+    source: R,
+    bytes: Vec<u8>,
+    /// The next byte to parse.
+    at: usize,
+    ended: bool,
+    /// Why no more can be read.
+    failed: Option<String>,
+}
+
+impl<R: Read> Window<R> {
+    fn rest(&self) -> &[u8] {
+        &self.bytes[self.at..]
+    }
+
+    /// Reads on; `false` at the end of the file. The buffer doubles, so that a long value is parsed
+    /// again a few times only.
+    fn more(&mut self) -> Result<bool, String> {
+        if self.ended {
+            return Ok(false);
+        }
+        self.bytes.drain(..self.at);
+        self.at = 0;
+        let length = self.bytes.len();
+        if length > LONGEST {
+            return Err(format!("a value of more than {} MiB", LONGEST >> 20));
+        }
+        if let Some(failed) = &self.failed {
+            return Err(failed.clone());
+        }
+        let chunk = length.max(CHUNK) as u64;
+        let read = (&mut self.source).take(chunk).read_to_end(&mut self.bytes);
+        self.failed = read.err().map(|error| error.to_string());
+        match &self.failed {
+            // Bytes before the error are parsed first.
+            Some(failed) if self.bytes.len() == length => Err(failed.clone()),
+            _ => {
+                self.ended = self.bytes.len() == length;
+                Ok(!self.ended)
+            }
+        }
+    }
+
+    /// The next byte that is not white space.
+    fn peek(&mut self) -> Result<Option<u8>, String> {
+        loop {
+            let spaces = spaces(self.rest());
+            self.at += spaces;
+            if let Some(&byte) = self.rest().first() {
+                return Ok(Some(byte));
+            }
+            if !self.more()? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// The next byte that is not white space, which is then behind.
+    fn next(&mut self) -> Result<Option<u8>, String> {
+        let byte = self.peek()?;
+        self.at += usize::from(byte.is_some());
+        Ok(byte)
+    }
+
+    /// The length of the next value, which is in memory afterwards.
+    fn value(&mut self) -> Result<usize, String> {
+        loop {
+            match length(self.rest()) {
+                Ok(length) if self.at + length < self.bytes.len() || self.ended => {
+                    return Ok(length);
+                }
+                Err(error) if !error.is_eof() => return Err(error.to_string()),
+                outcome => {
+                    if !self.more()? {
+                        return outcome.map_err(|error| error.to_string());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Skips a value without keeping it, however long it is.
+    fn skip(&mut self) -> Result<(), String> {
+        let (mut depth, mut text, mut escaped) = (0usize, false, false);
+        self.peek()?;
+        loop {
+            for (index, &byte) in self.rest().iter().enumerate() {
+                match byte {
+                    _ if escaped => escaped = false,
+                    b'\\' if text => escaped = true,
+                    b'"' => text = !text,
+                    _ if text => {}
+                    b'{' | b'[' => depth += 1,
+                    b'}' | b']' | b',' if depth == 0 => {
+                        self.at += index;
+                        return Ok(());
+                    }
+                    b'}' | b']' => depth -= 1,
+                    _ => {}
+                }
+            }
+            self.at = self.bytes.len();
+            if !self.more()? {
+                return Err("the file ends within a value".to_owned());
+            }
+        }
+    }
+
+    /// The end of the event that begins here, and the begin of the next one or of the array's end.
+    fn boundary(&mut self) -> Result<Option<Boundary>, String> {
+        // Enough to recognise a boundary that is only partly in memory.
+        const MARGIN: usize = 256;
+        let mut from = 0;
+        loop {
+            let rest = self.rest();
+            if let Some(found) = boundary(rest, from) {
+                return Ok(Some(found));
+            }
+            from = rest.len().saturating_sub(MARGIN);
+            if !self.more()? {
+                return Ok(None);
+            }
+        }
+    }
+}
+
+fn spaces(bytes: &[u8]) -> usize {
+    bytes.iter().take_while(|byte| byte.is_ascii_whitespace()).count()
+}
+
+/// The length of the value at the start of bytes.
+fn length(bytes: &[u8]) -> serde_json::Result<usize> {
+    let mut values = serde_json::Deserializer::from_slice(bytes).into_iter::<IgnoredAny>();
+    match values.next() {
+        Some(Ok(_)) => Ok(values.byte_offset()),
+        Some(Err(error)) => Err(error),
+        None => serde_json::from_slice::<IgnoredAny>(b"").map(|_| 0),
+    }
+}
+
+/// The end of a broken event.
+struct Boundary {
+    /// Behind its closing bracket.
+    end: usize,
+    /// At the next event, or at the bracket that closes the array.
+    next: usize,
+}
+
+/// The first closing bracket behind which an event begins or the array ends, by the bytes alone.
+fn boundary(bytes: &[u8], from: usize) -> Option<Boundary> {
+    let behind = |at: usize| at + spaces(&bytes[at..]);
+    let byte = |at: usize| bytes.get(at).copied();
+    let closing = bytes.iter().enumerate().skip(from).filter(|&(_, &byte)| byte == b'}');
+    for (index, _) in closing {
+        let next = behind(index + 1);
+        let found = match byte(next) {
+            Some(b',') => Some(behind(next + 1)).filter(|&at| begins_event(&bytes[at..])),
+            Some(b']') => {
+                let after = behind(next + 1);
+                let closes = match byte(after) {
+                    None | Some(b'}') => true,
+                    Some(b',') => byte(behind(after + 1)) == Some(b'"'),
+                    Some(_) => false,
+                };
+                closes.then_some(next)
+            }
+            _ => None,
+        };
+        if let Some(next) = found {
+            return Some(Boundary { end: index + 1, next });
+        }
+    }
+    None
+}
+
+/// Whether bytes begin as `{"ph":`, with any key of an event.
+fn begins_event(bytes: &[u8]) -> bool {
+    let Some(inside) = bytes.strip_prefix(b"{") else { return false };
+    let Some(text) = inside[spaces(inside)..].strip_prefix(b"\"") else { return false };
+    KEYS.iter().any(|key| {
+        let colon = text.strip_prefix(*key).and_then(|rest| rest.strip_prefix(b"\""));
+        colon.is_some_and(|rest| rest[spaces(rest)..].starts_with(b":"))
+    })
+}
+
+/// Outcome of parsing an event.
+enum Step {
+    /// It was handed out, and is this long.
+    Read(usize),
+    /// Its end is not in memory.
+    CutOff,
+    /// It is not JSON.
+    Broken,
+}
+
+fn step<R: Read>(window: &Window<R>, each: &mut impl FnMut(Part<'_>)) -> Step {
+    let rest = window.rest();
+    let mut values = serde_json::Deserializer::from_slice(rest).into_iter::<Event<'_>>();
+    match values.next() {
+        Some(Ok(event)) => {
+            let length = values.byte_offset();
+            match rest.get(length + spaces(&rest[length..])) {
+                Some(b',' | b']') => {}
+                None if window.ended => {}
+                None => return Step::CutOff,
+                // Its last bracket belongs to a text.
+                Some(_) => return Step::Broken,
+            }
+            each(Part::Event(&event));
+            Step::Read(length)
+        }
+        Some(Err(error)) if error.is_data() => match length(rest) {
+            Ok(length) => {
+                each(Part::Other);
+                Step::Read(length)
+            }
+            Err(error) if error.is_eof() => Step::CutOff,
+            Err(_) => Step::Broken,
+        },
+        Some(Err(error)) if !error.is_eof() => Step::Broken,
+        Some(Err(_)) | None => Step::CutOff,
+    }
+}
+
+struct Document<R, F> {
+    window: Window<R>,
+    each: F,
+    contents: Contents,
+}
+
+impl<R: Read, F: FnMut(Part<'_>)> Document<R, F> {
+    fn whole(&mut self) -> Result<(), String> {
+        self.window.peek()?;
+        if self.window.rest().starts_with(b"\xef\xbb\xbf") {
+            self.window.at += 3;
+        }
+        match self.window.next()? {
+            Some(b'[') => self.events(),
+            Some(b'{') => self.fields(),
+            _ => Err("expected an object with `traceEvents`, or an array of events".to_owned()),
+        }
+    }
+
+    fn fields(&mut self) -> Result<(), String> {
+        if self.window.peek()? == Some(b'}') {
+            return Ok(());
+        }
+        loop {
+            self.window.peek()?;
+            let length = self.window.value()?;
+            let key = serde_json::from_slice::<String>(&self.window.rest()[..length])
+                .map_err(|error| error.to_string())?;
+            self.window.at += length;
+            if self.window.next()? != Some(b':') {
+                return Err(format!("expected a value of `{key}`"));
+            }
+            match key.as_str() {
+                "traceEvents" => match self.window.next()? {
+                    Some(b'[') => self.events()?,
+                    _ => return Err("`traceEvents` is not an array of events".to_owned()),
+                },
+                key if FIELDS.contains(&key) => {
+                    self.window.peek()?;
+                    let length = self.window.value()?;
+                    let value = String::from_utf8_lossy(&self.window.rest()[..length]);
+                    (self.each)(Part::Field(key, &value));
+                    self.window.at += length;
+                }
+                _ => self.window.skip()?,
+            }
+            match self.window.next()? {
+                Some(b',') => {}
+                Some(b'}') => return Ok(()),
+                _ => return Err("the file ends before its last bracket".to_owned()),
+            }
+        }
+    }
+
+    /// The events behind the bracket that opens their array, and the bracket that closes it.
+    fn events(&mut self) -> Result<(), String> {
+        self.contents.has_events = true;
+        loop {
+            match self.window.peek()? {
+                Some(b']') => {
+                    self.window.at += 1;
+                    return Ok(());
+                }
+                Some(b',') => self.window.at += 1,
+                Some(b'{') => self.event()?,
+                Some(_) => self.other()?,
+                None => return Err("the array of events has no end".to_owned()),
+            }
+        }
+    }
+
+    /// An element that is not an object.
+    fn other(&mut self) -> Result<(), String> {
+        let length = self.window.value()?;
+        (self.each)(Part::Other);
+        self.window.at += length;
+        Ok(())
+    }
+
+    fn event(&mut self) -> Result<(), String> {
+        loop {
+            match step(&self.window, &mut self.each) {
+                Step::Read(length) => {
+                    self.window.at += length;
+                    return Ok(());
+                }
+                Step::CutOff if !self.window.ended => {
+                    self.window.more()?;
+                }
+                Step::CutOff | Step::Broken => return self.broken(),
+            }
+        }
+    }
+
+    /// Skips an event that is not JSON, unless only its texts are not UTF-8.
+    fn broken(&mut self) -> Result<(), String> {
+        let Some(Boundary { end, next }) = self.window.boundary()? else {
+            let why = length(self.window.rest()).err().map(|error| error.to_string());
+            self.window.at = self.window.bytes.len();
+            return Err(why.unwrap_or_else(|| "the file ends within an event".to_owned()));
+        };
+        let text = String::from_utf8_lossy(&self.window.rest()[..end]);
+        match serde_json::from_str::<Event<'_>>(&text) {
+            Ok(event) => {
+                (self.each)(Part::Event(&event));
+                self.contents.invalid += 1;
+            }
+            Err(_) => self.contents.broken += 1,
+        }
+        self.window.at += next;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The names of the events of a text, read in small pieces, and what it consists of.
+    fn names(text: &[u8]) -> (Vec<String>, Contents) {
+        struct Slow<'a>(&'a [u8]);
+        impl Read for Slow<'_> {
+            fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+                let length = buffer.len().min(7).min(self.0.len());
+                buffer[..length].copy_from_slice(&self.0[..length]);
+                self.0 = &self.0[length..];
+                Ok(length)
+            }
+        }
+        let mut names = Vec::new();
+        let contents = read(Slow(text), |part| {
+            if let Part::Event(event) = part {
+                names.push(event.name.clone().into_owned());
+            }
+        });
+        (names, contents)
+    }
+
+    #[test]
+    fn a_broken_event_ends_where_the_next_one_begins() {
+        let text = br#"{"a": [{"x": "]}"}], "traceEvents": [
+            {"ph": "X", "name": "first"},
+            {"ph": "X", "name": "say "hello", or "}, {" even"},
+            {"ph": "X", "name": "second", "args": {"k": "},{ \" "}}, {"ph": "X", "name": "a"b"} ], "z": 1}"#;
+        let (names, contents) = names(text);
+        assert_eq!(names, ["first", "second"]);
+        assert_eq!((contents.broken, contents.invalid), (2, 0));
+        assert_eq!(contents.error, None);
+    }
+
+    #[test]
+    fn an_event_with_control_characters_is_skipped() {
+        let text = b"[{\"name\": \"a\x01b\nc\"}, {\"name\": \"\xff\"}, {\"name\": \"d\"}]";
+        let (names, contents) = names(text);
+        assert_eq!(names, ["\u{fffd}", "d"]);
+        assert_eq!((contents.broken, contents.invalid), (1, 1));
+        assert_eq!(contents.error, None);
+    }
+
+    #[test]
+    fn a_cut_file_says_where_reading_ended() {
+        let (read, contents) = names(br#"{"traceEvents": [{"name": "a"}, {"name": "b"#);
+        assert_eq!(read, ["a"]);
+        assert!(contents.error.is_some_and(|error| error.contains("EOF")));
+        let (read, contents) = names(br#"[{"name": "a"}"#);
+        assert_eq!(read, ["a"]);
+        assert!(contents.error.is_some_and(|error| error.contains("no end")));
+    }
+}

@@ -1,0 +1,459 @@
+//! Reports of Nsight Compute (`.ncu-rep`), without the program that wrote them.
+//!
+//! A report is a header and blocks. A block holds compiled kernels, then results; each part is a
+//! protobuf message behind its length. NVIDIA documents the messages in `extras/FileFormat` of an
+//! installation; the numbers below are theirs, up to Nsight Compute 2026.3. Fields that are not
+//! known are skipped, so that newer reports are read as far as they agree. Absent: instructions as
+//! text, charts, sampled time lines.
+
+mod lines;
+mod wire;
+
+use std::io::{BufReader, Read};
+use std::path::Path;
+
+use hashbrown::HashMap;
+use lines::{Lines, SourceLine};
+use wire::{Message, Value};
+
+use super::builder::Builder;
+use super::demangle::readable;
+use super::ncu::add_metric;
+use crate::error::TraceError;
+use crate::model::gpu::LaunchShape;
+use crate::model::kernel_metrics::{ProfiledLaunch, SourceStalls};
+use crate::model::names::Names;
+use crate::model::{Device, Recorder, Trace};
+
+/// With which bytes a report begins.
+pub(super) const MAGIC: &[u8] = b"NVR\0";
+/// The newest release whose messages are known.
+const NEWEST: (u32, u32) = (2026, 3);
+/// Bytes of the longest message.
+const LONGEST: u32 = 1 << 30;
+/// Bytes of compiled kernels that are kept to find source lines.
+const BINARIES: usize = 256 << 20;
+/// Source lines of a launch that are kept.
+const LINES: usize = 20;
+
+/// Numbers of the fields of a block's header.
+mod block {
+    pub const SOURCES: u64 = 1;
+    pub const SESSION: u64 = 3;
+    pub const STRINGS: u64 = 4;
+    pub const PROCESS: u64 = 6;
+    /// Results in the order in which they are written: launches, ranges, command lists, graphs.
+    pub const RESULTS: [u64; 4] = [2, 7, 8, 9];
+}
+
+/// Numbers of the fields of a kind of result.
+struct Fields {
+    /// Its name where it has no kernel.
+    name: &'static str,
+    metrics: u64,
+    sections: u64,
+    rules: u64,
+}
+
+/// In the order of [`block::RESULTS`].
+const RESULTS: [Fields; 4] = [
+    Fields { name: "kernel", metrics: 13, sections: 17, rules: 19 },
+    Fields { name: "range", metrics: 4, sections: 7, rules: 20 },
+    Fields { name: "command list", metrics: 4, sections: 7, rules: 21 },
+    Fields { name: "graph", metrics: 4, sections: 7, rules: 22 },
+];
+
+/// Reads a report.
+///
+/// # Errors
+/// The file cannot be read, is not a report, or holds no result.
+pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
+    let file = std::fs::File::open(path).map_err(TraceError::io(path))?;
+    let left = file.metadata().map_err(TraceError::io(path))?.len();
+    let mut file = File { source: BufReader::with_capacity(1 << 16, file), left };
+    let mut magic = [0; 4];
+    if file.source.read_exact(&mut magic).is_err() || magic != MAGIC {
+        let reason = format!(
+            "it is not a report of Nsight Compute: its first bytes are not NVR; if ncu opens it, \
+             run: ncu --csv --page details --import {} > {}",
+            path.display(),
+            path.with_extension("csv").display()
+        );
+        return Err(TraceError::Unknown { path: path.to_owned(), reason });
+    }
+    file.left -= 4;
+    let mut report = Report::default();
+    report.builder.trace.recorder = Recorder::NsightCompute;
+    let outcome = report.blocks(&mut file);
+    let read = report.builder.trace.profiled.len();
+    if let Err(reason) = outcome {
+        let reason = format!("report after {read} results: {reason}");
+        if read == 0 {
+            return Err(TraceError::broken(path, reason));
+        }
+        report.builder.trace.quality.unreadable.push(reason);
+    }
+    if read == 0 {
+        return Err(TraceError::broken(path, "it holds no profiled launch"));
+    }
+    Ok(report.builder.finish())
+}
+
+/// A file of which messages are read one by one.
+struct File {
+    source: BufReader<std::fs::File>,
+    /// Bytes that were not read.
+    left: u64,
+}
+
+impl File {
+    /// The next message behind its length; `None` at the end of the file.
+    fn message(&mut self) -> Result<Option<Vec<u8>>, String> {
+        if self.left == 0 {
+            return Ok(None);
+        }
+        let mut length = [0; 4];
+        self.source.read_exact(&mut length).map_err(|_| "the file is cut off".to_owned())?;
+        let length = u32::from_le_bytes(length);
+        self.left = self.left.saturating_sub(4);
+        if length > LONGEST || u64::from(length) > self.left {
+            return Err(format!(
+                "a part of {length} bytes, {} bytes before the end of the file",
+                self.left
+            ));
+        }
+        let mut bytes = vec![0; length as usize];
+        self.source.read_exact(&mut bytes).map_err(|error| error.to_string())?;
+        self.left -= u64::from(length);
+        Ok(Some(bytes))
+    }
+
+    fn expect(&mut self, part: &str) -> Result<Vec<u8>, String> {
+        self.message()?.ok_or_else(|| format!("the file ends before a {part}"))
+    }
+}
+
+#[derive(Default)]
+struct Report {
+    builder: Builder,
+    /// Texts that metrics refer to. A block without its own has those of the block before.
+    strings: Vec<String>,
+    /// Compiled kernels by the reference that results have, with their lines once asked for.
+    binaries: HashMap<u64, Binary>,
+    binary_bytes: usize,
+    process: String,
+}
+
+enum Binary {
+    Cubin(Vec<u8>),
+    Read(Lines),
+}
+
+impl Report {
+    fn blocks(&mut self, file: &mut File) -> Result<(), String> {
+        file.expect("header")?;
+        while let Some(header) = file.message()? {
+            let header = Message(&header);
+            self.session(header.message(block::SESSION));
+            let strings = header.message(block::STRINGS).repeated(1);
+            let strings: Vec<String> =
+                strings.map(|text| String::from_utf8_lossy(text.0).into_owned()).collect();
+            if !strings.is_empty() {
+                self.strings = strings;
+            }
+            self.process = header.message(block::PROCESS).text(3);
+            for _ in 0..header.number(block::SOURCES).unwrap_or(0) {
+                let source = file.expect("compiled kernel")?;
+                self.source(Message(&source));
+            }
+            for (number, fields) in block::RESULTS.into_iter().zip(&RESULTS) {
+                for _ in 0..header.number(number).unwrap_or(0) {
+                    let result = file.expect("result")?;
+                    self.result(Message(&result), fields);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Which version wrote the report, and on which machine.
+    fn session(&mut self, session: Message<'_>) {
+        let trace = &mut self.builder.trace;
+        for version in session.repeated(8) {
+            let (provider, version) = (version.text(1), version.text(2));
+            if provider.contains("Compute") && !trace.metadata.contains_key("PRODUCT_VERSION") {
+                let mut numbers = version.split('.').map_while(|part| part.parse().ok());
+                let release = numbers.next().zip(numbers.next());
+                if release.is_some_and(|release| release > NEWEST) {
+                    trace.quality.notes.push(format!(
+                        "Nsight Compute {version} wrote the report; its format is known up to \
+                         {}.{}, and what is new is skipped",
+                        NEWEST.0, NEWEST.1
+                    ));
+                }
+                trace.metadata.insert("PRODUCT_VERSION".to_owned(), version);
+            }
+        }
+        let computer = session.message(4).text(5);
+        if !computer.is_empty() {
+            trace.metadata.insert("host".to_owned(), computer);
+        }
+    }
+
+    /// Keeps a compiled kernel.
+    fn source(&mut self, source: Message<'_>) {
+        let (Some(reference), binary) = (source.number(1), source.message(4).0) else { return };
+        if binary.is_empty() || self.binary_bytes + binary.len() > BINARIES {
+            return;
+        }
+        self.binary_bytes += binary.len();
+        self.binaries.insert(reference, Binary::Cubin(binary.to_vec()));
+    }
+
+    fn result(&mut self, result: Message<'_>, fields: &Fields) {
+        let number = self.builder.trace.profiled.len();
+        let is_kernel = fields.name == "kernel";
+        let mangled = if is_kernel { result.text(5) } else { String::new() };
+        let name =
+            if is_kernel { kernel_name(result) } else { format!("{} {number}", fields.name) };
+        let (names, mut labels) = (&mut self.builder.trace.names, HashMap::new());
+        for section in result.repeated(fields.sections) {
+            for metric in section.message(4).repeated(2) {
+                labels.insert(metric.text(1), (metric.text(2), metric.text(5)));
+            }
+        }
+        let mut launch = ProfiledLaunch {
+            id: number.to_string(),
+            kernel: names.intern(&name),
+            shape: if is_kernel { shape(result) } else { LaunchShape::default() },
+            device: String::new(),
+            metrics: Default::default(),
+            rules: rules(result, fields, names),
+            lines: Vec::new(),
+        };
+        let mut attributes = Attributes::default();
+        let mut stalls = Stalls::default();
+        for metric in result.repeated(fields.metrics) {
+            let Some(name) = metric.number(1).and_then(|id| usize::try_from(id).ok()) else {
+                continue;
+            };
+            let Some(name) = self.strings.get(name) else {
+                self.builder.trace.quality.odd_values += 1;
+                continue;
+            };
+            let value = value(metric.message(2));
+            if let Some(value) = &value {
+                attributes.add(name, value);
+            }
+            stalls.add(name, metric);
+            let Some(Scalar::Number(value)) = value else { continue };
+            let unit = unit(name);
+            add_metric(&mut self.builder.trace.names, &mut launch, name, unit, value);
+            if let Some((label, own)) = labels.get(name).filter(|(label, _)| !label.is_empty()) {
+                let unit = if own.is_empty() { unit } else { own };
+                add_metric(&mut self.builder.trace.names, &mut launch, label, unit, value);
+            }
+        }
+        launch.device = attributes.describe();
+        if let Some(device) = attributes.device()
+            && !self.builder.trace.devices.contains(&device)
+        {
+            self.builder.trace.devices.push(device);
+        }
+        let reference = result.message(15).number(1).unwrap_or(0);
+        launch.lines = self.lines(&stalls, reference, &mangled);
+        self.builder.trace.profiled.push(launch);
+    }
+
+    /// The source lines at which warps waited most.
+    fn lines(&mut self, stalls: &Stalls, reference: u64, kernel: &str) -> Vec<SourceStalls> {
+        let Some(first) = stalls.first else { return Vec::new() };
+        let Some(binary) = self.binaries.get_mut(&reference) else { return Vec::new() };
+        if let Binary::Cubin(cubin) = binary {
+            *binary = Binary::Read(Lines::from_cubin(cubin));
+        }
+        let Binary::Read(lines) = binary else { return Vec::new() };
+        let mut sums: HashMap<&SourceLine, HashMap<&str, u64>> = HashMap::new();
+        for (&(address, ref reason), &samples) in &stalls.samples {
+            let offset = address.checked_sub(first);
+            if let Some(line) = offset.and_then(|offset| lines.line(kernel, offset)) {
+                *sums.entry(line).or_default().entry(reason).or_default() += samples;
+            }
+        }
+        let names = &mut self.builder.trace.names;
+        let mut all: Vec<SourceStalls> = sums
+            .into_iter()
+            .map(|(line, reasons)| {
+                let most = reasons.iter().max_by_key(|&(reason, samples)| (samples, *reason));
+                SourceStalls {
+                    file: names.intern(&line.file),
+                    line: line.line,
+                    samples: reasons.values().sum(),
+                    reason: names.intern(most.map_or("", |(reason, _)| reason)),
+                }
+            })
+            .collect();
+        all.sort_by_key(|line| (std::cmp::Reverse(line.samples), line.file, line.line));
+        all.truncate(LINES);
+        all
+    }
+}
+
+fn kernel_name(result: Message<'_>) -> String {
+    let texts = [31, 7, 5, 6].map(|field| result.text(field));
+    let name = texts.iter().find(|name| !name.is_empty());
+    name.map_or_else(|| "unknown kernel".to_owned(), |name| readable(name).into_owned())
+}
+
+fn shape(result: Message<'_>) -> LaunchShape {
+    let dimensions = |field| {
+        let message = result.message(field);
+        [1, 2, 3].map(|axis| message.number(axis).and_then(|n| u32::try_from(n).ok()).unwrap_or(0))
+    };
+    LaunchShape { grid: dimensions(10), block: dimensions(11), ..LaunchShape::default() }
+}
+
+/// Texts of the rules of Nsight Compute, with the name of the rule.
+fn rules(
+    result: Message<'_>,
+    fields: &Fields,
+    names: &mut Names,
+) -> Vec<(crate::model::names::Name, crate::model::names::Name)> {
+    let mut rules = Vec::new();
+    for rule in result.repeated(fields.rules) {
+        let name = names.intern(&rule.text(1));
+        for item in rule.message(3).repeated(1) {
+            let message = item.message(1).text(1);
+            if !message.is_empty() {
+                rules.push((name, names.intern(&message)));
+            }
+        }
+    }
+    rules
+}
+
+/// The value of a metric.
+#[derive(Debug, Clone, PartialEq)]
+enum Scalar {
+    Number(f64),
+    Text(String),
+}
+
+fn value(message: Message<'_>) -> Option<Scalar> {
+    #[allow(clippy::cast_precision_loss)]
+    let number = |field| match field {
+        (2, Value::Bits32(bits)) => Some(f64::from(f32::from_bits(bits))),
+        (3, Value::Bits64(bits)) => Some(f64::from_bits(bits)),
+        (4 | 5, Value::Number(value)) => Some(value as f64),
+        _ => None,
+    };
+    message.fields().find_map(|field| match field {
+        (1, Value::Bytes(text)) => Some(Scalar::Text(String::from_utf8_lossy(text).into_owned())),
+        field => number(field).filter(|value| value.is_finite()).map(Scalar::Number),
+    })
+}
+
+/// The unit of a metric, which its name implies.
+fn unit(name: &str) -> &'static str {
+    let has = |word: &str| name.contains(word);
+    let per_second = name.ends_with(".per_second");
+    match () {
+        () if has("pct") => "%",
+        () if has("time_duration") => "nsecond",
+        () if has("bytes") && per_second => "byte/second",
+        () if has("cycles") && per_second => "cycle/second",
+        () if name.starts_with("launch__occupancy_limit") => "block",
+        () if has("registers_per_thread") => "register/thread",
+        () if has("shared_mem") => "byte/block",
+        () if has("bytes") && !has("ratio") => "byte",
+        () if has("cycles") && !has("per_cycle") && !has("ratio") => "cycle",
+        () => "",
+    }
+}
+
+/// Attributes of the device, which results have as metrics.
+#[derive(Default)]
+struct Attributes {
+    id: Option<f64>,
+    name: String,
+    numbers: HashMap<String, u32>,
+}
+
+impl Attributes {
+    fn add(&mut self, metric: &str, value: &Scalar) {
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        match (metric.strip_prefix("device__attribute_"), value) {
+            (Some("display_name"), Scalar::Text(name)) => self.name.clone_from(name),
+            (Some(attribute), Scalar::Number(value)) => {
+                self.numbers.insert(attribute.to_owned(), *value as u32);
+            }
+            (None, Scalar::Number(value)) if metric == "launch__device_id" => {
+                self.id = Some(*value);
+            }
+            _ => {}
+        }
+    }
+
+    fn compute(&self) -> Option<(u32, u32)> {
+        let number = |name: &str| self.numbers.get(name).copied();
+        number("compute_capability_major").zip(number("compute_capability_minor"))
+    }
+
+    /// In the words of the CSV reader.
+    fn describe(&self) -> String {
+        let compute =
+            self.compute().map_or("?".to_owned(), |(major, minor)| format!("{major}.{minor}"));
+        format!("device {}, compute capability {compute}", self.id.unwrap_or(0.0))
+    }
+
+    fn device(&self) -> Option<Device> {
+        let number = |name: &str| self.numbers.get(name).copied();
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let id = self.id.unwrap_or(0.0) as u32;
+        (!self.name.is_empty()).then(|| Device {
+            id,
+            name: self.name.clone(),
+            multiprocessors: number("multiprocessor_count"),
+            compute: self.compute(),
+            threads_per_sm: number("max_threads_per_multiprocessor"),
+            registers_per_sm: number("max_registers_per_multiprocessor"),
+            shared_per_sm: number("max_shared_memory_per_multiprocessor"),
+            blocks_per_sm: number("max_blocks_per_multiprocessor"),
+            warp: number("warp_size"),
+        })
+    }
+}
+
+/// Samples of warps that waited, by instruction and reason.
+#[derive(Default)]
+struct Stalls {
+    /// The address of the kernel's first instruction, as far as metrics show it.
+    first: Option<u64>,
+    samples: HashMap<(u64, String), u64>,
+}
+
+impl Stalls {
+    fn add(&mut self, name: &str, metric: Message<'_>) {
+        // Instructions that were executed include the first one; samples may not.
+        let executed = name == "inst_executed" || name == "smsp__inst_executed";
+        let reason = name.strip_prefix("smsp__pcsamp_warps_issue_stalled_");
+        // A reason is counted once more for samples in which nothing was issued.
+        let reason = reason.filter(|reason| !reason.ends_with("_not_issued"));
+        for element in metric.repeated(3) {
+            let address = [5, 4].into_iter().find_map(|field| element.message(1).number(field));
+            let Some(address) = address else { continue };
+            if executed {
+                self.first = Some(self.first.map_or(address, |first| first.min(address)));
+            }
+            let (Some(reason), Some(Scalar::Number(samples))) = (reason, value(element.message(2)))
+            else {
+                continue;
+            };
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+            let samples = samples as u64;
+            if samples > 0 {
+                *self.samples.entry((address, reason.to_owned())).or_default() += samples;
+            }
+        }
+    }
+}

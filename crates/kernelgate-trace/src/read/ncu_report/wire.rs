@@ -1,0 +1,122 @@
+//! Fields of protobuf messages, read from their bytes.
+
+/// A message whose fields have not been read.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Message<'a>(pub &'a [u8]);
+
+/// The value of a field, as far as the encoding says what it is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Value<'a> {
+    /// Whole numbers, enumerations and truth values.
+    Number(u64),
+    /// A number of 32 bits, such as a float.
+    Bits32(u32),
+    /// A number of 64 bits, such as a double.
+    Bits64(u64),
+    /// A text, bytes or a message.
+    Bytes(&'a [u8]),
+}
+
+impl<'a> Message<'a> {
+    /// Fields with their numbers in the order in which they are written, up to the first that is
+    /// broken.
+    pub fn fields(self) -> impl Iterator<Item = (u64, Value<'a>)> {
+        let mut rest = self.0;
+        std::iter::from_fn(move || field(&mut rest))
+    }
+
+    /// The last value of a field.
+    fn last(self, number: u64) -> Option<Value<'a>> {
+        self.fields().filter(|(of, _)| *of == number).map(|(_, value)| value).last()
+    }
+
+    /// A whole number.
+    pub fn number(self, number: u64) -> Option<u64> {
+        match self.last(number)? {
+            Value::Number(value) => Some(value),
+            _ => None,
+        }
+    }
+
+    /// A message, empty where the field is missing.
+    pub fn message(self, number: u64) -> Self {
+        match self.last(number) {
+            Some(Value::Bytes(bytes)) => Self(bytes),
+            _ => Self::default(),
+        }
+    }
+
+    /// A text, empty where the field is missing.
+    pub fn text(self, number: u64) -> String {
+        String::from_utf8_lossy(self.message(number).0).into_owned()
+    }
+
+    /// Every value of a repeated field that has bytes.
+    pub fn repeated(self, number: u64) -> impl Iterator<Item = Self> {
+        self.fields().filter_map(move |(of, value)| match value {
+            Value::Bytes(bytes) if of == number => Some(Self(bytes)),
+            _ => None,
+        })
+    }
+}
+
+fn field<'a>(rest: &mut &'a [u8]) -> Option<(u64, Value<'a>)> {
+    let key = varint(rest)?;
+    let value = match key & 7 {
+        0 => Value::Number(varint(rest)?),
+        1 => Value::Bits64(u64::from_le_bytes(take(rest, 8)?.try_into().ok()?)),
+        2 => {
+            let length = usize::try_from(varint(rest)?).ok()?;
+            Value::Bytes(take(rest, length)?)
+        }
+        5 => Value::Bits32(u32::from_le_bytes(take(rest, 4)?.try_into().ok()?)),
+        _ => return None,
+    };
+    Some((key >> 3, value))
+}
+
+fn varint(rest: &mut &[u8]) -> Option<u64> {
+    let mut value = 0;
+    for shift in (0..64).step_by(7) {
+        let byte = *take(rest, 1)?.first()?;
+        value |= u64::from(byte & 0x7f) << shift;
+        if byte < 0x80 {
+            return Some(value);
+        }
+    }
+    None
+}
+
+fn take<'a>(rest: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
+    let (taken, behind) = rest.split_at_checked(length)?;
+    *rest = behind;
+    Some(taken)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_have_the_values_of_the_encoding() {
+        // 1: 300, 2: "ab", 3: a message with 1: 5, 4: 1.5 as float, 5: 2.5 as double.
+        let mut bytes = vec![0x08, 0xac, 0x02, 0x12, 2, b'a', b'b', 0x1a, 2, 0x08, 5, 0x25];
+        bytes.extend(1.5f32.to_le_bytes());
+        bytes.push(0x29);
+        bytes.extend(2.5f64.to_le_bytes());
+        let message = Message(&bytes);
+        assert_eq!(message.number(1), Some(300));
+        assert_eq!(message.text(2), "ab");
+        assert_eq!(message.message(3).number(1), Some(5));
+        assert_eq!(message.last(4), Some(Value::Bits32(1.5f32.to_bits())));
+        assert_eq!(message.last(5), Some(Value::Bits64(2.5f64.to_bits())));
+        assert_eq!((message.number(9), message.text(9)), (None, String::new()));
+    }
+
+    #[test]
+    fn a_cut_message_has_its_whole_fields() {
+        let bytes = [0x08, 1, 0x12, 200, b'a'];
+        assert_eq!(Message(&bytes).fields().count(), 1);
+        assert_eq!(Message(&[0xff; 20]).fields().count(), 0);
+    }
+}

@@ -1,0 +1,118 @@
+//! The tables of an export, each with the columns that it happens to have: an SQLite file, or a
+//! folder of parquet files.
+
+#[cfg(feature = "parquet")]
+mod folder;
+mod row;
+mod sqlite;
+
+use std::path::Path;
+
+#[cfg(feature = "parquet")]
+use folder::Folder;
+pub(super) use row::{Order, Row};
+use sqlite::Sqlite;
+
+use crate::error::TraceError;
+
+/// An export, opened for reading.
+pub(super) enum Database {
+    Sqlite(Sqlite),
+    #[cfg(feature = "parquet")]
+    Parquet(Folder),
+}
+
+impl Database {
+    /// Opens an export.
+    ///
+    /// # Errors
+    /// The file is no SQLite database, is locked, or its schema cannot be read. The folder cannot be
+    /// read, or this build cannot read parquet.
+    pub fn open(path: &Path) -> Result<Self, TraceError> {
+        if !path.is_dir() {
+            return Sqlite::open(path).map(Self::Sqlite);
+        }
+        #[cfg(feature = "parquet")]
+        return Folder::open(path).map(Self::Parquet);
+        #[cfg(not(feature = "parquet"))]
+        Err(TraceError::Unknown {
+            path: path.to_owned(),
+            reason: "it is a parquet export of Nsight Systems, which this build does not read: \
+                     build with `--features parquet`, or export with: nsys export --type sqlite \
+                     --output trace.sqlite REPORT.nsys-rep"
+                .to_owned(),
+        })
+    }
+
+    /// The names of all tables.
+    pub fn tables(&self) -> Box<dyn Iterator<Item = &str> + '_> {
+        match self {
+            Self::Sqlite(file) => Box::new(file.tables()),
+            #[cfg(feature = "parquet")]
+            Self::Parquet(folder) => Box::new(folder.tables()),
+        }
+    }
+
+    pub fn has(&self, table: &str) -> bool {
+        match self {
+            Self::Sqlite(file) => file.has(table),
+            #[cfg(feature = "parquet")]
+            Self::Parquet(folder) => folder.has(table),
+        }
+    }
+
+    pub fn has_column(&self, table: &str, column: &str) -> bool {
+        match self {
+            Self::Sqlite(file) => file.has_column(table, column),
+            #[cfg(feature = "parquet")]
+            Self::Parquet(folder) => folder.has_column(table, column),
+        }
+    }
+
+    /// No fewer rows than a table has, without counting them; 0 where that is not known.
+    pub fn rows_at_most(&self, table: &str) -> usize {
+        match self {
+            Self::Sqlite(file) => file.rows_at_most(table),
+            #[cfg(feature = "parquet")]
+            Self::Parquet(folder) => folder.rows(table),
+        }
+    }
+
+    /// The last end of any row of some tables.
+    pub fn last_end(&self, tables: &[&str]) -> Option<i64> {
+        match self {
+            Self::Sqlite(file) => file.last_end(tables),
+            #[cfg(feature = "parquet")]
+            Self::Parquet(folder) => folder.last_end(tables),
+        }
+    }
+
+    /// Every row of a table, with these columns in this order; a column that the table lacks reads
+    /// as NULL. `Ok(Some(reason))`: the table ends early.
+    ///
+    /// # Errors
+    /// The database is locked.
+    pub fn scan(
+        &self,
+        table: &str,
+        columns: &[&str],
+        each: impl FnMut(&Row<'_, '_>),
+    ) -> Result<Option<String>, TraceError> {
+        self.scan_in(Order::Stored, table, columns, each)
+    }
+
+    /// The same in an order.
+    pub fn scan_in(
+        &self,
+        order: Order,
+        table: &str,
+        columns: &[&str],
+        each: impl FnMut(&Row<'_, '_>),
+    ) -> Result<Option<String>, TraceError> {
+        match self {
+            Self::Sqlite(file) => file.scan_in(order, table, columns, each),
+            #[cfg(feature = "parquet")]
+            Self::Parquet(folder) => Ok(folder.scan_in(order, table, columns, each)),
+        }
+    }
+}

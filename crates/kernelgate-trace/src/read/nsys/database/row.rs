@@ -1,0 +1,105 @@
+//! Rows of a table, whichever format they come from.
+
+#[cfg(feature = "parquet")]
+use parquet::data_type::ByteArray;
+use rusqlite::types::ValueRef;
+
+/// In which order rows are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// As they are stored.
+    Stored,
+    /// By their start: sorted by SQLite, on disk where they are many.
+    Start,
+}
+
+/// A row of a table.
+pub(crate) struct Row<'a, 'b>(pub(super) Cells<'a, 'b>);
+
+/// The cells of a row.
+pub(super) enum Cells<'a, 'b> {
+    Sqlite(&'a rusqlite::Row<'b>),
+    #[cfg(feature = "parquet")]
+    Parquet(&'a Rows, usize),
+}
+
+impl Row<'_, '_> {
+    fn cell(&self, column: usize) -> ValueRef<'_> {
+        match self.0 {
+            Cells::Sqlite(row) => row.get_ref(column).unwrap_or(ValueRef::Null),
+            #[cfg(feature = "parquet")]
+            Cells::Parquet(rows, row) => rows.cell(row, column),
+        }
+    }
+
+    /// A number; numbers that were written as text are numbers too.
+    pub fn integer(&self, column: usize) -> Option<i64> {
+        match self.cell(column) {
+            ValueRef::Integer(value) => Some(value),
+            #[allow(clippy::cast_possible_truncation)]
+            ValueRef::Real(value) => Some(value as i64),
+            ValueRef::Text(text) => std::str::from_utf8(text).ok()?.trim().parse().ok(),
+            ValueRef::Null | ValueRef::Blob(_) => None,
+        }
+    }
+
+    /// A number with a fraction.
+    pub fn real(&self, column: usize) -> Option<f64> {
+        match self.cell(column) {
+            #[allow(clippy::cast_precision_loss)]
+            ValueRef::Integer(value) => Some(value as f64),
+            ValueRef::Real(value) => Some(value),
+            _ => None,
+        }
+    }
+
+    /// A text, which need not be UTF-8.
+    pub fn text(&self, column: usize) -> Option<&[u8]> {
+        match self.cell(column) {
+            ValueRef::Text(text) | ValueRef::Blob(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// A number or a text, as text.
+    pub fn display(&self, column: usize) -> String {
+        match (self.text(column), self.integer(column)) {
+            (Some(text), _) => String::from_utf8_lossy(text).into_owned(),
+            (None, Some(value)) => value.to_string(),
+            (None, None) => String::new(),
+        }
+    }
+}
+
+/// A batch of rows, a column a vector.
+#[cfg(feature = "parquet")]
+#[derive(Clone)]
+pub(super) struct Rows {
+    pub count: usize,
+    pub columns: Vec<Column>,
+}
+
+/// A column of a batch.
+#[cfg(feature = "parquet")]
+#[derive(Clone)]
+pub(super) enum Column {
+    /// The table lacks it, or its type is none that exports have.
+    Missing,
+    Integers(Vec<Option<i64>>),
+    Reals(Vec<Option<f64>>),
+    Texts(Vec<Option<ByteArray>>),
+}
+
+#[cfg(feature = "parquet")]
+impl Rows {
+    pub fn cell(&self, row: usize, column: usize) -> ValueRef<'_> {
+        match &self.columns[column] {
+            Column::Missing => ValueRef::Null,
+            Column::Integers(values) => values[row].map_or(ValueRef::Null, ValueRef::Integer),
+            Column::Reals(values) => values[row].map_or(ValueRef::Null, ValueRef::Real),
+            Column::Texts(values) => {
+                values[row].as_ref().map_or(ValueRef::Null, |text| ValueRef::Text(text.data()))
+            }
+        }
+    }
+}

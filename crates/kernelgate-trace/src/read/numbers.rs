@@ -1,0 +1,157 @@
+//! Numbers as a program prints them in the locale of its user: `1,234.5`, `1.234,5`, `1 234,5`.
+
+/// How the numbers of a file are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum NumberFormat {
+    /// `1,234.5`.
+    #[default]
+    Point,
+    /// `1.234,5`, also with spaces or apostrophes between thousands.
+    Comma,
+}
+
+/// Units of what is counted in whole numbers.
+const WHOLE: &[&str] = &[
+    "ns",
+    "nsecond",
+    "cycle",
+    "inst",
+    "thread",
+    "block",
+    "warp",
+    "byte",
+    "byte/block",
+    "sector",
+    "request",
+    "register/thread",
+    "register",
+    "kbyte",
+    "Kbyte",
+];
+
+impl NumberFormat {
+    /// The format of values with their units: of most of those that fit one format only.
+    pub fn detect<'a>(values: impl Iterator<Item = (&'a str, &'a str)>) -> Self {
+        let (mut point, mut comma) = (0usize, 0usize);
+        for (value, unit) in values {
+            match Self::shown_by(value, unit) {
+                Some(Self::Point) => point += 1,
+                Some(Self::Comma) => comma += 1,
+                None => {}
+            }
+        }
+        if comma > point { Self::Comma } else { Self::Point }
+    }
+
+    /// The only format in which a value is a number; `None` where it is one in both, or in neither.
+    fn shown_by(value: &str, unit: &str) -> Option<Self> {
+        let value = plain(value);
+        let [point, comma] = [Self::Point, Self::Comma].map(|format| format.parse(&value));
+        match (point, comma) {
+            (Some(_), None) => Some(Self::Point),
+            (None, Some(_)) => Some(Self::Comma),
+            // `152.192`: of nanoseconds there are no thousandths.
+            (Some(point), Some(comma)) if point != comma && WHOLE.contains(&unit) => {
+                Some(if point.fract() == 0.0 { Self::Point } else { Self::Comma })
+            }
+            // `0,123`: nobody groups a thousand of zero.
+            (Some(point), Some(comma)) if point != comma => {
+                let leading = value.trim_start_matches('-').strip_prefix('0')?;
+                let format = if leading.starts_with('.') { Self::Point } else { Self::Comma };
+                leading.starts_with(['.', ',']).then_some(format)
+            }
+            _ => None,
+        }
+    }
+
+    /// The number that a text is in this format.
+    pub fn number(self, text: &str) -> Option<f64> {
+        self.parse(&plain(text))
+    }
+
+    fn parse(self, text: &str) -> Option<f64> {
+        let (thousands, decimal) = match self {
+            Self::Point => (',', '.'),
+            Self::Comma => ('.', ','),
+        };
+        let (whole, fraction) = text.split_once(decimal).unwrap_or((text, ""));
+        if fraction.contains(thousands) {
+            return None;
+        }
+        if whole.contains(thousands) {
+            let mut groups = whole.trim_start_matches('-').split(thousands);
+            let first = groups.next().is_some_and(|group| (1..=3).contains(&group.len()));
+            if !first || !groups.all(|group| group.len() == 3) {
+                return None;
+            }
+        }
+        let value: f64 = text.replace(thousands, "").replace(decimal, ".").parse().ok()?;
+        value.is_finite().then_some(value)
+    }
+}
+
+/// Whether a text looks like a number in some format.
+pub(super) fn looks_numeric(text: &str) -> bool {
+    let text = plain(text);
+    text.contains(|c: char| c.is_ascii_digit())
+        && text.chars().all(|c| c.is_ascii_digit() || "+-.,eE".contains(c))
+}
+
+/// Without spaces and apostrophes between digits, and without those around the number.
+fn plain(text: &str) -> String {
+    let text = text.trim();
+    let digit = |c: Option<char>| c.is_some_and(|c| c.is_ascii_digit());
+    let mut plain = String::with_capacity(text.len());
+    let mut rest = text.chars().peekable();
+    while let Some(c) = rest.next() {
+        let separates = matches!(c, ' ' | '\u{a0}' | '\u{202f}' | '\'' | '\u{2019}')
+            && digit(plain.chars().last())
+            && digit(rest.peek().copied());
+        if !separates {
+            plain.push(c);
+        }
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn detect(values: &[(&str, &str)]) -> NumberFormat {
+        NumberFormat::detect(values.iter().copied())
+    }
+
+    #[test]
+    fn a_number_has_separators_where_its_format_has_them() {
+        let (point, comma) = (NumberFormat::Point, NumberFormat::Comma);
+        assert_eq!(point.number("1,234,567.5"), Some(1_234_567.5));
+        assert_eq!(comma.number("1.234.567,5"), Some(1_234_567.5));
+        assert_eq!(comma.number("1\u{202f}234,5"), Some(1234.5));
+        assert_eq!(point.number("1'234.5"), Some(1234.5));
+        assert_eq!(point.number("-0.25"), Some(-0.25));
+        assert_eq!(point.number("1e3"), Some(1000.0));
+        for (format, text) in
+            [(point, "1,5"), (comma, "1.5"), (point, "nan"), (point, ""), (point, "PolicySpread")]
+        {
+            assert_eq!(format.number(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn other_rows_and_units_decide_what_a_separator_is() {
+        assert_eq!(detect(&[("117.344", "us"), ("97,94", "%")]), NumberFormat::Comma);
+        assert_eq!(detect(&[("117.344", "us"), ("97.94", "%")]), NumberFormat::Point);
+        assert_eq!(detect(&[("152.192", "ns")]), NumberFormat::Comma);
+        assert_eq!(detect(&[("152,192", "nsecond")]), NumberFormat::Point);
+        assert_eq!(detect(&[("0,123", "")]), NumberFormat::Comma);
+        assert_eq!(detect(&[("0.123", ""), ("Spread", "")]), NumberFormat::Point);
+        assert_eq!(detect(&[("152.192", "us")]), NumberFormat::Point, "nothing decides");
+    }
+
+    #[test]
+    fn a_text_without_digits_is_not_a_number() {
+        assert!(looks_numeric("1.2,3") && looks_numeric("12") && looks_numeric("1 234"));
+        assert!(!looks_numeric("n/a") && !looks_numeric("") && !looks_numeric("12 warps"));
+    }
+}

@@ -1,0 +1,364 @@
+//! JSON of AMD's `rocprofv3 --output-format json`: kernels, copies, HIP and HSA calls, markers.
+//!
+//! Absent: counters and samples of instructions.
+
+use std::io::BufReader;
+use std::path::Path;
+
+use hashbrown::HashMap;
+use serde::Deserialize;
+
+use super::builder::Builder;
+use super::json_source;
+use crate::error::TraceError;
+use crate::model::gpu::{LaunchShape, MemoryKind, Operations, Place};
+use crate::model::host::RangeStyle;
+use crate::model::{Device, Recorder, Trace};
+
+const KEY: &str = "rocprofiler-sdk-tool";
+
+/// Whether a text begins as such a file.
+pub(super) fn looks_like(head: &[u8]) -> bool {
+    head.windows(KEY.len()).any(|part| part == KEY.as_bytes())
+}
+
+#[derive(Deserialize)]
+struct File {
+    #[serde(rename = "rocprofiler-sdk-tool")]
+    processes: Vec<ProcessRecords>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct ProcessRecords {
+    metadata: Metadata,
+    agents: Vec<Agent>,
+    strings: Strings,
+    kernel_symbols: Vec<Symbol>,
+    buffer_records: Records,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Metadata {
+    pid: i64,
+}
+
+#[derive(Deserialize, Default, Clone, Copy)]
+#[serde(default)]
+struct Handle {
+    handle: u64,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Agent {
+    id: Handle,
+    /// 1: a CPU, 2: a GPU.
+    r#type: u32,
+    name: String,
+    product_name: String,
+    /// Number among agents of its type.
+    logical_node_type_id: Option<u32>,
+    cu_count: Option<u32>,
+    max_waves_per_cu: Option<u32>,
+    wave_front_size: Option<u32>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Strings {
+    /// Names of operations by kind of record.
+    buffer_records: Vec<KindNames>,
+    /// Texts of markers by their correlation id.
+    marker_api: Vec<MarkerText>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct KindNames {
+    operations: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct MarkerText {
+    key: u64,
+    value: String,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Symbol {
+    kernel_id: u64,
+    formatted_kernel_name: String,
+    demangled_kernel_name: String,
+    kernel_name: String,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Records {
+    kernel_dispatch: Vec<Record>,
+    memory_copy: Vec<Record>,
+    hip_api: Vec<Record>,
+    hsa_api: Vec<Record>,
+    rccl_api: Vec<Record>,
+    marker_api: Vec<Record>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Record {
+    kind: usize,
+    operation: usize,
+    thread_id: i64,
+    correlation_id: Correlation,
+    start_timestamp: u64,
+    end_timestamp: u64,
+    dispatch_info: Dispatch,
+    stream_id: Handle,
+    dst_agent_id: Handle,
+    src_agent_id: Handle,
+    bytes: u64,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Correlation {
+    internal: u64,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Dispatch {
+    agent_id: Handle,
+    queue_id: Handle,
+    kernel_id: u64,
+    group_segment_size: u32,
+    private_segment_size: u32,
+    workgroup_size: Size,
+    /// Work items, not work groups.
+    grid_size: Size,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Size {
+    x: u32,
+    y: u32,
+    z: u32,
+}
+
+impl Size {
+    fn axes(&self) -> [u32; 3] {
+        [self.x, self.y, self.z]
+    }
+}
+
+/// Reads a file.
+///
+/// # Errors
+/// The file cannot be read, is broken, or holds no record.
+pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
+    let source = json_source::open(path).map_err(TraceError::io(path))?;
+    let file: File = serde_json::from_reader(BufReader::with_capacity(1 << 18, source))
+        .map_err(|error| TraceError::broken(path, format!("JSON of rocprofv3: {error}")))?;
+    let mut builder = Builder::default();
+    builder.trace.recorder = Recorder::Rocprof;
+    for process in &file.processes {
+        Reader::new(process, &mut builder).all();
+    }
+    let trace = builder.finish();
+    if trace.operations() == 0 && trace.calls.is_empty() {
+        let reason = "it holds no kernel, copy or call; record with: rocprofv3 --sys-trace \
+                      --output-format json -- PROGRAM";
+        return Err(TraceError::broken(path, reason));
+    }
+    Ok(trace)
+}
+
+/// The records of a process while they are read.
+struct Reader<'a> {
+    records: &'a ProcessRecords,
+    builder: &'a mut Builder,
+    process: u32,
+    /// Numbers of GPUs by the handle of their agent.
+    devices: HashMap<u64, u32>,
+    kernels: HashMap<u64, &'a str>,
+    markers: HashMap<u64, &'a str>,
+}
+
+impl<'a> Reader<'a> {
+    fn new(records: &'a ProcessRecords, builder: &'a mut Builder) -> Self {
+        let pid = records.metadata.pid;
+        let process = builder.process(pid.cast_unsigned(), pid);
+        let name = |symbol: &'a Symbol| {
+            let names =
+                [&symbol.formatted_kernel_name, &symbol.demangled_kernel_name, &symbol.kernel_name];
+            let name = names.into_iter().find(|name| !name.is_empty());
+            (symbol.kernel_id, name.map_or("unknown kernel", |name| name.as_str()))
+        };
+        let mut reader = Self {
+            records,
+            builder,
+            process,
+            devices: HashMap::new(),
+            kernels: records.kernel_symbols.iter().map(name).collect(),
+            markers: records
+                .strings
+                .marker_api
+                .iter()
+                .map(|it| (it.key, it.value.as_str()))
+                .collect(),
+        };
+        reader.agents();
+        reader
+    }
+
+    fn agents(&mut self) {
+        let gpus = self.records.agents.iter().filter(|agent| agent.r#type == 2);
+        for (index, agent) in (0u32..).zip(gpus) {
+            let id = agent.logical_node_type_id.unwrap_or(index);
+            self.devices.insert(agent.id.handle, id);
+            let same = |device: &Device| device.id == id;
+            if self.builder.trace.devices.iter().any(same) {
+                continue;
+            }
+            let name =
+                if agent.product_name.is_empty() { &agent.name } else { &agent.product_name };
+            self.builder.trace.devices.push(Device {
+                id,
+                name: name.clone(),
+                multiprocessors: agent.cu_count,
+                warp: agent.wave_front_size,
+                threads_per_sm: agent
+                    .max_waves_per_cu
+                    .zip(agent.wave_front_size)
+                    .map(|(a, b)| a * b),
+                ..Device::default()
+            });
+        }
+    }
+
+    fn all(mut self) {
+        let records = &self.records.buffer_records;
+        self.dispatches(&records.kernel_dispatch);
+        self.copies(&records.memory_copy);
+        for calls in [&records.hip_api, &records.hsa_api, &records.rccl_api] {
+            self.calls(calls);
+        }
+        self.ranges(&records.marker_api);
+    }
+
+    /// The times of a record; `None` where it has none.
+    fn times(&mut self, record: &Record) -> Option<(i64, i64)> {
+        let quality = &mut self.builder.trace.quality;
+        if record.start_timestamp == 0 && record.end_timestamp == 0 {
+            quality.without_times += 1;
+            return None;
+        }
+        let [start, end] = [record.start_timestamp, record.end_timestamp]
+            .map(|ns| quality.time(Some(i64::try_from(ns).unwrap_or(i64::MAX))));
+        let start = start?;
+        Some((start, quality.span_end(start, end.unwrap_or(start))))
+    }
+
+    fn push(&mut self, operations: &mut Operations, record: &Record, agent: Handle) -> bool {
+        let Some((start, end)) = self.times(record) else { return false };
+        let stream = match record.stream_id.handle {
+            0 => record.dispatch_info.queue_id.handle,
+            stream => stream,
+        };
+        let device = self.devices.get(&agent.handle).copied().unwrap_or(0);
+        let place = Place { process: self.process, device, context: 0, stream };
+        let place = self.builder.place(place);
+        let correlation = self.correlation(record);
+        operations.push(start, end, place, correlation);
+        true
+    }
+
+    fn correlation(&mut self, record: &Record) -> u32 {
+        let id = i64::try_from(record.correlation_id.internal).ok();
+        self.builder.trace.quality.correlation(id)
+    }
+
+    fn dispatches(&mut self, rows: &[Record]) {
+        let mut kernels = std::mem::take(&mut self.builder.trace.kernels);
+        for row in rows {
+            let info = &row.dispatch_info;
+            if !self.push(&mut kernels.on_gpu, row, info.agent_id) {
+                continue;
+            }
+            let name = self.kernels.get(&info.kernel_id).copied().unwrap_or("unknown kernel");
+            let name = self.builder.trace.names.intern(name);
+            kernels.function.push(self.builder.function(name, name));
+            let (block, items) = (info.workgroup_size.axes(), info.grid_size.axes());
+            kernels.shape.push(self.builder.shape(LaunchShape {
+                grid: std::array::from_fn(|axis| items[axis].div_ceil(block[axis].max(1))),
+                block,
+                static_shared: info.group_segment_size,
+                local: info.private_segment_size,
+                ..LaunchShape::default()
+            }));
+        }
+        self.builder.trace.kernels = kernels;
+    }
+
+    fn copies(&mut self, rows: &[Record]) {
+        let mut copies = std::mem::take(&mut self.builder.trace.copies);
+        for row in rows {
+            let gpu = |handle: &Handle| self.devices.contains_key(&handle.handle);
+            let (from, to) = (gpu(&row.src_agent_id), gpu(&row.dst_agent_id));
+            let agent = if to { row.dst_agent_id } else { row.src_agent_id };
+            if !self.push(&mut copies.on_gpu, row, agent) {
+                continue;
+            }
+            let label = match (from, to) {
+                (false, true) => "Host-to-Device",
+                (true, false) => "Device-to-Host",
+                (true, true) => "Device-to-Device",
+                (false, false) => "Host-to-Host",
+            };
+            copies.bytes.push(row.bytes);
+            copies.kind.push(self.builder.trace.names.intern(label));
+            let memory = |gpu| if gpu { MemoryKind::Device } else { MemoryKind::Unknown };
+            copies.source.push(memory(from));
+            copies.target.push(memory(to));
+        }
+        self.builder.trace.copies = copies;
+    }
+
+    fn operation_name(&self, record: &Record) -> &'a str {
+        let kind = self.records.strings.buffer_records.get(record.kind);
+        let name = kind.and_then(|kind| kind.operations.get(record.operation));
+        name.map_or("unknown call", String::as_str)
+    }
+
+    fn calls(&mut self, rows: &[Record]) {
+        for row in rows {
+            let Some((start, end)) = self.times(row) else { continue };
+            let thread = self.builder.thread(self.process, row.thread_id);
+            let name = self.builder.trace.names.intern(self.operation_name(row));
+            let correlation = self.correlation(row);
+            self.builder.trace.calls.push(start, end, thread, name, correlation);
+        }
+    }
+
+    fn ranges(&mut self, rows: &[Record]) {
+        for row in rows {
+            let Some((start, end)) = self.times(row) else { continue };
+            let text = self.markers.get(&row.correlation_id.internal).copied();
+            let thread = self.builder.thread(self.process, row.thread_id);
+            let name = text.unwrap_or_else(|| self.operation_name(row));
+            let trace = &mut self.builder.trace;
+            let name = trace.names.intern(name);
+            if start == end {
+                trace.marks.time.push(start);
+                trace.marks.thread.push(thread);
+                trace.marks.name.push(name);
+            } else {
+                trace.ranges.push(start, end, thread, name, RangeStyle::PushPop);
+            }
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Well-known files that are not read, each with the command that produces one that is.
+
+use std::path::Path;
+
+/// Why a file is not read, by its name and first bytes, and what to do.
+pub(super) fn recognise(path: &Path, head: &[u8]) -> Option<String> {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let json = || {
+        let text = String::from_utf8_lossy(head);
+        let start = text.trim_start_matches('\u{feff}').trim_start();
+        start.starts_with(['{', '[']).then(|| describe_json(start)).flatten()
+    };
+    by_name(name).or_else(|| by_magic(head)).or_else(json).map(str::to_owned)
+}
+
+/// Why a text without records is not read.
+pub(super) fn recognise_text(head: &[u8]) -> Option<String> {
+    describe_text(String::from_utf8_lossy(head).trim_start_matches('\u{feff}').trim_start())
+}
+
+const SQLITE_OF_NSYS: &str = "it is an export of Nsight Systems in another format; export the report with: nsys export \
+     --type sqlite --output trace.sqlite REPORT.nsys-rep";
+const ROCPROF_JSON: &str = "record with: rocprofv3 --sys-trace --output-format json -- PROGRAM";
+
+fn by_name(name: &str) -> Option<&'static str> {
+    let ends = |end: &str| name.ends_with(end);
+    if ends(".xplane.pb") {
+        return Some(
+            "it is a profile of JAX or XLA (xplane); diagnose the *.trace.json.gz beside it, which \
+             jax.profiler.trace(FOLDER, create_perfetto_trace=True) writes",
+        );
+    }
+    if ends(".pftrace") || ends(".perfetto-trace") {
+        return Some(
+            "it is a trace of Perfetto (protobuf); convert it with: traceconv json FILE \
+             trace.json, or record with: rocprofv3 --sys-trace --output-format json -- PROGRAM",
+        );
+    }
+    if ends(".nvvp") || ends(".nvprof") {
+        return Some(
+            "it is a profile of nvprof, which is no longer developed; record with: nsys profile \
+             --trace=cuda,nvtx -o trace PROGRAM",
+        );
+    }
+    None
+}
+
+fn by_magic(head: &[u8]) -> Option<&'static str> {
+    let hdf = head.starts_with(b"\x89HDF\r\n");
+    let arrow = head.starts_with(b"ARROW1") || head.starts_with(b"PAR1");
+    (hdf || arrow).then_some(SQLITE_OF_NSYS)
+}
+
+fn describe_json(text: &str) -> Option<&'static str> {
+    let has = |word: &str| text.contains(word);
+    if has("\"ph\"") || has("\"traceEvents\"") {
+        return None;
+    }
+    let layers = has("\"timeMs\"") && has("\"averageMs\"");
+    let times = has("\"startComputeMs\"") || has("\"computeMs\"");
+    if layers || times || text.starts_with("{\"Layers\"") {
+        return Some(
+            "it is a profile of TensorRT (trtexec --exportProfile, --exportTimes or \
+             --exportLayerInfo), which has no kernels; record with: nsys profile \
+             --trace=cuda,nvtx -o trace trtexec OPTIONS",
+        );
+    }
+    let nsys = has("\"TargetName\"") || has("\"CudaEvent\"") || has("\"TraceProcessEvent\"");
+    nsys.then_some(SQLITE_OF_NSYS)
+}
+
+fn describe_text(text: &str) -> Option<String> {
+    let has = |word: &str| text.contains(word);
+    if has("ERR_NVGPUCTRPERM") {
+        return Some(
+            "Nsight Compute was not permitted to read the GPU's performance counters \
+             (ERR_NVGPUCTRPERM): run ncu as root, or let the administrator set \
+             NVreg_RestrictProfilingToAdminUsers=0 for the nvidia module; in a container add \
+             --cap-add=SYS_ADMIN"
+                .to_owned(),
+        );
+    }
+    let of_ncu = has("==PROF==") || has("==WARNING==") || has("==ERROR==");
+    if has("Section: ") && (has("Metric Value") || of_ncu) {
+        return Some(
+            "it is the text that ncu prints; print CSV with: ncu --csv --page details PROGRAM > \
+             ncu.csv, or keep the report with: ncu --set full -o report PROGRAM"
+                .to_owned(),
+        );
+    }
+    if of_ncu && has("No kernels were profiled") {
+        let error = text.lines().find(|line| line.starts_with("==ERROR==")).unwrap_or_default();
+        let error = error.trim_start_matches("==ERROR==").trim();
+        let why = if error.is_empty() { String::new() } else { format!(" ({error})") };
+        return Some(format!(
+            "Nsight Compute profiled no kernel{why}; check its kernel filter, and that the program \
+             launches on the GPU"
+        ));
+    }
+    if of_ncu {
+        return Some(
+            "it is output of ncu without metrics; run it with: ncu --csv --page details PROGRAM > \
+             ncu.csv"
+                .to_owned(),
+        );
+    }
+    if has("NVPROF is profiling process") {
+        return by_name(".nvvp").map(str::to_owned);
+    }
+    if has("_sum):") && has(" ** ") {
+        return Some("it is the text that nsys stats prints; pass the report itself".to_owned());
+    }
+    let header = text.lines().next().unwrap_or_default();
+    let column = |name: &str| header.contains(name);
+    if column("Kernel_Name") && column("Start_Timestamp")
+        || column("KernelName") && column("gpu-id")
+    {
+        return Some(format!("it is CSV of rocprof, one kind of record a file; {ROCPROF_JSON}"));
+    }
+    None
+}
+
+/// The program that wrote a database, by the names of its tables, and what to do.
+pub(super) fn database<'a>(mut tables: impl Iterator<Item = &'a str>) -> Option<String> {
+    tables.find_map(|table| {
+        if table.starts_with("rocpd_") {
+            return Some(format!("it is a database of rocprofv3 (rocpd); {ROCPROF_JSON}"));
+        }
+        let nvprof = table == "CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL";
+        nvprof.then(|| by_name(".nvvp").unwrap_or_default().to_owned())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reason(name: &str, head: &str) -> String {
+        let head = head.as_bytes();
+        recognise(Path::new(name), head).or_else(|| recognise_text(head)).unwrap_or_default()
+    }
+
+    #[test]
+    fn known_files_are_named_with_a_command() {
+        for (name, head, what) in [
+            ("host.xplane.pb", "\u{a}x", "trace.json.gz"),
+            ("a.pftrace", "x", "traceconv json"),
+            ("p.json", r#"[{"count": 9}, {"name": "c", "timeMs": 1, "averageMs": 1}]"#, "trtexec"),
+            ("t.json", r#"[{"startInMs": 1, "computeMs": 0.5}]"#, "trtexec"),
+            ("a.h5", "x", ""),
+            ("l.txt", "==PROF== a\n==ERROR== ERR_NVGPUCTRPERM - The user", "CTRPERM"),
+            ("l.txt", "==PROF== a\n    Section: Occupancy\n Metric Value", "--csv --page details"),
+            ("l.txt", "==PROF== a\n==WARNING== No kernels were profiled.", "profiled no kernel"),
+            ("l.txt", "==7== NVPROF is profiling process 7", "nsys profile"),
+            ("k.csv", "\"Kind\",\"Kernel_Name\",\"Start_Timestamp\"", "rocprofv3"),
+            ("notes.txt", "hello", ""),
+            ("t.json", r#"{"traceEvents": [{"ph": "X", "name": "\"timeMs\" \"averageMs\""}]}"#, ""),
+        ] {
+            let reason = reason(name, head);
+            assert!(reason.contains(what), "{name}: {reason}");
+            assert_eq!(reason.is_empty(), what.is_empty(), "{name}: {reason}");
+        }
+    }
+
+    #[test]
+    fn other_databases_are_named_by_their_tables() {
+        let name = |tables: &[&str]| database(tables.iter().copied()).unwrap_or_default();
+        assert!(name(&["x", "rocpd_kernel_dispatch_1"]).contains("rocprofv3"));
+        assert!(name(&["CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL"]).contains("nvprof"));
+        assert_eq!(name(&["StringIds", "CUPTI_ACTIVITY_KIND_KERNEL"]), "");
+    }
+}

@@ -1,0 +1,231 @@
+//! Files that other programs write differently than their formats say, and files that are named
+//! because they are not read.
+
+#![allow(clippy::unwrap_used)]
+
+mod fixture;
+
+use fixture::{column, file, refused};
+use kernelgate_trace::diagnose::{Diagnosis, diagnose};
+use kernelgate_trace::model::gpu::MemoryKind;
+use kernelgate_trace::model::{Recorder, Trace};
+use kernelgate_trace::read::{self, Wanted};
+use kernelgate_trace::stats::Report;
+
+fn read(name: &str, content: &[u8]) -> Trace {
+    let (_folder, path) = file(name, content);
+    read::open(&path, &Wanted::ALL).unwrap()
+}
+
+fn quality(diagnosis: &Diagnosis) -> Vec<&str> {
+    let quality = diagnosis.findings.iter().filter(|finding| finding.id == "data-quality");
+    quality.map(|finding| finding.title.as_str()).collect()
+}
+
+/// A kernel as PyTorch writes it, with anything in front of it.
+fn kernel(number: u32, before: &str) -> String {
+    format!(
+        r#"{before}{{"ph": "X", "cat": "kernel", "name": "k{number}", "pid": 0, "tid": 7,
+        "ts": {}, "dur": 5, "args": {{"device": 0, "stream": 7, "correlation": {number}}}}}"#,
+        number * 10
+    )
+}
+
+fn events(all: &[String]) -> Vec<u8> {
+    format!("{{\"traceEvents\": [{}], \"traceName\": \"t\"}}", all.join(",")).into_bytes()
+}
+
+#[test]
+fn events_with_bare_quotation_marks_are_left_out_and_counted() {
+    let frame = r#"{"ph": "X", "cat": "python_function", "name": "m = Library("_test", "IMPL")",
+        "pid": 5, "tid": 5, "ts": 0, "dur": 9, "args": {}},"#;
+    let odd = r#"{"ph": "X", "name": "it's 5" long", "pid": 5, "ts": 1, "dur": 2},"#;
+    let all: Vec<String> =
+        (1..=300).map(|number| kernel(number, if number % 3 == 0 { frame } else { odd })).collect();
+    let trace = read("t.json", &events(&all));
+    assert_eq!(trace.kernels.on_gpu.len(), 300);
+    assert_eq!(trace.quality.broken_events, 300);
+    assert!(trace.quality.unreadable.is_empty(), "{:?}", trace.quality.unreadable);
+    assert_eq!(trace.metadata["traceName"], "t");
+    assert!(quality(&diagnose(&trace)).iter().any(|title| title.starts_with("300 events are no")));
+}
+
+#[test]
+fn operations_at_zero_have_no_times() {
+    let zero = r#"{"ph": "X", "cat": "gpu_memset", "name": "Memset", "ts": 0, "dur": 0},
+        {"ph": "X", "cat": "kernel", "name": "k", "ts": 0.0, "dur": 0},"#;
+    let trace = read("t.json", &events(&[kernel(100, zero), kernel(200, "")]));
+    assert_eq!((trace.kernels.on_gpu.len(), trace.sets.on_gpu.len()), (2, 0));
+    assert_eq!(trace.quality.without_times, 2);
+    assert_eq!(trace.span(), Some((1_000_000, 2_005_000)));
+}
+
+const XLA: &str = r#"{"displayTimeUnit": "ns", "metadata": {"highres-ticks": true}, "traceEvents": [
+    {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "/device:GPU:0"}},
+    {"ph": "M", "pid": 1, "tid": 14, "name": "thread_name", "args": {"name": "Stream #14(Compute)"}},
+    {"ph": "M", "pid": 1, "tid": 90, "name": "thread_name", "args": {"name": "XLA Ops"}},
+    {"ph": "M", "pid": 701, "name": "process_name", "args": {"name": "/host:CPU"}},
+    {"ph": "X", "pid": 701, "tid": 5, "ts": 0, "dur": 30, "name": "PjitFunction(step)"},
+    {"ph": "X", "pid": 701, "tid": 5, "ts": 10, "dur": 5, "name": "cuLaunchKernel",
+     "args": {"correlation_id": "3"}},
+    {"ph": "X", "pid": 1, "tid": 14, "ts": 20.5, "dur": 8, "name": "gemm_fusion_dot_1",
+     "args": {"correlation_id": "3", "hlo_op": "dot.1", "hlo_module": "jit_step",
+     "kernel_details": "regs:32 static_shared:16 dynamic_shared:0 grid:4,1,1 block:128,1,1"}},
+    {"ph": "X", "pid": 1, "tid": 14, "ts": 30, "dur": 2, "name": "MemcpyD2H",
+     "args": {"memcpy_details": "kind_src:device kind_dst:pinned size:64 dest:0 async:1"}},
+    {"ph": "X", "pid": 1, "tid": 90, "ts": 20.5, "dur": 8, "name": "dot.1"},
+    {}
+]}"#;
+
+#[test]
+fn a_trace_of_jax_has_kernels_copies_and_calls() {
+    let trace = read("host.trace.json", XLA.as_bytes());
+    assert_eq!(trace.recorder, Recorder::Xla);
+    assert_eq!(column(&trace, Report::GpuKernels, "Name"), ["gemm_fusion_dot_1"]);
+    assert_eq!(column(&trace, Report::GpuKernels, "Total Time (ns)"), ["8000"]);
+    assert_eq!((trace.shapes[0].grid, trace.shapes[0].registers), ([4, 1, 1], 32));
+    assert_eq!((trace.copies.bytes[0], trace.copies.target[0]), (64, MemoryKind::Pinned));
+    assert_eq!(column(&trace, Report::MemoryTimes, "Operation"), ["[CUDA memcpy Device-to-Host]"]);
+    assert_eq!(column(&trace, Report::KernelExecution, "API Name"), ["cuLaunchKernel"]);
+    assert_eq!(column(&trace, Report::KernelExecution, "PID"), ["701"]);
+    assert_eq!(trace.ranges.len(), 1, "what XLA derives from streams is not read again");
+}
+
+#[test]
+fn the_old_profiler_of_pytorch_has_its_kernels_in_a_process_of_that_name() {
+    let text = r#"[{"name": "aten::add", "ph": "X", "ts": 1, "dur": 5, "tid": 1,
+         "pid": "CPU functions", "args": {}},
+        {"name": "void add<float>(float*)", "ph": "X", "ts": 9.5, "dur": 2, "tid": 0,
+         "pid": "CUDA functions", "args": {}}]"#;
+    let trace = read("t.json", text.as_bytes());
+    assert_eq!(column(&trace, Report::GpuKernels, "Name"), ["void add<float>(float*)"]);
+    assert_eq!(trace.ranges.len(), 1);
+}
+
+#[test]
+fn files_that_are_not_read_are_named_with_a_command() {
+    let empty = refused("e.json", br#"{"traceEvents":[]}"#);
+    assert!(empty.contains("the trace has no events"), "{empty}");
+    let tensorrt = br#"[{"count":100},{"name":"fc","timeMs":0.8,"averageMs":0.008}]"#;
+    assert!(refused("p.json", tensorrt).contains("trtexec"));
+    let objects = refused("o.json", br#"[{"name": "a", "value": 5}]"#);
+    assert!(objects.contains("not events of a trace"), "{objects}");
+    let no_permission =
+        b"==PROF== Connected to process 4\n\n==ERROR== ERR_NVGPUCTRPERM - The user \
+        does not have permission\n==WARNING== No kernels were profiled.\n";
+    assert!(refused("noperm.log", no_permission).contains("NVreg_RestrictProfilingToAdminUsers=0"));
+    let text =
+        b"==PROF== Connected to process 4\n  k(int) (1, 1, 1)x(1, 1, 1), Device 0, CC 8.6\n    \
+        Section: Occupancy\n    Metric Name   Metric Unit Metric Value\n";
+    assert!(refused("text.log", text).contains("ncu --csv --page details"));
+    assert!(refused("host.xplane.pb", b"\x0a\x10/device:GPU:0").contains("trace.json.gz"));
+    let export = fixture::Export::with_schema("CREATE TABLE rocpd_kernel_dispatch_1 (id INTEGER);");
+    assert!(export.read().unwrap_err().to_string().contains("--output-format json"));
+}
+
+fn ncu(rows: &[(&str, &str, &str)]) -> Trace {
+    let mut text = "\"ID\",\"Process ID\",\"Kernel Name\",\"Metric Name\",\"Metric Unit\",\
+                    \"Metric Value\"\n"
+        .to_owned();
+    for (name, unit, value) in rows {
+        text += &format!("\"0\",\"1\",\"gemm\",\"{name}\",\"{unit}\",\"{value}\"\n");
+    }
+    read("ncu.csv", text.as_bytes())
+}
+
+#[test]
+fn a_report_of_any_locale_has_the_same_numbers() {
+    let english = [
+        ("Duration", "us", "1,117.344"),
+        ("Elapsed Cycles", "cycle", "33,120"),
+        ("Achieved Occupancy", "%", "5.10"),
+        ("Theoretical Occupancy", "%", "100"),
+        ("Compute (SM) Throughput", "%", "96.71"),
+        ("Memory Throughput", "%", "8.01"),
+    ];
+    let localised = |thousands: &str, decimal: &str| {
+        let rows = english.map(|(name, unit, value)| {
+            (name, unit, value.replace(',', "T").replace('.', decimal).replace('T', thousands))
+        });
+        ncu(&rows.each_ref().map(|(name, unit, value)| (*name, *unit, value.as_str())))
+    };
+    let metrics = |trace: &Trace| -> Vec<(String, f64)> {
+        let metrics = &trace.profiled[0].metrics;
+        metrics.iter().map(|(&name, it)| (trace.names.text(name).to_owned(), it.value)).collect()
+    };
+    let expected = metrics(&ncu(&english));
+    assert_eq!(expected.len(), 6);
+    for (thousands, decimal) in [(",", "."), (".", ","), ("\u{a0}", ","), ("'", "."), (" ", ",")] {
+        let trace = localised(thousands, decimal);
+        assert_eq!(metrics(&trace), expected, "{thousands:?} {decimal:?}");
+        let noted = quality(&diagnose(&trace)).iter().any(|title| title.contains("1.234,5"));
+        assert_eq!(noted, decimal == ",", "{thousands:?} {decimal:?}");
+    }
+}
+
+#[test]
+fn a_value_that_fits_no_format_is_counted() {
+    let trace =
+        ncu(&[("Duration", "ns", "1.2.3"), ("Elapsed Cycles", "cycle", "5"), ("P", "", "x")]);
+    assert_eq!((trace.profiled[0].metrics.len(), trace.quality.odd_values), (1, 1));
+}
+
+/// Files of the folder that this variable names; without it the test says that it is skipped.
+fn fault(name: &str) -> Option<std::path::PathBuf> {
+    let Some(folder) = std::env::var_os("SHARED_FAULTS") else {
+        eprintln!("skipped: SHARED_FAULTS names no folder of faulty traces");
+        return None;
+    };
+    Some(std::path::Path::new(&folder).join(name))
+}
+
+#[test]
+fn reports_of_other_locales_agree() {
+    let Some(english) = fault("ncu-locale/ua.csv") else { return };
+    let metrics = |path: &std::path::Path| {
+        let trace = read::open(path, &Wanted::ALL).unwrap();
+        let values = |launch: &kernelgate_trace::model::kernel_metrics::ProfiledLaunch| {
+            launch.metrics.values().map(|metric| metric.value).collect::<Vec<f64>>()
+        };
+        trace.profiled.iter().map(values).collect::<Vec<_>>()
+    };
+    assert_eq!(metrics(&english), metrics(&english.with_file_name("ul.csv")));
+}
+
+const ROCPROF: &str = r#"{"rocprofiler-sdk-tool": [{
+    "metadata": {"pid": 77, "init_time": 1, "fini_time": 9},
+    "agents": [{"id": {"handle": 1}, "type": 1, "name": "AMD EPYC"},
+        {"id": {"handle": 5}, "type": 2, "name": "gfx942", "product_name": "AMD Instinct MI300X",
+         "cu_count": 304, "wave_front_size": 64, "max_waves_per_cu": 32}],
+    "strings": {"buffer_records": [{"kind": "NONE", "operations": []},
+        {"kind": "HIP_RUNTIME_API", "operations": ["hipMalloc", "hipLaunchKernel"]}],
+        "marker_api": [{"key": 4, "value": "step"}]},
+    "kernel_symbols": [{"kernel_id": 3, "kernel_name": "_Z3addPf.kd"},
+        {"kernel_id": 4, "formatted_kernel_name": "Cijk_Ailk_MT64"}],
+    "buffer_records": {
+        "kernel_dispatch": [
+            {"start_timestamp": 1000, "end_timestamp": 3000, "correlation_id": {"internal": 9},
+             "dispatch_info": {"agent_id": {"handle": 5}, "queue_id": {"handle": 2}, "kernel_id": 3,
+             "workgroup_size": {"x": 64, "y": 1, "z": 1}, "grid_size": {"x": 130, "y": 2, "z": 1}}},
+            {"start_timestamp": 0, "end_timestamp": 0, "dispatch_info": {"kernel_id": 4}}],
+        "hip_api": [{"kind": 1, "operation": 1, "thread_id": 78, "start_timestamp": 500,
+            "end_timestamp": 700, "correlation_id": {"internal": 9}}],
+        "memory_copy": [{"start_timestamp": 4000, "end_timestamp": 4500, "bytes": 64,
+            "src_agent_id": {"handle": 1}, "dst_agent_id": {"handle": 5}}],
+        "marker_api": [{"thread_id": 78, "start_timestamp": 400, "end_timestamp": 800,
+            "correlation_id": {"internal": 4}}]}}]}"#;
+
+#[test]
+fn a_trace_of_rocprofv3_has_kernels_calls_and_markers() {
+    let trace = read("results.json", ROCPROF.as_bytes());
+    assert_eq!(trace.recorder, Recorder::Rocprof);
+    assert_eq!(column(&trace, Report::GpuKernels, "Name"), ["add(float*)"]);
+    assert_eq!(column(&trace, Report::KernelExecution, "API Name"), ["hipLaunchKernel"]);
+    assert_eq!(column(&trace, Report::RangeKernels, "NVTX Range"), ["step"]);
+    assert_eq!((trace.shapes[0].grid, trace.shapes[0].block), ([3, 2, 1], [64, 1, 1]));
+    assert_eq!((trace.devices[0].name.as_str(), trace.devices[0].id), ("AMD Instinct MI300X", 0));
+    assert_eq!(column(&trace, Report::MemoryTimes, "Operation"), ["[CUDA memcpy Host-to-Device]"]);
+    assert_eq!(trace.quality.without_times, 1);
+    let broken = refused("results.json", &ROCPROF.as_bytes()[..200]);
+    assert!(broken.contains("JSON of rocprofv3"), "{broken}");
+}

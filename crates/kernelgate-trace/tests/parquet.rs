@@ -1,0 +1,220 @@
+//! Exports of Nsight Systems as a folder of parquet files, made of SQLite exports: both read alike.
+
+#![allow(clippy::unwrap_used)]
+
+mod fixture;
+
+use fixture::Export;
+use kernelgate_trace::read::{self, Wanted};
+
+#[cfg(not(feature = "parquet"))]
+#[test]
+fn a_build_without_parquet_names_the_feature() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("StringIds.parquet"), b"PAR1").unwrap();
+    let message = read::open(folder.path(), &Wanted::ALL).unwrap_err().to_string();
+    assert!(message.contains("--features parquet"), "{message}");
+    assert!(message.contains("nsys export --type sqlite"), "{message}");
+}
+
+#[test]
+fn a_folder_without_tables_is_refused() {
+    let export = Export::new();
+    let message = read::open(export.folder.path(), &Wanted::ALL).unwrap_err().to_string();
+    assert!(message.contains("without the tables of a parquet export"), "{message}");
+}
+
+#[cfg(feature = "parquet")]
+mod with_parquet {
+    use std::fs::File;
+    use std::path::{Path, PathBuf};
+    use std::sync::Arc;
+
+    use kernelgate_trace::diagnose::{diagnose, diagnose_streamed};
+    use kernelgate_trace::stats::{self, Report};
+    use parquet::data_type::{ByteArray, ByteArrayType, DoubleType, Int64Type};
+    use parquet::file::properties::WriterProperties;
+    use parquet::file::writer::SerializedFileWriter;
+    use parquet::schema::parser::parse_message_type;
+    use rusqlite::Connection;
+    use rusqlite::types::{Value, ValueRef};
+    use tempfile::TempDir;
+
+    use super::*;
+
+    /// Rows of a row group: few, so that small tables have several.
+    const GROUP: usize = 1000;
+
+    fn is_text(rows: &[Vec<Value>], column: usize) -> bool {
+        rows.iter().any(|row| matches!(row[column], Value::Text(_) | Value::Blob(_)))
+    }
+
+    fn is_real(rows: &[Vec<Value>], column: usize) -> bool {
+        rows.iter().any(|row| matches!(row[column], Value::Real(_)))
+    }
+
+    fn write_table(connection: &Connection, table: &str, path: &Path) {
+        let mut query = connection.prepare(&format!("SELECT * FROM \"{table}\"")).unwrap();
+        let names: Vec<String> = query.column_names().map(str::to_owned).collect();
+        let mut found = query.query([]).unwrap();
+        let mut rows: Vec<Vec<Value>> = Vec::new();
+        while let Some(row) = found.next().unwrap() {
+            let cell = |column| match row.get_ref(column).unwrap() {
+                ValueRef::Text(text) => Value::Blob(text.to_vec()),
+                other => Value::try_from(other).unwrap(),
+            };
+            rows.push((0..names.len()).map(cell).collect());
+        }
+        let kind = |column| match column {
+            column if is_text(&rows, column) => "BYTE_ARRAY",
+            column if is_real(&rows, column) => "DOUBLE",
+            _ => "INT64",
+        };
+        let fields: String = names
+            .iter()
+            .enumerate()
+            .map(|(column, name)| format!("OPTIONAL {} {name};", kind(column)))
+            .collect();
+        let schema = parse_message_type(&format!("message t {{ {fields} }}")).unwrap();
+        let properties = Arc::new(WriterProperties::builder().build());
+        let file = File::create(path.join(format!("{table}.parquet"))).unwrap();
+        let mut writer = SerializedFileWriter::new(file, Arc::new(schema), properties).unwrap();
+        for group in rows.chunks(GROUP) {
+            let mut group_writer = writer.next_row_group().unwrap();
+            for column in 0..names.len() {
+                let cells = group.iter().map(|row| &row[column]);
+                let levels: Vec<i16> =
+                    cells.clone().map(|cell| i16::from(*cell != Value::Null)).collect();
+                let mut column_writer = group_writer.next_column().unwrap().unwrap();
+                match kind(column) {
+                    "BYTE_ARRAY" => {
+                        let text = |cell: &Value| match cell {
+                            Value::Blob(text) => Some(ByteArray::from(text.clone())),
+                            Value::Integer(number) => {
+                                Some(ByteArray::from(number.to_string().into_bytes()))
+                            }
+                            _ => None,
+                        };
+                        let values: Vec<ByteArray> = cells.filter_map(text).collect();
+                        column_writer.typed::<ByteArrayType>().write_batch(
+                            &values,
+                            Some(&levels),
+                            None,
+                        )
+                    }
+                    "DOUBLE" => {
+                        #[allow(clippy::cast_precision_loss)]
+                        let real = |cell: &Value| match cell {
+                            Value::Real(number) => Some(*number),
+                            Value::Integer(number) => Some(*number as f64),
+                            _ => None,
+                        };
+                        let values: Vec<f64> = cells.filter_map(real).collect();
+                        column_writer.typed::<DoubleType>().write_batch(
+                            &values,
+                            Some(&levels),
+                            None,
+                        )
+                    }
+                    _ => {
+                        let integer = |cell: &Value| match cell {
+                            Value::Integer(number) => Some(*number),
+                            _ => None,
+                        };
+                        let values: Vec<i64> = cells.filter_map(integer).collect();
+                        column_writer.typed::<Int64Type>().write_batch(&values, Some(&levels), None)
+                    }
+                }
+                .unwrap();
+                column_writer.close().unwrap();
+            }
+            group_writer.close().unwrap();
+        }
+        writer.close().unwrap();
+    }
+
+    /// The tables of an SQLite export as parquet files.
+    fn converted(sqlite: &Path) -> TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        let connection = Connection::open(sqlite).unwrap();
+        let mut query =
+            connection.prepare("SELECT name FROM sqlite_master WHERE type = 'table'").unwrap();
+        let names: Vec<String> =
+            query.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect();
+        for table in names.iter().filter(|name| !name.starts_with("sqlite_")) {
+            write_table(&connection, table, folder.path());
+        }
+        folder
+    }
+
+    fn same(sqlite: &Path) {
+        let folder = converted(sqlite);
+        let [ours, theirs] =
+            [folder.path(), sqlite].map(|path| read::open(path, &Wanted::ALL).unwrap());
+        for report in Report::ALL {
+            let [ours, theirs] = [&ours, &theirs].map(|it| stats::table(it, report).to_csv());
+            assert_eq!(ours, theirs, "{} of {}", report.name(), sqlite.display());
+        }
+        assert_eq!(diagnose(&ours).to_json(), diagnose(&theirs).to_json());
+        let [ours, theirs] =
+            [folder.path(), sqlite].map(|path| diagnose_streamed(path).unwrap().unwrap().to_json());
+        assert_eq!(ours, theirs, "{}", sqlite.display());
+    }
+
+    fn export(steps: i64) -> Export {
+        let mut export = Export::new();
+        for step in 0..steps {
+            let start = 1_000 + step * 10_000;
+            export.range(start, (step != 1).then_some(start + 9_000), 59, &format!("step {step}"));
+            export.launch((start + 10, start + 20), (start + 50, start + 500), step + 1, "kernel");
+        }
+        export
+    }
+
+    #[test]
+    fn a_parquet_export_reads_as_its_sqlite_twin() {
+        same(&export(2500).path());
+    }
+
+    #[test]
+    fn rows_out_of_order_are_sorted() {
+        let mut export = export(3);
+        let name = export.text("cudaEventQuery_v3020");
+        export.sql(&format!(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 40000)
+             INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME
+             SELECT 2000000 - i * 10, 2000001 - i * 10, {}, 0, {name} FROM n;",
+            fixture::process(7) | 7
+        ));
+        same(&export.path());
+    }
+
+    #[test]
+    fn missing_columns_and_broken_files_are_reported() {
+        let export = export(5);
+        export.sql("ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL DROP COLUMN correlationId;");
+        let folder = converted(&export.path());
+        std::fs::write(folder.path().join("NVTX_EVENTS.parquet"), b"PAR1 and no more").unwrap();
+        let trace = read::open(folder.path(), &Wanted::ALL).unwrap();
+        assert_eq!((trace.kernels.on_gpu.len(), trace.ranges.len()), (5, 0));
+        let missing = &trace.quality.missing;
+        assert!(
+            missing.contains(&"CUPTI_ACTIVITY_KIND_KERNEL.correlationId".to_owned()),
+            "{missing:?}"
+        );
+        assert!(trace.quality.unreadable[0].starts_with("NVTX_EVENTS: "), "{:?}", trace.quality);
+    }
+
+    #[test]
+    fn real_exports_read_as_their_sqlite_twins() {
+        let Some(folder) = std::env::var_os("REAL_TRACES") else {
+            eprintln!("skipped: REAL_TRACES does not name a folder with real traces");
+            return;
+        };
+        let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let exports: Vec<PathBuf> =
+            entries.map(|path| path.join("trace.sqlite")).filter(|path| path.is_file()).collect();
+        assert!(!exports.is_empty());
+        exports.iter().for_each(|export| same(export));
+    }
+}
