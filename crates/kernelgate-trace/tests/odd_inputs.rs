@@ -18,8 +18,7 @@ fn read(name: &str, content: &[u8]) -> Trace {
 }
 
 fn quality(diagnosis: &Diagnosis) -> Vec<&str> {
-    let quality = diagnosis.findings.iter().filter(|finding| finding.id == "data-quality");
-    quality.map(|finding| finding.title.as_str()).collect()
+    diagnosis.quality.iter().map(|finding| finding.title.as_str()).collect()
 }
 
 /// A kernel as PyTorch writes it, with anything in front of it.

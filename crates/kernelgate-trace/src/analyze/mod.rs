@@ -5,6 +5,7 @@ pub mod cover;
 pub mod graph_nodes;
 pub mod idle;
 pub mod inside;
+pub mod kernel_kinds;
 pub mod launches;
 pub mod operations;
 pub(crate) mod passing;

@@ -3,6 +3,7 @@
 use hashbrown::HashMap;
 
 use super::context::Context;
+use crate::analyze::kernel_kinds::KernelClass;
 use crate::analyze::paths::{PathId, ROOT};
 use crate::stats::Summary;
 
@@ -20,83 +21,6 @@ pub struct KernelShare {
     pub summary: Summary,
     /// Its part of the kernel time, 0 to 1.
     pub share: f64,
-}
-
-/// What kind of work a kernel does, told by its name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum KernelClass {
-    /// Attention in one kernel.
-    Attention,
-    /// Matrix multiplication and convolution.
-    Matmul,
-    /// Softmax.
-    Softmax,
-    /// Normalisation.
-    Normalisation,
-    /// Reductions.
-    Reduction,
-    /// Communication between devices.
-    Communication,
-    /// Copies, concatenations, gathers.
-    Movement,
-    /// Optimizer steps.
-    Optimizer,
-    /// A function of each element.
-    Elementwise,
-    /// None of these, as far as the name tells.
-    Other,
-}
-
-/// Parts of names by class; the first that is found decides.
-const CLASSES: &[(KernelClass, &[&str])] = &[
-    (KernelClass::Communication, &["nccl", "nvshmem", "allreduce", "all_reduce"]),
-    (KernelClass::Attention, &["flash", "fmha", "attention", "sdpa"]),
-    (KernelClass::Softmax, &["softmax"]),
-    (KernelClass::Optimizer, &["adam", "sgd_", "multi_tensor_apply", "optimizer", "lamb_"]),
-    (
-        KernelClass::Matmul,
-        &["gemm", "gemv", "matmul", "nvjet", "cutlass", "xmma", "splitkreduce", "conv", "wgrad"],
-    ),
-    (KernelClass::Normalisation, &["norm"]),
-    (KernelClass::Reduction, &["reduce"]),
-    (
-        KernelClass::Movement,
-        &["copy", "cat", "gather", "scatter", "index", "transpose", "permute", "memcpy", "fill"],
-    ),
-    (KernelClass::Elementwise, &["elementwise", "pointwise", "arange", "dropout", "triton_poi"]),
-];
-
-impl KernelClass {
-    /// That of a name.
-    pub fn of(name: &str) -> Self {
-        // What a template does stands in its arguments: `reduce_kernel<…sum…>(…)`. The parameters
-        // name types only.
-        let name = name.split("](").next().unwrap_or(name).to_ascii_lowercase();
-        let own = name.split(['<', '(']).next().unwrap_or(&name);
-        let of = |text: &str| {
-            let class =
-                |(_, parts): &&(Self, &[&str])| parts.iter().any(|part| text.contains(part));
-            CLASSES.iter().find(class).map(|(class, _)| *class)
-        };
-        let own_class = of(own).filter(|class| *class != Self::Elementwise);
-        own_class.or_else(|| of(&name)).unwrap_or(Self::Other)
-    }
-
-    /// As text.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Attention => "attention",
-            Self::Matmul => "matmul",
-            Self::Softmax => "softmax",
-            Self::Normalisation => "normalisation",
-            Self::Reduction => "reduction",
-            Self::Communication => "communication",
-            Self::Movement => "data movement",
-            Self::Optimizer => "optimizer",
-            Self::Elementwise => "elementwise",
-            Self::Other => "other",
-        }
-    }
 }
 
 /// Usual sizes of a head of attention.
@@ -235,38 +159,4 @@ fn components(context: &Context<'_>, share: &dyn Fn(i64) -> f64) -> Vec<Componen
             }
         })
         .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_tell_the_kind_of_work() {
-        let of = KernelClass::of;
-        assert_eq!(of("ampere_sgemm_128x64_tn"), KernelClass::Matmul);
-        assert_eq!(of("nvjet_tst_192x192_64x4_2x1_v_bz_coopB_bias_TNN"), KernelClass::Matmul);
-        assert_eq!(
-            of("void flash::flash_fwd_kernel<cutlass::bfloat16_t>(x)"),
-            KernelClass::Attention
-        );
-        assert_eq!(
-            of("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096>)"),
-            KernelClass::Communication
-        );
-        assert_eq!(
-            of("void at::native::vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>(int)"),
-            KernelClass::Elementwise
-        );
-        assert_eq!(
-            of("void at::native::elementwise_kernel<128, direct_copy_kernel_cuda()>(int)"),
-            KernelClass::Movement
-        );
-        assert_eq!(
-            of("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>(T3)"),
-            KernelClass::Reduction
-        );
-        assert_eq!(of("softmax_warp_forward<float>"), KernelClass::Softmax);
-        assert_eq!(of("my_kernel"), KernelClass::Other);
-    }
 }

@@ -23,7 +23,8 @@ mod text;
 mod tree;
 mod waiting;
 
-pub use answers::{Answers, Component, KernelClass, KernelShare};
+pub use crate::analyze::kernel_kinds::KernelClass;
+pub use answers::{Answers, Component, KernelShare};
 pub use cause::CauseKind;
 pub use device_memory::{MemoryPhase, MemoryUse};
 pub use finding::{

@@ -3,13 +3,13 @@
 
 use hashbrown::HashMap;
 
-use super::super::answers::KernelClass;
 use super::super::context::Context;
 use super::super::finding::{
     Confidence, DeviceUse, Evidence, Finding, Inspected, Measure, Severity, Unit,
 };
 use super::super::labels::short_name;
 use super::outcome::{Lack, Outcome, most_expensive, percent};
+use crate::analyze::kernel_kinds::KernelClass;
 use crate::analyze::paths::PathId;
 use crate::stats::shorten;
 

@@ -1,0 +1,473 @@
+//! The kind of work of a kernel, by the name of its function: matrix products, attention, normalisation.
+//!
+//! Names are those of NVIDIA's and AMD's libraries, PyTorch, Triton, TensorRT-LLM and XLA. The types
+//! of parameters and template arguments decide nothing, except where a library's launcher has the
+//! kernel itself as an argument (`cutlass::Kernel<…>`). Absent: whether a kernel communicates and
+//! how (`classes`).
+
+use super::classes::{Communication, function_name};
+
+/// The kind of work of a kernel, as far as its name shows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum KernelClass {
+    /// Attention in one kernel.
+    Attention,
+    /// Matrix multiplication and convolution.
+    Matmul,
+    /// Softmax.
+    Softmax,
+    /// Normalisation.
+    Normalisation,
+    /// Reductions.
+    Reduction,
+    /// Communication between devices.
+    Communication,
+    /// Copies, concatenations, gathers.
+    Movement,
+    /// Optimizer steps.
+    Optimizer,
+    /// A function of each element.
+    Elementwise,
+    /// Pooling.
+    Pooling,
+    /// Sorting, scans and selection.
+    Sorting,
+    /// Another kind, or one that the name does not show.
+    Other,
+}
+
+impl KernelClass {
+    /// The class of a kernel by its demangled name.
+    pub fn of(name: &str) -> Self {
+        if Communication::in_kernel(name).is_some() {
+            return Self::Communication;
+        }
+        let function = function_name(name);
+        if let Some(class) = compiled(&function) {
+            return class;
+        }
+        let class = by_words(&function);
+        if let Some(arguments) = launched(&function, name) {
+            return by_words(arguments).or(class).unwrap_or(Self::Other);
+        }
+        let copies = || name.contains("direct_copy_kernel").then_some(Self::Movement);
+        match class {
+            Some(Self::Elementwise) => copies().unwrap_or(Self::Elementwise),
+            class => class.unwrap_or(Self::Other),
+        }
+    }
+
+    /// As text.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Attention => "attention",
+            Self::Matmul => "matmul",
+            Self::Softmax => "softmax",
+            Self::Normalisation => "normalisation",
+            Self::Reduction => "reduction",
+            Self::Communication => "communication",
+            Self::Movement => "data movement",
+            Self::Optimizer => "optimizer",
+            Self::Elementwise => "elementwise",
+            Self::Pooling => "pooling",
+            Self::Sorting => "sorting",
+            Self::Other => "other",
+        }
+    }
+}
+
+/// Functions whose first template argument with a name is the kernel.
+const LAUNCHERS: &[&str] = &[
+    "cutlass::Kernel",
+    "cutlass::Kernel2",
+    "cutlass::device_kernel",
+    "ck_tile::kentry",
+    "ck_tile::kentry_pt",
+    "Kernel",
+    "Kernel2",
+];
+
+/// The name of the kernel that a launcher has as its argument.
+fn launched<'a>(function: &str, name: &'a str) -> Option<&'a str> {
+    if !LAUNCHERS.contains(&function) {
+        return None;
+    }
+    let arguments = name.split_once('<')?.1;
+    let words = arguments.split([',', '<', '(', '>', ' ']);
+    words.into_iter().find(|word| word.starts_with(|c: char| c.is_alphabetic() || c == '_'))
+}
+
+/// The class of a kernel that Triton's users or a compiler generated, by the parts of its name.
+fn compiled(function: &str) -> Option<KernelClass> {
+    use KernelClass::{
+        Attention, Elementwise, Matmul, Movement, Normalisation, Reduction, Softmax, Sorting,
+    };
+    let has = |word: &str| function.contains(word);
+    let any = |words: &[&str]| words.iter().any(|word| has(word));
+    if let Some(rest) = function.strip_prefix("triton_") {
+        let products = ["mm", "bmm", "addmm", "baddbmm", "convolution", "gemm"];
+        let product = rest.split(['_', '.']).any(|word| products.contains(&word));
+        return match rest.split('_').next() {
+            Some("poi" | "for") => Some(Elementwise),
+            Some("tem") if any(&["attention", "sdpa"]) => Some(Attention),
+            Some("tem") => Some(Matmul),
+            Some("red" | "per") if has("softmax") || has("amax") && has("exp") => Some(Softmax),
+            Some("red" | "per") if any(&["rsqrt", "_norm", "batch_norm"]) => Some(Normalisation),
+            Some("red" | "per") => Some(Reduction),
+            Some("spl") => Some(Sorting),
+            _ if product => Some(Matmul),
+            _ => None,
+        };
+    }
+    // XLA names a fusion by its kind and root.
+    let xla = has("fusion") || function.starts_with("wrapped_");
+    let moves =
+        ["transpose", "concatenate", "copy", "slice", "gather", "scatter", "broadcast", "pad"];
+    match () {
+        () if !xla || any(&["attention", "flash"]) => None,
+        () if any(&["gemm", "dot", "convolution", "cublas"]) => Some(Matmul),
+        () if has("softmax") => Some(Softmax),
+        () if has("reduce") => Some(Reduction),
+        () if any(&moves) => Some(Movement),
+        () if function.starts_with("sort") => Some(Sorting),
+        () if any(&["loop_", "input_", "wrapped_"]) || function.starts_with("fusion") => {
+            Some(Elementwise)
+        }
+        () => None,
+    }
+}
+
+/// Words of a class.
+struct Words {
+    class: KernelClass,
+    /// Found anywhere in the lower-case name, namespaces included.
+    parts: &'static [&'static str],
+    /// Found between separators, or as a part of a name in camel case.
+    whole: &'static [&'static str],
+}
+
+/// The first match decides.
+const CLASSES: &[Words] = &[
+    Words {
+        class: KernelClass::Attention,
+        parts: &[
+            "flash",
+            "fmha",
+            "attention",
+            "attn",
+            "sdpa",
+            "gemm_softmax_gemm",
+            "bwd_kernel_dk_dv",
+            "bwd_kernel_dq",
+            "bwd_preprocess",
+            "xqa",
+            "mmha",
+            "multihead",
+        ],
+        whole: &["mha", "mla", "gqa", "mqa"],
+    },
+    Words { class: KernelClass::Softmax, parts: &["softmax"], whole: &[] },
+    Words {
+        class: KernelClass::Optimizer,
+        parts: &["multi_tensor_apply", "optimizer", "adamw", "lamb_", "adafactor"],
+        whole: &["adam", "sgd", "adagrad", "rmsprop", "lion"],
+    },
+    Words {
+        class: KernelClass::Pooling,
+        parts: &["pooling", "pool2d", "pool3d"],
+        whole: &["pool"],
+    },
+    Words {
+        class: KernelClass::Matmul,
+        parts: &[
+            "gemm",
+            "gemv",
+            "matmul",
+            "nvjet",
+            "cutlass",
+            "xmma",
+            "splitkreduce",
+            "split_k_reduce",
+            "cijk_",
+            "scudnn",
+            "hcudnn",
+            "icudnn",
+            "convolve",
+            "convolution",
+            "conv1d",
+            "conv2d",
+            "conv3d",
+            "winograd",
+            "dgrad",
+            "wgrad",
+            "fprop",
+            "miopensp3asmconv",
+            "miopengcnasmconv",
+            "miopenconv",
+            "igemm",
+            "fused_moe",
+            "fmoe",
+            "grouped_mm",
+        ],
+        whole: &["conv", "mm", "bmm", "addmm", "dgemm", "trsm", "syrk", "symm", "wmma", "mma"],
+    },
+    Words {
+        class: KernelClass::Normalisation,
+        parts: &[
+            "layernorm",
+            "layer_norm",
+            "rmsnorm",
+            "rms_norm",
+            "batchnorm",
+            "batch_norm",
+            "groupnorm",
+            "group_norm",
+            "instancenorm",
+            "instance_norm",
+            "normaliz",
+            "normalis",
+            "bn_fw",
+            "bn_bw",
+            "welford",
+            "rowwisemoments",
+            "gammabeta",
+        ],
+        whole: &["norm", "ln", "rms"],
+    },
+    Words {
+        class: KernelClass::Sorting,
+        parts: &["topk", "top_k", "radix", "argsort", "sort_", "prefix_sum", "cumsum"],
+        whole: &["sort", "scan", "unique", "nonzero", "select"],
+    },
+    Words {
+        class: KernelClass::Reduction,
+        parts: &["reduce", "reduction", "nll_loss", "cross_entropy", "dot_kernel", "asum", "nrm2"],
+        whole: &["sum", "mean", "argmax", "argmin", "histogram"],
+    },
+    Words {
+        class: KernelClass::Movement,
+        parts: &[
+            "copy",
+            "gather",
+            "scatter",
+            "transpose",
+            "permute",
+            "memcpy",
+            "memset",
+            "embedding",
+            "im2col",
+            "col2im",
+            "tonhwc",
+            "tonchw",
+            "reshape_and_cache",
+            "concat",
+            "catarray",
+            "moe_align",
+            "fillfunctor",
+        ],
+        whole: &["cat", "index", "fill", "pack", "unpack", "pad", "roll", "flip", "clone"],
+    },
+    Words {
+        class: KernelClass::Elementwise,
+        parts: &[
+            "elementwise",
+            "pointwise",
+            "arange",
+            "dropout",
+            "act_and_mul",
+            "silu",
+            "gelu",
+            "swiglu",
+            "sigmoid",
+            "rotary",
+            "quantize",
+            "quant_",
+            "convert",
+            "bernoulli",
+            "distribution",
+        ],
+        whole: &[
+            "add", "mul", "sub", "div", "relu", "exp", "tanh", "rope", "cast", "clamp", "axpy",
+            "saxpy", "daxpy", "scal", "bias",
+        ],
+    },
+];
+
+/// The class by the words of a name, without its arguments.
+fn by_words(function: &str) -> Option<KernelClass> {
+    let lower = function.to_ascii_lowercase();
+    let words = words(function);
+    let found = |of: &&Words| {
+        of.parts.iter().any(|part| lower.contains(part))
+            || of.whole.iter().any(|whole| words.iter().any(|word| word == whole))
+    };
+    CLASSES.iter().find(found).map(|of| of.class)
+}
+
+/// `cudnn::nchwToNhwcKernel_v2` as `cudnn`, `nchw`, `to`, `nhwc`, `kernel`, `v`: in lower case, without
+/// digits.
+fn words(name: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    let mut before = ' ';
+    for c in name.chars() {
+        let boundary =
+            !c.is_ascii_alphabetic() || c.is_ascii_uppercase() && before.is_ascii_lowercase();
+        if boundary {
+            words.push(String::new());
+        }
+        if c.is_ascii_alphabetic()
+            && let Some(word) = words.last_mut()
+        {
+            word.push(c.to_ascii_lowercase());
+        }
+        before = c;
+    }
+    words.retain(|word| !word.is_empty());
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::KernelClass::{
+        Attention, Communication, Elementwise, Matmul, Movement, Normalisation, Optimizer, Other,
+        Pooling, Reduction, Softmax, Sorting,
+    };
+    use super::*;
+
+    fn check(all: &[(&str, KernelClass)]) {
+        for (name, class) in all {
+            assert_eq!(KernelClass::of(name), *class, "{name}");
+        }
+    }
+
+    #[test]
+    fn libraries_of_nvidia() {
+        check(&[
+            ("ampere_sgemm_128x64_tn", Matmul),
+            ("nvjet_tst_192x192_64x4_2x1_v_bz_coopB_bias_TNN", Matmul),
+            (
+                "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1",
+                Matmul,
+            ),
+            ("sm80_xmma_fprop_implicit_gemm_indexed_bf16bf16_bf16f32_f32_nhwckrsc_nhwc", Matmul),
+            (
+                "void cutlass::Kernel<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16>(T1::Params)",
+                Matmul,
+            ),
+            (
+                "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16>(T1::Params)",
+                Matmul,
+            ),
+            ("cudnn_ampere_scudnn_128x64_relu_xregs_large_nn_v1", Matmul),
+            (
+                "void implicit_convolve_sgemm<float, float, 1024, 5, 5, 3>(int, float const *)",
+                Matmul,
+            ),
+            ("void gemvx::kernel<int, int, float, float>(cublasGemvParamsEx<int>)", Matmul),
+            ("void cublasLt::splitKreduce_kernel<32, 16>(cublasSplitKParams<float>)", Matmul),
+            ("void dot_kernel<float, 128, 0>(cublasDotParams<float>)", Reduction),
+            ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7", Attention),
+            (
+                "void cudnn::ops::nchwToNhwcKernel<float, float, float, false>(float const *)",
+                Movement,
+            ),
+            (
+                "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, 512>(cudnnTensorStruct)",
+                Normalisation,
+            ),
+            ("bn_bw_1C11_kernel_new<float, float, float2, 32, true, 1>", Normalisation),
+            ("void cub::DeviceRadixSortOnesweepKernel<Policy, false, int>(int)", Sorting),
+        ]);
+    }
+
+    #[test]
+    fn libraries_of_amd() {
+        check(&[
+            ("Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x192x64_MI16x16x1_SN", Matmul),
+            ("igemm_fwd_gtcx3_nhwc_bf16", Matmul),
+            ("miopenSp3AsmConv_v30_3_1_gfx94x_fp32_f2x3_stride1", Matmul),
+            ("MIOpenBatchNormFwdTrainSpatial", Normalisation),
+            ("void ck::kernel_gemm_xdl_cshuffle_v3<ck::GridwiseGemm>(ck::Argument)", Matmul),
+            (
+                "void ck_tile::kentry<256, 2, ck_tile::FmhaFwdKernel<ck_tile::Pipeline>>(x)",
+                Attention,
+            ),
+            ("attn_fwd", Attention),
+            ("bwd_kernel_dk_dv.kd", Attention),
+            ("void sgl_hip::activation::act_and_mul_kernel<bf16>(ParamsForNormalize)", Elementwise),
+        ]);
+    }
+
+    #[test]
+    fn frameworks_and_compilers() {
+        check(&[
+            (
+                "void flash::flash_fwd_kernel<cutlass::bfloat16_t>(flash::Flash_fwd_params)",
+                Attention,
+            ),
+            (
+                "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<x>>>(T1)",
+                Attention,
+            ),
+            ("fmhaSm100fKernel_QkvBfloat16OBfloat16H128PagedKvCausalP64Persistent", Attention),
+            ("bmm_MxE4m3_MxE2m1MxE4m3_Fp32_t128x16x256", Matmul),
+            ("triton_red_fused_add_mean_mul_pow_rsqrt_0", Normalisation),
+            ("triton_per_fused__softmax_add_3", Softmax),
+            ("triton_per_fused_sum_2", Reduction),
+            ("triton_poi_fused_addmm_relu_1", Elementwise),
+            ("triton_tem_fused_mm_7", Matmul),
+            ("triton_mm_plus", Matmul),
+            ("triton_tem_fused_flex_attention_1", Attention),
+            ("gemm_fusion_dot_general_744", Matmul),
+            ("loop_add_fusion", Elementwise),
+            ("input_reduce_fusion_3", Reduction),
+            ("loop_dynamic_update_slice_fusion", Movement),
+            ("fusion_12", Elementwise),
+            ("wrapped_transpose", Movement),
+            (
+                "void at::native::vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>(int)",
+                Elementwise,
+            ),
+            ("void at::native::elementwise_kernel<128, direct_copy_kernel_cuda()>(int)", Movement),
+            ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>(T3)", Reduction),
+            ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, 4>(x)", Movement),
+            (
+                "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<foreach>(int)",
+                Optimizer,
+            ),
+            ("max_pool_forward_nchw", Pooling),
+            ("softmax_warp_forward<float>", Softmax),
+            ("void vllm::rms_norm_kernel<c10::BFloat16>(x)", Normalisation),
+            ("fused_moe_kernel", Matmul),
+        ]);
+    }
+
+    #[test]
+    fn communication_is_a_class_of_its_own() {
+        check(&[
+            (
+                "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096>)",
+                Communication,
+            ),
+            (
+                "void c10d::symmetric_memory::multimem_all_reduce_kernel<float, 8>(void *)",
+                Communication,
+            ),
+            ("nvshmemi_alltoall_kernel", Communication),
+        ]);
+    }
+
+    #[test]
+    fn types_of_parameters_and_arguments_decide_nothing() {
+        check(&[
+            ("vecAdd(ConversionParams)", Elementwise),
+            ("fft2d_c2r_32x32<float>(float2 *, cudnn::reduced_divisor)", Other),
+            ("my_solver(catalog::Entry)", Other),
+            ("my_solver<cutlass::gemm::GemmShape<1, 2, 3>>(flash::Params)", Other),
+            ("act_and_mul(ParamsForNormalize)", Elementwise),
+            ("convert_layout(Softmax)", Elementwise),
+            ("normal_and_transform(float *)", Other),
+            ("my_kernel", Other),
+        ]);
+    }
+}
