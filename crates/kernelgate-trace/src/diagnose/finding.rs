@@ -3,6 +3,7 @@
 use super::answers::Answers;
 use super::device_memory::MemoryUse;
 use super::gaps::GapReport;
+use crate::analyze::utilization::Utilization;
 
 /// How much a finding costs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -288,6 +289,8 @@ pub struct Diagnosis {
     pub questions: Vec<Question>,
     /// Where the time goes.
     pub answers: Answers,
+    /// Which share of the device's peaks is used.
+    pub utilization: Utilization,
 }
 
 impl Diagnosis {

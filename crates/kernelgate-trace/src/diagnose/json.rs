@@ -55,6 +55,7 @@ impl Diagnosis {
                 .into_iter()
                 .collect::<std::collections::BTreeMap<_, _>>(),
             "device_memory": self.memory.iter().map(memory).collect::<Vec<_>>(),
+            "utilization": self.utilization.to_json(),
             "components": self.answers.components.iter().map(component).collect::<Vec<_>>(),
         })
     }

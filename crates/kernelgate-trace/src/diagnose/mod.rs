@@ -21,6 +21,7 @@ mod profiled;
 mod rules;
 mod text;
 mod tree;
+mod utilization;
 mod waiting;
 
 pub use crate::analyze::kernel_kinds::KernelClass;
@@ -67,8 +68,9 @@ impl<'a> Joined<'a> {
 
 /// Diagnoses a trace.
 pub fn diagnose(trace: &Trace) -> Diagnosis {
-    // The rule about declared work asks for the tree of ranges.
-    rules::apply(&Context::of(trace, !trace.work.is_empty()))
+    // The rule about declared work asks for the tree of ranges, utilization for operators.
+    let keep_ranges = !trace.work.is_empty() || !trace.ranges.inputs.is_empty();
+    rules::apply(&Context::of(trace, keep_ranges))
 }
 
 /// Diagnoses an export of any length: ranges and calls are summed while they are read, and not

@@ -26,6 +26,7 @@ impl Diagnosis {
         self.gaps(&mut text);
         self.findings(&mut text);
         self.time(&mut text);
+        self.utilization.write(&mut text);
         self.memory(&mut text);
         self.rest(&mut text);
         text

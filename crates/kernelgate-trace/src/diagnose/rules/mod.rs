@@ -20,6 +20,7 @@ use super::context::Context;
 use super::device_memory;
 use super::finding::{Answer, DeviceUse, Diagnosis, Finding, Inspected, QUALITY, Question, Unit};
 use super::gaps;
+use super::utilization::utilization;
 use crate::model::Recorder;
 use outcome::{Lack, Outcome, all_of};
 
@@ -157,6 +158,7 @@ pub(super) fn apply(context: &Context<'_>) -> Diagnosis {
         findings,
         questions,
         answers: Answers::of(context),
+        utilization: utilization(context),
     }
 }
 

@@ -1,0 +1,412 @@
+//! FLOPs and bytes of operators by the shapes of their inputs, and of matrix products by the sizes in
+//! their names. Bytes are the least that memory must move: every input once, every output once.
+//! Absent: what caches and other kernels save or add.
+
+use serde_json::Value;
+
+use super::peaks::Precision;
+use crate::model::host::OperatorInputs;
+use crate::model::names::Names;
+
+/// Operations and bytes of an operator.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Work {
+    /// Floating-point operations of its matrix products; 0 of operators that only move.
+    pub flops: f64,
+    /// The least bytes that memory moves.
+    pub bytes: f64,
+    /// The precision of its factors.
+    pub precision: Option<Precision>,
+}
+
+/// A tensor that an operator gets.
+#[derive(Debug, Clone, PartialEq)]
+struct Tensor {
+    axes: Vec<f64>,
+    size: f64,
+    precision: Option<Precision>,
+}
+
+impl Tensor {
+    fn values(&self) -> f64 {
+        self.axes.iter().product()
+    }
+
+    fn bytes(&self) -> f64 {
+        self.values() * self.size
+    }
+
+    /// An axis counted from the last one.
+    fn last_axis(&self, index: usize) -> Option<f64> {
+        let at = self.axes.len().checked_sub(index + 1)?;
+        self.axes.get(at).copied()
+    }
+}
+
+/// The inputs of an operator.
+struct Inputs {
+    /// By argument; `None` of what is not a tensor.
+    tensors: Vec<Option<Tensor>>,
+    /// Values of arguments that are not tensors, as written.
+    values: Vec<String>,
+}
+
+impl Inputs {
+    fn parse(inputs: &OperatorInputs, names: &Names) -> Option<Self> {
+        let list = |text| match serde_json::from_str(names.text(text)) {
+            Ok(Value::Array(list)) => list,
+            _ => Vec::new(),
+        };
+        let (dims, types) = (list(inputs.dims), list(inputs.types));
+        let tensor = |(index, dims): (usize, &Value)| {
+            let axes: Option<Vec<f64>> = dims.as_array()?.iter().map(Value::as_f64).collect();
+            let (size, precision) = data_type(types.get(index)?.as_str()?)?;
+            Some(Tensor { axes: axes?, size, precision })
+        };
+        let text = |value: Value| match value {
+            Value::String(text) => text,
+            other => other.to_string(),
+        };
+        Some(Self {
+            tensors: dims.iter().enumerate().map(tensor).collect(),
+            values: list(inputs.values).into_iter().map(text).collect(),
+        })
+    }
+
+    /// The tensor of an argument, if it has axes.
+    fn tensor(&self, argument: usize) -> Option<&Tensor> {
+        self.tensors.get(argument)?.as_ref().filter(|tensor| !tensor.axes.is_empty())
+    }
+
+    fn is_true(&self, argument: usize) -> bool {
+        self.values.get(argument).is_some_and(|value| value == "True" || value == "true")
+    }
+
+    /// Numbers of a list such as `[1, 1]` or `(1, 1)`; one number stands for all.
+    fn numbers(&self, argument: usize, count: usize) -> Option<Vec<f64>> {
+        let text = self.values.get(argument)?;
+        let digits = text.split(|c: char| !(c.is_ascii_digit() || c == '-'));
+        let numbers: Vec<f64> = digits.filter_map(|number| number.parse().ok()).collect();
+        match numbers.len() {
+            1 => Some(vec![numbers[0]; count]),
+            of if of == count => Some(numbers),
+            _ => None,
+        }
+    }
+
+    fn bytes(&self) -> f64 {
+        self.tensors.iter().flatten().map(Tensor::bytes).sum()
+    }
+}
+
+/// Bytes and precision of a value, by the name that PyTorch gives its type.
+fn data_type(name: &str) -> Option<(f64, Option<Precision>)> {
+    let name = name.rsplit("::").next().unwrap_or(name);
+    Some(match name {
+        "double" => (8.0, Some(Precision::Fp64)),
+        "float" => (4.0, Some(Precision::Fp32)),
+        "BFloat16" | "Half" => (2.0, Some(Precision::Fp16)),
+        "signed char" | "unsigned char" | "char" => (1.0, Some(Precision::Int8)),
+        "bool" => (1.0, None),
+        "int" => (4.0, None),
+        "long int" | "long" => (8.0, None),
+        "short" => (2.0, None),
+        name if name.starts_with("Float8") => (1.0, Some(Precision::Fp8)),
+        _ => return None,
+    })
+}
+
+/// Work of an operator; `None` where its formula is not known or its shapes were not recorded.
+pub fn operator(name: &str, inputs: &OperatorInputs, names: &Names) -> Option<Work> {
+    let function = name.strip_prefix("aten::").or_else(|| name.strip_prefix("_C::"))?;
+    let inputs = Inputs::parse(inputs, names)?;
+    match function {
+        "mm" | "_int_mm" | "_scaled_mm" | "bmm" => product(&inputs, 0),
+        "addmm" | "addmm_" | "baddbmm" | "_addmm_activation" => product(&inputs, 1),
+        "matmul" => product(&inputs, 0),
+        "linear" => linear(&inputs),
+        "convolution" | "_convolution" | "convolution_overrideable" => convolution(&inputs, 3, 4),
+        "cudnn_convolution" | "miopen_convolution" => convolution(&inputs, 3, 2),
+        "conv2d" | "conv1d" | "conv3d" => convolution(&inputs, 3, 4),
+        "convolution_backward" => convolution_backward(&inputs),
+        "_scaled_dot_product_flash_attention" => attention(&inputs, Layout::HeadsFirst, 4),
+        "_scaled_dot_product_efficient_attention" | "_scaled_dot_product_cudnn_attention" => {
+            attention(&inputs, Layout::HeadsFirst, 6)
+        }
+        "_flash_attention_forward" => attention(&inputs, Layout::HeadsLast, 8),
+        "_scaled_dot_product_flash_attention_backward" => attention_backward(&inputs, 11),
+        "_scaled_dot_product_efficient_attention_backward" => attention_backward(&inputs, 11),
+        "_scaled_dot_product_cudnn_attention_backward" => attention_backward(&inputs, 14),
+        _ => moving(function, &inputs),
+    }
+}
+
+/// `[…, m, k]` times `[…, k, n]`, from an argument on.
+fn product(inputs: &Inputs, first: usize) -> Option<Work> {
+    let (a, b) = (inputs.tensor(first)?, inputs.tensor(first + 1)?);
+    let (k, n) = match b.axes.len() {
+        1 => (b.axes[0], 1.0),
+        _ => (b.last_axis(1)?, b.last_axis(0)?),
+    };
+    if a.last_axis(0)? != k {
+        return None;
+    }
+    // Batches of the second factor count where the first has none.
+    let rows = a.values() / k;
+    let batches = b.values() / (k * n);
+    let rows = if a.axes.len() < b.axes.len() { rows * batches } else { rows };
+    let output = rows * n;
+    Some(Work {
+        flops: 2.0 * output * k,
+        bytes: inputs.bytes() + output * a.size.max(2.0),
+        precision: a.precision,
+    })
+}
+
+/// `[…, k]` times the transpose of `[n, k]`.
+fn linear(inputs: &Inputs) -> Option<Work> {
+    let (input, weight) = (inputs.tensor(0)?, inputs.tensor(1)?);
+    let (n, k) = (weight.last_axis(1)?, weight.last_axis(0)?);
+    if input.last_axis(0)? != k {
+        return None;
+    }
+    let output = input.values() / k * n;
+    Some(Work {
+        flops: 2.0 * output * k,
+        bytes: inputs.bytes() + output * input.size,
+        precision: input.precision,
+    })
+}
+
+/// A convolution whose strides and paddings are arguments of these numbers.
+fn convolution(inputs: &Inputs, stride: usize, padding: usize) -> Option<Work> {
+    let (input, weight) = (inputs.tensor(0)?, inputs.tensor(1)?);
+    let axes = weight.axes.len().checked_sub(2).filter(|axes| *axes > 0)?;
+    if input.axes.len() != axes + 2 {
+        return None;
+    }
+    let strides = inputs.numbers(stride, axes)?;
+    let paddings = inputs.numbers(padding, axes)?;
+    let dilations = inputs.numbers(stride.max(padding) + 1, axes)?;
+    let mut output = input.axes[0] * weight.axes[0];
+    for axis in 0..axes {
+        let kernel = dilations[axis] * (weight.axes[axis + 2] - 1.0) + 1.0;
+        let steps = (input.axes[axis + 2] + 2.0 * paddings[axis] - kernel) / strides[axis];
+        output *= (steps.floor() + 1.0).max(0.0);
+    }
+    let per_output = weight.values() / weight.axes[0];
+    Some(Work {
+        flops: 2.0 * output * per_output,
+        bytes: inputs.bytes() + output * input.size,
+        precision: input.precision,
+    })
+}
+
+/// Gradients of input and weight, each as many operations as the convolution.
+fn convolution_backward(inputs: &Inputs) -> Option<Work> {
+    let (gradient, input, weight) = (inputs.tensor(0)?, inputs.tensor(1)?, inputs.tensor(2)?);
+    let per_output = weight.values() / weight.axes[0];
+    let mask = inputs.values.get(10).filter(|mask| mask.contains("True") || mask.contains("true"));
+    let parts = mask.map_or(2, |mask| {
+        mask.split(',').take(2).filter(|part| part.to_ascii_lowercase().contains("true")).count()
+    });
+    #[allow(clippy::cast_precision_loss)]
+    let flops = 2.0 * gradient.values() * per_output * parts as f64;
+    Some(Work {
+        flops,
+        bytes: inputs.bytes() + input.bytes() + weight.bytes(),
+        precision: gradient.precision,
+    })
+}
+
+/// The order of the axes of queries.
+#[derive(Clone, Copy)]
+enum Layout {
+    /// Batch, heads, tokens, values.
+    HeadsFirst,
+    /// Batch, tokens, heads, values.
+    HeadsLast,
+}
+
+/// Two products of queries and keys or values; half of them where later tokens are masked.
+fn attention(inputs: &Inputs, layout: Layout, causal: usize) -> Option<Work> {
+    let [q, k, v] = [0, 1, 2].map(|argument| inputs.tensor(argument));
+    let (q, k, v) = (q?, k?, v?);
+    if q.axes.len() != 4 || k.axes.len() != 4 || v.axes.len() != 4 {
+        return None;
+    }
+    let (heads, tokens) = match layout {
+        Layout::HeadsFirst => (1, 2),
+        Layout::HeadsLast => (2, 1),
+    };
+    let scores = q.axes[0] * q.axes[heads] * q.axes[tokens] * k.axes[tokens];
+    let masked = if inputs.is_true(causal) { 0.5 } else { 1.0 };
+    Some(Work {
+        flops: 2.0 * scores * (q.axes[3] + v.axes[3]) * masked,
+        bytes: q.bytes() + k.bytes() + v.bytes() + q.values() / q.axes[3] * v.axes[3] * q.size,
+        precision: q.precision,
+    })
+}
+
+/// Five products in place of two: scores again, and gradients of queries, keys, values and scores.
+fn attention_backward(inputs: &Inputs, causal: usize) -> Option<Work> {
+    let shifted = Inputs { tensors: inputs.tensors.get(1..)?.to_vec(), values: Vec::new() };
+    let forward = attention(&shifted, Layout::HeadsFirst, usize::MAX)?;
+    let masked = if inputs.is_true(causal) { 0.5 } else { 1.0 };
+    Some(Work { flops: 2.5 * forward.flops * masked, bytes: 2.0 * forward.bytes, ..forward })
+}
+
+/// Functions of each element, normalisation and softmax: they move their inputs and an output as
+/// large as the largest.
+const MOVING: &[&str] = &[
+    "add",
+    "add_",
+    "sub",
+    "sub_",
+    "mul",
+    "mul_",
+    "div",
+    "div_",
+    "neg",
+    "exp",
+    "sqrt",
+    "rsqrt",
+    "pow",
+    "relu",
+    "relu_",
+    "gelu",
+    "silu",
+    "silu_",
+    "sigmoid",
+    "tanh",
+    "clamp",
+    "clamp_min",
+    "where",
+    "masked_fill",
+    "masked_fill_",
+    "native_dropout",
+    "_softmax",
+    "_log_softmax",
+    "native_layer_norm",
+    "native_group_norm",
+    "native_batch_norm",
+    "cudnn_batch_norm",
+    "miopen_batch_norm",
+    "_to_copy",
+    "clone",
+    "contiguous",
+    "threshold_backward",
+    "gelu_backward",
+    "silu_backward",
+    "_softmax_backward_data",
+];
+
+fn moving(function: &str, inputs: &Inputs) -> Option<Work> {
+    let largest = inputs.tensors.iter().flatten().map(Tensor::bytes).fold(0.0, f64::max);
+    let bytes = match function {
+        // Their first argument is only written.
+        "copy_" | "fill_" | "zero_" => inputs.bytes(),
+        "sum" | "mean" | "max" | "min" | "amax" => inputs.bytes(),
+        function if MOVING.contains(&function) => inputs.bytes() + largest,
+        _ => return None,
+    };
+    (bytes > 0.0).then_some(Work { flops: 0.0, bytes, precision: None })
+}
+
+/// Work of a matrix product whose name has its sizes, such as `gemm_m4096_n512_k1024_bf16`.
+pub fn named_product(name: &str) -> Option<Work> {
+    let words: Vec<String> =
+        name.split(|c: char| !c.is_ascii_alphanumeric()).map(str::to_ascii_lowercase).collect();
+    let size = |axis: char| {
+        let after = |word: &String| word.strip_prefix(axis)?.parse::<f64>().ok();
+        let found: Vec<f64> = words.iter().filter_map(after).collect();
+        // Two sizes of one axis are of a tile and of the problem.
+        (found.len() == 1).then(|| found[0])
+    };
+    let (m, n, k) = (size('m')?, size('n')?, size('k')?);
+    let precision = |word: &String| match word.as_str() {
+        "fp64" | "f64" | "dgemm" => Some((Precision::Fp64, 8.0)),
+        "fp32" | "f32" | "sgemm" => Some((Precision::Fp32, 4.0)),
+        "tf32" => Some((Precision::Tf32, 4.0)),
+        "fp16" | "f16" | "bf16" | "half" | "hgemm" => Some((Precision::Fp16, 2.0)),
+        "fp8" | "e4m3" | "e5m2" => Some((Precision::Fp8, 1.0)),
+        "int8" | "i8" | "s8" => Some((Precision::Int8, 1.0)),
+        _ => None,
+    };
+    let (precision, bytes) = words.iter().find_map(precision).unzip();
+    let bytes = bytes.unwrap_or(0.0) * (m * k + k * n + m * n);
+    Some(Work { flops: 2.0 * m * n * k, bytes, precision })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn work(name: &str, dims: &str, types: &str, values: &str) -> Option<Work> {
+        let mut names = Names::default();
+        let [dims, types, values] = [dims, types, values].map(|text| names.intern(text));
+        operator(name, &OperatorInputs { dims, types, values }, &names)
+    }
+
+    fn flops(name: &str, dims: &str, values: &str) -> Option<f64> {
+        let half = r#"["c10::Half", "c10::Half", "c10::Half", "c10::Half"]"#;
+        work(name, dims, half, values).map(|work| work.flops)
+    }
+
+    #[test]
+    fn products_count_two_operations_per_pair() {
+        assert_eq!(flops("aten::mm", "[[4, 8], [8, 16]]", "[]"), Some(1024.0));
+        assert_eq!(flops("aten::addmm", "[[16], [4, 8], [8, 16]]", "[]"), Some(1024.0));
+        assert_eq!(flops("aten::bmm", "[[3, 4, 8], [3, 8, 16]]", "[]"), Some(3072.0));
+        assert_eq!(flops("aten::linear", "[[2, 4, 8], [16, 8], [16]]", "[]"), Some(2048.0));
+        assert_eq!(flops("aten::mm", "[[4, 8], [9, 16]]", "[]"), None, "shapes that do not fit");
+        assert_eq!(flops("aten::mm", "[]", "[]"), None);
+        assert_eq!(flops("my::mm", "[[4, 8], [8, 16]]", "[]"), None);
+    }
+
+    #[test]
+    fn convolutions_count_their_outputs() {
+        let dims = "[[1, 3, 8, 8], [4, 3, 3, 3], []]";
+        let values = r#"["", "", "", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1"]"#;
+        // 4 channels of 4 x 4, each of 3 x 3 x 3.
+        assert_eq!(flops("aten::convolution", dims, values), Some(2.0 * 64.0 * 27.0));
+        assert_eq!(flops("aten::convolution", dims, "[]"), None, "strides are not known");
+        let dims = "[[1, 4, 4, 4], [1, 3, 8, 8], [4, 3, 3, 3]]";
+        assert_eq!(flops("aten::convolution_backward", dims, "[]"), Some(4.0 * 64.0 * 27.0));
+    }
+
+    #[test]
+    fn attention_counts_half_where_it_is_causal() {
+        let dims = "[[2, 3, 16, 8], [2, 3, 16, 8], [2, 3, 16, 8], [], []]";
+        let name = "aten::_scaled_dot_product_flash_attention";
+        let whole = 4.0 * 2.0 * 3.0 * 16.0 * 16.0 * 8.0;
+        assert_eq!(flops(name, dims, r#"["", "", "", "0.", "False"]"#), Some(whole));
+        assert_eq!(flops(name, dims, r#"["", "", "", "0.", "True"]"#), Some(whole / 2.0));
+        let dims = "[[2, 3, 16, 8], [2, 3, 16, 8], [2, 3, 16, 8], [2, 3, 16, 8]]";
+        let backward = "aten::_scaled_dot_product_flash_attention_backward";
+        assert_eq!(flops(backward, dims, "[]"), Some(2.5 * whole));
+    }
+
+    #[test]
+    fn functions_of_elements_move_inputs_and_an_output() {
+        let types = r#"["float", "float", "Scalar"]"#;
+        let add = work("aten::add", "[[4, 8], [8], []]", types, "[]");
+        assert_eq!(
+            add,
+            Some(Work { flops: 0.0, bytes: 4.0 * (32.0 + 8.0 + 32.0), precision: None })
+        );
+        let copy = work("aten::copy_", "[[4], [4], []]", r#"["c10::Half", "float", ""]"#, "[]");
+        assert_eq!(copy.map(|work| work.bytes), Some(24.0));
+        assert_eq!(work("aten::empty", "[[4]]", types, "[]"), None);
+    }
+
+    #[test]
+    fn names_may_have_the_sizes_of_a_product() {
+        let work = named_product("gemm_m4_n8_k16_bf16").expect("it has all sizes");
+        assert_eq!((work.flops, work.precision), (1024.0, Some(Precision::Fp16)));
+        assert_eq!(named_product("gemm M=4,N=8,K=16").map(|work| work.flops), None);
+        assert_eq!(named_product("gemm m4 n8"), None);
+        assert_eq!(named_product("ampere_sgemm_128x64_tn"), None);
+        assert_eq!(named_product("gemm_m4_n8_k16_m64"), None, "a tile has sizes too");
+    }
+}

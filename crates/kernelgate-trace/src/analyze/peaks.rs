@@ -1,0 +1,156 @@
+//! Peaks of devices: dense tensor throughput by precision and memory bandwidth, from the
+//! data sheets of their vendors, without sparsity. Absent: clocks below the boost clock, power limits.
+
+/// A kind of number that matrix units multiply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Precision {
+    /// 64 bits.
+    Fp64,
+    /// 32 bits, on the units for scalars of NVIDIA's devices.
+    Fp32,
+    /// 32 bits that matrix units round to 19.
+    Tf32,
+    /// 16 bits: half or bfloat16.
+    Fp16,
+    /// 8 bits with an exponent.
+    Fp8,
+    /// Integers of 8 bits.
+    Int8,
+}
+
+impl Precision {
+    /// As text.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Fp64 => "FP64",
+            Self::Fp32 => "FP32",
+            Self::Tf32 => "TF32",
+            Self::Fp16 => "FP16/BF16",
+            Self::Fp8 => "FP8",
+            Self::Int8 => "INT8",
+        }
+    }
+}
+
+/// Peaks of a device.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Peaks {
+    /// 10^12 operations a second of FP64, FP32, TF32, FP16, FP8 and INT8; 0: not supported, or not
+    /// published.
+    tera: [f64; 6],
+    /// Bytes a nanosecond (GB/s) of device memory; 0 where the name leaves the size of the memory
+    /// open.
+    pub bytes_per_ns: f64,
+}
+
+impl Peaks {
+    /// Operations a nanosecond of a precision.
+    pub fn flops_per_ns(&self, precision: Precision) -> Option<f64> {
+        let index = match precision {
+            Precision::Fp64 => 0,
+            Precision::Fp32 => 1,
+            Precision::Tf32 => 2,
+            Precision::Fp16 => 3,
+            Precision::Fp8 => 4,
+            Precision::Int8 => 5,
+        };
+        Some(self.tera[index] * 1e3).filter(|peak| *peak > 0.0)
+    }
+
+    /// Those of a device by its name.
+    pub fn for_device(name: &str) -> Option<Self> {
+        let words: Vec<String> = name
+            .split(|c: char| !c.is_ascii_alphanumeric())
+            .map(str::to_ascii_lowercase)
+            .filter(|word| !word.is_empty())
+            .collect();
+        let named =
+            |device: &&Row| device.0.iter().all(|part| words.iter().any(|word| word == part));
+        let Row(_, tera, bytes_per_ns) = DEVICES.iter().find(named)?;
+        Some(Self { tera: *tera, bytes_per_ns: *bytes_per_ns })
+    }
+}
+
+/// Words of a name, peaks by precision, GB/s.
+struct Row(&'static [&'static str], [f64; 6], f64);
+
+/// Narrow names come before those that they contain.
+const DEVICES: &[Row] = &[
+    // Blackwell.
+    Row(&["gb200"], [40.0, 80.0, 1250.0, 2500.0, 5000.0, 5000.0], 8000.0),
+    Row(&["b200"], [37.0, 75.0, 1100.0, 2250.0, 4500.0, 4500.0], 7700.0),
+    Row(&["b300"], [1.2, 75.0, 1100.0, 2250.0, 4500.0, 150.0], 7700.0),
+    Row(&["rtx", "5090"], [1.6, 104.8, 104.8, 209.5, 419.0, 838.0], 1792.0),
+    // Hopper.
+    Row(&["gh200"], [67.0, 67.0, 494.7, 989.4, 1978.9, 1978.9], 0.0),
+    Row(&["h200", "nvl"], [60.0, 60.0, 417.5, 835.5, 1670.5, 1670.5], 4800.0),
+    Row(&["h200"], [66.9, 66.9, 494.7, 989.4, 1978.9, 1978.9], 4800.0),
+    Row(&["h100", "pcie"], [51.2, 51.2, 378.0, 756.0, 1513.0, 1513.0], 2000.0),
+    Row(&["h100", "nvl"], [60.0, 60.0, 417.5, 835.5, 1670.5, 1670.5], 3900.0),
+    Row(&["h100"], [66.9, 66.9, 494.7, 989.4, 1978.9, 1978.9], 3350.0),
+    Row(&["h800", "pcie"], [0.8, 51.2, 378.0, 756.0, 1513.0, 1513.0], 2000.0),
+    Row(&["h800"], [1.0, 66.9, 494.7, 989.4, 1978.9, 1978.9], 3350.0),
+    Row(&["h20"], [1.0, 44.0, 74.0, 148.0, 296.0, 296.0], 4000.0),
+    // Ada.
+    Row(&["l40s"], [1.4, 91.6, 183.0, 362.0, 733.0, 733.0], 864.0),
+    Row(&["l40"], [1.4, 90.5, 90.5, 181.0, 362.0, 362.0], 864.0),
+    Row(&["l4"], [0.5, 30.3, 60.0, 121.0, 242.0, 242.0], 300.0),
+    Row(&["rtx", "6000", "ada"], [1.4, 91.1, 182.0, 364.0, 728.0, 728.0], 960.0),
+    Row(&["rtx", "5000", "ada"], [1.0, 65.3, 130.5, 261.0, 522.0, 522.0], 576.0),
+    Row(&["rtx", "4090"], [1.3, 82.6, 82.6, 165.2, 330.3, 660.6], 1008.0),
+    // Ampere.
+    Row(&["a100", "80gb", "pcie"], [19.5, 19.5, 156.0, 312.0, 0.0, 624.0], 1935.0),
+    Row(&["a100", "80gb"], [19.5, 19.5, 156.0, 312.0, 0.0, 624.0], 2039.0),
+    Row(&["a100", "40gb"], [19.5, 19.5, 156.0, 312.0, 0.0, 624.0], 1555.0),
+    Row(&["a100"], [19.5, 19.5, 156.0, 312.0, 0.0, 624.0], 0.0),
+    Row(&["a800"], [19.5, 19.5, 156.0, 312.0, 0.0, 624.0], 0.0),
+    Row(&["a30"], [10.3, 10.3, 82.0, 165.0, 0.0, 330.0], 933.0),
+    Row(&["a40"], [0.6, 37.4, 74.8, 149.7, 0.0, 299.3], 696.0),
+    Row(&["a10"], [1.0, 31.2, 62.5, 125.0, 0.0, 250.0], 600.0),
+    Row(&["rtx", "a6000"], [0.6, 38.7, 77.4, 154.8, 0.0, 309.7], 768.0),
+    Row(&["rtx", "3090"], [0.6, 35.6, 35.6, 71.0, 0.0, 284.0], 936.0),
+    Row(&["rtx", "3080"], [0.5, 29.8, 29.8, 59.5, 0.0, 238.0], 760.0),
+    Row(&["rtx", "3070", "ti"], [0.3, 21.7, 21.7, 43.5, 0.0, 174.0], 608.0),
+    // Turing and Volta.
+    Row(&["t4"], [0.3, 8.1, 0.0, 65.0, 0.0, 130.0], 320.0),
+    Row(&["v100", "pcie"], [7.0, 14.0, 0.0, 112.0, 0.0, 0.0], 900.0),
+    Row(&["v100"], [7.8, 15.7, 0.0, 125.0, 0.0, 0.0], 900.0),
+    // AMD.
+    Row(&["mi355x"], [78.6, 157.3, 0.0, 2516.6, 5033.2, 5033.2], 8000.0),
+    Row(&["mi325x"], [163.4, 163.4, 653.7, 1307.4, 2614.9, 2614.9], 6000.0),
+    Row(&["mi300x"], [163.4, 163.4, 653.7, 1307.4, 2614.9, 2614.9], 5300.0),
+    Row(&["mi210"], [45.3, 45.3, 0.0, 181.0, 0.0, 181.0], 1600.0),
+    // Each half of the card is a device.
+    Row(&["mi250x"], [47.9, 47.9, 0.0, 191.5, 0.0, 191.5], 1600.0),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fp16(name: &str) -> Option<f64> {
+        Peaks::for_device(name)?
+            .flops_per_ns(Precision::Fp16)
+            .map(|peak| (peak / 1e3 * 10.0).round() / 10.0)
+    }
+
+    #[test]
+    fn devices_have_the_peaks_of_their_data_sheets() {
+        assert_eq!(fp16("NVIDIA H100 80GB HBM3"), Some(989.4));
+        assert_eq!(fp16("NVIDIA H100 PCIe"), Some(756.0));
+        assert_eq!(fp16("NVIDIA A100-SXM4-80GB"), Some(312.0));
+        assert_eq!(fp16("Tesla V100-SXM2-32GB"), Some(125.0));
+        assert_eq!(fp16("AMD Instinct MI300X"), Some(1307.4));
+        assert_eq!(fp16("NVIDIA L40S"), Some(362.0));
+        assert_eq!(fp16("Test GPU"), None);
+        assert_eq!(fp16("NVIDIA A1000"), None, "only whole words of a name count");
+    }
+
+    #[test]
+    fn an_unsupported_precision_has_no_peak() {
+        let v100 = Peaks::for_device("Tesla V100").expect("it is in the table");
+        assert_eq!(v100.flops_per_ns(Precision::Fp8), None);
+        let a100 = Peaks::for_device("NVIDIA A100").expect("it is in the table");
+        assert_eq!(a100.bytes_per_ns, 0.0, "40 or 80 GB");
+    }
+}

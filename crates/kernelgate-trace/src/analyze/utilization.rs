@@ -1,0 +1,205 @@
+//! How much of a device's peaks operators and ranges use. Absent: where their work comes from
+//! (`operator_work`), which kernels belong to them.
+
+use super::operator_work::Work;
+use super::peaks::{Peaks, Precision};
+
+/// Work and kernel time, summed.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct WorkSum {
+    /// How many operators.
+    pub count: usize,
+    /// Time of their kernels, in nanoseconds.
+    pub kernel_ns: i64,
+    /// Floating-point operations of matrix products.
+    pub flops: f64,
+    /// The least bytes that memory moves.
+    pub bytes: f64,
+    /// Time that the matrix products take at the peaks of their precisions, in nanoseconds.
+    pub tensor_ns: f64,
+    /// Time that memory takes at its peak, in nanoseconds.
+    pub memory_ns: f64,
+    /// Sum of the longer of both times of each operator: the least time that the roofline allows.
+    pub roofline_ns: f64,
+    /// Operators whose precision or device has no published peak.
+    pub without_peak: usize,
+}
+
+impl WorkSum {
+    /// Adds an operator with the time of its kernels.
+    pub fn add(&mut self, work: &Work, kernel_ns: i64, peaks: Option<&Peaks>) {
+        self.count += 1;
+        self.kernel_ns += kernel_ns;
+        self.flops += work.flops;
+        self.bytes += work.bytes;
+        let Some(peaks) = peaks else {
+            self.without_peak += 1;
+            return;
+        };
+        let tensor = match (work.flops > 0.0, work.precision) {
+            (true, Some(precision)) => peaks.flops_per_ns(precision).map(|peak| work.flops / peak),
+            (true, None) => None,
+            (false, _) => Some(0.0),
+        };
+        let Some(tensor) = tensor else {
+            self.without_peak += 1;
+            return;
+        };
+        let published = peaks.bytes_per_ns > 0.0;
+        let memory = if published { work.bytes / peaks.bytes_per_ns } else { 0.0 };
+        self.tensor_ns += tensor;
+        self.memory_ns += memory;
+        self.roofline_ns += tensor.max(memory);
+    }
+
+    /// FLOPs a byte, where there are both.
+    pub fn intensity(&self) -> Option<f64> {
+        (self.flops > 0.0 && self.bytes > 0.0).then(|| self.flops / self.bytes)
+    }
+
+    /// 10^12 FLOPs a second of kernel time.
+    #[allow(clippy::cast_precision_loss)]
+    pub fn teraflops(&self) -> Option<f64> {
+        (self.flops > 0.0 && self.kernel_ns > 0).then(|| self.flops / self.kernel_ns as f64 / 1e3)
+    }
+
+    /// A part of a span of time; `None` where some of the work has no peak.
+    #[allow(clippy::cast_precision_loss)]
+    fn share(&self, least_ns: f64, span_ns: i64) -> Option<f64> {
+        (self.without_peak == 0 && span_ns > 0).then(|| least_ns / span_ns as f64)
+    }
+
+    /// Share of the tensor peak over the kernels' time, 0 to 1.
+    pub fn tensor_share(&self) -> Option<f64> {
+        self.share(self.tensor_ns, self.kernel_ns).filter(|_| self.flops > 0.0)
+    }
+
+    /// Share of the tensor peak over another span, such as a range of the host.
+    pub fn tensor_share_of(&self, span_ns: i64) -> Option<f64> {
+        self.share(self.tensor_ns, span_ns).filter(|_| self.flops > 0.0)
+    }
+
+    /// Share of the memory peak over the kernels' time, 0 to 1.
+    pub fn memory_share(&self) -> Option<f64> {
+        self.share(self.memory_ns, self.kernel_ns).filter(|share| *share > 0.0)
+    }
+
+    /// The least time that the roofline allows over the time taken, 0 to 1.
+    pub fn roofline_share(&self) -> Option<f64> {
+        self.share(self.roofline_ns, self.kernel_ns)
+    }
+
+    /// Which peak limits the work.
+    pub fn limit(&self) -> Option<Limit> {
+        let any = self.without_peak == 0 && self.tensor_ns.max(self.memory_ns) > 0.0;
+        let limit = if self.tensor_ns > self.memory_ns { Limit::Compute } else { Limit::Memory };
+        any.then_some(limit)
+    }
+}
+
+/// The side of the roofline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
+    /// The intensity is above that of the ridge: the matrix units limit.
+    Compute,
+    /// It is below: memory limits.
+    Memory,
+}
+
+impl Limit {
+    /// As text.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Compute => "compute",
+            Self::Memory => "memory",
+        }
+    }
+}
+
+/// An operator with the sums of all its calls.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OperatorUse {
+    /// Its name.
+    pub name: String,
+    /// The precision of its factors.
+    pub precision: Option<Precision>,
+    /// Its sums.
+    pub sum: WorkSum,
+}
+
+/// A range with the sums of the operators in it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RangeUtilization {
+    /// Its path.
+    pub path: String,
+    /// Time of all kernels that were launched in it, in nanoseconds.
+    pub kernel_ns: i64,
+    /// Host time of its ranges, in nanoseconds.
+    pub host_ns: i64,
+    /// Sums of its operators with known work.
+    pub sum: WorkSum,
+}
+
+/// How much of a device's peaks a trace uses.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Utilization {
+    /// The device and its peaks, where they are published.
+    pub device: Option<(String, Peaks)>,
+    /// Time of all kernels, in nanoseconds.
+    pub kernel_ns: i64,
+    /// Sums of all operators with known work.
+    pub all: WorkSum,
+    /// Operators, those with most kernel time first.
+    pub operators: Vec<OperatorUse>,
+    /// Outer ranges, those with most kernel time first.
+    pub ranges: Vec<RangeUtilization>,
+    /// Questions without an answer, each with the data that it needs.
+    pub unknown: Vec<String>,
+}
+
+impl Utilization {
+    /// The part of the kernel time whose work is known, 0 to 1.
+    #[allow(clippy::cast_precision_loss)]
+    pub fn coverage(&self) -> f64 {
+        self.all.kernel_ns as f64 / self.kernel_ns.max(1) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_of_the_peaks_of_the_device() {
+        let peaks = Peaks::for_device("NVIDIA H100 80GB HBM3").expect("it is in the table");
+        let mut sum = WorkSum::default();
+        let flops = 989.4e3 * 1000.0;
+        let work = Work { flops, bytes: 3350.0 * 100.0, precision: Some(Precision::Fp16) };
+        sum.add(&work, 2000, Some(&peaks));
+        let near = |value: Option<f64>, expected: f64| {
+            assert!(value.is_some_and(|value| (value - expected).abs() < 1e-9), "{value:?}");
+        };
+        near(sum.tensor_share(), 0.5);
+        near(sum.tensor_share_of(4000), 0.25);
+        near(sum.memory_share(), 0.05);
+        near(sum.roofline_share(), 0.5);
+        near(sum.teraflops(), 494.7);
+        assert_eq!(sum.limit(), Some(Limit::Compute));
+        let moves = Work { flops: 0.0, bytes: 3350.0 * 4000.0, precision: None };
+        sum.add(&moves, 8000, Some(&peaks));
+        near(sum.roofline_share(), 0.5);
+        assert_eq!(sum.limit(), Some(Limit::Memory));
+    }
+
+    #[test]
+    fn work_without_a_peak_has_no_share() {
+        let v100 = Peaks::for_device("Tesla V100").expect("it is in the table");
+        let work = Work { flops: 1e6, bytes: 1e3, precision: Some(Precision::Fp8) };
+        for peaks in [None, Some(&v100)] {
+            let mut sum = WorkSum::default();
+            sum.add(&work, 100, peaks);
+            assert_eq!((sum.tensor_share(), sum.roofline_share(), sum.limit()), (None, None, None));
+            assert_eq!((sum.teraflops(), sum.intensity()), (Some(10.0), Some(1000.0)));
+        }
+    }
+}

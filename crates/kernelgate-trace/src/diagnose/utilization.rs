@@ -1,0 +1,340 @@
+//! Which share of the device's peaks operators and ranges use: kernels joined with the operators that
+//! launched them, and those with their work. Text and JSON of it.
+
+use std::fmt::Write as _;
+
+use hashbrown::HashMap;
+use serde_json::{Value, json};
+
+use super::context::Context;
+use super::labels::short_name;
+use super::text::{percent, time, wrap};
+use crate::analyze::launches::NONE;
+use crate::analyze::operator_work::{self, Work};
+use crate::analyze::paths::{PathId, ROOT};
+use crate::analyze::peaks::{Peaks, Precision};
+use crate::analyze::utilization::{OperatorUse, RangeUtilization, Utilization, WorkSum};
+use crate::model::Trace;
+use crate::model::names::Name;
+use crate::stats::{shorten, thousands};
+
+/// Operators and ranges that are listed.
+const TOP: usize = 10;
+/// Ranges deeper than this are not listed.
+const DEPTH: usize = 2;
+
+/// One execution of an operator.
+struct Call {
+    name: Name,
+    work: Work,
+    kernel_ns: i64,
+    path: PathId,
+    device: u32,
+}
+
+/// The utilization of a trace.
+pub(super) fn utilization(context: &Context<'_>) -> Utilization {
+    let trace = context.trace;
+    let on_gpu = &trace.kernels.on_gpu;
+    let length = |row: usize| on_gpu.end[row] - on_gpu.start[row];
+    let mut found =
+        Utilization { kernel_ns: (0..on_gpu.len()).map(length).sum(), ..Utilization::default() };
+    let calls = calls(context);
+    if calls.is_empty() {
+        found.unknown.push(
+            "FLOPs and bytes: the trace has no shapes of operators; record with PyTorch's profiler \
+             and record_shapes=True, or put m, n and k into the names of matrix products \
+             (gemm_m4096_n512_k1024_bf16)"
+                .to_owned(),
+        );
+        return found;
+    }
+    let peaks = device_peaks(trace, &calls, &mut found);
+    let mut operators: HashMap<(Name, Option<Precision>), WorkSum> = HashMap::new();
+    let mut ranges: HashMap<PathId, WorkSum> = HashMap::new();
+    for call in &calls {
+        let peaks = peaks.get(&call.device).and_then(Option::as_ref);
+        let key = (call.name, call.work.precision);
+        operators.entry(key).or_default().add(&call.work, call.kernel_ns, peaks);
+        found.all.add(&call.work, call.kernel_ns, peaks);
+        let mut path = call.path;
+        while path != ROOT {
+            ranges.entry(path).or_default().add(&call.work, call.kernel_ns, peaks);
+            path = context.host.paths.parent(path);
+        }
+    }
+    found.operators = operators
+        .into_iter()
+        .map(|((name, precision), sum)| OperatorUse {
+            name: trace.names.text(name).to_owned(),
+            precision,
+            sum,
+        })
+        .collect();
+    found
+        .operators
+        .sort_by(|a, b| b.sum.kernel_ns.cmp(&a.sum.kernel_ns).then_with(|| a.name.cmp(&b.name)));
+    found.operators.truncate(TOP);
+    found.ranges = outer_ranges(context, ranges);
+    found
+}
+
+/// Operators whose work is known, with the kernels that they launched.
+fn calls(context: &Context<'_>) -> Vec<Call> {
+    let trace = context.trace;
+    let kept = &context.host.kept;
+    let on_gpu = &trace.kernels.on_gpu;
+    // By range: the innermost range with known work that is or encloses it.
+    let mut with_work: HashMap<u32, Option<u32>> = HashMap::new();
+    let mut works: HashMap<(u32, Name), Option<Work>> = HashMap::new();
+    let mut by_range: HashMap<u32, Call> = HashMap::new();
+    let mut calls = Vec::new();
+    let mut by_name: HashMap<u32, Option<Work>> = HashMap::new();
+    for row in 0..on_gpu.len() {
+        let id = u32::try_from(row).unwrap_or(u32::MAX);
+        let kernel_ns = on_gpu.end[row] - on_gpu.start[row];
+        let (path, device) =
+            (context.path_id(id), trace.places[on_gpu.place[row].0 as usize].device);
+        let kernel = trace.functions[trace.kernels.function[row] as usize].demangled;
+        let mut work_of = |number: u32| {
+            let range = kept.ranges[number as usize];
+            let name = context.host.paths.name(range.path);
+            *works.entry((range.inputs, name)).or_insert_with(|| {
+                let inputs =
+                    range.inputs.checked_sub(1).and_then(|at| trace.inputs.get(at as usize));
+                let text = trace.names.text(name);
+                match inputs {
+                    Some(inputs) => operator_work::operator(text, inputs, &trace.names),
+                    None => operator_work::named_product(text),
+                }
+            })
+        };
+        let innermost = kept.of_operation.get(row).map_or(NONE, |(range, _)| *range);
+        let range = match with_work.get(&innermost) {
+            Some(known) => *known,
+            None => {
+                let mut at = innermost;
+                while at != NONE && work_of(at).is_none() {
+                    at = kept.ranges[at as usize].around;
+                }
+                let range = (at != NONE).then_some(at);
+                with_work.insert(innermost, range);
+                range
+            }
+        };
+        if let Some(number) = range {
+            let work = work_of(number);
+            let name = context.host.paths.name(kept.ranges[number as usize].path);
+            if let Some(work) = work {
+                let call = by_range.entry(number).or_insert_with(|| Call {
+                    name,
+                    work,
+                    kernel_ns: 0,
+                    path,
+                    device,
+                });
+                call.kernel_ns += kernel_ns;
+                call.work.precision =
+                    tensor_precision(call.work.precision, trace.names.text(kernel));
+            }
+            continue;
+        }
+        let work = by_name
+            .entry(kernel.0)
+            .or_insert_with(|| operator_work::named_product(trace.names.text(kernel)));
+        if let Some(work) = *work {
+            calls.push(Call { name: kernel, work, kernel_ns, path, device });
+        }
+    }
+    calls.extend(by_range.into_values());
+    calls
+}
+
+/// Factors of 32 bits are rounded where the kernel's name says so.
+fn tensor_precision(precision: Option<Precision>, kernel: &str) -> Option<Precision> {
+    let rounds = || {
+        let kernel = kernel.to_ascii_lowercase();
+        ["tf32", "s1688", "xf32"].iter().any(|word| kernel.contains(word))
+    };
+    match precision {
+        Some(Precision::Fp32) if rounds() => Some(Precision::Tf32),
+        precision => precision,
+    }
+}
+
+/// Peaks by device, and what is not known about them.
+fn device_peaks(
+    trace: &Trace,
+    calls: &[Call],
+    found: &mut Utilization,
+) -> HashMap<u32, Option<Peaks>> {
+    let mut peaks = HashMap::new();
+    for call in calls {
+        peaks.entry(call.device).or_insert_with(|| {
+            let device = trace.devices.iter().find(|device| device.id == call.device);
+            let name = device.map(|device| device.name.as_str()).unwrap_or_default();
+            let peaks = Peaks::for_device(name);
+            match peaks {
+                Some(peaks) => found.device = Some((name.to_owned(), peaks)),
+                None if name.is_empty() => found.unknown.push(format!(
+                    "shares of the peak: the trace does not name device {}",
+                    call.device
+                )),
+                None => found
+                    .unknown
+                    .push(format!("shares of the peak: the peaks of {name} are not in the table")),
+            }
+            peaks
+        });
+    }
+    let without = |call: &&Call| {
+        let peaks = peaks.get(&call.device).copied().flatten();
+        let peak = |precision| peaks.and_then(|peaks| peaks.flops_per_ns(precision));
+        call.work.flops > 0.0 && peaks.is_some() && call.work.precision.and_then(peak).is_none()
+    };
+    if let Some(call) = calls.iter().find(without) {
+        let precision = call.work.precision.map_or("unknown precision", Precision::label);
+        let name = trace.names.text(call.name);
+        found.unknown.push(format!("shares of the peak of {name}: {precision} has no peak here"));
+    }
+    peaks
+}
+
+/// Ranges with at most one around them.
+fn outer_ranges(context: &Context<'_>, sums: HashMap<PathId, WorkSum>) -> Vec<RangeUtilization> {
+    let paths = &context.host.paths;
+    let depth = |mut path: PathId| {
+        let mut depth = 0;
+        while path != ROOT {
+            path = paths.parent(path);
+            depth += 1;
+        }
+        depth
+    };
+    let mut kernel_ns = vec![0; paths.len()];
+    let on_gpu = &context.trace.kernels.on_gpu;
+    for row in 0..on_gpu.len() {
+        let mut path = context.path_id(u32::try_from(row).unwrap_or(u32::MAX));
+        while path != ROOT {
+            kernel_ns[path as usize] += on_gpu.end[row] - on_gpu.start[row];
+            path = paths.parent(path);
+        }
+    }
+    let mut order: Vec<PathId> =
+        sums.keys().copied().filter(|&path| depth(path) <= DEPTH).collect();
+    order.sort_by_key(|&path| (std::cmp::Reverse(kernel_ns[path as usize]), path));
+    order.truncate(TOP);
+    order
+        .into_iter()
+        .map(|path| RangeUtilization {
+            path: paths.text(context.trace, path),
+            kernel_ns: kernel_ns[path as usize],
+            host_ns: context.host.of_path[path as usize].host_ns,
+            sum: sums[&path],
+        })
+        .collect()
+}
+
+fn share(value: Option<f64>) -> String {
+    value.map_or("-".to_owned(), |share| format!("{:.1} %", share * 100.0))
+}
+
+impl Utilization {
+    /// As a section of text, nothing where no work is known and no device is named.
+    pub(super) fn write(&self, text: &mut String) {
+        if self.operators.is_empty() {
+            return;
+        }
+        let device = self.device.as_ref().map_or("unknown device", |(name, _)| name);
+        let _ = writeln!(text, "\nUtilization of {device} (work by the shapes of operators)");
+        let line = format!(
+            "work is known of {:.1} % of the kernel time: {} of the tensor peak, {} of what the \
+             roofline allows",
+            percent(self.all.kernel_ns, self.kernel_ns),
+            share(self.all.tensor_share()),
+            share(self.all.roofline_share())
+        );
+        wrap(text, &line, "  ", "    ");
+        let _ = writeln!(
+            text,
+            "  {:<31}{:>10}{:>12}{:>9}{:>9}{:>9}{:>9}  limit",
+            "operator", "times", "kernels", "TFLOP/s", "FLOP/B", "of peak", "roofline"
+        );
+        for operator in &self.operators {
+            let sum = &operator.sum;
+            let number =
+                |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.1}"));
+            let precision = operator.precision.filter(|_| sum.flops > 0.0);
+            let precision = precision.map_or(String::new(), |of| format!(" {}", of.label()));
+            let name = shorten(&format!("{}{precision}", short_name(&operator.name)), 30);
+            let _ = writeln!(
+                text,
+                "  {name:<31}{:>10}{:>12}{:>9}{:>9}{:>9}{:>9}  {}",
+                thousands(&sum.count.to_string()),
+                time(sum.kernel_ns),
+                number(sum.teraflops()),
+                number(sum.intensity()),
+                share(sum.tensor_share().or(sum.memory_share())),
+                share(sum.roofline_share()),
+                sum.limit().map_or("-", |limit| limit.label())
+            );
+        }
+        for range in &self.ranges {
+            let line = format!(
+                "{}: {} of the tensor peak over its kernels, {} over its host time; work known of \
+                 {:.1} %",
+                shorten(&range.path, 40),
+                share(range.sum.tensor_share_of(range.kernel_ns)),
+                share(range.sum.tensor_share_of(range.host_ns)),
+                percent(range.sum.kernel_ns, range.kernel_ns)
+            );
+            wrap(text, &line, "  ", "    ");
+        }
+        for unknown in &self.unknown {
+            wrap(text, &format!("cannot answer {unknown}"), "  ", "    ");
+        }
+    }
+
+    /// As JSON.
+    pub fn to_json(&self) -> Value {
+        let sum = |sum: &WorkSum| {
+            json!({
+                "operators": sum.count,
+                "kernel_ns": sum.kernel_ns,
+                "flops": sum.flops,
+                "bytes": sum.bytes,
+                "flops_per_byte": sum.intensity(),
+                "tera_flops_per_s": sum.teraflops(),
+                "share_of_tensor_peak": sum.tensor_share(),
+                "share_of_memory_peak": sum.memory_share(),
+                "share_of_roofline": sum.roofline_share(),
+                "limit": sum.limit().map(|limit| limit.label()),
+            })
+        };
+        let operators = self.operators.iter().map(|operator| {
+            json!({
+                "name": operator.name,
+                "precision": operator.precision.map(Precision::label),
+                "sum": sum(&operator.sum),
+            })
+        });
+        let ranges = self.ranges.iter().map(|range| {
+            json!({
+                "range": range.path,
+                "kernel_ns": range.kernel_ns,
+                "host_ns": range.host_ns,
+                "share_of_tensor_peak": range.sum.tensor_share_of(range.kernel_ns),
+                "share_of_tensor_peak_of_host_time": range.sum.tensor_share_of(range.host_ns),
+                "sum": sum(&range.sum),
+            })
+        });
+        json!({
+            "device": self.device.as_ref().map(|(name, _)| name),
+            "coverage": self.coverage(),
+            "all": sum(&self.all),
+            "operators": operators.collect::<Vec<_>>(),
+            "ranges": ranges.collect::<Vec<_>>(),
+            "cannot_answer": self.unknown,
+        })
+    }
+}

@@ -1,0 +1,148 @@
+//! Shares of a device's peaks: by the shapes that PyTorch records, and by sizes in names.
+
+#![allow(clippy::unwrap_used)]
+
+mod fixture;
+
+use fixture::file;
+use kernelgate_trace::analyze::peaks::Precision;
+use kernelgate_trace::analyze::utilization::{Limit, Utilization};
+use kernelgate_trace::diagnose::{Diagnosis, diagnose};
+use kernelgate_trace::read::{self, Wanted};
+
+/// An operator that launches a kernel, 1 ms behind the one before.
+struct Operator {
+    name: &'static str,
+    arguments: &'static str,
+    kernel: &'static str,
+    us: u32,
+}
+
+const PRODUCT: Operator = Operator {
+    name: "aten::mm",
+    arguments: r#""Input Dims": [[4096, 4096], [4096, 4096]],
+        "Input type": ["c10::BFloat16", "c10::BFloat16"], "Concrete Inputs": ["", ""]"#,
+    kernel: "nvjet_tst_256x128",
+    us: 278,
+};
+
+fn diagnosis(device: &str, operators: &[Operator]) -> Diagnosis {
+    let mut events = Vec::new();
+    for (number, operator) in (1u32..).zip(operators) {
+        let at = number * 1000;
+        let Operator { name, arguments, kernel, us } = operator;
+        events.push(format!(
+            r#"{{"ph": "X", "cat": "user_annotation", "name": "step", "pid": 5, "tid": 5,
+                "ts": {at}, "dur": 900, "args": {{}}}},
+            {{"ph": "X", "cat": "cpu_op", "name": "aten::matmul", "pid": 5, "tid": 5,
+                "ts": {}, "dur": 80, "args": {{"External id": {number}}}}},
+            {{"ph": "X", "cat": "cpu_op", "name": "{name}", "pid": 5, "tid": 5,
+                "ts": {}, "dur": 60, "args": {{"External id": {number}, {arguments}}}}},
+            {{"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 5, "tid": 5,
+                "ts": {}, "dur": 5, "args": {{"correlation": {number}}}}},
+            {{"ph": "X", "cat": "kernel", "name": "{kernel}", "pid": 0, "tid": 7, "ts": {},
+                "dur": {us}, "args": {{"device": 0, "stream": 7, "correlation": {number}}}}}"#,
+            at + 5,
+            at + 10,
+            at + 20,
+            at + 100
+        ));
+    }
+    let text = format!(
+        r#"{{"deviceProperties": [{{"id": 0, "name": "{device}", "numSms": 132}}],
+        "traceEvents": [{}]}}"#,
+        events.join(",")
+    );
+    let (_folder, path) = file("t.json", text.as_bytes());
+    diagnose(&read::open(&path, &Wanted::ALL).unwrap())
+}
+
+fn near(value: Option<f64>, expected: f64) {
+    assert!(
+        value.is_some_and(|value| (value / expected - 1.0).abs() < 0.01),
+        "{value:?} {expected}"
+    );
+}
+
+#[test]
+fn a_product_has_its_share_of_the_tensor_peak() {
+    let found = diagnosis("NVIDIA H100 80GB HBM3", &[PRODUCT, PRODUCT]);
+    let utilization = &found.utilization;
+    let [product] = &utilization.operators[..] else { panic!("{:?}", utilization.operators) };
+    assert_eq!((product.name.as_str(), product.precision), ("aten::mm", Some(Precision::Fp16)));
+    // 137.4 GFLOP in 278 µs are half of 989 TFLOP/s.
+    near(product.sum.tensor_share(), 0.5);
+    near(product.sum.teraflops(), 494.4);
+    near(product.sum.intensity(), 4096.0 / 3.0);
+    assert_eq!(product.sum.limit(), Some(Limit::Compute));
+    let step = utilization.ranges.iter().find(|range| range.path == "step").unwrap();
+    near(step.sum.tensor_share_of(step.host_ns), 0.5 * 278.0 / 900.0);
+    assert_eq!(utilization.coverage(), 1.0);
+    let text = found.to_text();
+    assert!(text.contains("Utilization of NVIDIA H100 80GB HBM3"), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    let json = found.to_json();
+    near(json["utilization"]["all"]["share_of_tensor_peak"].as_f64(), 0.5);
+}
+
+#[test]
+fn factors_of_32_bits_are_judged_by_the_unit_that_multiplies() {
+    let with = |kernel| Operator {
+        arguments: r#""Input Dims": [[1024, 1024], [1024, 1024]], "Input type": ["float", "float"]"#,
+        kernel,
+        ..PRODUCT
+    };
+    let precision = |kernel| {
+        diagnosis("NVIDIA A100-SXM4-80GB", &[with(kernel)]).utilization.operators[0].precision
+    };
+    assert_eq!(precision("ampere_sgemm_128x64_tn"), Some(Precision::Fp32));
+    assert_eq!(precision("cutlass_tensorop_s1688gemm_128x256"), Some(Precision::Tf32));
+}
+
+fn unknown(utilization: &Utilization, words: &str) {
+    assert!(utilization.unknown.iter().any(|it| it.contains(words)), "{:?}", utilization.unknown);
+}
+
+#[test]
+fn an_unknown_device_has_rates_and_no_shares() {
+    let found = diagnosis("Test GPU", &[PRODUCT]).utilization;
+    near(found.all.teraflops(), 494.4);
+    assert_eq!((found.all.tensor_share(), found.all.limit()), (None, None));
+    unknown(&found, "the peaks of Test GPU are not in the table");
+}
+
+#[test]
+fn operators_without_shapes_are_not_answered() {
+    let without = Operator { arguments: r#""Ev Idx": 5"#, ..PRODUCT };
+    let found = diagnosis("NVIDIA H100", &[without]);
+    assert!(found.utilization.operators.is_empty());
+    unknown(&found.utilization, "record_shapes=True");
+    assert!(!found.to_text().contains("Utilization of"));
+    let half =
+        diagnosis("NVIDIA H100", &[Operator { arguments: r#""Ev Idx": 5"#, ..PRODUCT }, PRODUCT]);
+    assert_eq!(half.utilization.coverage(), 0.5);
+}
+
+#[test]
+fn moving_operators_are_limited_by_memory() {
+    let add = Operator {
+        name: "aten::add",
+        arguments: r#""Input Dims": [[33500000], [33500000], []],
+            "Input type": ["float", "float", "Scalar"]"#,
+        kernel: "vectorized_elementwise_kernel",
+        us: 240,
+    };
+    let found = diagnosis("NVIDIA H100 80GB HBM3", &[add]).utilization;
+    // 402 MB at 3350 GB/s take 120 µs.
+    near(found.operators[0].sum.roofline_share(), 0.5);
+    assert_eq!(found.operators[0].sum.limit(), Some(Limit::Memory));
+    assert_eq!(found.operators[0].sum.tensor_share(), None);
+}
+
+#[test]
+fn a_kernel_with_sizes_in_its_name_needs_no_shapes() {
+    let named =
+        Operator { arguments: r#""Ev Idx": 5"#, kernel: "gemm_m4096_n4096_k4096_bf16", ..PRODUCT };
+    let found = diagnosis("NVIDIA H100 80GB HBM3", &[named]).utilization;
+    near(found.operators[0].sum.tensor_share(), 0.5);
+}
