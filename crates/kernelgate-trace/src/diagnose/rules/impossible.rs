@@ -4,8 +4,7 @@
 use super::super::context::Context;
 use super::super::finding::{Evidence, Finding, Measure, Severity};
 use super::super::text::time;
-use super::outcome::{most_expensive, number, percent};
-use super::quality::doubt;
+use super::outcome::{doubt, most_expensive, number, percent};
 use crate::analyze::operations::{Kind, OperationId};
 
 /// Overlaps up to this are programmatic dependent launch, or rounding, in nanoseconds.

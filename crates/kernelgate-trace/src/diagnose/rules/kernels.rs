@@ -21,7 +21,7 @@ const TIME_SHARE: f64 = 5.0;
 /// Idle part of the last wave from which it matters.
 const TAIL: f64 = 20.0;
 /// Occupancy below which it is low, theoretical or achieved, in percent; so says the checklist.
-pub(in super::super) const OCCUPANCY: f64 = 50.0;
+pub(crate) const OCCUPANCY: f64 = 50.0;
 /// Registers are given to warps in pieces of this many.
 const REGISTER_UNIT: u32 = 256;
 

@@ -1,6 +1,8 @@
 //! Results of rules.
 
-use super::super::finding::{Evidence, Finding, Inspected, Measure, Unit};
+use super::super::finding::{
+    Confidence, Evidence, Finding, Inspected, Measure, QUALITY, Severity, Unit,
+};
 
 /// The result of a rule.
 pub(super) enum Outcome {
@@ -45,6 +47,28 @@ pub(super) fn all_of(count: usize, unit: Unit) -> Inspected {
 pub(super) fn some_of(seen: usize, whole: usize, unit: Unit) -> Inspected {
     let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
     Inspected { seen: number(seen), whole: number(whole), unit, missing: None }
+}
+
+/// A finding about the trace itself.
+pub(super) fn doubt(
+    severity: Severity,
+    title: String,
+    measured: Measure,
+    advice: impl Into<String>,
+    false_positive: &'static str,
+) -> Finding {
+    Finding {
+        id: QUALITY,
+        severity,
+        confidence: Confidence::High,
+        title,
+        measured,
+        threshold: Measure { value: 0.0, unit: measured.unit },
+        recoverable_ns: None,
+        evidence: Vec::new(),
+        advice: advice.into(),
+        false_positive,
+    }
 }
 
 /// A part of a whole in percent.

@@ -2,38 +2,14 @@
 
 use super::super::cause::CauseKind;
 use super::super::context::Context;
-use super::super::finding::{
-    Confidence, DeviceUse, Evidence, Finding, Measure, QUALITY, Severity, Unit,
-};
-use super::outcome::{Outcome, all_of, number, percent};
+use super::super::finding::{DeviceUse, Evidence, Finding, Measure, Severity, Unit};
+use super::outcome::{Outcome, all_of, doubt, number, percent};
 use super::{impossible, messages};
 
 /// The profiler's own work, as a part of the time of the GPU, above which times are doubtful.
 const MAX_OVERHEAD: f64 = 5.0;
 /// A gap that is this many times as long as everything else is a clock that jumped, or a pause.
 const JUMP: i64 = 100;
-
-/// One doubt.
-pub(super) fn doubt(
-    severity: Severity,
-    title: String,
-    measured: Measure,
-    advice: impl Into<String>,
-    false_positive: &'static str,
-) -> Finding {
-    Finding {
-        id: QUALITY,
-        severity,
-        confidence: Confidence::High,
-        title,
-        measured,
-        threshold: Measure { value: 0.0, unit: measured.unit },
-        recoverable_ns: None,
-        evidence: Vec::new(),
-        advice: advice.into(),
-        false_positive,
-    }
-}
 
 /// Doubts about the trace itself.
 pub(super) fn data_quality(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
