@@ -342,6 +342,22 @@ fn pages_that_migrate_are_found_and_are_no_lost_launches() {
 }
 
 #[test]
+fn a_line_of_several_rules_holds_where_none_lacks_data() {
+    let mut trace = Kineto::nvidia();
+    let id = trace.call((0.0, 5.0), "cudaMemcpyAsync");
+    trace.copy(id, (10.0, 2.0), "HtoD (Pinned -> Device)", 1024);
+    trace.launch(20.0, (30.0, 500.0), "k", FULL);
+    let diagnosis = diagnose(&trace.read());
+    assert!(diagnosis.passed("pageable-copy"));
+    let lines = checklist(&diagnosis);
+    let line = lines.iter().find(|line| line.text.starts_with("Memory transactions")).unwrap();
+    assert_eq!(line.tick, Tick::NotMeasured, "nobody counted sectors");
+    assert!(line.why.contains("nothing found by page-migration in 1 of 1 copies"), "{}", line.why);
+    assert!(line.why.contains("not measured: coalescing"), "{}", line.why);
+    assert_eq!(tick(&diagnosis, "Optimal work distribution"), Tick::Holds);
+}
+
+#[test]
 fn communication_kernels_get_no_advice_about_their_shape() {
     let mut trace = Kineto::nvidia();
     for step in 0..20 {

@@ -55,6 +55,8 @@ pub struct ChecklistLine {
 enum By {
     /// Any of these rules.
     Rules(&'static [&'static str]),
+    /// All of these rules, but for those that have nothing to inspect.
+    All(&'static [&'static str]),
     /// Nothing that a trace holds; what would.
     Other(&'static str),
 }
@@ -71,7 +73,7 @@ const LINES: &[(&str, &str, By)] = &[
     (
         "Memory",
         "Memory transactions are efficient",
-        By::Rules(&["coalescing", "page-migration", "pageable-copy", "synchronous-copy"]),
+        By::All(&["coalescing", "page-migration", "pageable-copy", "synchronous-copy"]),
     ),
     ("Compute", "Good occupancy (50-75%)", By::Rules(&["occupancy", "achieved-occupancy"])),
     (
@@ -86,7 +88,7 @@ const LINES: &[(&str, &str, By)] = &[
         By::Other("kernelgate resources: instructions and the class control of the mix"),
     ),
     ("Algorithm", "Kernel fusion applied where beneficial", By::Rules(&["fusion"])),
-    ("Algorithm", "Optimal work distribution", By::Rules(&["small-grid", "tail"])),
+    ("Algorithm", "Optimal work distribution", By::All(&["small-grid", "tail"])),
     ("Algorithm", "Minimal synchronization points", By::Rules(&["sync-in-loop"])),
     (
         "Algorithm",
@@ -110,16 +112,17 @@ pub fn checklist(diagnosis: &Diagnosis) -> Vec<ChecklistLine> {
         .map(|(group, text, by)| {
             let (tick, why) = match by {
                 By::Other(what) => (Tick::NotMeasured, (*what).to_owned()),
-                By::Rules(rules) => decide(diagnosis, rules),
+                By::Rules(rules) => decide(diagnosis, rules, false),
+                By::All(rules) => decide(diagnosis, rules, true),
             };
             ChecklistLine { group, text, tick, why }
         })
         .collect()
 }
 
-/// A finding fails a line. It holds where a rule that decides it inspected enough and found nothing;
-/// rules without data leave it open only where no other could look.
-fn decide(diagnosis: &Diagnosis, rules: &[&str]) -> (Tick, String) {
+/// A finding fails a line. It holds where a rule that decides it inspected enough and found nothing,
+/// or, of several that all decide it, no other lacks data.
+fn decide(diagnosis: &Diagnosis, rules: &[&str], all: bool) -> (Tick, String) {
     let found: Vec<&str> = diagnosis
         .findings
         .iter()
@@ -137,11 +140,22 @@ fn decide(diagnosis: &Diagnosis, rules: &[&str]) -> (Tick, String) {
         _ => None,
     });
     let passed: Vec<String> = passed.collect();
-    if !passed.is_empty() {
-        return (Tick::Holds, format!("nothing found by {}", passed.join(", ")));
+    let found_nothing = format!("nothing found by {}", passed.join(", "));
+    let lacks = questions().find(|question| {
+        matches!(&question.answer, Answer::CannotAnswer { record, .. } if !record.is_empty())
+    });
+    let lacking = lacks.and_then(|of| Some((of.id, of.not_measured()?)));
+    match lacking {
+        Some((id, why)) if all && !passed.is_empty() => {
+            (Tick::NotMeasured, format!("{found_nothing}; not measured: {id}: {why}"))
+        }
+        _ if !passed.is_empty() => (Tick::Holds, found_nothing),
+        Some((_, why)) => (Tick::NotMeasured, why),
+        None => {
+            let why = questions().find_map(Question::not_measured);
+            (Tick::NotMeasured, why.unwrap_or_else(|| "no rule decides it".to_owned()))
+        }
     }
-    let why = questions().find_map(Question::not_measured);
-    (Tick::NotMeasured, why.unwrap_or_else(|| "no rule decides it".to_owned()))
 }
 
 /// The checklist as text of at most 100 columns.

@@ -29,27 +29,31 @@ const REASONS: &[(&[&str], &str, &str)] = &[
         "record a shorter time, or leave it more memory",
     ),
     (
-        &["No CUDA events collected"],
-        "the recorder saw no event of CUDA",
-        "record the process that uses the GPU: start it under the recorder, with its children, and \
-         let it run until it quits",
-    ),
-    (
-        &["might have been collected", "might be missing", "not been started correctly"],
+        &["Not all CUDA events might", "CUPTI events might be missing"],
         "the recorder may have lost events of CUDA",
         "let the program run until it quits, or call cudaProfilerStop before it does; record again",
     ),
 ];
 
-/// The first reason that a message gives.
-pub(super) fn reason(messages: &[String]) -> Option<Reason> {
+/// Reasons that count only where nothing was recorded: processes without CUDA have them, too.
+const NOTHING_RECORDED: &[(&[&str], &str, &str)] = &[(
+    &["No CUDA events collected", "CUDA profiling might have not been started correctly"],
+    "the recorder saw no event of CUDA",
+    "record the process that uses the GPU: start it under the recorder, with its children, and let \
+     it run until it quits",
+)];
+
+/// The first reason that a message gives for missing records.
+pub(super) fn reason(messages: &[String], any_recorded: bool) -> Option<Reason> {
     if let Some(reason) = messages.iter().find_map(|message| driver_too_new(message)) {
         return Some(reason);
     }
     let given = |parts: &[&str]| {
         messages.iter().any(|message| parts.iter().any(|part| message.contains(part)))
     };
-    let (_, words, advice) = REASONS.iter().find(|(parts, ..)| given(parts))?;
+    let further = if any_recorded { &[][..] } else { NOTHING_RECORDED };
+    let mut reasons = REASONS.iter().chain(further);
+    let (_, words, advice) = reasons.find(|(parts, ..)| given(parts))?;
     Some(Reason { words: (*words).to_owned(), advice: (*advice).to_owned() })
 }
 
@@ -94,9 +98,13 @@ mod tests {
         let driver = "Installed CUDA driver version (13.3) is not supported by this build of \
                       Nsight Systems. CUDA trace will be collected using libraries for 12.9";
         let both = [lost.clone(), driver.to_owned()];
-        let words = |messages: &[String]| reason(messages).unwrap().words;
+        let words = |messages: &[String]| reason(messages, false).unwrap().words;
         assert_eq!(words(&both), "the driver (CUDA 13.3) is newer than this Nsight Systems");
         assert_eq!(words(&[lost]), "the recorder may have lost events of CUDA");
-        assert!(reason(&["libfoo was not found".to_owned()]).is_none());
+        assert!(reason(&["libfoo was not found".to_owned()], false).is_none());
+        // A shell that was traced, too, has no events of CUDA.
+        let shell = ["No CUDA events collected. Does the process use CUDA?".to_owned()];
+        assert!(reason(&shell, true).is_none());
+        assert_eq!(words(&shell), "the recorder saw no event of CUDA");
     }
 }

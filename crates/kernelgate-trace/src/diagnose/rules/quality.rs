@@ -91,7 +91,7 @@ pub(super) fn data_quality(context: &Context<'_>, devices: &[DeviceUse]) -> Outc
             "read them; most concern libraries that the program does not use",
             "warnings about APIs that were not to be traced",
         );
-        if let Some(reason) = messages::reason(&quality.messages) {
+        if let Some(reason) = messages::reason(&quality.messages, true) {
             finding.severity = Severity::Warning;
             finding.title = format!("{}: {}", finding.title, reason.words);
             finding.advice = reason.advice;
@@ -109,7 +109,7 @@ fn no_gpu_work(context: &Context<'_>) -> Finding {
         let name = trace.names.text(process.name?);
         (name.contains("GPU") || name == "CUDA functions").then_some(name)
     });
-    let reason = messages::reason(&trace.quality.messages);
+    let reason = messages::reason(&trace.quality.messages, false);
     let because = match (&reason, gpu_process) {
         (Some(reason), _) => format!(": {}", reason.words),
         (None, Some(name)) => format!(
