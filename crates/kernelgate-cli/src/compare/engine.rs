@@ -9,7 +9,7 @@ use super::load::{BusyThreads, CoRunning};
 use super::process::{TrialProcess, TrialSetup};
 use super::progress::{self, ComparisonProgress};
 use super::session::{Bench, Prepared, Session, TRIALS, Tools, open_trials};
-use super::{CompareError, ComparisonRequest, Planted, rounds};
+use super::{CompareError, ComparisonRequest, Planted, resumed, rounds};
 use super::{driver, folder};
 use crate::gate::Verdict;
 use crate::gate::comparison::{Broken, Comparison, CriterionBench};
@@ -70,7 +70,7 @@ pub fn run(request: &ComparisonRequest) -> Result<Comparison, CompareError> {
         let note = engine.settle_plan(&prepared)?;
         let listed = prepared.matched.ids().into_iter().collect();
         let (trials, plan) = (&engine.trials.trials, &engine.plan);
-        rounds::check_fit(trials, &prepared.benches, &listed, plan.max_blocks).map_err(|why| {
+        resumed::check_fit(trials, &prepared.benches, &listed, plan.max_blocks).map_err(|why| {
             CompareError::Usage(format!(
                 "--resume: {} does not fit this comparison: {why}; leave --resume out to start anew",
                 session.folder.file(TRIALS).display()

@@ -30,6 +30,7 @@ mod preparation;
 mod probes;
 mod process;
 pub mod progress;
+mod resumed;
 mod rounds;
 mod seed;
 mod session;

@@ -130,8 +130,10 @@ fn product(
 #[test]
 fn a_training_step_computes_what_the_host_does() {
     let Some((device, _alone)) = gpu() else { return };
-    let [x, w1, b1] = [(M * K, 7, 2), (K * H, 3, 1), (H, 5, 2)]
+    let [x, w1, mut b1] = [(M * K, 7, 2), (K * H, 4, 1), (H, 6, 2)]
         .map(|(count, factor, most)| integers(count, factor, most));
+    // No hidden value is zero, where the gradient of ReLU is undefined.
+    b1.iter_mut().for_each(|value| *value += 0.5);
     let [w2, dy] =
         [(H * N, 11, 1), (M * N, 13, 1)].map(|(count, factor, most)| integers(count, factor, most));
     let biased = product([M, H, K], (&x, [K, 1]), (&w1, [H, 1]));
