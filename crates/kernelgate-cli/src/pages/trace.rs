@@ -1,5 +1,6 @@
 //! The page of a trace: what `kernelgate diagnose --html` writes.
 
+mod accounts;
 mod charts;
 
 use maud::{Markup, html};
@@ -26,6 +27,10 @@ pub fn page(name: &str, trace: &Trace, diagnosis: &Diagnosis) -> Result<String, 
     let mut sections = vec![
         Section::new("quality", "Data quality", quality(diagnosis)),
         Section::new("findings", "Findings", findings(diagnosis)),
+        Section::new("account", "Time accounting", {
+            let charts = drawn(accounts::stacked(diagnosis))?;
+            html! { (charts) (accounts::tables(diagnosis)) }
+        }),
         Section::new("timeline", "Timeline", drawn(charts::timeline(trace))?),
         Section::new("gaps", "Gaps", gaps(diagnosis)),
         Section::new("kernels", "Where the time goes", {

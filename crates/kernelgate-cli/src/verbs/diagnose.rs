@@ -9,6 +9,7 @@ use kernelgate::record::text::{printable, printable_path};
 use kernelgate::record::{Store, file};
 use kernelgate_trace::TraceError;
 use kernelgate_trace::diagnose::difference::{Sums, difference};
+use kernelgate_trace::diagnose::ranks::{self, Job};
 use kernelgate_trace::diagnose::{Diagnosis, Severity, checklist, diagnose, diagnose_streamed};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::read::Wanted;
@@ -35,6 +36,10 @@ pub struct Arguments {
     /// Diagnose two traces one after the other, in place of comparing them
     #[arg(long)]
     each: bool,
+    /// Join the traces as ranks of one job: who waits for whom, waiting apart from transfer. The
+    /// default for three or more traces that communicate, and for two that declare different ranks
+    #[arg(long, conflicts_with_all = ["each", "range", "checklist", "html"])]
+    ranks: bool,
     /// The checklist of the guides, filled in, in place of the diagnosis
     #[arg(long)]
     checklist: bool,
@@ -123,6 +128,17 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     if let (Some(page), Some((_, trace))) = (&arguments.html, traces.first()) {
         not_over("--html", page, trace)?;
     }
+    if let Some(job) = job(arguments, &traces)? {
+        match arguments.format {
+            DiagnosisFormat::Json => print_json(&json!({
+                "schema_version": SCHEMA,
+                "job": job.to_json(),
+            }))?,
+            DiagnosisFormat::Text => print(&job.to_text()),
+        }
+        let outcome = Outcome { answered: job.joined > 0, worst: job.worst() };
+        return Ok(outcome.exit(arguments.fail_on));
+    }
     let together = arguments.traces.len() == 2 && !arguments.each && !arguments.checklist;
     anyhow::ensure!(
         arguments.fail_on.is_none() || !together,
@@ -135,6 +151,31 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         }
         traces => Ok(each(arguments, traces)?.exit(arguments.fail_on)),
     }
+}
+
+/// The traces as ranks of one job, where they are that.
+fn job(arguments: &Arguments, traces: &[(String, PathBuf)]) -> anyhow::Result<Option<Job>> {
+    let alone = arguments.each
+        || arguments.checklist
+        || arguments.html.is_some()
+        || arguments.range.is_some();
+    // Only JSON declares ranks.
+    let declares = |(_, path): &(String, PathBuf)| path.to_string_lossy().contains(".json");
+    let candidates = match traces.len() {
+        _ if arguments.ranks => true,
+        0 | 1 => false,
+        2 => !alone && traces.iter().all(declares),
+        _ => !alone,
+    };
+    if !candidates {
+        return Ok(None);
+    }
+    let parts = ranks::read_parts(traces).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    if traces.len() == 2 && !arguments.ranks && !ranks::different_ranks(&parts) {
+        return Ok(None);
+    }
+    let job = ranks::join(parts);
+    Ok(Some(job).filter(|job| arguments.ranks || job.joined > 0))
 }
 
 fn each(arguments: &Arguments, traces: &[(String, PathBuf)]) -> anyhow::Result<Outcome> {

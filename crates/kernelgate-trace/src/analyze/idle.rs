@@ -82,10 +82,10 @@ pub fn own_times(trace: &Trace) -> Vec<i64> {
 }
 
 /// A process and a device.
-type Owner = (u32, u32);
+pub type Owner = (u32, u32);
 
 /// Operations by process and device, in the order of their start.
-fn by_device(
+pub fn by_device(
     trace: &Trace,
     all: &AllOperations<'_>,
     wanted: impl Fn(OperationId) -> bool,

@@ -84,6 +84,7 @@ pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
     inner.kernels.function = pick(&trace.kernels.function, &kernels);
     inner.kernels.shape = pick(&trace.kernels.shape, &kernels);
     inner.kernels.graph_node = pick(&trace.kernels.graph_node, &kernels);
+    inner.collectives = trace.collectives.pick(&kernels);
     inner.copies.on_gpu = trace.copies.on_gpu.pick(&copies);
     inner.copies.bytes = pick(&trace.copies.bytes, &copies);
     inner.copies.kind = pick(&trace.copies.kind, &copies);

@@ -1,6 +1,8 @@
 //! The diagnosis of a trace: findings, questions with their answers, devices.
 
+use super::account::DeviceAccount;
 use super::answers::Answers;
+use super::critical::CriticalPath;
 use super::device_memory::MemoryUse;
 use super::gaps::GapReport;
 use crate::analyze::utilization::Utilization;
@@ -263,6 +265,8 @@ pub struct DeviceUse {
     pub busy_ns: i64,
     /// Operations.
     pub operations: usize,
+    /// Where its time goes.
+    pub account: DeviceAccount,
     /// Times without an operation.
     pub gaps: GapReport,
 }
@@ -279,6 +283,8 @@ pub struct Diagnosis {
     pub records: [(&'static str, usize); 7],
     /// Each process on each device.
     pub devices: Vec<DeviceUse>,
+    /// The critical path, and what changes would gain.
+    pub critical_path: CriticalPath,
     /// Device memory, where allocations were recorded.
     pub memory: Vec<MemoryUse>,
     /// How far the trace can be believed, worst first.

@@ -5,6 +5,7 @@
 use hashbrown::HashMap;
 
 use super::cause::{CLOCKS_NS, IdleParts, Late, LatelyDone};
+use super::repeating::{HostIterations, Repeating};
 use super::waiting::{Waits, waiting_names};
 use crate::analyze::classes::Classes;
 use crate::analyze::graph_nodes;
@@ -13,6 +14,7 @@ use crate::analyze::launches::NONE;
 use crate::analyze::operations::{AllOperations, Kind, OperationId};
 use crate::analyze::passing::{Launched, NodeEvents, OpenRanges};
 use crate::analyze::paths::{PathId, Paths, ROOT};
+use crate::analyze::replay::WaitCall;
 use crate::model::Trace;
 use crate::model::names::Name;
 use crate::read::{CallRow, RangeRow, Row};
@@ -83,6 +85,24 @@ pub struct Kept {
     pub of_operation: Vec<(u32, u32)>,
 }
 
+/// The call that launched an operation.
+#[derive(Debug, Clone, Copy)]
+pub struct Launch {
+    /// When it was entered.
+    pub start: i64,
+    /// Its length in nanoseconds, at most 4 s.
+    length: u32,
+    /// Index into [`Trace::threads`].
+    pub thread: u32,
+}
+
+impl Launch {
+    /// When it returned.
+    pub fn end(&self) -> i64 {
+        self.start + i64::from(self.length)
+    }
+}
+
 /// What the host did.
 #[derive(Debug, Default)]
 pub struct Host {
@@ -104,6 +124,12 @@ pub struct Host {
     pub inside_graph: Vec<PathId>,
     /// The function that launched each operation behind the kernels.
     launched_by: Vec<Option<Name>>,
+    /// The call of each operation; its thread is [`NONE`] where it is not in the trace.
+    launches: Vec<Launch>,
+    /// Calls that wait for the GPU.
+    pub wait_calls: Vec<WaitCall>,
+    /// Iterations of each process, by its ranges or marks.
+    pub iterations: Vec<Option<HostIterations>>,
     /// Operations whose call is not in the trace.
     pub orphans: usize,
     /// Lengths of the calls that launched kernels, by activity.
@@ -123,6 +149,22 @@ pub struct Host {
 }
 
 impl Host {
+    /// The call that launched an operation, if the trace holds it.
+    pub fn launch(&self, operation: OperationId) -> Option<&Launch> {
+        self.launches.get(operation as usize).filter(|launch| launch.thread != NONE)
+    }
+
+    /// When the operations of a process were launched, in order.
+    pub(super) fn launch_times(&self, trace: &Trace, process: u32) -> Vec<i64> {
+        let own = |launch: &&Launch| {
+            let thread = trace.threads.get(launch.thread as usize);
+            thread.is_some_and(|thread| thread.process == process)
+        };
+        let mut times: Vec<i64> = self.launches.iter().filter(own).map(|of| of.start).collect();
+        times.sort_unstable();
+        times
+    }
+
     /// The function that launched a copy, a set or a graph.
     pub fn launched_by(&self, trace: &Trace, operation: OperationId) -> Option<Name> {
         let kernels = trace.kernels.on_gpu.len();
@@ -164,6 +206,7 @@ pub struct HostPass {
     nodes: NodeEvents,
     /// By creation of a node, the labels around it.
     around_node: Vec<Vec<Name>>,
+    repeating: Repeating,
 }
 
 impl HostPass {
@@ -192,6 +235,7 @@ impl HostPass {
         let host = Host {
             launched_in: vec![ROOT; all.len()],
             launched_by: vec![None; all.len() - trace.kernels.on_gpu.len()],
+            launches: vec![Launch { start: 0, length: 0, thread: NONE }; all.len()],
             launched_kernels: vec![0; activities.len()],
             // No call launches a page migration.
             orphans: all.len() - Classes::new(trace).migrations(),
@@ -228,6 +272,7 @@ impl HostPass {
             self.unclosed.push((path, row.start, depth));
         } else {
             self.length(path, depth, row.end - row.start);
+            self.repeating.add(path, row, depth);
         }
         if around.is_none() && !trace.allocations.time.is_empty() {
             let process = trace.threads[row.thread as usize].process;
@@ -265,8 +310,11 @@ impl HostPass {
         host.orphans = host.orphans.saturating_sub(launched.len());
         let all = AllOperations::of(trace);
         let activity_of = |id| self.activity_of[all.place(id).0 as usize];
+        let length = u32::try_from(call.end - call.start).unwrap_or(u32::MAX);
+        let launch = Launch { start: call.start, length, thread: call.thread };
         for (index, &id) in launched.iter().enumerate() {
             host.launched_in[id as usize] = path.unwrap_or(ROOT);
+            host.launches[id as usize] = launch;
             if let Some(kept) = host.kept.of_operation.get_mut(id as usize) {
                 *kept = (around.map_or(NONE, |around| around.number), number(host.calls));
             }
@@ -310,6 +358,10 @@ impl HostPass {
         }
         let wait =
             waits.then(|| host.waits.add(call, around.map(|around| (around.path, around.number))));
+        if waits {
+            let CallRow { thread, start, end, .. } = *call;
+            host.wait_calls.push(WaitCall { thread, start, end });
+        }
         if wait.is_none() && !launched.is_empty() {
             host.waits.launch(call.thread);
         }
@@ -340,9 +392,11 @@ impl HostPass {
         for (path, start, depth) in std::mem::take(&mut self.unclosed) {
             self.length(path, depth, last.max(start) - start);
         }
-        let Self { mut host, mut lengths, mut around_node, .. } = self;
+        let Self { mut host, mut lengths, mut around_node, repeating, .. } = self;
         let (mut paths, now) = host.paths.renamed(&name_of);
         let now_is = |path: PathId| now[path as usize];
+        let launch_times = |process| host.launch_times(trace, process);
+        let iterations = repeating.iterations(trace, &paths, now_is, launch_times);
         host.launched_in.iter_mut().for_each(|path| *path = now_is(*path));
         host.waits.rename(now_is);
         host.kept.ranges.iter_mut().for_each(|range| range.path = now_is(range.path));
@@ -366,6 +420,7 @@ impl HostPass {
         let inside = graph_nodes::paths_inside(trace, &nodes, &host.launched_in, &mut paths);
         of_path.resize(paths.len(), RangeSum::default());
         let host = Host {
+            iterations,
             paths,
             of_path,
             sites,

@@ -4,6 +4,7 @@ use hashbrown::HashMap;
 use serde_json::{Value, json};
 
 use super::answers::{Answers, Component, HEADS, KernelShare};
+use super::critical::CriticalPath;
 use super::device_memory::MemoryUse;
 use super::finding::{Answer, DeviceUse, Diagnosis, Evidence, Finding, Measure, Question};
 use super::gaps::GapClass;
@@ -41,8 +42,10 @@ impl Diagnosis {
             "recorder": self.recorder,
             "records": records,
             "devices": self.devices.iter().map(device).collect::<Vec<_>>(),
-            "data_quality": findings(&self.quality),
-            "findings": findings(&self.findings),
+            "time": self.devices.iter().map(|of| of.account.to_json()).collect::<Vec<_>>(),
+            "critical_path": critical_path(&self.critical_path),
+            "data_quality": findings(&self.quality, &self.critical_path),
+            "findings": findings(&self.findings, &self.critical_path),
             "questions": self.questions.iter().map(question).collect::<Vec<_>>(),
             "skipped": skipped,
             "passed": passed.collect::<Vec<_>>(),
@@ -201,7 +204,23 @@ fn question(question: &Question) -> Value {
 }
 
 /// Findings, each with a key that the same finding of another recording has.
-fn findings(all: &[Finding]) -> Vec<Value> {
+fn critical_path(path: &CriticalPath) -> Value {
+    let segments = path.segments.iter().map(|(kind, ns)| json!({ "kind": kind, "total_ns": ns }));
+    let gains = path.gains.iter().map(|of| {
+        json!({
+            "change": of.change.label(),
+            "removed_ns": of.removed_ns,
+            "gain_ns": of.gain_ns,
+        })
+    });
+    json!({
+        "total_ns": path.total_ns,
+        "segments": segments.collect::<Vec<_>>(),
+        "gains": gains.collect::<Vec<_>>(),
+    })
+}
+
+fn findings(all: &[Finding], path: &CriticalPath) -> Vec<Value> {
     let mut known: HashMap<String, usize> = HashMap::new();
     let key = |of: &Finding| {
         let device = of.evidence.first().and_then(|evidence| evidence.place);
@@ -213,12 +232,12 @@ fn findings(all: &[Finding]) -> Vec<Value> {
         let before = known.entry(key.clone()).or_default();
         *before += 1;
         let key = if *before > 1 { format!("{key}#{before}") } else { key };
-        finding(of, &key)
+        finding(of, &key, path)
     };
     all.iter().map(&mut row).collect()
 }
 
-fn finding(finding: &Finding, key: &str) -> Value {
+fn finding(finding: &Finding, key: &str, path: &CriticalPath) -> Value {
     json!({
         "key": key,
         "id": finding.id,
@@ -228,6 +247,7 @@ fn finding(finding: &Finding, key: &str) -> Value {
         "measured": measure(finding.measured),
         "threshold": measure(finding.threshold),
         "recoverable_ns": finding.recoverable_ns,
+        "replayed_ns": path.gain_of_rule(finding.id),
         "evidence": finding.evidence.iter().map(evidence).collect::<Vec<_>>(),
         "advice": finding.advice,
         "false_positive": finding.false_positive,

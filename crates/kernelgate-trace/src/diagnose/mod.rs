@@ -5,10 +5,12 @@
 //! cannot answer, and says how to record the rest. `difference` compares two traces. Absent: the
 //! meaning of ranges and rules for a workload.
 
+mod account;
 mod answers;
 mod cause;
 pub mod checklist;
 mod context;
+mod critical;
 mod device_memory;
 pub mod difference;
 mod finding;
@@ -18,6 +20,8 @@ mod json;
 mod labels;
 mod platform;
 mod profiled;
+pub mod ranks;
+mod repeating;
 mod rules;
 mod text;
 mod tree;
@@ -25,8 +29,10 @@ mod utilization;
 mod waiting;
 
 pub use crate::analyze::kernel_kinds::KernelClass;
+pub use account::{Account, DeviceAccount, Iteration, Iterations, RangeAccount, Transfer};
 pub use answers::{Answers, Component, KernelShare};
 pub use cause::CauseKind;
+pub use critical::{CriticalPath, Faster, Gain};
 pub use device_memory::{MemoryPhase, MemoryUse};
 pub use finding::{
     Answer, Confidence, DeviceUse, Diagnosis, Evidence, Finding, Inspected, Measure, Question,

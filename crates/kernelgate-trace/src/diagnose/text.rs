@@ -14,6 +14,8 @@ const WIDTH: usize = 100;
 const SHOWN_RATIO: f64 = 0.01;
 /// Characters of the first words of evidence.
 const NAME: usize = 110;
+/// Kinds of segments of the critical path that are shown.
+const SEGMENTS: usize = 8;
 /// Phases of device memory that are shown.
 const PHASES: usize = 12;
 
@@ -23,6 +25,8 @@ impl Diagnosis {
         let mut text = String::new();
         self.head(&mut text);
         self.quality(&mut text);
+        self.accounts(&mut text);
+        self.critical(&mut text);
         self.gaps(&mut text);
         self.findings(&mut text);
         self.time(&mut text);
@@ -80,6 +84,35 @@ impl Diagnosis {
                 evidence.write(text, self.origin_ns, usize::MAX);
             }
             wrap(text, &format!("do: {}", finding.advice), "     ", "       ");
+        }
+    }
+
+    fn accounts(&self, text: &mut String) {
+        for device in &self.devices {
+            let _ = write!(text, "\n{}", device.account.to_text());
+        }
+    }
+
+    fn critical(&self, text: &mut String) {
+        let path = &self.critical_path;
+        if path.total_ns == 0 {
+            return;
+        }
+        let _ = writeln!(text, "\nCritical path ({})", time(path.total_ns));
+        let line = |ns: i64, label: &str| {
+            let share = percent(ns, path.total_ns);
+            format!("  {share:>5.1} %{:>12}  {}", time(ns), shorten(label, 76))
+        };
+        for (kind, ns) in path.segments.iter().take(SEGMENTS) {
+            let _ = writeln!(text, "{}", line(*ns, kind));
+        }
+        let rest: i64 = path.segments.iter().skip(SEGMENTS).map(|(_, ns)| ns).sum();
+        if rest > 0 {
+            let _ = writeln!(text, "{}", line(rest, "other kinds"));
+        }
+        let _ = writeln!(text, "  gains, from the replay of the recorded dependencies");
+        for gain in &path.gains {
+            let _ = writeln!(text, "{}", line(gain.gain_ns, &gain.change.label()));
         }
     }
 
@@ -155,6 +188,11 @@ impl Diagnosis {
         }
         for (index, finding) in self.findings.iter().enumerate() {
             finding.write(text, index + 1, self.origin_ns);
+            if let Some(gain) = self.critical_path.gain_of_rule(finding.id) {
+                let share = percent(gain, self.critical_path.total_ns);
+                let line = format!("replayed without it: {} less, {share:.1} %", time(gain));
+                wrap(text, &line, "     ", "       ");
+            }
             if let Some(Answer::Yes { inspected, .. }) =
                 self.question(finding.id).map(|question| &question.answer)
                 && let Some(missing) = &inspected.missing

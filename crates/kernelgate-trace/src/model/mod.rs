@@ -4,6 +4,7 @@
 //! their fields. Texts, places, functions and launch shapes are tables of their own that rows refer
 //! to. A column that was not recorded is empty. Absent: what the numbers mean.
 
+pub mod collectives;
 pub mod gpu;
 pub mod host;
 pub mod kernel_metrics;
@@ -13,6 +14,7 @@ pub mod quality;
 use std::collections::BTreeMap;
 use std::hash::Hash;
 
+use collectives::Collectives;
 use gpu::{
     Allocations, Copies, Counters, DeclaredWork, Function, GraphLaunches, GraphNode, Kernels,
     LaunchShape, NodeEvents, Place, PlaceId, Sets, Synchronisations,
@@ -110,6 +112,8 @@ pub struct Trace {
     pub shapes: Vec<LaunchShape>,
     /// Executions of kernels.
     pub kernels: Kernels,
+    /// Descriptions of kernels that communicate.
+    pub collectives: Collectives,
     /// Copies.
     pub copies: Copies,
     /// Sets.

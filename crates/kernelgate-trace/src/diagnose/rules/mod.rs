@@ -15,8 +15,10 @@ mod quality;
 mod waits;
 mod work;
 
+use super::account;
 use super::answers::Answers;
 use super::context::Context;
+use super::critical;
 use super::device_memory;
 use super::finding::{Answer, DeviceUse, Diagnosis, Finding, Inspected, QUALITY, Question, Unit};
 use super::gaps;
@@ -103,7 +105,8 @@ pub(super) fn apply(context: &Context<'_>) -> Diagnosis {
     let devices: Vec<DeviceUse> = context
         .activities
         .iter()
-        .map(|activity| {
+        .zip(account::accounts(context))
+        .map(|(activity, account)| {
             let device = trace.devices.iter().find(|device| device.id == activity.device);
             DeviceUse {
                 pid: trace.processes[activity.process as usize].pid,
@@ -112,6 +115,7 @@ pub(super) fn apply(context: &Context<'_>) -> Diagnosis {
                 span: activity.span,
                 busy_ns: activity.busy_ns,
                 operations: activity.operations,
+                account,
                 gaps: gaps::report(context, activity),
             }
         })
@@ -153,6 +157,7 @@ pub(super) fn apply(context: &Context<'_>) -> Diagnosis {
             ("profiled launches", trace.profiled.len()),
         ],
         devices,
+        critical_path: critical::critical_path(context),
         memory,
         quality,
         findings,

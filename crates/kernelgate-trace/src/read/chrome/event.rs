@@ -78,6 +78,21 @@ pub(super) struct Arguments<'a> {
     pub types: Option<&'a RawValue>,
     #[serde(borrow, rename = "Concrete Inputs")]
     pub values: Option<&'a RawValue>,
+    /// Collectives as PyTorch describes them.
+    #[serde(borrow, rename = "Collective name")]
+    pub collective: Option<&'a RawValue>,
+    #[serde(borrow, rename = "In msg nelems")]
+    pub elements_in: Option<&'a RawValue>,
+    #[serde(borrow, rename = "Out msg nelems")]
+    pub elements_out: Option<&'a RawValue>,
+    #[serde(borrow, rename = "dtype")]
+    pub element: Option<&'a RawValue>,
+    #[serde(borrow, rename = "Group size")]
+    pub group_size: Option<&'a RawValue>,
+    #[serde(borrow, rename = "Process Group Name")]
+    pub group_name: Option<&'a RawValue>,
+    #[serde(borrow, rename = "Process Group Ranks")]
+    pub group_ranks: Option<&'a RawValue>,
     /// Of memory: 1 on a GPU.
     #[serde(borrow, rename = "Device Type")]
     pub device_type: Option<&'a RawValue>,

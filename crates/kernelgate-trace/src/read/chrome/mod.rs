@@ -4,6 +4,7 @@
 //! than expected is counted and left out. Absent: Python functions, flow arrows (operations and
 //! calls are joined by their correlation ids), counters.
 
+mod collective;
 mod copies;
 mod document;
 mod event;
@@ -436,6 +437,10 @@ impl Reader {
             }
             if node != 0 || !kernels.graph_node.is_empty() {
                 kernels.graph_node.push(node);
+            }
+            let row = u32::try_from(kernels.on_gpu.len() - 1).expect("fewer than 2^32 kernels");
+            if let Some(call) = collective::read(arguments, &mut self.builder.trace.names) {
+                self.builder.trace.collectives.push(row, call);
             }
         }
         self.builder.trace.kernels = kernels;

@@ -1,0 +1,122 @@
+//! The time of each device as a picture: a bar for the whole, for start-up and for each iteration,
+//! stacked from its lines.
+
+use maud::{Markup, html};
+
+use crate::pages::charts::Figure;
+use crate::pages::shell;
+use crate::plot::{Axis, Body, Chart, Quantity, Row, RowMark, Rows, ScaleKind};
+use kernelgate::display::time;
+use kernelgate_trace::analyze::timeline::Line;
+use kernelgate_trace::diagnose::{Account, DeviceAccount, Diagnosis, Transfer};
+
+/// Iterations that have a bar; of more the first ones.
+const ITERATIONS: usize = 24;
+
+/// Parts of a bar: name and lines of busy time. Idle time comes behind them.
+const PARTS: &[(&str, &[Line])] = &[
+    ("compute", &[Line::Compute, Line::Graph]),
+    ("compute beside communication", &[Line::ComputeAndCommunication]),
+    ("compute beside copies", &[Line::ComputeAndCopy, Line::ComputeAndMigration]),
+    ("exposed communication", &[Line::Communication]),
+    ("exposed copies", &[Line::Copy, Line::Migration, Line::Set]),
+];
+
+/// A stacked chart a device.
+pub fn stacked(diagnosis: &Diagnosis) -> Vec<Figure> {
+    diagnosis.devices.iter().map(|device| chart(&device.account)).collect()
+}
+
+fn chart(account: &DeviceAccount) -> Figure {
+    let mut rows = Vec::new();
+    let mut subtitle = "lines add up to the span".to_owned();
+    match &account.iterations {
+        None => rows.push(row("all".to_owned(), &account.total)),
+        Some(iterations) => {
+            if iterations.before.total_ns() > 0 {
+                rows.push(row("start-up".to_owned(), &iterations.before));
+            }
+            for (index, of) in iterations.each.iter().take(ITERATIONS).enumerate() {
+                rows.push(row(format!("iteration {}", index + 1), &of.account));
+            }
+            let more = iterations.each.len().saturating_sub(ITERATIONS);
+            let more = if more > 0 { format!("; {more} more follow") } else { String::new() };
+            subtitle = format!("by iteration, found by {}{more}", iterations.sign.label());
+        }
+    }
+    let names = PARTS.iter().map(|(name, _)| (*name).to_owned());
+    let chart = Chart {
+        title: format!("Time of process {}, device {}", account.pid, account.device),
+        subtitle,
+        body: Body::Rows(Rows {
+            axis: Axis::new("time", Quantity::Time, ScaleKind::FromZero),
+            legend: names.chain(["idle".to_owned()]).collect(),
+            rows,
+            origin: None,
+        }),
+    };
+    Figure::new(&["account", &account.pid.to_string(), &account.device.to_string()], chart)
+}
+
+/// A bar of spans, one behind the other.
+fn row(label: String, account: &Account) -> Row {
+    let mut at = 0;
+    let mut marks = Vec::new();
+    let busy = PARTS.iter().map(|(_, lines)| lines.iter().map(|&line| account.busy(line)).sum());
+    for (colour, ns) in busy.chain([account.idle_ns()]).enumerate() {
+        if ns > 0 {
+            marks.push(RowMark::Span(at as f64, (at + ns) as f64, colour));
+            at += ns;
+        }
+    }
+    Row { label, value: time(account.total_ns() as f64), marks }
+}
+
+/// The lines as tables: the whole of each device, and its transfers.
+pub fn tables(diagnosis: &Diagnosis) -> Markup {
+    let lines: Vec<Vec<String>> = diagnosis
+        .devices
+        .iter()
+        .flat_map(|device| {
+            let total = device.account.total.total_ns().max(1) as f64;
+            let place = format!("process {}, device {}", device.pid, device.device);
+            device.account.total.lines().into_iter().map(move |(label, ns)| {
+                let share = format!("{:.1}%", 100.0 * ns as f64 / total);
+                vec![label, place.clone(), time(ns as f64), share]
+            })
+        })
+        .collect();
+    let transfer = |of: &Transfer| {
+        vec![
+            format!("{} {}", of.class.label(), of.label),
+            of.count.to_string(),
+            time(of.total_ns as f64),
+            time(of.exposed_ns as f64),
+            of.bus.map_or_else(|| "-".to_owned(), |bus| format!("{bus:.1} GB/s")),
+        ]
+    };
+    let transfers: Vec<Vec<String>> =
+        diagnosis.devices.iter().flat_map(|of| of.account.transfers.iter().map(transfer)).collect();
+    let path = &diagnosis.critical_path;
+    let gains: Vec<Vec<String>> = path
+        .gains
+        .iter()
+        .map(|gain| {
+            let share = 100.0 * gain.gain_ns as f64 / path.total_ns.max(1) as f64;
+            vec![gain.change.label(), time(gain.gain_ns as f64), format!("{share:.1}%")]
+        })
+        .collect();
+    html! {
+        @if !lines.is_empty() {
+            (shell::table(&["line", "where", "time", "share"], &lines, |_| false))
+        }
+        @if !transfers.is_empty() {
+            h3 { "Communication and copies" }
+            (shell::table(&["kind", "count", "time", "exposed", "bus bandwidth"], &transfers, |_| false))
+        }
+        @if !gains.is_empty() {
+            h3 { "Gains, from the replay of the recorded dependencies" }
+            (shell::table(&["change", "gain", "share"], &gains, |_| false))
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Diagnoses every trace below a folder and prints one text that `diff` can compare: findings and
+//! the accounting of each trace, without times of day or paths outside of the folder. A changed rule
+//! shows its effect on real traces as a diff of two outputs.
+//!
+//! `cargo run --release -p kernelgate-trace --example ecosystem -- FOLDER > findings.txt`
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use kernelgate_trace::TraceError;
+use kernelgate_trace::diagnose::{Diagnosis, diagnose, diagnose_streamed};
+use kernelgate_trace::read::{self, Wanted};
+
+/// Ends of names of files that may be traces.
+const EXTENSIONS: &[&str] =
+    &[".sqlite", ".nsys-rep", ".json", ".json.gz", ".csv", ".ncu-rep", ".log"];
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [folder] = &arguments[..] else {
+        eprintln!("usage: ecosystem FOLDER");
+        return ExitCode::from(2);
+    };
+    let mut traces = Vec::new();
+    if let Err(error) = collect(Path::new(folder), &mut traces) {
+        eprintln!("error: failed to read {folder}: {error}");
+        return ExitCode::from(2);
+    }
+    traces.sort();
+    for trace in &traces {
+        let name = trace.strip_prefix(folder).unwrap_or(trace).display();
+        println!("== {name}");
+        match diagnosis(trace) {
+            Ok(diagnosis) => print(&diagnosis),
+            // The path is in the heading: a folder elsewhere gives the same text.
+            Err(error) => println!("  not read: {}", error.to_string().replace(folder, "")),
+        }
+        println!();
+    }
+    ExitCode::SUCCESS
+}
+
+/// Files below a folder that may be traces.
+fn collect(folder: &Path, traces: &mut Vec<PathBuf>) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if path.is_dir() {
+            collect(&path, traces)?;
+        } else if EXTENSIONS.iter().any(|end| name.ends_with(end)) {
+            traces.push(path);
+        }
+    }
+    Ok(())
+}
+
+fn diagnosis(path: &Path) -> Result<Diagnosis, TraceError> {
+    match diagnose_streamed(path)? {
+        Some(diagnosis) => Ok(diagnosis),
+        None => Ok(diagnose(&read::open(path, &Wanted::ALL)?)),
+    }
+}
+
+fn print(diagnosis: &Diagnosis) {
+    let records = diagnosis.records.iter().filter(|(_, count)| *count > 0);
+    let records: Vec<String> = records.map(|(kind, count)| format!("{kind} {count}")).collect();
+    println!("  {}: {}", diagnosis.recorder, records.join(", "));
+    for device in &diagnosis.devices {
+        let total = device.account.total.total_ns();
+        println!("  process {}, device {}: {} ns", device.pid, device.device, total);
+        for (label, ns) in device.account.total.lines() {
+            println!("    {label}: {}", share(ns, total));
+        }
+        if let Some(iterations) = &device.account.iterations {
+            println!("    {} iterations by {}", iterations.each.len(), iterations.sign.label());
+        }
+    }
+    for finding in diagnosis.quality.iter().chain(&diagnosis.findings) {
+        println!("  {} {}: {}", finding.severity.label(), finding.id, finding.title);
+        println!(
+            "    measured {:.1} {}, savings {}, replayed {}",
+            finding.measured.value,
+            finding.measured.unit,
+            nanoseconds(finding.recoverable_ns),
+            nanoseconds(diagnosis.critical_path.gain_of_rule(finding.id))
+        );
+    }
+    for question in &diagnosis.questions {
+        if let Some(reason) = question.not_measured() {
+            println!("  not measured {}: {reason}", question.id);
+        }
+    }
+}
+
+fn nanoseconds(ns: Option<i64>) -> String {
+    ns.map_or("-".to_owned(), |ns| format!("{ns} ns"))
+}
+
+#[allow(clippy::cast_precision_loss)]
+fn share(part: i64, whole: i64) -> String {
+    format!("{:.1} %", part as f64 / whole.max(1) as f64 * 100.0)
+}

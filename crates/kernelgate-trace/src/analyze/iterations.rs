@@ -1,0 +1,292 @@
+//! Iterations of a run: found by ranges, by marks, or by kernels that repeat, and cut on the device
+//! where their first operation starts. Absent: how long an iteration should take.
+
+use hashbrown::HashMap;
+
+use super::operations::{AllOperations, Kind, OperationId};
+use crate::model::Trace;
+
+/// Fewest iterations.
+const FEWEST: usize = 3;
+/// Words in names of ranges that are iterations.
+const WORDS: &[&str] = &["profilerstep", "step", "iter", "batch"];
+/// Part of the time between the first and the last iteration that ranges without such a word must
+/// fill.
+const COVERED: f64 = 0.5;
+/// Part of the iterations whose number of operations is near the median.
+const REGULAR: f64 = 0.7;
+/// Kernels that are tried as the first one of an iteration.
+const ANCHORS: usize = 24;
+/// Operations that are compared for one of them.
+const COMPARED: usize = 200_000;
+/// Part of an iteration's operations that the next one repeats.
+const REPEATED: f64 = 0.9;
+
+/// A sign by which iterations were found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Sign {
+    /// Ranges of this name; `#` stands for numbers.
+    Range(String),
+    /// Marks of this name; `#` stands for numbers.
+    Mark(String),
+    /// An operation of this name, which each iteration has once, at the same place.
+    Repetition(String),
+}
+
+impl Sign {
+    /// As text.
+    pub fn label(&self) -> String {
+        match self {
+            Self::Range(name) => format!("range {name}"),
+            Self::Mark(name) => format!("mark {name}"),
+            Self::Repetition(name) => format!("repetition of {name}"),
+        }
+    }
+}
+
+/// A range or the time from one mark to the next, as a candidate for an iteration.
+#[derive(Debug, Clone, Copy)]
+pub struct Candidate<K> {
+    /// Candidates of one key belong together.
+    pub key: K,
+    /// Ranges around it.
+    pub depth: u32,
+    /// First nanosecond of the host's time.
+    pub start: i64,
+    /// Nanosecond after the last.
+    pub end: i64,
+}
+
+/// Starts of iterations in time of the host, and the end of the last one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostIterations<K> {
+    /// The key of the ranges or marks.
+    pub key: K,
+    /// When each one starts.
+    pub starts: Vec<i64>,
+    /// When the last one ends.
+    pub end: i64,
+}
+
+/// Finds the candidates that are iterations: at least three of one key that follow each other,
+/// fill most of the time and launch about the same number of operations each. `launches` are the
+/// times of all launch calls of the process, in order.
+pub fn among<K: Copy + Eq + std::hash::Hash + Ord>(
+    candidates: &[Candidate<K>],
+    name: impl Fn(K) -> String,
+    launches: &[i64],
+) -> Option<HostIterations<K>> {
+    let mut groups: HashMap<K, Vec<Candidate<K>>> = HashMap::new();
+    for candidate in candidates {
+        groups.entry(candidate.key).or_default().push(*candidate);
+    }
+    let mut ranked: Vec<Group<K>> = groups
+        .into_iter()
+        .filter(|(_, group)| group.len() >= FEWEST)
+        .map(|(key, mut candidates)| {
+            candidates.sort_by_key(|of| (of.start, of.end));
+            let name = name(key).to_ascii_lowercase();
+            Group {
+                key,
+                named: WORDS.iter().any(|word| name.contains(word)),
+                depth: candidates.iter().map(|of| of.depth).min().unwrap_or(0),
+                total: candidates.iter().map(|of| of.end - of.start).sum(),
+                candidates,
+            }
+        })
+        .collect();
+    ranked.sort_by_key(|of| (!of.named, of.depth, -of.total, of.key));
+    ranked.into_iter().find_map(|group| {
+        let candidates = &group.candidates;
+        let overlap = candidates.windows(2).any(|pair| pair[1].start < pair[0].end);
+        let (first, last) = (candidates.first()?.start, candidates.last()?.end);
+        #[allow(clippy::cast_precision_loss)]
+        let covered = group.named || group.total as f64 >= COVERED * (last - first) as f64;
+        let starts: Vec<i64> = candidates.iter().map(|of| of.start).collect();
+        (!overlap && covered && regular(&starts, last, launches)).then_some(HostIterations {
+            key: group.key,
+            starts,
+            end: last,
+        })
+    })
+}
+
+/// Candidates of one key.
+struct Group<K> {
+    key: K,
+    /// Whether their name is one of iterations.
+    named: bool,
+    depth: u32,
+    total: i64,
+    candidates: Vec<Candidate<K>>,
+}
+
+/// Whether most iterations launch a number of operations near the median, which is not zero.
+fn regular(starts: &[i64], end: i64, launches: &[i64]) -> bool {
+    let at = |time: i64| launches.partition_point(|&launch| launch < time);
+    let bounds: Vec<usize> = starts.iter().copied().chain([end]).map(at).collect();
+    let counts: Vec<usize> = bounds.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    let mut sorted = counts.clone();
+    sorted.sort_unstable();
+    let median = sorted[sorted.len() / 2];
+    let near = counts.iter().filter(|count| count.abs_diff(median) * 4 <= median).count();
+    #[allow(clippy::cast_precision_loss)]
+    let share = near as f64 / counts.len() as f64;
+    median > 0 && share >= REGULAR
+}
+
+/// Starts of the host's iterations on a device: `operations` with the time of their launch, in
+/// any order. The last cut is the end of the last iteration; an iteration without an operation is
+/// empty.
+pub fn cuts(
+    starts: &[i64],
+    end: i64,
+    device_end: i64,
+    operations: impl Iterator<Item = (i64, i64)>,
+) -> Vec<i64> {
+    let mut cuts = vec![device_end; starts.len() + 1];
+    for (launch, start) in operations {
+        let index = match launch >= end {
+            true => starts.len(),
+            false => match starts.partition_point(|&first| first <= launch) {
+                0 => continue,
+                after => after - 1,
+            },
+        };
+        cuts[index] = cuts[index].min(start);
+    }
+    for index in (0..starts.len()).rev() {
+        cuts[index] = cuts[index].min(cuts[index + 1]);
+    }
+    cuts
+}
+
+/// Number that operations of one name share.
+fn key(trace: &Trace, all: &AllOperations<'_>, id: OperationId) -> u64 {
+    let (kind, row) = all.part(id);
+    let name = match kind {
+        Kind::Kernel => trace.kernels.function[row],
+        Kind::Copy => trace.copies.kind[row].0,
+        Kind::Set => 0,
+        Kind::Graph => trace.graphs.executable[row],
+    };
+    (kind as u64) << 32 | u64::from(name)
+}
+
+/// Operations of a device, in the order of their start, that begin an iteration each: all of one
+/// name, with about the same operations between them; `None` if nothing repeats three times.
+pub fn repeated(
+    trace: &Trace,
+    all: &AllOperations<'_>,
+    operations: &[OperationId],
+) -> Option<Vec<OperationId>> {
+    let mut numbers: HashMap<u64, u32> = HashMap::new();
+    let mut sequence: Vec<u32> = Vec::with_capacity(operations.len());
+    for &id in operations {
+        let new = u32::try_from(numbers.len()).expect("fewer than 2^32 names");
+        sequence.push(*numbers.entry(key(trace, all, id)).or_insert(new));
+    }
+    let names = numbers.len();
+    let mut count = vec![0usize; names];
+    sequence.iter().for_each(|&name| count[name as usize] += 1);
+    // One name for each number of occurrences, the rarest first: the longest period first.
+    let mut anchors: Vec<(usize, u32)> = (0u32..)
+        .zip(&count)
+        .filter(|&(_, &count)| count >= FEWEST && count * 2 <= operations.len())
+        .map(|(name, &count)| (count, name))
+        .collect();
+    anchors.sort_unstable();
+    anchors.dedup_by_key(|&mut (count, _)| count);
+    anchors.truncate(ANCHORS);
+    let scored: Vec<(f64, u32)> =
+        anchors.iter().map(|&(_, name)| (score(&sequence, names, name), name)).collect();
+    let best = scored.iter().map(|&(score, _)| score).fold(0.0, f64::max);
+    if best < REPEATED {
+        return None;
+    }
+    // The shortest period of equal ones.
+    let &(_, anchor) = scored.iter().rev().find(|&&(score, _)| score >= best - 0.01)?;
+    let of_anchor = |&(&name, _): &(&u32, &OperationId)| name == anchor;
+    Some(sequence.iter().zip(operations).filter(of_anchor).map(|(_, &id)| id).collect())
+}
+
+/// The part of the operations between occurrences of a name that come again between the next two,
+/// over the whole of the trace that the occurrences span.
+#[allow(clippy::cast_precision_loss)]
+fn score(sequence: &[u32], names: usize, anchor: u32) -> f64 {
+    let at = (0..sequence.len()).filter(|&index| sequence[index] == anchor);
+    let places: Vec<usize> = at.collect();
+    let segments: Vec<&[u32]> = places.windows(2).map(|pair| &sequence[pair[0]..pair[1]]).collect();
+    let (mut same, mut all, mut bag) = (0usize, 0usize, vec![0i32; names]);
+    for pair in segments.windows(2) {
+        pair[0].iter().for_each(|&name| bag[name as usize] += 1);
+        for &name in pair[1] {
+            let left = &mut bag[name as usize];
+            same += usize::from(*left > 0);
+            *left -= 1;
+        }
+        pair.iter().for_each(|part| part.iter().for_each(|&name| bag[name as usize] = 0));
+        all += pair[0].len().max(pair[1].len());
+        if all > COMPARED {
+            break;
+        }
+    }
+    let (Some(first), Some(last)) = (places.first(), places.last()) else { return 0.0 };
+    let spanned = (last - first) as f64 / sequence.len() as f64;
+    // Half of the operations at least lie between occurrences.
+    if spanned < 0.5 { 0.0 } else { same as f64 / all.max(1) as f64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidates(key: u32, depth: u32, spans: &[(i64, i64)]) -> Vec<Candidate<u32>> {
+        spans.iter().map(|&(start, end)| Candidate { key, depth, start, end }).collect()
+    }
+
+    #[test]
+    fn the_outermost_regular_ranges_are_the_iterations() {
+        let launches: Vec<i64> = (0..300).collect();
+        let steps: Vec<(i64, i64)> = (0..3).map(|i| (i * 100, i * 100 + 95)).collect();
+        let layers: Vec<(i64, i64)> = (0..30).map(|i| (i * 10, i * 10 + 9)).collect();
+        let mut all = candidates(1, 1, &layers);
+        all.extend(candidates(0, 0, &steps));
+        let name = |key| ["run_#", "layer_#"][key as usize].to_owned();
+        let found = among(&all, name, &launches);
+        assert_eq!(found.as_ref().map(|of| of.starts.clone()), Some(vec![0, 100, 200]));
+        // A name that says so comes before the outermost.
+        let name = |key| ["run_#", "batch_#"][key as usize].to_owned();
+        assert_eq!(among(&all, name, &launches).map(|of| of.starts.len()), Some(30));
+    }
+
+    #[test]
+    fn ranges_of_irregular_work_are_no_iterations() {
+        let launches: Vec<i64> = (0..20).collect();
+        let ranges = candidates(0, 0, &[(0, 18), (20, 38), (40, 58)]);
+        assert_eq!(among(&ranges, |_| "part".to_owned(), &launches), None);
+        let overlapping = candidates(0, 0, &[(0, 8), (5, 12), (12, 20)]);
+        assert_eq!(among(&overlapping, |_| "part".to_owned(), &launches), None);
+    }
+
+    #[test]
+    fn iterations_are_cut_where_their_first_operation_starts() {
+        let operations = [(5, 50), (12, 60), (15, 55), (25, 90), (40, 120)];
+        // The operation launched before the first iteration belongs to none.
+        let cuts = cuts(&[10, 20], 30, 200, operations.into_iter());
+        assert_eq!(cuts, [55, 90, 120]);
+    }
+
+    #[test]
+    fn a_step_is_the_period_and_its_layers_are_not() {
+        // 5 steps: an embedding, 8 layers of two kernels, a loss.
+        let mut sequence = Vec::new();
+        for _ in 0..5 {
+            sequence.push(0);
+            (0..8).for_each(|_| sequence.extend([1, 2]));
+            sequence.push(3);
+        }
+        assert!(score(&sequence, 4, 0) > 0.99);
+        assert!(score(&sequence, 4, 1) < 0.9, "{}", score(&sequence, 4, 1));
+    }
+}

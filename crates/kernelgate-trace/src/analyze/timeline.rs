@@ -1,0 +1,206 @@
+//! Concurrent work on a device: its time cut where an operation starts or ends, each piece with the
+//! classes of work in it.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use super::classes::{Class, Classes};
+use super::idle::Gap;
+use super::operations::{AllOperations, OperationId};
+
+/// Lines of busy time. Concurrent work counts once: compute hides communication, and both hide
+/// copies, so that the lines add up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Line {
+    /// Compute with nothing beside it.
+    Compute,
+    /// Compute with communication beside it: hidden communication.
+    ComputeAndCommunication,
+    /// Compute with page migrations beside it.
+    ComputeAndMigration,
+    /// Compute with copies beside it: hidden copies.
+    ComputeAndCopy,
+    /// A graph whose kernels were not recorded.
+    Graph,
+    /// Communication without compute: exposed.
+    Communication,
+    /// Page migrations without compute or communication.
+    Migration,
+    /// Copies without compute or communication: exposed.
+    Copy,
+    /// Memory set, and nothing else.
+    Set,
+}
+
+impl Line {
+    /// Every line.
+    pub const ALL: [Self; 9] = [
+        Self::Compute,
+        Self::ComputeAndCommunication,
+        Self::ComputeAndMigration,
+        Self::ComputeAndCopy,
+        Self::Graph,
+        Self::Communication,
+        Self::Migration,
+        Self::Copy,
+        Self::Set,
+    ];
+
+    /// As text.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Compute => "compute",
+            Self::ComputeAndCommunication => "compute, hides communication",
+            Self::ComputeAndMigration => "compute, page migrations beside it",
+            Self::ComputeAndCopy => "compute, hides copies",
+            Self::Graph => "graphs, recorded whole",
+            Self::Communication => "exposed communication",
+            Self::Migration => "exposed page migrations",
+            Self::Copy => "exposed copies",
+            Self::Set => "memsets",
+        }
+    }
+
+    /// A name for programs.
+    pub const fn key(self) -> &'static str {
+        match self {
+            Self::Compute => "compute",
+            Self::ComputeAndCommunication => "hidden_communication",
+            Self::ComputeAndMigration => "compute_with_page_migrations",
+            Self::ComputeAndCopy => "hidden_copies",
+            Self::Graph => "graphs_recorded_whole",
+            Self::Communication => "exposed_communication",
+            Self::Migration => "exposed_page_migrations",
+            Self::Copy => "exposed_copies",
+            Self::Set => "memsets",
+        }
+    }
+
+    /// The line of work whose classes run at once.
+    fn running(running: &[usize; CLASSES]) -> Self {
+        let runs = |class: Class| running[class as usize] > 0;
+        match runs(Class::Compute) {
+            true if runs(Class::Communication) => Self::ComputeAndCommunication,
+            true if runs(Class::Migration) => Self::ComputeAndMigration,
+            true if runs(Class::Copy) => Self::ComputeAndCopy,
+            true => Self::Compute,
+            false if runs(Class::Graph) => Self::Graph,
+            false if runs(Class::Communication) => Self::Communication,
+            false if runs(Class::Migration) => Self::Migration,
+            false if runs(Class::Copy) => Self::Copy,
+            false => Self::Set,
+        }
+    }
+}
+
+const CLASSES: usize = Class::ALL.len();
+
+/// A piece of a device's time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Piece {
+    /// Operations run.
+    Busy {
+        /// First nanosecond.
+        start: i64,
+        /// Nanosecond after the last.
+        end: i64,
+        /// Its line.
+        line: Line,
+        /// The operation that gives the line: of its class the one that started first.
+        owner: OperationId,
+    },
+    /// Nothing runs.
+    Idle(Gap),
+}
+
+/// An operation while it runs.
+type Active = (i64, Class, OperationId);
+
+/// Cuts the time of a device, whose operations are in order of their start. The pieces come in
+/// order, without a hole from the first start to the last end.
+///
+/// Time is proportional to the operations, times the logarithm of how many run at once.
+pub fn pieces(
+    all: &AllOperations<'_>,
+    classes: &Classes<'_>,
+    operations: impl Iterator<Item = OperationId>,
+    mut each: impl FnMut(Piece),
+) {
+    let mut sweep = Sweep::default();
+    for (started, id) in (0u32..).zip(operations) {
+        let (start, end, class) = (all.start(id), all.end(id), classes.class(id));
+        sweep.advance(start, &mut each);
+        if let Some(last) = sweep.last.filter(|_| sweep.running.is_empty())
+            && sweep.time < start
+        {
+            let gap = Gap { start: sweep.time, end: start, before: last, after: id, started };
+            each(Piece::Idle(gap));
+        }
+        sweep.time = sweep.time.max(start);
+        if end > start {
+            sweep.begin((end, class, id));
+        } else if sweep.last.is_none() {
+            sweep.last = Some(id);
+        }
+    }
+    sweep.advance(i64::MAX, &mut each);
+}
+
+struct Sweep {
+    time: i64,
+    /// The operation that ended last.
+    last: Option<OperationId>,
+    running: BinaryHeap<Reverse<Active>>,
+    count: [usize; CLASSES],
+    /// By class, what runs in the order of its start; what ended is dropped when it comes to the
+    /// front.
+    order: [VecDeque<(i64, OperationId)>; CLASSES],
+}
+
+impl Default for Sweep {
+    fn default() -> Self {
+        Self {
+            time: i64::MIN,
+            last: None,
+            running: BinaryHeap::new(),
+            count: [0; CLASSES],
+            order: Default::default(),
+        }
+    }
+}
+
+impl Sweep {
+    fn begin(&mut self, (end, class, id): Active) {
+        self.running.push(Reverse((end, class, id)));
+        self.count[class as usize] += 1;
+        self.order[class as usize].push_back((end, id));
+    }
+
+    /// Hands out the time until `until` as far as operations run.
+    fn advance(&mut self, until: i64, each: &mut impl FnMut(Piece)) {
+        while let Some(&Reverse((end, class, id))) = self.running.peek() {
+            let to = end.min(until);
+            if to > self.time {
+                let line = Line::running(&self.count);
+                let owner = self.owner();
+                each(Piece::Busy { start: self.time, end: to, line, owner });
+                self.time = to;
+            }
+            if end > until {
+                return;
+            }
+            self.running.pop();
+            self.count[class as usize] -= 1;
+            self.last = Some(id);
+        }
+    }
+
+    fn owner(&mut self) -> OperationId {
+        let class = self.count.iter().position(|&count| count > 0).expect("something runs");
+        let order = &mut self.order[class];
+        while order.front().is_some_and(|&(end, _)| end <= self.time) {
+            order.pop_front();
+        }
+        order.front().expect("what runs is in the order").1
+    }
+}

@@ -1,0 +1,328 @@
+//! Time accounting of a device: one table whose lines add up to its span, also by iteration and
+//! by range.
+
+mod json;
+mod text;
+mod transfers;
+
+pub use transfers::Transfer;
+
+use std::collections::BTreeMap;
+
+use hashbrown::HashMap;
+
+use super::cause::CauseKind;
+use super::context::Context;
+use super::labels::{short_name, without_numbers};
+use crate::analyze::idle::{self, Activity, Gap};
+use crate::analyze::iterations::{self, Sign};
+use crate::analyze::operations::OperationId;
+use crate::analyze::paths::{PathId, ROOT};
+use crate::analyze::timeline::{self, Line, Piece};
+
+/// Ranges that are listed.
+const RANGES: usize = 10;
+/// An iteration this many times as long as the median is unusual.
+const UNUSUAL: i64 = 2;
+
+/// The time of a span: its lines add up to it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Account {
+    busy: [i64; Line::ALL.len()],
+    /// Idle time by cause, nanoseconds.
+    pub idle: BTreeMap<CauseKind, i64>,
+}
+
+impl Account {
+    /// Nanoseconds of a line of busy time.
+    pub fn busy(&self, line: Line) -> i64 {
+        self.busy[line as usize]
+    }
+
+    /// All lines of busy time that are not empty.
+    pub fn busy_lines(&self) -> impl Iterator<Item = (Line, i64)> {
+        Line::ALL.into_iter().zip(self.busy).filter(|&(_, ns)| ns != 0)
+    }
+
+    /// Nanoseconds in which something ran.
+    pub fn busy_ns(&self) -> i64 {
+        self.busy.iter().sum()
+    }
+
+    /// Nanoseconds in which nothing ran.
+    pub fn idle_ns(&self) -> i64 {
+        self.idle.values().sum()
+    }
+
+    /// The whole span, nanoseconds.
+    pub fn total_ns(&self) -> i64 {
+        self.busy_ns() + self.idle_ns()
+    }
+
+    /// Time whose cause the trace does not hold, nanoseconds.
+    pub fn unclassified_ns(&self) -> i64 {
+        self.idle.get(&CauseKind::Unknown).copied().unwrap_or(0)
+    }
+
+    fn add(&mut self, part: &Part) {
+        match part {
+            Part::Busy(line, ns) => self.busy[*line as usize] += ns,
+            Part::Idle(cause, ns) => *self.idle.entry(*cause).or_default() += ns,
+        }
+    }
+
+    /// Adds another span.
+    fn extend(&mut self, other: &Self) {
+        self.busy.iter_mut().zip(other.busy).for_each(|(sum, ns)| *sum += ns);
+        other.idle.iter().for_each(|(&cause, ns)| *self.idle.entry(cause).or_default() += ns);
+    }
+}
+
+enum Part {
+    Busy(Line, i64),
+    Idle(CauseKind, i64),
+}
+
+/// An iteration on a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Iteration {
+    /// From the start of its first operation to that of the next iteration's.
+    pub span: (i64, i64),
+    /// Its time.
+    pub account: Account,
+}
+
+/// The iterations of a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Iterations {
+    /// By which sign they were found.
+    pub sign: Sign,
+    /// Time before the first one.
+    pub before: Account,
+    /// Each one, without those that ran nothing on this device.
+    pub each: Vec<Iteration>,
+    /// Time behind the last one.
+    pub after: Account,
+}
+
+impl Iterations {
+    /// Lengths of the steady state, which is all but the first one, in order of their length.
+    pub fn steady_lengths(&self) -> Vec<i64> {
+        let mut lengths: Vec<i64> =
+            self.each.iter().skip(1).map(|of| of.span.1 - of.span.0).collect();
+        lengths.sort_unstable();
+        lengths
+    }
+
+    /// The time of all iterations but the first.
+    pub fn steady(&self) -> Account {
+        let mut sum = Account::default();
+        self.each.iter().skip(1).for_each(|of| sum.extend(&of.account));
+        sum
+    }
+
+    /// Iterations of the steady state, numbered from 1, that are twice as long as the median.
+    pub fn unusual(&self) -> Vec<usize> {
+        let lengths = self.steady_lengths();
+        let Some(&median) = lengths.get(lengths.len() / 2) else { return Vec::new() };
+        let long = |&(_, of): &(usize, &Iteration)| of.span.1 - of.span.0 >= UNUSUAL * median;
+        self.each.iter().enumerate().skip(1).filter(long).map(|(index, _)| index + 1).collect()
+    }
+}
+
+/// The time of a range's operations, and of the idle time before them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RangeAccount {
+    /// Its path; `#` stands for numbers.
+    pub path: String,
+    /// Ranges around it.
+    pub depth: usize,
+    /// Its time.
+    pub account: Account,
+}
+
+/// The time of a process on a device.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DeviceAccount {
+    /// The system's id of the process.
+    pub pid: i64,
+    /// The device.
+    pub device: u32,
+    /// All of its time.
+    pub total: Account,
+    /// Its iterations, where some were found.
+    pub iterations: Option<Iterations>,
+    /// Communication, copies and page migrations by kind, those with most exposed time first.
+    pub transfers: Vec<Transfer>,
+    /// The outer two levels of ranges, the most expensive first.
+    pub ranges: Vec<RangeAccount>,
+}
+
+/// The accounts of every process on every device.
+pub(super) fn accounts(context: &Context<'_>) -> Vec<DeviceAccount> {
+    let operations = idle::by_device(context.trace, &context.all, |_| true);
+    let groups = Groups::new(context);
+    operations
+        .chunk_by(|a, b| a.0 == b.0)
+        .zip(&context.activities)
+        .map(|(operations, activity)| {
+            let operations: Vec<OperationId> = operations.iter().map(|&(_, id)| id).collect();
+            device(context, activity, &operations, &groups)
+        })
+        .collect()
+}
+
+fn device(
+    context: &Context<'_>,
+    activity: &Activity,
+    operations: &[OperationId],
+    groups: &Groups,
+) -> DeviceAccount {
+    let (sign, cuts) = iterations(context, activity, operations).unzip();
+    let cuts = cuts.unwrap_or_default();
+    // Before the first cut, between cuts, behind the last one.
+    let mut parts = vec![Account::default(); cuts.len() + 1];
+    let mut ranges = vec![Account::default(); groups.names.len()];
+    let mut transfers = transfers::Transfers::new(context, operations);
+    let mut next = 0;
+    timeline::pieces(&context.all, &context.classes, operations.iter().copied(), |piece| {
+        let (start, operation) = match piece {
+            Piece::Busy { start, owner, .. } => (start, owner),
+            Piece::Idle(gap) => (gap.start, gap.after),
+        };
+        while cuts.get(next).is_some_and(|&cut| cut <= start) {
+            next += 1;
+        }
+        let groups = groups.around(context.path_id(operation));
+        let mut add = |part: &Part| {
+            parts[next].add(part);
+            groups.iter().filter(|&&group| group != NO_GROUP).for_each(|&group| {
+                ranges[group as usize].add(part);
+            });
+        };
+        match piece {
+            Piece::Busy { start, end, line, owner } => {
+                add(&Part::Busy(line, end - start));
+                transfers.exposed(owner, end - start);
+            }
+            Piece::Idle(gap) => idle_parts(context, &gap, |cause, ns| add(&Part::Idle(cause, ns))),
+        }
+    });
+    let mut total = Account::default();
+    parts.iter().for_each(|part| total.extend(part));
+    let iterations = sign.map(|sign| {
+        let after = parts.pop().unwrap_or_default();
+        let before = std::mem::take(&mut parts[0]);
+        let spans = cuts.windows(2).map(|pair| (pair[0], pair[1]));
+        let each = spans.zip(parts.drain(1..)).filter(|((start, end), _)| start < end);
+        let each = each.map(|(span, account)| Iteration { span, account }).collect();
+        Iterations { sign, before, each, after }
+    });
+    DeviceAccount {
+        pid: context.trace.processes[activity.process as usize].pid,
+        device: activity.device,
+        total,
+        transfers: transfers.finish(),
+        iterations: iterations.filter(|of| of.each.len() > 1),
+        ranges: groups.accounts(ranges),
+    }
+}
+
+/// The parts of a gap by cause.
+fn idle_parts(context: &Context<'_>, gap: &Gap, mut each: impl FnMut(CauseKind, i64)) {
+    context.causes_of(gap).for_each(|((cause, _), ns)| each(cause, ns));
+}
+
+/// The sign of the iterations of a device, and its cuts: where each starts, and where the last one
+/// ends.
+fn iterations(
+    context: &Context<'_>,
+    activity: &Activity,
+    operations: &[OperationId],
+) -> Option<(Sign, Vec<i64>)> {
+    let by_host = context.host.iterations.get(activity.process as usize)?.as_ref();
+    if let Some(found) = by_host {
+        let launched = operations
+            .iter()
+            .filter_map(|&id| Some((context.host.launch(id)?.start, context.all.start(id))));
+        let cuts = iterations::cuts(&found.starts, found.end, activity.span.1, launched);
+        return Some((found.sign.clone(), cuts));
+    }
+    let firsts = iterations::repeated(context.trace, &context.all, operations)?;
+    let sign = Sign::Repetition(short_name(&context.all.name(*firsts.first()?)));
+    let mut cuts: Vec<i64> = firsts.iter().map(|&id| context.all.start(id)).collect();
+    // The last iteration is as long as the one before it, as far as an operation starts there.
+    if let [.., before, last] = cuts[..] {
+        let after = operations.partition_point(|&id| context.all.start(id) < 2 * last - before);
+        cuts.push(operations.get(after).map_or(activity.span.1, |&id| context.all.start(id)));
+    }
+    Some((sign, cuts))
+}
+
+const NO_GROUP: u32 = u32::MAX;
+
+/// Paths of the outer two levels, those that differ in numbers only together.
+struct Groups {
+    /// Text and depth.
+    names: Vec<(String, usize)>,
+    /// By path, the groups of the outermost range and of the one inside it.
+    of_path: Vec<[u32; 2]>,
+}
+
+impl Groups {
+    fn new(context: &Context<'_>) -> Self {
+        let paths = &context.host.paths;
+        let mut names: Vec<(String, usize)> = Vec::new();
+        let mut numbers: HashMap<(u32, String), u32> = HashMap::new();
+        let mut of_path: Vec<[u32; 2]> = Vec::with_capacity(paths.len());
+        for path in (0..).take(paths.len()) {
+            if path == ROOT {
+                of_path.push([NO_GROUP; 2]);
+                continue;
+            }
+            // A path is numbered behind the one around it.
+            let around = of_path[paths.parent(path) as usize];
+            if around[1] != NO_GROUP {
+                of_path.push(around);
+                continue;
+            }
+            let own = without_numbers(context.trace.names.text(paths.name(path)));
+            let group = *numbers.entry((around[0], own)).or_insert_with_key(|(outer, own)| {
+                let outer = names.get(*outer as usize).map(|(name, _)| format!("{name}/"));
+                let depth = usize::from(outer.is_some());
+                names.push((format!("{}{own}", outer.unwrap_or_default()), depth));
+                u32::try_from(names.len() - 1).expect("fewer than 2^32 names")
+            });
+            of_path.push(if around[0] == NO_GROUP {
+                [group, NO_GROUP]
+            } else {
+                [around[0], group]
+            });
+        }
+        Self { names, of_path }
+    }
+
+    fn around(&self, path: PathId) -> [u32; 2] {
+        self.of_path[path as usize]
+    }
+
+    fn accounts(&self, accounts: Vec<Account>) -> Vec<RangeAccount> {
+        let mut all: Vec<RangeAccount> = self
+            .names
+            .iter()
+            .zip(accounts)
+            .filter(|(_, account)| account.total_ns() > 0)
+            .map(|((path, depth), account)| RangeAccount {
+                path: path.clone(),
+                depth: *depth,
+                account,
+            })
+            .collect();
+        all.sort_by(|a, b| {
+            let time = |of: &RangeAccount| std::cmp::Reverse(of.account.total_ns());
+            (time(a), &a.path).cmp(&(time(b), &b.path))
+        });
+        all.truncate(RANGES);
+        all
+    }
+}

@@ -1,0 +1,181 @@
+//! Accounts for a terminal of 100 columns.
+
+use std::fmt::Write as _;
+
+use super::{Account, DeviceAccount, Iterations};
+use crate::analyze::classes::Class;
+use crate::analyze::timeline::Line;
+use crate::diagnose::text::{bytes, percent, time, wrap};
+use crate::stats::{shorten, thousands};
+
+/// Numbers of unusual iterations that are listed.
+const UNUSUAL: usize = 5;
+
+impl Account {
+    /// The label of each line that is not empty, and its nanoseconds; they add up to the total.
+    pub fn lines(&self) -> Vec<(String, i64)> {
+        let busy = self.busy_lines().map(|(line, ns)| (line.label().to_owned(), ns));
+        let mut idle: Vec<(String, i64)> =
+            self.idle.iter().map(|(cause, &ns)| (format!("idle: {}", cause.label()), ns)).collect();
+        idle.sort_by_key(|&(_, ns)| std::cmp::Reverse(ns));
+        busy.chain(idle).collect()
+    }
+
+    fn line(&self, label: &str) -> i64 {
+        self.lines().iter().find(|(own, _)| own == label).map_or(0, |&(_, ns)| ns)
+    }
+}
+
+impl DeviceAccount {
+    /// As text of at most 100 columns.
+    pub fn to_text(&self) -> String {
+        let mut text = String::new();
+        let total = self.total.total_ns();
+        let _ = writeln!(
+            text,
+            "Time of process {}, device {} (lines add up to {})",
+            self.pid,
+            self.device,
+            time(total)
+        );
+        let columns = self.iterations.as_ref().map(Columns::new);
+        let header = match &columns {
+            Some(_) => format!("{:>13}{:>13}{:>13}", "start-up", "first", "steady, mean"),
+            None => String::new(),
+        };
+        let _ = writeln!(text, "  {:<38}{:>12}{:>8}{header}", "", "all", "share");
+        for (label, ns) in self.total.lines() {
+            let columns = columns.as_ref().map_or(String::new(), |columns| columns.cells(&label));
+            let _ = writeln!(
+                text,
+                "  {:<38}{:>12}{:>6.1} %{columns}",
+                shorten(&label, 38),
+                time(ns),
+                percent(ns, total)
+            );
+        }
+        if let Some(iterations) = &self.iterations {
+            iterations.write(&mut text);
+        }
+        self.write_transfers(&mut text);
+        self.write_ranges(&mut text);
+        text
+    }
+
+    fn write_transfers(&self, text: &mut String) {
+        if self.transfers.is_empty() {
+            return;
+        }
+        let _ = writeln!(
+            text,
+            "  {:<38}{:>9}{:>12}{:>12}{:>11}{:>13}",
+            "transfers", "count", "all", "exposed", "bytes", "speed"
+        );
+        for of in &self.transfers {
+            let size = if of.bytes > 0 { bytes(of.bytes) } else { "-".to_owned() };
+            #[allow(clippy::cast_precision_loss)]
+            let speed = match (of.bus, of.class) {
+                (Some(bus), _) => format!("bus {bus:.1} GB/s"),
+                (None, Class::Communication) => "-".to_owned(),
+                _ => format!("{:.1} GB/s", of.bytes as f64 / of.total_ns.max(1) as f64),
+            };
+            let _ = writeln!(
+                text,
+                "  {:<38}{:>9}{:>12}{:>12}{:>11}{:>13}",
+                shorten(&format!("{} {}", of.class.label(), of.label), 38),
+                thousands(&of.count.to_string()),
+                time(of.total_ns),
+                time(of.exposed_ns),
+                size,
+                speed
+            );
+        }
+    }
+
+    fn write_ranges(&self, text: &mut String) {
+        if self.ranges.is_empty() {
+            return;
+        }
+        let _ = writeln!(
+            text,
+            "  {:<38}{:>12}{:>13}{:>13}{:>11}{:>11}",
+            "by range", "all", "compute", "exposed comm", "copies", "idle"
+        );
+        for range in &self.ranges {
+            let name = range.path.rsplit('/').next().filter(|_| range.depth > 0);
+            let name = name.map_or(range.path.clone(), |name| format!("  {name}"));
+            let account = &range.account;
+            let compute = [
+                Line::Compute,
+                Line::ComputeAndCommunication,
+                Line::ComputeAndMigration,
+                Line::ComputeAndCopy,
+                Line::Graph,
+            ];
+            let copies = [Line::Copy, Line::Migration, Line::Set];
+            let sum = |lines: &[Line]| time(lines.iter().map(|&line| account.busy(line)).sum());
+            let _ = writeln!(
+                text,
+                "  {:<38}{:>12}{:>13}{:>13}{:>11}{:>11}",
+                shorten(&name, 38),
+                time(account.total_ns()),
+                sum(&compute),
+                time(account.busy(Line::Communication)),
+                sum(&copies),
+                time(account.idle_ns())
+            );
+        }
+    }
+}
+
+/// The columns of a table beside the sum.
+struct Columns {
+    before: Account,
+    first: Account,
+    steady: Account,
+    count: i64,
+}
+
+impl Columns {
+    fn new(iterations: &Iterations) -> Self {
+        let first = iterations.each.first().map(|of| of.account.clone()).unwrap_or_default();
+        let count = i64::try_from(iterations.each.len()).unwrap_or(i64::MAX) - 1;
+        let steady = iterations.steady();
+        Self { before: iterations.before.clone(), first, steady, count: count.max(1) }
+    }
+
+    fn cells(&self, label: &str) -> String {
+        let cell = |ns: i64| if ns == 0 { "-".to_owned() } else { time(ns) };
+        format!(
+            "{:>13}{:>13}{:>13}",
+            cell(self.before.line(label)),
+            cell(self.first.line(label)),
+            cell(self.steady.line(label) / self.count)
+        )
+    }
+}
+
+impl Iterations {
+    fn write(&self, text: &mut String) {
+        let lengths = self.steady_lengths();
+        let (Some(&least), Some(&most)) = (lengths.first(), lengths.last()) else { return };
+        let mut line = format!(
+            "iterations: {} by {}; first {}, then median {} ({} to {})",
+            thousands(&self.each.len().to_string()),
+            shorten(&self.sign.label(), 60),
+            time(self.each[0].span.1 - self.each[0].span.0),
+            time(lengths[lengths.len() / 2]),
+            time(least),
+            time(most)
+        );
+        let unusual = self.unusual();
+        if !unusual.is_empty() {
+            let numbers: Vec<String> =
+                unusual.iter().take(UNUSUAL).map(ToString::to_string).collect();
+            let more = unusual.len().saturating_sub(UNUSUAL);
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            let _ = write!(line, "; twice the median or longer: {}{more}", numbers.join(", "));
+        }
+        wrap(text, &line, "  ", "    ");
+    }
+}

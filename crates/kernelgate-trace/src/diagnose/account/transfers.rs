@@ -1,0 +1,154 @@
+//! Communication, copies and page migrations of a device by kind: how much, how fast, and how much
+//! of it no compute hides.
+
+use hashbrown::HashMap;
+
+use crate::analyze::bus;
+use crate::analyze::classes::{Class, Communication};
+use crate::analyze::operations::{Kind, OperationId};
+use crate::diagnose::context::Context;
+use crate::model::names::Name;
+
+/// Operations of one kind that move data.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Transfer {
+    /// Communication, copy or page migration.
+    pub class: Class,
+    /// The collective and its library, or the direction.
+    pub label: String,
+    /// How many.
+    pub count: usize,
+    /// Their lengths together, nanoseconds.
+    pub total_ns: i64,
+    /// Time without compute that is theirs, nanoseconds.
+    pub exposed_ns: i64,
+    /// Bytes, of those whose size was recorded.
+    pub bytes: u64,
+    /// Bus bandwidth in GB/s; waiting for other ranks counts as time.
+    pub bus: Option<f64>,
+    /// The longest one.
+    pub longest: (i64, i64),
+    /// How many ran on a stream that computes, too: nothing can hide those.
+    pub beside_compute: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Key {
+    Communication(Communication),
+    Copy(Name),
+    Migration(Name),
+}
+
+#[derive(Default)]
+struct Sum {
+    count: usize,
+    total_ns: i64,
+    exposed_ns: i64,
+    bytes: u64,
+    bus_bytes: f64,
+    bus_ns: i64,
+    longest: (i64, i64),
+    beside_compute: usize,
+}
+
+/// The transfers of a device while its time is cut.
+pub(super) struct Transfers<'a> {
+    context: &'a Context<'a>,
+    sums: HashMap<Key, Sum>,
+    /// By place, whether kernels compute there.
+    computes: Vec<bool>,
+}
+
+impl<'a> Transfers<'a> {
+    pub fn new(context: &'a Context<'a>, operations: &[OperationId]) -> Self {
+        let mut computes = vec![false; context.trace.places.len()];
+        for &id in operations {
+            if context.classes.class(id) == Class::Compute {
+                computes[context.all.place(id).0 as usize] = true;
+            }
+        }
+        let mut transfers = Self { context, sums: HashMap::new(), computes };
+        operations.iter().for_each(|&id| transfers.add(id));
+        transfers
+    }
+
+    fn key(&self, id: OperationId) -> Option<Key> {
+        let label = || self.context.trace.copies.kind[self.context.all.part(id).1];
+        match self.context.classes.class(id) {
+            Class::Communication => self.context.classes.communication(id).map(Key::Communication),
+            Class::Copy => Some(Key::Copy(label())),
+            Class::Migration => Some(Key::Migration(label())),
+            Class::Compute | Class::Graph | Class::Set => None,
+        }
+    }
+
+    fn add(&mut self, id: OperationId) {
+        let Some(key) = self.key(id) else { return };
+        let (trace, all) = (self.context.trace, &self.context.all);
+        let span = (all.start(id), all.end(id));
+        let sum = self.sums.entry(key).or_insert_with(|| Sum { longest: span, ..Sum::default() });
+        sum.count += 1;
+        sum.total_ns += span.1 - span.0;
+        if span.1 - span.0 > sum.longest.1 - sum.longest.0 {
+            sum.longest = span;
+        }
+        let place = all.place(id).0 as usize;
+        sum.beside_compute += usize::from(self.computes[place]);
+        match all.part(id) {
+            (Kind::Copy, row) => sum.bytes += trace.copies.bytes[row],
+            _ => {
+                let Some(call) = trace.collectives.find(id) else { return };
+                let Key::Communication(Communication { collective, .. }) = key else { return };
+                sum.bytes += call.bytes_in.max(call.bytes_out);
+                sum.bus_bytes +=
+                    bus::bytes_on_bus(collective, call.ranks, call.bytes_in, call.bytes_out);
+                sum.bus_ns += span.1 - span.0;
+            }
+        }
+    }
+
+    /// Counts time that no compute hides for the operation that it belongs to.
+    pub fn exposed(&mut self, owner: OperationId, ns: i64) {
+        if let Some(sum) = self.key(owner).and_then(|key| self.sums.get_mut(&key)) {
+            sum.exposed_ns += ns;
+        }
+    }
+
+    /// All of them, those with most exposed time first.
+    pub fn finish(self) -> Vec<Transfer> {
+        let names = &self.context.trace.names;
+        let mut all: Vec<Transfer> = self
+            .sums
+            .into_iter()
+            .map(|(key, sum)| {
+                let (class, label) = match key {
+                    Key::Communication(Communication { library, collective }) => {
+                        let label = format!("{} {}", library.label(), collective.label());
+                        (Class::Communication, label)
+                    }
+                    Key::Copy(label) => (Class::Copy, names.text(label).to_owned()),
+                    Key::Migration(label) => (Class::Migration, names.text(label).to_owned()),
+                };
+                #[allow(clippy::cast_precision_loss)]
+                let bus = (sum.bus_bytes > 0.0 && sum.bus_ns > 0)
+                    .then(|| sum.bus_bytes / sum.bus_ns as f64);
+                Transfer {
+                    class,
+                    label,
+                    count: sum.count,
+                    total_ns: sum.total_ns,
+                    exposed_ns: sum.exposed_ns,
+                    bytes: sum.bytes,
+                    bus,
+                    longest: sum.longest,
+                    beside_compute: sum.beside_compute,
+                }
+            })
+            .collect();
+        all.sort_by(|a, b| {
+            let key = |of: &Transfer| std::cmp::Reverse((of.exposed_ns, of.total_ns));
+            (key(a), a.class, &a.label).cmp(&(key(b), b.class, &b.label))
+        });
+        all
+    }
+}

@@ -1,0 +1,193 @@
+//! The summary of a rank that joins it with others: its collectives in order, and its times.
+
+use hashbrown::HashMap;
+
+use crate::analyze::bus;
+use crate::analyze::classes::{Classes, Collective};
+use crate::analyze::idle;
+use crate::analyze::operations::{AllOperations, OperationId};
+use crate::analyze::timeline::{self, Line, Piece};
+use crate::model::Trace;
+
+/// A collective of a rank.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Entry {
+    /// Which one.
+    pub collective: Collective,
+    /// The larger of the bytes that a rank gives and gets; 0 where it was not recorded.
+    pub bytes: u64,
+    /// Bytes that cross the link, by NCCL's convention.
+    pub bus_bytes: f64,
+    /// First nanosecond, by the rank's clock.
+    pub start: i64,
+    /// Nanosecond after the last.
+    pub end: i64,
+}
+
+/// A communicator as a rank sees it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Communicator {
+    /// Its name and ranks where recorded, else the number of its stream.
+    pub name: String,
+    /// Ranks in it; 0 where it is not recorded.
+    pub ranks: u32,
+    /// Its collectives in the order of their start.
+    pub entries: Vec<Entry>,
+}
+
+/// A process on a device, as a rank of a job.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RankPart {
+    /// The trace, and the process and device where it holds several.
+    pub name: String,
+    /// The rank that the trace declares.
+    pub rank: Option<u32>,
+    /// The number of ranks that the trace declares.
+    pub world: Option<u32>,
+    /// The host, where recorded.
+    pub host: Option<String>,
+    /// The device's name, where recorded.
+    pub device: Option<String>,
+    /// First and last time of an operation, by the rank's clock.
+    pub span: (i64, i64),
+    /// Nanoseconds in which kernels computed.
+    pub compute_ns: i64,
+    /// Nanoseconds of communication without compute.
+    pub exposed_ns: i64,
+    /// Nanoseconds in which nothing ran.
+    pub idle_ns: i64,
+    /// Its communicators.
+    pub communicators: Vec<Communicator>,
+}
+
+impl RankPart {
+    /// The ranks that a trace holds: every process on every device that communicates. One part
+    /// without communicators stands for a trace without communication.
+    pub fn extract(name: &str, trace: &Trace) -> Vec<Self> {
+        let (all, classes) = (AllOperations::of(trace), Classes::new(trace));
+        let operations = idle::by_device(trace, &all, |_| true);
+        let groups: Vec<_> = operations.chunk_by(|a, b| a.0 == b.0).collect();
+        let mut parts: Vec<Self> = groups
+            .iter()
+            .map(|group| {
+                let ids: Vec<OperationId> = group.iter().map(|&(_, id)| id).collect();
+                let (process, device) = group[0].0;
+                let pid = trace.processes[process as usize].pid;
+                let name = match groups.len() {
+                    1 => name.to_owned(),
+                    _ => format!("{name}, process {pid}, device {device}"),
+                };
+                part(name, trace, &classes, &ids, device)
+            })
+            .collect();
+        let communicates = |part: &Self| !part.communicators.is_empty();
+        if parts.iter().any(communicates) {
+            parts.retain(communicates);
+        } else {
+            parts.truncate(1);
+        }
+        let declared = Declared::read(trace);
+        // One rank is declared a trace: of several parts none is it.
+        let rank = declared.rank.filter(|_| parts.len() == 1);
+        for part in &mut parts {
+            part.rank = rank;
+            part.world = declared.world;
+            part.host = trace.metadata.get("host_name").cloned();
+        }
+        parts
+    }
+
+    /// Collectives of all communicators.
+    pub fn collectives(&self) -> usize {
+        self.communicators.iter().map(|of| of.entries.len()).sum()
+    }
+}
+
+fn part(
+    name: String,
+    trace: &Trace,
+    classes: &Classes<'_>,
+    operations: &[OperationId],
+    device: u32,
+) -> RankPart {
+    let all = AllOperations::of(trace);
+    let start = operations.first().map_or(0, |&id| all.start(id));
+    let (mut end, mut compute_ns, mut exposed_ns, mut idle_ns) = (start, 0, 0, 0);
+    timeline::pieces(&all, classes, operations.iter().copied(), |piece| match piece {
+        Piece::Busy { start, end: until, line, .. } => {
+            end = until;
+            match line {
+                Line::Communication => exposed_ns += until - start,
+                Line::Migration | Line::Copy | Line::Set => {}
+                _ => compute_ns += until - start,
+            }
+        }
+        Piece::Idle(gap) => idle_ns += gap.length(),
+    });
+    let mut communicators: Vec<Communicator> = Vec::new();
+    let mut numbers: HashMap<(Option<u32>, u32), usize> = HashMap::new();
+    let mut streams = 0;
+    for &id in operations {
+        let Some(communication) = classes.communication(id) else { continue };
+        let call = trace.collectives.find(id);
+        let place = all.place(id).0;
+        let key = call.map_or((None, place), |call| (Some(call.group.0), 0));
+        let at = *numbers.entry(key).or_insert_with(|| {
+            let name = call.map(|call| trace.names.text(call.group).to_owned());
+            communicators.push(Communicator {
+                name: name.unwrap_or_else(|| {
+                    streams += 1;
+                    format!("communication stream {streams}")
+                }),
+                ranks: call.map_or(0, |call| call.ranks),
+                entries: Vec::new(),
+            });
+            communicators.len() - 1
+        });
+        // The framework's name is more exact than that of a generic kernel.
+        let collective = call.map(|call| Collective::in_name(trace.names.text(call.name)));
+        let collective = collective
+            .filter(|&known| known != Collective::Unknown)
+            .unwrap_or(communication.collective);
+        communicators[at].entries.push(Entry {
+            collective,
+            bytes: call.map_or(0, |call| call.bytes_in.max(call.bytes_out)),
+            bus_bytes: call.map_or(0.0, |call| {
+                bus::bytes_on_bus(collective, call.ranks, call.bytes_in, call.bytes_out)
+            }),
+            start: all.start(id),
+            end: all.end(id),
+        });
+    }
+    let device = trace.devices.iter().find(|of| of.id == device).map(|of| of.name.clone());
+    RankPart {
+        name,
+        rank: None,
+        world: None,
+        host: None,
+        device,
+        span: (start, end),
+        compute_ns,
+        exposed_ns,
+        idle_ns,
+        communicators,
+    }
+}
+
+/// Rank and number of ranks, as PyTorch writes them.
+#[derive(Default)]
+struct Declared {
+    rank: Option<u32>,
+    world: Option<u32>,
+}
+
+impl Declared {
+    fn read(trace: &Trace) -> Self {
+        let Some(text) = trace.metadata.get("distributedInfo") else { return Self::default() };
+        let Ok(value) = serde_json::from_str::<serde_json::Value>(text) else {
+            return Self::default();
+        };
+        let number = |key: &str| value[key].as_u64().and_then(|number| u32::try_from(number).ok());
+        Self { rank: number("rank"), world: number("world_size") }
+    }
+}

@@ -1,0 +1,641 @@
+//! The collectives of all ranks as one job: clocks aligned, waiting separated from transfer.
+
+use std::collections::BTreeMap;
+
+use hashbrown::HashMap;
+
+use super::extract::{Communicator, Entry, RankPart};
+use super::meeting::Meeting;
+use super::replay;
+use crate::analyze::bus;
+use crate::analyze::classes::Collective;
+use crate::diagnose::finding::Severity;
+
+/// Collectives that one recording may lack at its start and another one has.
+const SHIFT: i64 = 64;
+/// Collectives that are compared to find out by how many two recordings differ.
+const SAMPLE: usize = 512;
+/// Part of the collectives that must agree in kind and size.
+const AGREE: f64 = 0.98;
+/// Part of the collectives of a rank that must have a partner.
+const OVERLAP: f64 = 0.5;
+/// Clocks that differ by less are taken for one.
+const SAME_CLOCK_NS: i64 = 1_000_000;
+
+/// Something that limits what can be concluded from the traces of a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Problem {
+    /// A trace without communication.
+    NoCommunication {
+        /// The trace.
+        trace: String,
+    },
+    /// A trace whose collectives are those of another job.
+    OtherJob {
+        /// The trace.
+        trace: String,
+        /// The facts that differ.
+        why: String,
+    },
+    /// Two traces of one rank; the second is not used.
+    Duplicate {
+        /// The trace.
+        trace: String,
+        /// The trace that has the rank already.
+        other: String,
+    },
+    /// Ranks of the job without a trace.
+    Missing {
+        /// Their numbers, where ranks are declared.
+        ranks: Vec<u32>,
+        /// How many.
+        count: u32,
+    },
+    /// A clock that differs from that of the first rank.
+    Clock {
+        /// The trace.
+        trace: String,
+        /// Nanoseconds that it is ahead.
+        ahead_ns: i64,
+    },
+    /// A rank that recorded fewer collectives than others: another number of iterations.
+    Unequal {
+        /// The trace.
+        trace: String,
+        /// The communicator.
+        communicator: String,
+        /// Collectives with a partner on every rank.
+        joined: usize,
+        /// Collectives of this rank.
+        own: usize,
+    },
+    /// A communicator whose ranks did not do the same.
+    NotJoined {
+        /// The communicator.
+        communicator: String,
+        /// The trace.
+        trace: String,
+    },
+}
+
+impl Problem {
+    /// As a sentence.
+    pub fn message(&self) -> String {
+        match self {
+            Self::NoCommunication { trace } => {
+                format!("{trace}: no operation communicates; the trace is not used")
+            }
+            Self::OtherJob { trace, why } => {
+                format!("{trace}: a rank of another job ({why}); the trace is not used")
+            }
+            Self::Duplicate { trace, other } => {
+                format!("{trace}: the same rank as {other}; the trace is not used")
+            }
+            Self::Missing { ranks, count } if ranks.is_empty() => {
+                format!(
+                    "{count} ranks of the job have no trace: waiting for them counts as transfer"
+                )
+            }
+            Self::Missing { ranks, .. } => {
+                let ranks: Vec<String> = ranks.iter().map(ToString::to_string).collect();
+                format!(
+                    "ranks without a trace: {}; waiting for them counts as transfer",
+                    ranks.join(", ")
+                )
+            }
+            #[allow(clippy::cast_precision_loss)]
+            Self::Clock { trace, ahead_ns } => format!(
+                "{trace}: its clock is {:.3} ms {}; aligned by the ends of collectives",
+                ahead_ns.abs() as f64 / 1e6,
+                if *ahead_ns < 0 { "behind" } else { "ahead" }
+            ),
+            Self::Unequal { trace, communicator, joined, own } => format!(
+                "{trace}: {joined} of its {own} collectives of {communicator} have a partner on \
+                 every rank; the others are not used"
+            ),
+            Self::NotJoined { communicator, trace } => format!(
+                "{trace}: its collectives of {communicator} differ in order, kind or size from \
+                 those of the other ranks and are not joined"
+            ),
+        }
+    }
+}
+
+/// A rank in the collectives that all ranks joined.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RankSum {
+    /// Its name: the declared rank, else the trace.
+    pub name: String,
+    /// Its times outside of collectives.
+    pub part: RankPart,
+    /// Nanoseconds in which it waited for others inside collectives.
+    pub waited_ns: i64,
+    /// Collectives to which it came last.
+    pub last: usize,
+    /// Nanoseconds by which it alone delayed collectives.
+    pub delayed_ns: i64,
+    /// Nanoseconds between its collectives.
+    pub between_ns: i64,
+    /// Nanoseconds that the job would be shorter if the rank took the median time between
+    /// collectives, replayed over the collectives of all ranks.
+    pub gain_ns: i64,
+}
+
+/// Collectives of one kind and size.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CollectiveSum {
+    /// Which.
+    pub collective: Collective,
+    /// Bytes of each; 0 where it was not recorded.
+    pub bytes: u64,
+    /// Ranks that take part.
+    pub ranks: usize,
+    /// How many.
+    pub count: usize,
+    /// From the arrival of the last rank to the end, nanoseconds in all.
+    pub transfer_ns: i64,
+    /// From the arrival of each rank to that of the last, mean over the ranks, nanoseconds in all.
+    pub skew_ns: i64,
+    /// Bus bandwidth of the transfer in GB/s.
+    pub bus: Option<f64>,
+}
+
+/// Several ranks of one job.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Job {
+    /// Its ranks, in the order of their numbers or traces.
+    pub ranks: Vec<RankSum>,
+    /// By kind and size, the most expensive first.
+    pub collectives: Vec<CollectiveSum>,
+    /// Nanoseconds that each rank (outer) waited for each other one (inner).
+    pub waits: Vec<Vec<i64>>,
+    /// Collectives that were joined.
+    pub joined: usize,
+    /// From the first to the last joined collective, nanoseconds.
+    pub span_ns: i64,
+    /// How exactly clocks are aligned, nanoseconds: the median difference of the ends.
+    pub precision_ns: i64,
+    /// The link within a host, where the devices are known: GB/s each way and its name.
+    pub link: Option<(f64, &'static str)>,
+    /// Limits of the conclusions.
+    pub problems: Vec<Problem>,
+}
+
+impl Job {
+    /// The severity of the slowest straggler: from a tenth of the span on it is severe.
+    pub fn worst(&self) -> Option<Severity> {
+        let straggler = self.stragglers().into_iter().next()?;
+        Some(Severity::of_saving(straggler.delayed_ns, self.span_ns))
+    }
+
+    /// Ranks that delay the others by 5 % of the span or more, the slowest first.
+    pub fn stragglers(&self) -> Vec<&RankSum> {
+        let mut late: Vec<&RankSum> = self
+            .ranks
+            .iter()
+            .filter(|rank| {
+                rank.delayed_ns > self.precision_ns && rank.delayed_ns * 20 >= self.span_ns
+            })
+            .collect();
+        late.sort_by_key(|rank| std::cmp::Reverse(rank.delayed_ns));
+        late
+    }
+}
+
+/// Joins the ranks of a job. Traces that do not belong to it are reported and not used.
+pub fn join(parts: Vec<RankPart>) -> Job {
+    let (parts, mut problems) = belonging(parts);
+    let links = Links::new(&parts, &mut problems);
+    let (parts, clocks) = links.clocks(parts, &mut problems);
+    let meetings = meetings(&parts, &clocks, &mut problems);
+    missing(&parts, &mut problems);
+    sums(parts, &clocks, &meetings, problems)
+}
+
+/// The parts that may belong to one job.
+fn belonging(parts: Vec<RankPart>) -> (Vec<RankPart>, Vec<Problem>) {
+    let mut problems = Vec::new();
+    let mut worlds: BTreeMap<u32, usize> = BTreeMap::new();
+    parts.iter().filter_map(|of| of.world).for_each(|world| *worlds.entry(world).or_default() += 1);
+    let world = worlds.iter().max_by_key(|&(world, count)| (count, world)).map(|(&world, _)| world);
+    let mut kept: Vec<RankPart> = Vec::new();
+    for part in parts {
+        let twin = kept.iter().find(|other| match part.rank.zip(other.rank) {
+            Some((rank, other)) => rank == other,
+            None => part.span == other.span && part.communicators == other.communicators,
+        });
+        if part.communicators.is_empty() {
+            problems.push(Problem::NoCommunication { trace: part.name });
+        } else if let (Some(own), Some(world)) = (part.world, world)
+            && own != world
+        {
+            let why = format!("{own} ranks, the others {world}");
+            problems.push(Problem::OtherJob { trace: part.name, why });
+        } else if let Some(twin) = twin {
+            problems.push(Problem::Duplicate { trace: part.name, other: twin.name.clone() });
+        } else {
+            kept.push(part);
+        }
+    }
+    kept.sort_by_key(|part| part.rank.unwrap_or(u32::MAX));
+    (kept, problems)
+}
+
+/// How the collectives of a rank follow those of another in a communicator.
+#[derive(Debug, Clone, Copy)]
+struct Link {
+    communicator: usize,
+    rank: usize,
+    reference: usize,
+    /// The reference's number of the rank's first collective.
+    shift: i64,
+    /// The rank's clock less the reference's.
+    ahead: Line,
+    matched: usize,
+    spread_ns: i64,
+}
+
+/// A difference of clocks that may drift.
+#[derive(Debug, Clone, Copy, Default)]
+struct Line {
+    at: i64,
+    offset: i64,
+    slope: f64,
+}
+
+impl Line {
+    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
+    fn value(&self, time: i64) -> i64 {
+        self.offset + ((time - self.at) as f64 * self.slope).round() as i64
+    }
+}
+
+/// All links, and the communicators by name.
+struct Links {
+    links: Vec<Link>,
+}
+
+impl Links {
+    fn new(parts: &[RankPart], problems: &mut Vec<Problem>) -> Self {
+        let mut links = Vec::new();
+        for (communicator, (name, members)) in members(parts).into_iter().enumerate() {
+            let length = |&(_, of): &(usize, &Communicator)| of.entries.len();
+            let reference = members.iter().max_by_key(|of| (length(of), std::cmp::Reverse(of.0)));
+            let Some(&(reference, longest)) = reference else { continue };
+            for &(rank, own) in members.iter().filter(|of| of.0 != reference) {
+                match follow(&own.entries, &longest.entries) {
+                    Some((shift, ahead, matched, spread_ns)) => links.push(Link {
+                        communicator,
+                        rank,
+                        reference,
+                        shift,
+                        ahead,
+                        matched,
+                        spread_ns,
+                    }),
+                    None => problems.push(Problem::NotJoined {
+                        communicator: name.clone(),
+                        trace: parts[rank].name.clone(),
+                    }),
+                }
+            }
+        }
+        Self { links }
+    }
+
+    /// The clock of each rank less that of the first, through the communicators that join them.
+    /// Ranks that no communicator joins with the largest part are reported and dropped.
+    fn clocks(
+        &self,
+        parts: Vec<RankPart>,
+        problems: &mut Vec<Problem>,
+    ) -> (Vec<RankPart>, Vec<Clock>) {
+        let mut order: Vec<&Link> = self.links.iter().collect();
+        order.sort_by_key(|link| std::cmp::Reverse(link.matched));
+        // The largest set of ranks that are joined, from each possible first rank.
+        let reach = |first: usize| {
+            let mut clocks: Vec<Option<Clock>> = vec![None; parts.len()];
+            if let Some(clock) = clocks.get_mut(first) {
+                *clock = Some(Clock::default());
+            }
+            while let Some((rank, clock)) =
+                order.iter().find_map(|link| match (clocks[link.reference], clocks[link.rank]) {
+                    (Some(reference), None) => Some((link.rank, reference.then(link, 1))),
+                    (None, Some(rank)) => Some((link.reference, rank.then(link, -1))),
+                    _ => None,
+                })
+            {
+                clocks[rank] = Some(clock);
+            }
+            clocks
+        };
+        let reached = |clocks: &Vec<Option<Clock>>| clocks.iter().flatten().count();
+        let mut best = reach(0);
+        for first in 1..parts.len() {
+            if reached(&best) * 2 > parts.len() {
+                break;
+            }
+            let other = reach(first);
+            if reached(&other) > reached(&best) {
+                best = other;
+            }
+        }
+        let (mut kept, mut clocks) = (Vec::new(), Vec::new());
+        for (part, clock) in parts.into_iter().zip(best) {
+            match clock {
+                Some(clock) => {
+                    kept.push(part);
+                    clocks.push(clock);
+                }
+                None => {
+                    problems.retain(
+                        |of| !matches!(of, Problem::NotJoined { trace, .. } if *trace == part.name),
+                    );
+                    problems.push(Problem::OtherJob {
+                        trace: part.name,
+                        why: "its collectives differ in order, kind or size".to_owned(),
+                    });
+                }
+            }
+        }
+        for (part, clock) in kept.iter().zip(&clocks) {
+            let ahead_ns = clock.ahead(part.span.0);
+            if ahead_ns.abs() >= SAME_CLOCK_NS {
+                problems.push(Problem::Clock { trace: part.name.clone(), ahead_ns });
+            }
+        }
+        (kept, clocks)
+    }
+}
+
+/// A clock: how far it is ahead of that of the job.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Clock {
+    line: Line,
+    spread_ns: i64,
+}
+
+impl Clock {
+    fn then(self, link: &Link, sign: i64) -> Self {
+        #[allow(clippy::cast_precision_loss)]
+        let slope = self.line.slope + sign as f64 * link.ahead.slope;
+        let at = link.ahead.at;
+        let offset = self.line.value(at) + sign * link.ahead.offset;
+        Self { line: Line { at, offset, slope }, spread_ns: self.spread_ns.max(link.spread_ns) }
+    }
+
+    fn ahead(&self, time: i64) -> i64 {
+        self.line.value(time)
+    }
+
+    /// A time of the rank in the job's time.
+    fn common(&self, time: i64) -> i64 {
+        time - self.line.value(time)
+    }
+}
+
+/// The ranks that have each communicator.
+fn members(parts: &[RankPart]) -> BTreeMap<String, Vec<(usize, &Communicator)>> {
+    let mut members: BTreeMap<String, Vec<(usize, &Communicator)>> = BTreeMap::new();
+    for (rank, part) in parts.iter().enumerate() {
+        for communicator in &part.communicators {
+            members.entry(communicator.name.clone()).or_default().push((rank, communicator));
+        }
+    }
+    members
+}
+
+fn key(entry: &Entry) -> (Collective, u64) {
+    (entry.collective, entry.bytes)
+}
+
+/// Finds the shift by which a rank's collectives follow those of a longer list: of those at which
+/// kinds and sizes agree the smallest at which the ends differ least.
+fn follow(own: &[Entry], longest: &[Entry]) -> Option<(i64, Line, usize, i64)> {
+    let length = |entries: &[Entry]| i64::try_from(entries.len()).unwrap_or(i64::MAX);
+    let extra = length(longest) - length(own);
+    let mut shifts: Vec<i64> = (-SHIFT..=SHIFT).chain(extra - SHIFT..=extra + SHIFT).collect();
+    shifts.sort_by_key(|shift| (shift.abs(), *shift));
+    shifts.dedup();
+    let candidates: Vec<(i64, Offsets, i64)> = shifts
+        .into_iter()
+        .filter_map(|shift| {
+            let pairs = pairs(own, longest, shift)?;
+            let offsets = sampled(&pairs).map(|(a, b)| (b.end, a.end - b.end)).collect::<Vec<_>>();
+            let spread = spread(&offsets);
+            Some((shift, offsets, spread))
+        })
+        .collect();
+    let least = candidates.iter().map(|&(.., spread)| spread).min()?;
+    let best = candidates.into_iter().find(|&(.., spread)| spread <= 2 * least + 1000)?;
+    let (shift, offsets, spread) = best;
+    let matched = pairs(own, longest, shift)?.len();
+    Some((shift, line(&offsets), matched, spread))
+}
+
+/// Times and the differences of the clocks at them.
+type Offsets = Vec<(i64, i64)>;
+
+type Pair<'a> = (&'a Entry, &'a Entry);
+
+/// The pairs at a shift, if enough of them agree.
+fn pairs<'a>(own: &'a [Entry], longest: &'a [Entry], shift: i64) -> Option<Vec<Pair<'a>>> {
+    let skip = |by: i64| usize::try_from(by.max(0)).unwrap_or(usize::MAX);
+    let pairs: Vec<Pair<'a>> =
+        own.iter().skip(skip(-shift)).zip(longest.iter().skip(skip(shift))).collect();
+    #[allow(clippy::cast_precision_loss)]
+    let enough = !pairs.is_empty() && pairs.len() as f64 >= OVERLAP * own.len() as f64;
+    // Few pairs agree by chance.
+    if !enough || (shift != 0 && pairs.len() < 3) {
+        return None;
+    }
+    let agree = sampled(&pairs).filter(|(a, b)| key(a) == key(b)).count();
+    #[allow(clippy::cast_precision_loss)]
+    let share = agree as f64 / sampled(&pairs).count() as f64;
+    (share >= AGREE).then_some(pairs)
+}
+
+fn sampled<'a, 'b>(pairs: &'b [Pair<'a>]) -> impl Iterator<Item = Pair<'a>> + use<'a, 'b> {
+    pairs.iter().step_by(pairs.len().div_ceil(SAMPLE).max(1)).copied()
+}
+
+fn median(values: impl Iterator<Item = i64>) -> i64 {
+    let mut values: Vec<i64> = values.collect();
+    values.sort_unstable();
+    values.get(values.len() / 2).copied().unwrap_or(0)
+}
+
+/// The median distance from a line through the offsets.
+fn spread(offsets: &[(i64, i64)]) -> i64 {
+    let line = line(offsets);
+    median(offsets.iter().map(|&(time, offset)| (offset - line.value(time)).abs()))
+}
+
+/// A line through the medians of the first and the last third.
+#[allow(clippy::cast_precision_loss)]
+fn line(offsets: &[(i64, i64)]) -> Line {
+    let third = offsets.len() / 3;
+    let medians = |part: &[(i64, i64)]| {
+        (median(part.iter().map(|of| of.0)), median(part.iter().map(|of| of.1)))
+    };
+    if third < 3 {
+        let (at, offset) = medians(offsets);
+        return Line { at, offset, slope: 0.0 };
+    }
+    let ((t0, o0), (t1, o1)) =
+        (medians(&offsets[..third]), medians(&offsets[offsets.len() - third..]));
+    // A drift below 1 µs over the recording is noise.
+    let slope =
+        if (o1 - o0).abs() < 1000 { 0.0 } else { (o1 - o0) as f64 / (t1 - t0).max(1) as f64 };
+    let (at, offset) = if slope == 0.0 { medians(offsets) } else { (t0, o0) };
+    Line { at, offset, slope }
+}
+
+/// The meetings of all communicators, in the order of their arrival.
+fn meetings(parts: &[RankPart], clocks: &[Clock], problems: &mut Vec<Problem>) -> Vec<Meeting> {
+    let mut all: Vec<Meeting> = Vec::new();
+    let links = Links::new(parts, &mut Vec::new()).links;
+    for (number, (name, members)) in members(parts).into_iter().enumerate() {
+        let own: Vec<&Link> = links.iter().filter(|link| link.communicator == number).collect();
+        let Some(first) = own.first() else { continue };
+        let reference = first.reference;
+        let shift_of: HashMap<usize, i64> =
+            own.iter().map(|link| (link.rank, link.shift)).chain([(reference, 0)]).collect();
+        // The reference's numbers that every rank has.
+        let joined: Vec<(usize, &Communicator, i64)> = members
+            .iter()
+            .filter_map(|&(rank, of)| Some((rank, of, *shift_of.get(&rank)?)))
+            .collect();
+        let count = |of: &Communicator| i64::try_from(of.entries.len()).unwrap_or(i64::MAX);
+        let from = joined.iter().map(|&(.., shift)| shift).max().unwrap_or(0).max(0);
+        let until = joined.iter().map(|&(_, of, shift)| count(of) + shift).min().unwrap_or(0);
+        let meetings = usize::try_from(until - from).unwrap_or(0);
+        for &(rank, of, _) in &joined {
+            if of.entries.len() > meetings {
+                problems.push(Problem::Unequal {
+                    trace: parts[rank].name.clone(),
+                    communicator: name.clone(),
+                    joined: meetings,
+                    own: of.entries.len(),
+                });
+            }
+        }
+        for index in from..until {
+            let entries = joined.iter().map(|&(rank, of, shift)| {
+                let at = usize::try_from(index - shift).expect("every rank has this number");
+                (rank, of.entries[at])
+            });
+            let entries: Vec<(usize, Entry)> = entries.collect();
+            let first = entries[0].1;
+            if entries.iter().any(|(_, entry)| key(entry) != key(&first)) {
+                continue;
+            }
+            all.push(Meeting {
+                collective: first.collective,
+                bytes: first.bytes,
+                bus_bytes: first.bus_bytes,
+                ranks: entries
+                    .iter()
+                    .map(|&(rank, Entry { start, end, .. })| {
+                        let clock = &clocks[rank];
+                        (rank, clock.common(start), clock.common(end))
+                    })
+                    .collect(),
+            });
+        }
+    }
+    all.sort_by_key(|meeting| meeting.ready().0);
+    all
+}
+
+/// Ranks that the job has and no trace shows.
+fn missing(parts: &[RankPart], problems: &mut Vec<Problem>) {
+    let Some(world) = parts.iter().filter_map(|of| of.world).max() else { return };
+    let have: Vec<u32> = parts.iter().filter_map(|of| of.rank).collect();
+    let count = world.saturating_sub(u32::try_from(parts.len()).unwrap_or(u32::MAX));
+    if count > 0 {
+        let all_declared = have.len() == parts.len();
+        let ranks = (0..world).filter(|rank| all_declared && !have.contains(rank));
+        problems.push(Problem::Missing { ranks: ranks.collect(), count });
+    }
+}
+
+fn sums(
+    parts: Vec<RankPart>,
+    clocks: &[Clock],
+    meetings: &[Meeting],
+    problems: Vec<Problem>,
+) -> Job {
+    let count = parts.len();
+    let mut waits = vec![vec![0i64; count]; count];
+    let mut by_kind: HashMap<(Collective, u64), CollectiveSum> = HashMap::new();
+    let mut bus: HashMap<(Collective, u64), f64> = HashMap::new();
+    let (mut last_count, mut delayed) = (vec![0usize; count], vec![0i64; count]);
+    for meeting in meetings {
+        let (ready, last) = meeting.ready();
+        let mut skew = 0;
+        for &(rank, start, end) in &meeting.ranks {
+            let wait = (ready - start).min(end - start);
+            waits[rank][last] += wait;
+            skew += wait;
+        }
+        let others = meeting.ranks.iter().filter(|of| of.0 != last).map(|of| of.1);
+        if let Some(second) = others.max() {
+            last_count[last] += 1;
+            delayed[last] += ready - second;
+        }
+        let key = (meeting.collective, meeting.bytes);
+        let sum = by_kind.entry(key).or_insert(CollectiveSum {
+            collective: meeting.collective,
+            bytes: meeting.bytes,
+            ranks: meeting.ranks.len(),
+            count: 0,
+            transfer_ns: 0,
+            skew_ns: 0,
+            bus: None,
+        });
+        sum.count += 1;
+        sum.transfer_ns += meeting.transfer_ns();
+        sum.skew_ns += skew / i64::try_from(meeting.ranks.len()).unwrap_or(1);
+        *bus.entry(key).or_default() += meeting.bus_bytes;
+    }
+    let mut collectives: Vec<CollectiveSum> = by_kind
+        .into_iter()
+        .map(|(key, sum)| {
+            #[allow(clippy::cast_precision_loss)]
+            let bus = Some(bus[&key] / sum.transfer_ns.max(1) as f64).filter(|&bus| bus > 0.0);
+            CollectiveSum { bus, ..sum }
+        })
+        .collect();
+    collectives.sort_by_key(|of| {
+        (std::cmp::Reverse(of.transfer_ns + of.skew_ns), of.collective, of.bytes)
+    });
+    let times = || meetings.iter().flat_map(|of| &of.ranks);
+    let first = times().map(|of| of.1).min().unwrap_or(0);
+    let end = times().map(|of| of.2).max().unwrap_or(0);
+    let (between, gains) = replay::gains(count, meetings);
+    let devices: Vec<Option<(f64, &'static str)>> =
+        parts.iter().map(|part| bus::link(part.device.as_deref()?)).collect();
+    let hosts: Vec<&Option<String>> = parts.iter().map(|part| &part.host).collect();
+    let one_host = hosts.windows(2).all(|pair| pair[0] == pair[1]);
+    let same = devices.windows(2).all(|pair| pair[0] == pair[1]);
+    let ranks = parts.into_iter().enumerate().map(|(index, part)| RankSum {
+        name: part.rank.map_or_else(|| part.name.clone(), |rank| format!("rank {rank}")),
+        waited_ns: waits[index].iter().sum(),
+        last: last_count[index],
+        delayed_ns: delayed[index],
+        between_ns: between[index],
+        gain_ns: gains[index],
+        part,
+    });
+    Job {
+        ranks: ranks.collect(),
+        collectives,
+        waits,
+        joined: meetings.len(),
+        span_ns: end - first,
+        precision_ns: clocks.iter().map(|clock| clock.spread_ns).max().unwrap_or(0),
+        link: devices.first().copied().flatten().filter(|_| same && one_host),
+        problems,
+    }
+}

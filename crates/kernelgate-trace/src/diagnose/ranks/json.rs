@@ -1,0 +1,53 @@
+//! A job for programs. Times are nanoseconds.
+
+use serde_json::{Value, json};
+
+use super::join::{CollectiveSum, Job, RankSum};
+
+/// The version of the format.
+const SCHEMA: u32 = 1;
+
+impl Job {
+    /// As JSON, with `schema_version`.
+    pub fn to_json(&self) -> Value {
+        let rank = |of: &RankSum| {
+            json!({
+                "name": of.name,
+                "trace": of.part.name,
+                "rank": of.part.rank,
+                "device": of.part.device,
+                "compute_ns": of.part.compute_ns,
+                "exposed_communication_ns": of.part.exposed_ns,
+                "idle_ns": of.part.idle_ns,
+                "waits_ns": of.waited_ns,
+                "delays_ns": of.delayed_ns,
+                "last": of.last,
+                "between_collectives_ns": of.between_ns,
+                "gain_at_median_ns": of.gain_ns,
+            })
+        };
+        let collective = |of: &CollectiveSum| {
+            json!({
+                "collective": of.collective.label(),
+                "bytes": (of.bytes > 0).then_some(of.bytes),
+                "ranks": of.ranks,
+                "count": of.count,
+                "transfer_ns": of.transfer_ns,
+                "skew_ns": of.skew_ns,
+                "bus_gb_s": of.bus,
+            })
+        };
+        json!({
+            "schema_version": SCHEMA,
+            "ranks": self.ranks.iter().map(rank).collect::<Vec<_>>(),
+            "stragglers": self.stragglers().iter().map(|of| &of.name).collect::<Vec<_>>(),
+            "collectives": self.collectives.iter().map(collective).collect::<Vec<_>>(),
+            "waits_ns": self.waits,
+            "joined": self.joined,
+            "span_ns": self.span_ns,
+            "clock_precision_ns": self.precision_ns,
+            "link_gb_s": self.link.map(|(speed, _)| speed),
+            "problems": self.problems.iter().map(|of| of.message()).collect::<Vec<_>>(),
+        })
+    }
+}

@@ -1,0 +1,63 @@
+//! Several traces of one job, joined by their collectives: the order, kind and size of what a
+//! communicator did is the same on every rank, and a collective ends on all of them at nearly one
+//! time, whatever their clocks show.
+
+mod extract;
+mod join;
+mod json;
+mod meeting;
+mod replay;
+mod text;
+
+pub use extract::{Communicator, Entry, RankPart};
+pub use join::{CollectiveSum, Job, Problem, RankSum, join};
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::error::TraceError;
+use crate::read::{self, Wanted};
+
+type Parts = Result<Vec<RankPart>, TraceError>;
+
+/// Whether the parts declare different ranks of jobs of one size.
+pub fn different_ranks(parts: &[RankPart]) -> bool {
+    let declared: Option<Vec<(u32, u32)>> = parts.iter().map(|of| of.rank.zip(of.world)).collect();
+    declared.is_some_and(|mut declared| {
+        declared.sort_unstable();
+        declared.windows(2).all(|pair| pair[0].0 != pair[1].0 && pair[0].1 == pair[1].1)
+    })
+}
+
+/// Reads the traces of a job, several at once, and keeps what joins them.
+///
+/// # Errors
+/// The errors of [`read::open`], for the first trace that cannot be read.
+pub fn read_parts(traces: &[(String, PathBuf)]) -> Result<Vec<RankPart>, TraceError> {
+    let columns = Wanted { operations: true, ..Wanted::default() };
+    let read = |(name, path): &(String, PathBuf)| {
+        Ok(RankPart::extract(name, &read::open(Path::new(path), &columns)?))
+    };
+    let results: Vec<Mutex<Option<Parts>>> = traces.iter().map(|_| Mutex::new(None)).collect();
+    let next = AtomicUsize::new(0);
+    let work = || {
+        while let Some(index) = Some(next.fetch_add(1, Ordering::Relaxed))
+            && let Some(trace) = traces.get(index)
+        {
+            *results[index].lock().expect("no reader panics") = Some(read(trace));
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        (0..threads.min(traces.len())).for_each(|_| {
+            scope.spawn(work);
+        });
+    });
+    let mut parts = Vec::new();
+    for result in results {
+        let result = result.into_inner().expect("no reader panics");
+        parts.extend(result.expect("every trace was read")?);
+    }
+    Ok(parts)
+}

@@ -1,0 +1,167 @@
+//! A job for a terminal of 100 columns.
+
+use std::fmt::Write as _;
+
+use super::join::{Job, RankSum};
+use crate::diagnose::text::{bytes, percent, time, wrap};
+use crate::stats::{shorten, thousands};
+
+/// Kinds of collectives that are listed.
+const KINDS: usize = 12;
+/// Pairs of ranks that are listed.
+const PAIRS: usize = 8;
+
+impl Job {
+    /// As text of at most 100 columns.
+    pub fn to_text(&self) -> String {
+        let mut text = String::new();
+        let head = format!(
+            "{} ranks, {} collectives joined over {}; clocks aligned to ± {}",
+            self.ranks.len(),
+            thousands(&self.joined.to_string()),
+            time(self.span_ns),
+            time(self.precision_ns)
+        );
+        wrap(&mut text, &head, "", "  ");
+        for problem in &self.problems {
+            wrap(&mut text, &problem.message(), "  ! ", "    ");
+        }
+        if self.joined == 0 {
+            wrap(
+                &mut text,
+                "no collective could be joined: waiting cannot be separated from transfer; give the \
+                 traces of several ranks of one job",
+                "  ",
+                "  ",
+            );
+            return text;
+        }
+        self.stragglers_text(&mut text);
+        self.ranks_text(&mut text);
+        self.pairs_text(&mut text);
+        self.collectives_text(&mut text);
+        text
+    }
+
+    fn stragglers_text(&self, text: &mut String) {
+        let stragglers = self.stragglers();
+        if stragglers.is_empty() {
+            let _ = writeln!(text, "  no straggler: no rank delays the others by 5 % of the time");
+        }
+        for rank in stragglers {
+            let line = format!(
+                "straggler: {} came last to {} of {} collectives and delayed them by {} ({:.1} % of \
+                 the time); {}. With the median time between collectives the job gains {} \
+                 (replayed)",
+                rank.name,
+                thousands(&rank.last.to_string()),
+                thousands(&self.joined.to_string()),
+                time(rank.delayed_ns),
+                percent(rank.delayed_ns, self.span_ns),
+                self.why_late(rank),
+                time(rank.gain_ns)
+            );
+            wrap(text, &line, "  ", "    ");
+        }
+    }
+
+    /// The part of a straggler's time that exceeds that of the other ranks most.
+    fn why_late(&self, rank: &RankSum) -> String {
+        let median = |value: fn(&RankSum) -> i64| {
+            let mut values: Vec<i64> = self.ranks.iter().map(value).collect();
+            values.sort_unstable();
+            values[values.len() / 2]
+        };
+        let excess = |verb: &str, value: fn(&RankSum) -> i64| {
+            let (own, others) = (value(rank), median(value));
+            (own - others, verb.to_owned(), own, others)
+        };
+        let parts = [
+            excess("computes", |of| of.part.compute_ns),
+            excess("is idle for", |of| of.part.idle_ns),
+        ];
+        let (more, verb, own, others) = parts.into_iter().max().expect("there are two parts");
+        if more <= 0 {
+            return "neither its compute nor its idle time exceeds the median".to_owned();
+        }
+        format!("it {verb} {}, the median rank {}", time(own), time(others))
+    }
+
+    fn ranks_text(&self, text: &mut String) {
+        let _ = writeln!(
+            text,
+            "  {:<26}{:>12}{:>13}{:>11}{:>12}{:>12}{:>8}",
+            "rank", "compute", "exposed comm", "idle", "waits", "delays", "last"
+        );
+        for rank in &self.ranks {
+            let _ = writeln!(
+                text,
+                "  {:<26}{:>12}{:>13}{:>11}{:>12}{:>12}{:>8}",
+                shorten(&rank.name, 25),
+                time(rank.part.compute_ns),
+                time(rank.part.exposed_ns),
+                time(rank.part.idle_ns),
+                time(rank.waited_ns),
+                time(rank.delayed_ns),
+                thousands(&rank.last.to_string())
+            );
+        }
+    }
+
+    fn pairs_text(&self, text: &mut String) {
+        let mut pairs: Vec<(i64, usize, usize)> = Vec::new();
+        for (rank, waits) in self.waits.iter().enumerate() {
+            pairs.extend(waits.iter().enumerate().map(|(last, &ns)| (ns, rank, last)));
+        }
+        pairs.retain(|&(ns, ..)| ns * 100 >= self.span_ns);
+        pairs.sort_by_key(|&(ns, rank, last)| (std::cmp::Reverse(ns), rank, last));
+        if pairs.is_empty() {
+            return;
+        }
+        let _ = writeln!(text, "  waiting (1 % of the time or more)");
+        for (ns, rank, last) in pairs.into_iter().take(PAIRS) {
+            let line = format!(
+                "{} waits {} for {}",
+                self.ranks[rank].name,
+                time(ns),
+                self.ranks[last].name
+            );
+            wrap(text, &line, "    ", "      ");
+        }
+    }
+
+    fn collectives_text(&self, text: &mut String) {
+        let _ = writeln!(
+            text,
+            "  {:<22}{:>11}{:>7}{:>9}{:>12}{:>12}{:>20}",
+            "collective", "bytes", "ranks", "count", "transfer", "skew", "bus bandwidth"
+        );
+        for of in self.collectives.iter().take(KINDS) {
+            let size = if of.bytes > 0 { bytes(of.bytes) } else { "unknown".to_owned() };
+            let bus = match (of.bus, self.link) {
+                (Some(bus), Some((link, _))) => {
+                    format!("{bus:.1} GB/s ({:.0} %)", bus / link * 100.0)
+                }
+                (Some(bus), None) => format!("{bus:.1} GB/s"),
+                (None, _) => "size not recorded".to_owned(),
+            };
+            let _ = writeln!(
+                text,
+                "  {:<22}{:>11}{:>7}{:>9}{:>12}{:>12}{bus:>20}",
+                of.collective.label(),
+                size,
+                of.ranks,
+                thousands(&of.count.to_string()),
+                time(of.transfer_ns),
+                time(of.skew_ns),
+            );
+        }
+        let more = self.collectives.len().saturating_sub(KINDS);
+        if more > 0 {
+            let _ = writeln!(text, "    {more} more kinds and sizes are in the JSON");
+        }
+        if let Some((speed, name)) = self.link {
+            let _ = writeln!(text, "  bus bandwidth in % of {name}, {speed:.0} GB/s each way");
+        }
+    }
+}

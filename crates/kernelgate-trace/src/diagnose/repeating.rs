@@ -1,0 +1,134 @@
+//! Ranges and marks that may be iterations, kept while ranges go by: the longest ones only, so that
+//! a trace of any length takes no more memory.
+
+use hashbrown::HashMap;
+
+use super::labels::without_numbers;
+use crate::analyze::iterations::{self, Candidate, Sign};
+use crate::analyze::paths::{PathId, Paths};
+use crate::model::Trace;
+use crate::read::RangeRow;
+
+/// Ranges that are kept; of more the shorter half is dropped.
+const KEPT: usize = 1 << 16;
+/// Ranges around one that is kept, at most.
+const DEPTH: u32 = 3;
+
+/// Iterations of a process in time of the host.
+#[derive(Debug, Clone)]
+pub struct HostIterations {
+    /// By which sign they were found.
+    pub sign: Sign,
+    /// When each one starts.
+    pub starts: Vec<i64>,
+    /// When the last one ends.
+    pub end: i64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Long {
+    path: PathId,
+    thread: u32,
+    depth: u32,
+    start: i64,
+    end: i64,
+}
+
+/// The longest ranges.
+#[derive(Debug, Default)]
+pub(super) struct Repeating(Vec<Long>);
+
+/// Candidates of one thread and pattern belong together.
+type Key = (u32, usize);
+
+impl Repeating {
+    /// The next range.
+    pub fn add(&mut self, path: PathId, row: RangeRow, depth: u32) {
+        if depth > DEPTH {
+            return;
+        }
+        if self.0.len() == KEPT {
+            let length = |of: &Long| std::cmp::Reverse(of.end - of.start);
+            self.0.select_nth_unstable_by_key(KEPT / 2, length);
+            self.0.truncate(KEPT / 2);
+        }
+        let RangeRow { start, end, thread, .. } = row;
+        self.0.push(Long { path, thread, depth, start, end });
+    }
+
+    /// The iterations of each process. `launch_times` gives the times at which a process launched,
+    /// in order.
+    pub fn iterations(
+        &self,
+        trace: &Trace,
+        paths: &Paths,
+        now_is: impl Fn(PathId) -> PathId,
+        launch_times: impl Fn(u32) -> Vec<i64>,
+    ) -> Vec<Option<HostIterations>> {
+        let mut patterns = Patterns::default();
+        let ranges: Vec<Candidate<Key>> = self
+            .0
+            .iter()
+            .map(|of| {
+                let name = trace.names.text(paths.name(now_is(of.path)));
+                let key = (of.thread, patterns.number(name));
+                Candidate { key, depth: of.depth, start: of.start, end: of.end }
+            })
+            .collect();
+        let marks = marks(trace, &mut patterns);
+        let of_process = |process: u32| {
+            let own = |of: &&Candidate<Key>| trace.threads[of.key.0 as usize].process == process;
+            let mut launches: Option<Vec<i64>> = None;
+            let mut among = |candidates: &[Candidate<Key>]| {
+                let own: Vec<Candidate<Key>> = candidates.iter().filter(own).copied().collect();
+                if own.is_empty() {
+                    return None;
+                }
+                let launches = launches.get_or_insert_with(|| launch_times(process));
+                iterations::among(&own, |(_, pattern)| patterns.names[pattern].clone(), launches)
+            };
+            let by_range = among(&ranges).map(|found| (found, Sign::Range as fn(String) -> Sign));
+            let found =
+                by_range.or_else(|| Some((among(&marks)?, Sign::Mark as fn(String) -> Sign)));
+            found.map(|(found, sign)| HostIterations {
+                sign: sign(patterns.names[found.key.1].clone()),
+                starts: found.starts,
+                end: found.end,
+            })
+        };
+        (0u32..).take(trace.processes.len()).map(of_process).collect()
+    }
+}
+
+/// From each mark to the next one of the same thread and pattern.
+fn marks(trace: &Trace, patterns: &mut Patterns) -> Vec<Candidate<Key>> {
+    let marks = &trace.marks;
+    let mut rows: Vec<(Key, i64)> = (0..marks.time.len())
+        .map(|row| {
+            let pattern = patterns.number(trace.names.text(marks.name[row]));
+            ((marks.thread[row], pattern), marks.time[row])
+        })
+        .collect();
+    rows.sort_unstable();
+    let next = rows.windows(2).filter(|pair| pair[0].0 == pair[1].0 && pair[0].1 < pair[1].1);
+    next.map(|pair| Candidate { key: pair[0].0, depth: 0, start: pair[0].1, end: pair[1].1 })
+        .collect()
+}
+
+/// Names without their numbers, each held once.
+#[derive(Default)]
+struct Patterns {
+    names: Vec<String>,
+    numbers: HashMap<String, usize>,
+}
+
+impl Patterns {
+    fn number(&mut self, name: &str) -> usize {
+        let new = self.names.len();
+        let number = *self.numbers.entry(without_numbers(name)).or_insert(new);
+        if number == new {
+            self.names.push(without_numbers(name));
+        }
+        number
+    }
+}

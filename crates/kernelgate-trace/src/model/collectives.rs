@@ -1,0 +1,70 @@
+//! Collectives as the framework that called them describes them.
+
+use super::names::Name;
+
+/// Descriptions of the kernels that communicate, in the order of their rows.
+#[derive(Debug, Clone, Default)]
+pub struct Collectives {
+    /// Row in [`super::Trace::kernels`].
+    pub kernel: Vec<u32>,
+    /// The collective, as the framework calls it.
+    pub name: Vec<Name>,
+    /// The communicator: its name and its ranks, as written.
+    pub group: Vec<Name>,
+    /// Ranks of the communicator; 0 where it is not recorded.
+    pub ranks: Vec<u32>,
+    /// Bytes that a rank gives.
+    pub bytes_in: Vec<u64>,
+    /// Bytes that a rank gets.
+    pub bytes_out: Vec<u64>,
+}
+
+/// One of [`Collectives`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CollectiveCall {
+    /// The collective, as the framework calls it.
+    pub name: Name,
+    /// The communicator.
+    pub group: Name,
+    /// Ranks of the communicator; 0 where it is not recorded.
+    pub ranks: u32,
+    /// Bytes that a rank gives.
+    pub bytes_in: u64,
+    /// Bytes that a rank gets.
+    pub bytes_out: u64,
+}
+
+impl Collectives {
+    /// Adds that of a kernel, whose row is larger than those before.
+    pub fn push(&mut self, kernel: u32, call: CollectiveCall) {
+        self.kernel.push(kernel);
+        self.name.push(call.name);
+        self.group.push(call.group);
+        self.ranks.push(call.ranks);
+        self.bytes_in.push(call.bytes_in);
+        self.bytes_out.push(call.bytes_out);
+    }
+
+    /// The call of a kernel, where it was recorded.
+    pub fn find(&self, kernel: u32) -> Option<CollectiveCall> {
+        let row = self.kernel.binary_search(&kernel).ok()?;
+        Some(CollectiveCall {
+            name: self.name[row],
+            group: self.group[row],
+            ranks: self.ranks[row],
+            bytes_in: self.bytes_in[row],
+            bytes_out: self.bytes_out[row],
+        })
+    }
+
+    /// Those of the kernels at some rows, with the rows that these kernels then have.
+    pub(crate) fn pick(&self, kernels: &[u32]) -> Self {
+        let mut picked = Self::default();
+        for (new, &old) in (0u32..).zip(kernels) {
+            if let Some(call) = self.find(old) {
+                picked.push(new, call);
+            }
+        }
+        picked
+    }
+}

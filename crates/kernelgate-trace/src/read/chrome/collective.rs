@@ -1,0 +1,45 @@
+//! Collectives as PyTorch describes them in the arguments of their kernels.
+
+use serde_json::value::RawValue;
+
+use super::event::{Arguments, integer, text};
+use crate::model::collectives::CollectiveCall;
+use crate::model::names::Names;
+
+/// Bytes of an element by the name of its type.
+const ELEMENTS: &[(&str, u64)] = &[
+    ("Float8_e4m3fn", 1),
+    ("Float8_e5m2", 1),
+    ("Bool", 1),
+    ("Byte", 1),
+    ("Char", 1),
+    ("Half", 2),
+    ("BFloat16", 2),
+    ("Short", 2),
+    ("Int", 4),
+    ("Float", 4),
+    ("Long", 8),
+    ("Double", 8),
+    ("ComplexFloat", 8),
+    ("ComplexDouble", 16),
+];
+
+/// The collective of a kernel, where its arguments describe one.
+pub(super) fn read(arguments: &Arguments<'_>, names: &mut Names) -> Option<CollectiveCall> {
+    let name = text(arguments.collective?);
+    let written = |value: Option<&RawValue>| value.map(|value| text(value).into_owned());
+    let element = written(arguments.element).unwrap_or_default();
+    let size = ELEMENTS.iter().find(|(name, _)| *name == element).map_or(0, |&(_, size)| size);
+    let bytes = |value: Option<&RawValue>| {
+        integer(value).unwrap_or(0).max(0).cast_unsigned().saturating_mul(size)
+    };
+    let group = [written(arguments.group_name), written(arguments.group_ranks)];
+    let group: Vec<String> = group.into_iter().flatten().collect();
+    Some(CollectiveCall {
+        name: names.intern(&name),
+        group: names.intern(&group.join(" ")),
+        ranks: integer(arguments.group_size).and_then(|n| u32::try_from(n).ok()).unwrap_or(0),
+        bytes_in: bytes(arguments.elements_in),
+        bytes_out: bytes(arguments.elements_out),
+    })
+}

@@ -1,0 +1,227 @@
+//! The lines of a device's time add up to its span, and planted causes stand in the right line.
+
+#![allow(clippy::unwrap_used)]
+
+mod fixture;
+
+use fixture::Export;
+use kernelgate_trace::analyze::iterations::Sign;
+use kernelgate_trace::analyze::timeline::Line;
+use kernelgate_trace::diagnose::{CauseKind, DeviceUse, Diagnosis, Finding, Severity, diagnose};
+use kernelgate_trace::read::{self, Wanted};
+
+const ALL_REDUCE: &str = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096>)";
+
+fn diagnosed(export: &Export) -> Diagnosis {
+    let diagnosis = diagnose(&export.read().unwrap());
+    for device in &diagnosis.devices {
+        assert_adds_up(device);
+    }
+    diagnosis
+}
+
+fn assert_adds_up(device: &DeviceUse) {
+    let account = &device.account;
+    assert_eq!(account.total.total_ns(), device.span.1 - device.span.0);
+    assert_eq!(account.total.busy_ns(), device.busy_ns);
+    assert_eq!(account.total.idle_ns(), device.gaps.total_ns());
+    let Some(iterations) = &account.iterations else { return };
+    let parts = iterations.each.iter().map(|of| of.account.total_ns()).sum::<i64>()
+        + iterations.before.total_ns()
+        + iterations.after.total_ns();
+    assert_eq!(parts, account.total.total_ns());
+    for of in &iterations.each {
+        assert_eq!(of.account.total_ns(), of.span.1 - of.span.0);
+    }
+}
+
+fn finding<'a>(diagnosis: &'a Diagnosis, id: &str) -> Option<&'a Finding> {
+    diagnosis.findings.iter().find(|of| of.id == id)
+}
+
+#[test]
+fn an_exposed_all_reduce_is_named_with_its_time() {
+    let mut export = Export::new();
+    for step in 0..5 {
+        let start = 1_000_000 + step * 1_000_000;
+        export.launch((start, start + 5_000), (start + 10_000, start + 410_000), step * 2 + 1, "k");
+        let all_reduce = (start + 410_000, start + 910_000);
+        export.launch((start + 6_000, start + 9_000), all_reduce, step * 2 + 2, ALL_REDUCE);
+    }
+    let diagnosis = diagnosed(&export);
+    let total = &diagnosis.devices[0].account.total;
+    assert_eq!(total.busy(Line::Compute), 5 * 400_000);
+    assert_eq!(total.busy(Line::Communication), 5 * 500_000);
+    let found = finding(&diagnosis, "exposed-communication").unwrap();
+    assert_eq!(found.severity, Severity::Severe);
+    assert_eq!(found.recoverable_ns, Some(5 * 500_000));
+    assert!(found.title.contains("on a stream that computes"), "{found:?}");
+    let transfer = &diagnosis.devices[0].account.transfers[0];
+    assert_eq!((transfer.label.as_str(), transfer.count), ("NCCL/RCCL all-reduce", 5));
+    assert_eq!((transfer.exposed_ns, transfer.beside_compute), (5 * 500_000, 5));
+    // Without communication only compute and its launches are left on the critical path.
+    let gain = diagnosis.critical_path.gain_of_rule("exposed-communication");
+    assert_eq!(gain, Some(500_000), "the launches of later steps do not move");
+}
+
+#[test]
+fn communication_beside_compute_is_hidden() {
+    let mut export = Export::new();
+    export.launch((0, 10), (1_000, 9_000), 1, "k");
+    export.kernel(7, (2_000, 5_000), 2, ALL_REDUCE);
+    let diagnosis = diagnosed(&export);
+    let total = &diagnosis.devices[0].account.total;
+    assert_eq!(total.busy(Line::ComputeAndCommunication), 3_000);
+    assert_eq!(total.busy(Line::Compute), 5_000);
+    assert!(finding(&diagnosis, "exposed-communication").is_none());
+}
+
+#[test]
+fn copies_that_nothing_hides_come_first() {
+    let mut export = Export::new();
+    for i in 0..10 {
+        let start = 1_000_000 + i * 10_000_000;
+        export.call(7, (start, start + 2_000), i * 2 + 1, "cudaMemcpyAsync_v3020");
+        export.copy((start + 10_000, start + 9_010_000), i * 2 + 1, (1, 1, 2));
+        let kernel = (start + 9_010_000, start + 9_510_000);
+        export.launch((start + 3_000, start + 5_000), kernel, i * 2 + 2, "solve");
+    }
+    let diagnosis = diagnosed(&export);
+    assert_eq!(diagnosis.devices[0].account.total.busy(Line::Copy), 10 * 9_000_000);
+    let found = finding(&diagnosis, "exposed-copy").unwrap();
+    assert_eq!(found.severity, Severity::Severe);
+    assert_eq!(found.evidence[0].count, 10);
+}
+
+#[test]
+fn page_migrations_are_no_lost_launches() {
+    let mut export = Export::new();
+    export.launch((0, 1_000), (10_000, 1_010_000), 1, "k");
+    for page in 0..50 {
+        let start = 20_000 + page * 10_000;
+        export.copy((start, start + 5_000), 0, (11, 4, 4));
+    }
+    let diagnosis = diagnosed(&export);
+    let total = &diagnosis.devices[0].account.total;
+    assert_eq!(total.busy(Line::ComputeAndMigration), 50 * 5_000);
+    let found = finding(&diagnosis, "page-migration").unwrap();
+    assert!(found.advice.contains("cudaMemPrefetchAsync"));
+    assert_eq!(diagnosis.devices[0].account.transfers[0].count, 50);
+    let lost = diagnosis.quality.iter().find(|of| of.title.contains("does not hold"));
+    assert_eq!(lost, None, "migrations have no call");
+}
+
+/// Steps of three kernels; the first one takes longer, and start-up comes before.
+fn stepped(marked: impl Fn(&mut Export, i64, i64, i64)) -> Export {
+    let mut export = Export::new();
+    export.launch((0, 1_000), (5_000, 500_000), 1, "initialize");
+    for step in 0..6 {
+        let start = 1_000_000 + step * 1_000_000;
+        marked(&mut export, step, start, start + 900_000);
+        for (kernel, name) in ["embed", "layer", "loss"].iter().enumerate() {
+            let kernel = kernel as i64;
+            let at = start + kernel * 200_000;
+            let length = if step == 0 { 190_000 } else { 100_000 };
+            let id = 10 + step * 3 + kernel;
+            export.launch((at, at + 5_000), (at + 7_000, at + 7_000 + length), id, name);
+        }
+    }
+    export
+}
+
+#[test]
+fn iterations_are_found_by_ranges_and_start_up_stands_apart() {
+    let export = stepped(|export, step, start, end| {
+        export.range(start, Some(end), 59, &format!("step_{step}"));
+    });
+    let diagnosis = diagnosed(&export);
+    let iterations = diagnosis.devices[0].account.iterations.as_ref().unwrap();
+    assert_eq!(iterations.sign, Sign::Range("step_#".to_owned()));
+    assert_eq!(iterations.each.len(), 6);
+    assert_eq!(iterations.before.busy(Line::Compute), 495_000);
+    assert_eq!(iterations.each[0].account.busy(Line::Compute), 3 * 190_000);
+    let steady = iterations.steady_lengths();
+    assert_eq!((steady.len(), steady[2]), (5, 1_000_000));
+}
+
+#[test]
+fn iterations_are_found_by_kernels_that_repeat() {
+    let diagnosis = diagnosed(&stepped(|_, _, _, _| {}));
+    let iterations = diagnosis.devices[0].account.iterations.as_ref().unwrap();
+    assert!(matches!(iterations.sign, Sign::Repetition(_)), "{:?}", iterations.sign);
+    assert_eq!(iterations.each.len(), 6);
+}
+
+#[test]
+fn iterations_of_unequal_length_are_named() {
+    let mut export = Export::new();
+    let mut start = 1_000_000;
+    for step in 0..8 {
+        let length = if step == 5 { 3_000_000 } else { 1_000_000 };
+        export.range(start, Some(start + length - 1_000), 59, &format!("step_{step}"));
+        export.launch((start, start + 5_000), (start + 6_000, start + 106_000), step + 1, "k");
+        start += length;
+    }
+    let diagnosis = diagnosed(&export);
+    let iterations = diagnosis.devices[0].account.iterations.as_ref().unwrap();
+    assert_eq!(iterations.unusual(), [6]);
+    let words: Vec<String> = diagnosis.to_text().split_whitespace().map(str::to_owned).collect();
+    assert!(words.join(" ").contains("twice the median or longer: 6"));
+}
+
+#[test]
+fn the_time_of_real_traces_adds_up_and_is_classified() {
+    let Some(folder) = std::env::var_os("REAL_TRACES") else {
+        println!("skipped: REAL_TRACES does not name a folder with real traces");
+        return;
+    };
+    let mut devices = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path().join("trace.sqlite");
+        if !path.is_file() {
+            continue;
+        }
+        let diagnosis = diagnose(&read::open(&path, &Wanted::ALL).unwrap());
+        for device in &diagnosis.devices {
+            assert_adds_up(device);
+            let total = &device.account.total;
+            let unclassified = total.unclassified_ns();
+            assert!(unclassified * 50 <= total.total_ns(), "{}", path.display());
+            devices += 1;
+        }
+    }
+    assert!(devices > 5);
+}
+
+#[test]
+fn idle_time_has_a_line_for_each_cause() {
+    let mut export = Export::new();
+    export.launch((0, 10), (1_000, 2_000), 1, "a");
+    export.launch((50_000, 60_000), (61_000, 70_000), 2, "b");
+    let diagnosis = diagnosed(&export);
+    let idle = &diagnosis.devices[0].account.total.idle;
+    assert_eq!(idle.values().sum::<i64>(), 59_000);
+    assert!(idle.get(&CauseKind::HostCode).is_some_and(|&ns| ns >= 48_000), "{idle:?}");
+}
+
+#[test]
+fn a_replay_gains_what_is_on_the_critical_path_only() {
+    // Two streams: a long kernel hides short ones; the host launches far ahead.
+    let mut export = Export::new();
+    export.launch((0, 1_000), (10_000, 1_010_000), 1, "long");
+    for i in 0..4 {
+        let call = 2_000 + i * 2_000;
+        let run = 1_010_000 + i * 100_000;
+        export.launch((call, call + 1_000), (run, run + 100_000), i + 2, "short");
+    }
+    let path = &diagnosed(&export).critical_path;
+    assert_eq!(path.total_ns, 1_400_000);
+    assert_eq!(path.segments.iter().map(|(_, ns)| ns).sum::<i64>(), path.total_ns);
+    let gain = |label: &str| {
+        let found = path.gains.iter().find(|of| of.change.label() == label);
+        found.map(|of| of.gain_ns)
+    };
+    assert_eq!(gain("half the time of long"), Some(500_000));
+    assert_eq!(gain("half the time of short"), Some(200_000));
+    assert_eq!(gain("launch calls that take no time"), Some(1_000), "only the first one matters");
+}

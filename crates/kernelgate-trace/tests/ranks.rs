@@ -1,0 +1,179 @@
+//! Traces of one job are joined by their collectives; planted stragglers are named.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::PathBuf;
+
+use kernelgate_trace::diagnose::ranks::{Job, Problem, RankPart, join, read_parts};
+use serde_json::json;
+use tempfile::TempDir;
+
+/// A rank of a planted job.
+#[derive(Clone, Copy)]
+struct Rank {
+    number: u32,
+    world: u32,
+    /// Nanoseconds that its clock is ahead.
+    ahead_us: f64,
+    /// Microseconds of compute before each all-reduce.
+    compute_us: f64,
+    /// Steps whose collectives it recorded.
+    steps: (usize, usize),
+    elements: u64,
+}
+
+const STEPS: usize = 40;
+
+impl Rank {
+    fn new(number: u32) -> Self {
+        Self {
+            number,
+            world: 4,
+            ahead_us: 0.0,
+            compute_us: 100.0,
+            steps: (0, STEPS),
+            elements: 1 << 20,
+        }
+    }
+}
+
+/// Writes a trace a rank: compute, then an all-reduce that ends when the slowest rank is done.
+fn write(folder: &TempDir, ranks: &[Rank]) -> Vec<(String, PathBuf)> {
+    let slowest = ranks.iter().map(|of| of.compute_us).fold(0.0, f64::max);
+    let each = |(index, rank): (usize, &Rank)| {
+        let mut events = Vec::new();
+        for step in rank.steps.0..rank.steps.1 {
+            // Steps differ in length, so that only one alignment of two recordings fits.
+            let uneven = (step * step * 7 % 53) as f64;
+            let start = 1000.0 + step as f64 * (slowest + 60.0) + uneven + rank.ahead_us;
+            let kernel = |name: &str, from: f64, to: f64, arguments: serde_json::Value| {
+                json!({ "ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": from,
+                        "dur": to - from, "args": arguments })
+            };
+            let until = start + rank.compute_us;
+            events.push(kernel("gemm", start, until, json!({ "device": 0, "stream": 7 })));
+            events.push(kernel(
+                "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)",
+                until,
+                start + slowest + 50.0,
+                json!({ "device": 0, "stream": 13, "Collective name": "allreduce",
+                        "In msg nelems": rank.elements, "Out msg nelems": rank.elements,
+                        "dtype": "Float", "Group size": rank.world,
+                        "Process Group Name": "0" }),
+            ));
+        }
+        let trace = json!({
+            "deviceProperties": [{ "id": 0, "name": "NVIDIA H100 80GB HBM3" }],
+            "distributedInfo": { "rank": rank.number, "world_size": rank.world },
+            "traceEvents": events,
+        });
+        let path = folder.path().join(format!("rank{index}.json"));
+        std::fs::write(&path, trace.to_string()).unwrap();
+        (format!("rank{index}.json"), path)
+    };
+    ranks.iter().enumerate().map(each).collect()
+}
+
+fn job(ranks: &[Rank]) -> Job {
+    let folder = tempfile::tempdir().unwrap();
+    let parts: Vec<RankPart> = read_parts(&write(&folder, ranks)).unwrap();
+    let job = join(parts);
+    let text = job.to_text();
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    job
+}
+
+#[test]
+fn a_straggler_is_named_and_waiting_stands_apart_from_transfer() {
+    let mut ranks = [0, 1, 2, 3].map(Rank::new);
+    ranks[2].compute_us = 300.0;
+    let job = job(&ranks);
+    assert_eq!(job.problems, []);
+    assert_eq!(job.joined, STEPS);
+    let stragglers = job.stragglers();
+    assert_eq!(stragglers.len(), 1);
+    assert_eq!(stragglers[0].name, "rank 2");
+    assert_eq!((stragglers[0].last, stragglers[0].waited_ns), (STEPS, 0));
+    assert_eq!(stragglers[0].delayed_ns, STEPS as i64 * 200_000);
+    assert_eq!(job.waits[0][2], STEPS as i64 * 200_000);
+    assert_eq!(job.waits[0][1], 0);
+    // The first collective keeps its arrival; each later one comes 200 µs earlier.
+    assert_eq!(stragglers[0].gain_ns, (STEPS as i64 - 1) * 200_000);
+    // 4 MiB in 50 µs on four ranks.
+    let sum = &job.collectives[0];
+    assert_eq!((sum.transfer_ns, sum.bytes), (STEPS as i64 * 50_000, 4 << 20));
+    let bus = sum.bus.unwrap();
+    assert!((bus - f64::from(4 << 20) * 1.5 / 50_000.0).abs() < 0.01, "{bus}");
+    assert!(job.to_text().contains("computes"), "{}", job.to_text());
+}
+
+#[test]
+fn clocks_that_differ_by_seconds_are_aligned() {
+    let mut ranks = [0, 1, 2, 3].map(Rank::new);
+    ranks[1].ahead_us = 7_300_000.0;
+    ranks[3].ahead_us = -2_000_000.0;
+    ranks[2].compute_us = 150.0;
+    let job = job(&ranks);
+    let ahead: Vec<i64> = job
+        .problems
+        .iter()
+        .filter_map(|of| match of {
+            Problem::Clock { ahead_ns, .. } => Some(*ahead_ns),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(ahead, [7_300_000_000, -2_000_000_000]);
+    assert_eq!(job.stragglers()[0].name, "rank 2");
+    assert_eq!(job.waits[1][2], STEPS as i64 * 50_000);
+}
+
+#[test]
+fn a_rank_of_another_job_is_reported_and_the_rest_is_joined() {
+    let mut ranks = [0, 1, 2, 3].map(Rank::new);
+    ranks[1].elements = 77;
+    let job = job(&ranks);
+    assert!(
+        job.problems
+            .iter()
+            .any(|of| matches!(of, Problem::OtherJob { trace, .. } if trace == "rank1.json")),
+        "{:?}",
+        job.problems
+    );
+    assert_eq!((job.ranks.len(), job.joined), (3, STEPS));
+    let mut ranks = [0, 1, 2, 3].map(Rank::new);
+    ranks[3].world = 8;
+    let problems = self::job(&ranks).problems;
+    assert!(
+        problems
+            .iter()
+            .any(|of| matches!(of, Problem::OtherJob { why, .. } if why.starts_with('8')))
+    );
+}
+
+#[test]
+fn missing_and_duplicate_ranks_are_reported() {
+    let mut ranks = [0, 1, 3].map(Rank::new);
+    let job = job(&ranks);
+    assert_eq!(job.problems, [Problem::Missing { ranks: vec![2], count: 1 }]);
+    ranks[2].number = 1;
+    let problems = self::job(&ranks).problems;
+    assert!(problems.iter().any(|of| matches!(of, Problem::Duplicate { .. })), "{problems:?}");
+}
+
+#[test]
+fn recordings_of_unequal_iterations_are_joined_where_they_meet() {
+    let mut ranks = [0, 1, 2, 3].map(Rank::new);
+    ranks[3].steps = (5, STEPS);
+    ranks[2].compute_us = 250.0;
+    let job = job(&ranks);
+    assert_eq!(job.joined, STEPS - 5);
+    let unequal = job.problems.iter().filter(|of| matches!(of, Problem::Unequal { .. }));
+    assert_eq!(unequal.count(), 3, "{:?}", job.problems);
+}
+
+#[test]
+fn one_rank_alone_is_no_job() {
+    let job = job(&[Rank { world: 1, ..Rank::new(0) }]);
+    assert_eq!(job.joined, 0);
+    assert!(job.to_text().contains("no collective could be joined"), "{}", job.to_text());
+}
