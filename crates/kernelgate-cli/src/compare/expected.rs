@@ -11,7 +11,8 @@ use kernelgate::record::{CaseRecord, Environment, ProcessRun, WorkRecord};
 #[derive(Debug, Clone, PartialEq)]
 pub struct Expected {
     environment: Environment,
-    power: PowerState,
+    /// Absent for benches of Criterion alone, whose records have no power state.
+    power: Option<PowerState>,
     definitions: BTreeMap<String, Definition>,
 }
 
@@ -32,15 +33,14 @@ impl From<&CaseRecord> for Definition {
 
 impl Expected {
     /// Facts of the process that verified these cases.
-    pub fn from_verified(run: &ProcessRun, cases: &BTreeSet<String>, power: PowerState) -> Self {
+    pub fn from_verified(
+        run: &ProcessRun,
+        cases: &BTreeSet<String>,
+        power: Option<PowerState>,
+    ) -> Self {
         let cases = run.cases.iter().filter(|(id, _)| cases.contains(*id));
         let definitions = cases.map(|(id, case)| (id.clone(), case.into())).collect();
         Self { environment: run.environment.clone(), power, definitions }
-    }
-
-    /// Whether a later process may have measured in a power state.
-    fn allows(&self, state: PowerState) -> bool {
-        state == PowerState::NotApplicable || state.comparable(self.power)
     }
 
     /// Compares a later process with the one that verified its cases.
@@ -58,13 +58,15 @@ impl Expected {
         if found != verified {
             return differs("device", &found, &verified);
         }
-        if !run.environment.on_host() {
+        if let Some(asked) = self.power.filter(|_| !run.environment.on_host()) {
+            let is_allowed =
+                |state: PowerState| state == PowerState::NotApplicable || state.comparable(asked);
             for (id, case) in &run.cases {
                 let state = case.samples.power.as_ref().map(|power| power.state);
                 match state {
                     None => return Err(format!("its record of {id} has no power state")),
-                    Some(state) if !self.allows(state) => {
-                        let (found, asked) = (state.name(), self.power.name());
+                    Some(state) if !is_allowed(state) => {
+                        let (found, asked) = (state.name(), asked.name());
                         return Err(format!(
                             "its record of {id} has power state `{found}`, the request `{asked}`"
                         ));
@@ -144,7 +146,7 @@ mod tests {
 
     fn refusal(change: impl FnOnce(&mut ProcessRun)) -> String {
         let expected =
-            Expected::from_verified(&run(), &["x".to_owned()].into(), PowerState::Steady);
+            Expected::from_verified(&run(), &["x".to_owned()].into(), Some(PowerState::Steady));
         assert_eq!(expected.check(&run()), Ok(()));
         let mut other = run();
         change(&mut other);
@@ -161,6 +163,18 @@ mod tests {
         assert!(device.contains("device `host feed`"), "{device}");
         let threads = refusal(|run| run.environment.threads += 1);
         assert!(threads.contains("threads"), "{threads}");
+    }
+
+    #[test]
+    fn only_benches_of_criterion_alone_may_lack_a_power_state_on_a_gpu() {
+        let mut on_gpu = run();
+        on_gpu.environment.device_kind = "cuda".to_owned();
+        let check = |power| {
+            Expected::from_verified(&on_gpu, &["x".to_owned()].into(), power).check(&on_gpu)
+        };
+        let why = "its record of x has no power state".to_owned();
+        assert_eq!(check(Some(PowerState::Steady)), Err(why));
+        assert_eq!(check(None), Ok(()));
     }
 
     #[test]

@@ -135,6 +135,8 @@ impl Engine<'_> {
             prepared.matched.judged.difference(&before).cloned().collect();
         let burst = self.request.settings.get("KERNELGATE_POWER").is_some_and(|it| it == "burst");
         let power = if burst { PowerState::Burst } else { PowerState::Steady };
+        let driver = Driver::of_both(base.driver, head.driver);
+        let power = (driver != Driver::Criterion).then_some(power);
         let timeout = PROCESS_TIMEOUT + 10 * base.took.max(head.took);
         let bench = Bench {
             name: name.to_owned(),
@@ -144,7 +146,7 @@ impl Engine<'_> {
             cases,
             timeout: self.request.wait.unwrap_or(timeout),
             sampling: self.request.sampling.unwrap_or(usual),
-            driver: Driver::of_both(base.driver, head.driver),
+            driver,
             first: BTreeSet::new(),
         };
         if bench.driver == Driver::Criterion && !bench.cases.is_empty() {

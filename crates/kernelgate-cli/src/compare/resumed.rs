@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn trials_of_another_plan_do_not_fit() {
         let run = ProcessRun::start("b", "verify", Environment::cpu(), Provenance::default());
-        let expected = || Expected::from_verified(&run, &BTreeSet::new(), PowerState::Steady);
+        let expected = || Expected::from_verified(&run, &BTreeSet::new(), Some(PowerState::Steady));
         let benches = [Bench {
             name: "b".to_owned(),
             verified: Default::default(),

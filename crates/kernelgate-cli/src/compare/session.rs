@@ -429,8 +429,9 @@ mod tests {
         let bench = |name: &str, cases: &[&str], driver: Driver| Bench {
             name: name.to_owned(),
             verified: [PathBuf::new(), PathBuf::new()],
-            expected: [&empty, &empty]
-                .map(|run| Expected::from_verified(run, &BTreeSet::new(), PowerState::Steady)),
+            expected: [&empty, &empty].map(|run| {
+                Expected::from_verified(run, &BTreeSet::new(), Some(PowerState::Steady))
+            }),
             cases: cases.iter().map(|&case| case.to_owned()).collect(),
             first: BTreeSet::new(),
             timeout: Duration::ZERO,
