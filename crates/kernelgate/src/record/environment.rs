@@ -404,7 +404,7 @@ mod tests {
             assert_eq!(written_and_read(gpus.clone()).unwrap(), gpus);
         }
         assert!(text(with_gpus([gpu("GPU-1")])).contains("\"gpu\": {"));
-        assert!(!text(with_gpus([])).contains("gpu"));
+        assert!(!text(with_gpus([])).contains("\"gpu"));
         let pair = text(with_gpus([gpu("GPU-1"), gpu("GPU-2")]));
         assert!(pair.contains("\"gpus\": ["), "{pair}");
         let twice = pair.replace("GPU-2", "GPU-1");

@@ -102,7 +102,16 @@ impl Measurement {
 
     /// The first fact that keeps a run out of this measurement.
     fn differing(&self, run: &ProcessRun) -> Option<Differing> {
-        let of_bench = || self.runs.iter().filter(|other| other.bench == run.bench);
+        let named = || self.runs.iter().filter(|other| other.bench == run.bench);
+        let of_bench = || named().filter(|other| other_package(other, run).is_none());
+        // One invocation in a workspace runs benches of several packages, which may have one name.
+        let together = named().any(|other| other.session == run.session);
+        if of_bench().next().is_none()
+            && !together
+            && let Some(other) = named().next()
+        {
+            return other_run(other, run);
+        }
         let of_another_run = of_bench().next().and_then(|first| other_run(first, run));
         of_another_run.or_else(|| {
             run.cases.iter().find_map(|(id, case)| {

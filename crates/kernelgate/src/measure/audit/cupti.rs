@@ -1,5 +1,5 @@
 //! Work on other streams, by CUPTI's record of a launch: also work that writes no output and
-//! finishes before the stream does, which [`super::other_streams`] cannot see.
+//! finishes before the stream does, which [`super::writes`] cannot see.
 //!
 //! The stream is held while the case is launched. An operation that begins during the hold, or ends
 //! after a mark that follows on the stream, runs on another stream. A launch of more commands than
