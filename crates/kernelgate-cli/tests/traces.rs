@@ -236,6 +236,52 @@ fn two_traces_are_compared_and_three_are_not() {
 }
 
 #[test]
+fn traces_that_declare_different_ranks_are_joined() {
+    let folder = tempfile::tempdir().unwrap();
+    // Rank 1 computes longer: rank 0 waits for it in every all-reduce.
+    let rank = |number: u32, compute: u32| {
+        let step = |step: u32| {
+            let start = step * 1000;
+            let kernel = |name: &str, stream: u32, from: u32, until: u32| {
+                format!(
+                    r#"{{"ph": "X", "cat": "kernel", "name": "{name}", "pid": 0, "tid": {stream},
+                        "ts": {from}, "dur": {}, "args": {{"device": 0, "stream": {stream}}}}}"#,
+                    until - from
+                )
+            };
+            let compute = start + compute;
+            let all_reduce = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)";
+            let both =
+                [kernel("gemm", 7, start, compute), kernel(all_reduce, 13, compute, start + 900)];
+            both.join(", ")
+        };
+        let events: Vec<String> = (0..20).map(step).collect();
+        let path = folder.path().join(format!("rank{number}.json"));
+        let trace = format!(
+            r#"{{"distributedInfo": {{"rank": {number}, "world_size": 2}}, "traceEvents": [{}]}}"#,
+            events.join(", ")
+        );
+        std::fs::write(&path, trace).unwrap();
+        path
+    };
+    let (a, b) = (rank(0, 300), rank(1, 800));
+    let report = printed(&["diagnose", text(&a), text(&b)]);
+    assert!(report.contains("straggler: rank 1 came last to 20 of 20 collectives"), "{report}");
+    assert!(report.contains("rank 0 waits 10.000 ms for rank 1"), "{report}");
+    let json: serde_json::Value =
+        serde_json::from_str(&printed(&["diagnose", text(&a), text(&b), "--format", "json"]))
+            .unwrap();
+    assert_eq!(json["job"]["stragglers"][0], "rank 1");
+    assert_eq!(json["job"]["joined"], 20);
+    let compared = printed(&["diagnose", text(&a), text(&b), "--each"]);
+    assert!(compared.matches("Critical path").count() == 2, "{compared}");
+    let failed = kernelgate(&["diagnose", text(&a), text(&b), "--fail-on", "severe"]);
+    assert_eq!(failed.status.code(), Some(1));
+    let alone = kernelgate(&["diagnose", text(&a), "--ranks"]);
+    assert_eq!(alone.status.code(), Some(3), "one rank alone shows no waiting");
+}
+
+#[test]
 fn a_timeline_can_be_read_again() {
     let (folder, path) = trace();
     let out = folder.path().join("timeline.json");

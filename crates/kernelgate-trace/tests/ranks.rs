@@ -177,3 +177,20 @@ fn one_rank_alone_is_no_job() {
     assert_eq!(job.joined, 0);
     assert!(job.to_text().contains("no collective could be joined"), "{}", job.to_text());
 }
+
+#[test]
+fn two_processes_of_one_real_trace_are_two_ranks() {
+    let Some(folder) = std::env::var_os("REAL_TRACES") else {
+        println!("skipped: REAL_TRACES does not name a folder with real traces");
+        return;
+    };
+    let name = "GindaChen_tests_fixtures_mfu_2gpu_before";
+    let path = PathBuf::from(folder).join(name).join("trace.sqlite");
+    let job = join(read_parts(&[(name.to_owned(), path)]).unwrap());
+    // 33 exchanges each, on two devices with one clock.
+    assert_eq!((job.ranks.len(), job.joined), (2, 33), "{:?}", job.problems);
+    assert_eq!(job.problems, []);
+    let waited: i64 = job.ranks.iter().map(|rank| rank.waited_ns).sum();
+    let exposed: i64 = job.ranks.iter().map(|rank| rank.part.exposed_ns).sum();
+    assert!(0 < waited && waited < exposed, "{waited} of {exposed}");
+}
