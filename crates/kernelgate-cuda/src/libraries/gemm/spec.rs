@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn dtypes_follow_the_librarys_table() {
+    fn dtypes_follow_the_libraries_table() {
         let checked = |a, b, d| GemmSpec { b, ..GemmSpec::new(16, 16, 16, a, d) }.check();
         for (a, b, d) in [(F16, F16, F16), (I8, I8, I32), (E4m3, E5m2, E5m2), (F32, F32, F32)] {
             assert_eq!(checked(a, b, d), Ok(()));
