@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use super::CompareError;
+use kernelgate::record::provenance::WITHOUT_HOOKS;
 
 /// The repository that holds the package.
 #[derive(Debug, Clone)]
@@ -46,7 +47,7 @@ const SHALLOW: &str = "; this clone is shallow, so older commits and other branc
 pub fn git(folder: &Path) -> Command {
     let mut command = Command::new("git");
     // Neither hooks of the user's repository nor its file watcher run for our copies of its index.
-    command.args(["-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false"]);
+    command.args(WITHOUT_HOOKS);
     command.arg("-C").arg(folder);
     for name in [
         "GIT_DIR",

@@ -116,7 +116,9 @@ pub fn install(
         // change the executable that is timed.
         leftovers::remove(&at).map_err(|cause| io(&at, cause))?;
         std::fs::copy(path, &at).map_err(|cause| io(&at, cause))?;
-        let (hash, stamp) = (hash_of(&at)?, Stamp::of_file(&at));
+        // The stamp first: a write between both is then seen.
+        let stamp = Stamp::of_file(&at);
+        let hash = hash_of(&at)?;
         executables
             .driven
             .insert(bench.clone(), InstalledBench { bench: bench.clone(), hash, stamp, driver });

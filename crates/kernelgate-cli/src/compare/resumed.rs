@@ -47,29 +47,14 @@ pub fn check_fit(
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
     use std::time::Duration;
 
     use super::super::expected::Expected;
     use super::super::install::Driver;
+    use super::super::rounds::tests::trial;
     use super::*;
     use kernelgate::measure::power::PowerState;
     use kernelgate::record::{Environment, ProcessRun, Provenance, Timing, TrialSampling};
-
-    fn trial(block: usize, place: usize, time_ns: f64) -> TrialRecord {
-        TrialRecord {
-            round: 1,
-            bench: "b".to_owned(),
-            block,
-            place,
-            head: arm(block, place) == Arm::Head,
-            wall_s: 1.0,
-            cases: [("x".to_owned(), Timing { time_ns, ..Timing::default() })].into(),
-            failed: BTreeMap::new(),
-            skipped: BTreeMap::new(),
-            broke: None,
-        }
-    }
 
     #[test]
     fn trials_of_another_plan_do_not_fit() {

@@ -180,11 +180,12 @@ pub fn time_left(
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use kernelgate::record::{CaseRecord, Environment, Provenance};
 
-    fn trial(block: usize, place: usize, time_ns: f64) -> TrialRecord {
+    /// A trial of one case, as the plan has it.
+    pub fn trial(block: usize, place: usize, time_ns: f64) -> TrialRecord {
         TrialRecord {
             round: 1,
             bench: "b".to_owned(),

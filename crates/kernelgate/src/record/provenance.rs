@@ -108,12 +108,15 @@ fn is_hash(commit: &str) -> bool {
     (4..=64).contains(&commit.len()) && commit.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
+/// Arguments of git with which it runs neither hooks nor the file watcher of a repository.
+pub const WITHOUT_HOOKS: [&str; 4] =
+    ["-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false"];
+
 /// What git prints about a folder; none where it fails.
 fn git(folder: &Path, arguments: &[&str]) -> Option<String> {
-    // Reading runs neither hooks nor the file watcher of the repository, and takes no lock in it.
-    let reading = ["-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false"];
     let mut command = Command::new("git");
-    command.arg("--no-optional-locks").args(reading).arg("-C").arg(folder).args(arguments);
+    // Reading takes no lock in the repository either.
+    command.arg("--no-optional-locks").args(WITHOUT_HOOKS).arg("-C").arg(folder).args(arguments);
     let output = command.output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
