@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use kernelgate_cuda::driver::device;
 use serde_json::Value;
 
-use crate::package::Package;
+use crate::package::{Package, fixture_path};
 
 /// One test at a time on the device, or none.
 fn gpu() -> Option<MutexGuard<'static, ()>> {
@@ -241,8 +241,11 @@ fn calibrate_delays_what_it_can_and_leaves_out_the_rest() {
 #[test]
 fn timing_measures_every_part() {
     let Some(_gpu) = gpu() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::copy(fixture_path(), folder.path().join("fixture")).unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_kernelgate"))
-        .args(["timing", "--format", "json"])
+        .args(["timing", "--format", "json", "--dir"])
+        .arg(folder.path())
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
