@@ -73,22 +73,29 @@ const CRATES: &[Rules] = &[
         ],
         confined: &[
             ("criterion", &["harness/", "measure/criterion.rs"]),
-            ("clap", &["harness/args.rs", "harness/place.rs", "harness/variables.rs"]),
+            (
+                "clap",
+                &[
+                    "harness/settings/args.rs",
+                    "harness/selection/place.rs",
+                    "harness/settings/variables.rs",
+                ],
+            ),
             ("faer", &["measure/limits/cpu_matmul.rs"]),
             ("pulp", &["simd.rs", "measure/limits/cpu.rs"]),
-            ("sysinfo", &["record/environment.rs", "harness/invocation.rs"]),
+            ("sysinfo", &["record/origin/environment.rs", "harness/recording/invocation.rs"]),
             (
                 "serde_json",
                 &[
                     "attach/safetensors.rs",
                     "record/criterion_store.rs",
-                    "record/file.rs",
-                    "record/file/",
-                    "harness/stored.rs",
+                    "record/files/file.rs",
+                    "record/files/file/",
+                    "harness/recording/stored.rs",
                 ],
             ),
-            ("ctrlc", &["harness/recorder.rs"]),
-            ("xxhash_rust", &["record/file.rs", "record/file/", "verify/"]),
+            ("ctrlc", &["harness/recording/recorder.rs"]),
+            ("xxhash_rust", &["record/files/file.rs", "record/files/file/", "verify/"]),
         ],
     },
     Rules {

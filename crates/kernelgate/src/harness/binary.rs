@@ -5,19 +5,20 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use super::args::{Flags, Mode};
-use super::cases::Selection;
-use super::deadline::Deadline;
 use super::error::HarnessError;
-use super::execution::{Execution, Timer, new_criterion, open_group, run_cases};
-use super::filter::Filter;
 use super::peers::Peers;
-use super::place::{BackendName, Place};
-use super::progress::BenchProgress;
-use super::{
-    answer, args, bench_run, cases, guard, names, own_flags, stored, terse, trial, trial_run,
-    variables,
-};
+use super::recording::stored;
+use super::running::deadline::Deadline;
+use super::running::execution::{Execution, Timer, new_criterion, open_group, run_cases};
+use super::running::progress::BenchProgress;
+use super::running::{bench_run, terse, trial, trial_run};
+use super::selection::cases::Selection;
+use super::selection::filter::Filter;
+use super::selection::place::{BackendName, Place};
+use super::selection::{cases, names};
+use super::settings::args::{Flags, Mode};
+use super::settings::{args, own_flags, variables};
+use super::{answer, guard};
 use crate::backend::Target;
 use crate::exit::Exit;
 use crate::measure::criterion::Elapsed;
@@ -400,7 +401,6 @@ impl Harness {
     }
 }
 
-/// Starts this program anew with Criterion's flags alone and ours in the environment.
 /// What lets the process have memory in pages of 2 MiB, where it is for a GPU: hundreds of megabytes
 /// of inputs and outputs come and go with every case, and 4 KiB at a time the system takes longer to
 /// hand them out than the GPU to fill them. Rows on the host are timed as they would run elsewhere.
@@ -413,6 +413,7 @@ fn large_pages(flags: &Flags) -> Option<(&'static str, String)> {
     (wanted && free).then(|| (VARIABLE, "glibc.malloc.hugetlb=1".to_owned()))
 }
 
+/// Starts this program anew with Criterion's flags alone and ours in the environment.
 fn replace_process(arguments: &[OsString], own: &own_flags::OwnFlags) -> ExitCode {
     let program = std::env::current_exe()
         .unwrap_or_else(|_| PathBuf::from(std::env::args_os().next().unwrap_or_default()));
@@ -428,8 +429,10 @@ fn replace_process(arguments: &[OsString], own: &own_flags::OwnFlags) -> ExitCod
     // here.
     let error = match command
         .env(
-            super::invocation::VARIABLE,
-            super::invocation::Invocation::of_process().map(|it| it.session).unwrap_or_default(),
+            super::recording::invocation::VARIABLE,
+            super::recording::invocation::Invocation::of_process()
+                .map(|it| it.session)
+                .unwrap_or_default(),
         )
         .status()
     {
@@ -442,7 +445,7 @@ fn replace_process(arguments: &[OsString], own: &own_flags::OwnFlags) -> ExitCod
 
 #[cfg(test)]
 mod tests {
-    use super::super::sample::{all, own};
+    use super::super::selection::sample::{all, own};
     use super::*;
     use crate::backend::BackendKind;
     use clap::Parser;

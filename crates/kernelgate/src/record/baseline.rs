@@ -7,10 +7,10 @@ use std::path::Path;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::case_run::{CasePower, CaseRun};
-use super::environment::Mismatch;
-use super::file::{self, FileError, Record};
+use super::files::file::{self, FileError, Record};
 use super::numerics::Numerics;
 use super::origin::Origin;
+use super::origin::environment::Mismatch;
 use super::run::{CaseRecord, ProcessRun};
 use crate::measure::possible::LAUNCH_NS;
 

@@ -12,8 +12,8 @@ use std::time::SystemTime;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::file as record_file;
-use super::text::one_line;
+use super::files::file as record_file;
+use super::files::text::one_line;
 use super::{CaseRecord, Samples};
 use crate::verify::OutputComparison;
 use crate::workload::Work;

@@ -6,11 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::case_run::digits;
-use super::environment::Environment;
-use super::file::Record;
-use super::provenance::Provenance;
+use super::files::file::Record;
+use super::files::text;
+use super::origin::environment::Environment;
+use super::origin::provenance::Provenance;
 use super::run::VerificationRecord;
-use super::text;
 use crate::verify::Errors;
 
 /// Name of the data set of a case whose inputs, or what they are compared with, do not follow the

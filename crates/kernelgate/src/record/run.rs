@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::environment::Environment;
-use super::file::Record;
+use super::files::file::Record;
+use super::files::text;
+use super::groups::shard::Shard;
 use super::origin::Origin;
-use super::package::Package;
-use super::provenance::Provenance;
-use super::shard::Shard;
-use super::text;
+use super::origin::environment::Environment;
+use super::origin::package::Package;
+use super::origin::provenance::Provenance;
 use super::work::WorkRecord;
 use crate::measure::limits::{Limits, TimeLimit};
 use crate::measure::possible;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::text::printable;
+use super::files::text::printable;
 use crate::workload::Work;
 
 /// Most operations and bytes of a launch that can be true, in all.

@@ -1,8 +1,8 @@
 //! Going through the selected cases, one an implementation.
 
 use crate::backend::Target;
-use crate::harness::cases::{Case, Group, Selection};
-use crate::harness::problem::{CaseError, Ready};
+use crate::harness::running::problem::{CaseError, Ready};
+use crate::harness::selection::cases::{Case, Group, Selection};
 use crate::protocol::CaseStatus;
 
 /// What came of each case, by its id.

@@ -1,7 +1,7 @@
 //! Which cases there are.
 
-use crate::harness::cases::Selection;
-use crate::harness::place::Place;
+use crate::harness::selection::cases::Selection;
+use crate::harness::selection::place::Place;
 use crate::protocol::{CaseStatus, ListedCase, ListedProblem, ListedRow, Listing};
 use crate::suite::Suite;
 use crate::workload::Values;

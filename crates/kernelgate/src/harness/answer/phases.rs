@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::backend::{BackendError, Executable, Target};
-use crate::harness::case_error::{CaseError, guarded};
-use crate::harness::cases::{Case, Group};
-use crate::harness::problem::Ready;
+use crate::harness::running::case_error::{CaseError, guarded};
+use crate::harness::running::problem::Ready;
+use crate::harness::selection::cases::{Case, Group};
 use crate::measure::wall::process_time;
 use crate::protocol::Repetitions;
 use crate::trace::PhaseTime;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use kernelgate_cuda::spec::ListedKernel;
 
-use crate::harness::filter::Filter;
+use crate::harness::selection::filter::Filter;
 use crate::protocol::{ResourcesReport, ResponseBody};
 use crate::record::resources::{CompiledKernels, compile};
 

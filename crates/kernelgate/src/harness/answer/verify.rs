@@ -5,8 +5,8 @@ use std::path::Path;
 
 use super::each::{each_implementation, parts};
 use crate::backend::{BackendError, Target};
-use crate::harness::cases::{Case, Group, Selection};
-use crate::harness::problem::{CaseError, Ready};
+use crate::harness::running::problem::{CaseError, Ready};
+use crate::harness::selection::cases::{Case, Group, Selection};
 use crate::protocol::VerifiedCase;
 use crate::record::tensors;
 use crate::record::text::printable_path;

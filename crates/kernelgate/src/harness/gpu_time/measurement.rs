@@ -15,7 +15,7 @@ use kernelgate_cuda::observe::telemetry::{Reading, Telemetry};
 use super::recording::{self, Ended};
 use super::samples::{GpuElapsed, SampleLog};
 use crate::exit::Exit;
-use crate::harness::place::DEFAULT_TIMEOUT_S;
+use crate::harness::selection::place::DEFAULT_TIMEOUT_S;
 use crate::measure::audit::Allowed;
 use crate::measure::audit::passes::{Pass, Passes};
 use crate::record::Store;

@@ -1,0 +1,204 @@
+//! The check after timing: what was timed computes its outputs from its inputs.
+//!
+//! A case is verified before it is timed, by a launch. What is timed is another thing: a graph, or
+//! a launch after many others, which may do less. So once the samples are taken, the inputs that
+//! every launch reads are replaced, the outputs poisoned, the very graph or launch that was timed
+//! is run once more, and its outputs are compared with the reference of the new inputs.
+//!
+//! Inputs are replaced along a symmetry of the workload, whose effect on the outputs is undone
+//! before they are compared; without a symmetry they are drawn anew, with a reference of their own.
+//! Where no input can be replaced, or memory is short, the outputs are compared for the old inputs,
+//! and the record says so.
+//!
+//! Results that are reused for inputs that were seen before are right, too. So the check of reuse
+//! ([`reuse`]) replays once more for the same inputs.
+//!
+//! Deliberately absent: defence against code that attacks the process. This finds mistakes and
+//! shortcuts: work on other streams, nothing launched, a remembered result, work in the reset.
+
+use std::borrow::Cow;
+
+use super::changed_inputs::ChangedInputs;
+use crate::backend::{BackendError, Executable};
+use crate::harness::guard;
+use crate::harness::running::case_error::{CaseError, guarded};
+use crate::harness::running::problem::{Ready, outputs};
+use crate::harness::selection::cases::Group;
+use crate::harness::spent;
+use crate::measure::Stopwatch;
+use crate::measure::audit::{Refusal, reuse};
+use crate::record::run::{AfterTiming, InputChange};
+use crate::verify::{self, VerifyError};
+use crate::workload::Tensors;
+
+/// What a process' time for these checks is kept under.
+pub const ACTIVITY: &str = "check after timing";
+
+/// Which inputs an executable reads now: those that it was prepared with, or others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CurrentInputs {
+    /// Those that it was prepared and verified with.
+    #[default]
+    Original,
+    /// Those that the last check put in their place.
+    Changed,
+}
+
+/// What the checks of its cases before tell of an executable.
+#[derive(Debug, Default)]
+pub struct Checked {
+    /// Which inputs it reads now.
+    pub inputs: CurrentInputs,
+    /// What was found of work elsewhere, once that was looked for: a launch for this is the same
+    /// whether the cache is hot or cold.
+    pub elsewhere: Option<Option<String>>,
+}
+
+/// Poisons outputs, replaces inputs, runs what was timed, and compares. The inputs stay replaced:
+/// the next check of this executable puts the original ones back and compares with their reference.
+///
+/// `digest` is that of the outputs for the original inputs, where an earlier process of this
+/// executable did all of this: then the inputs stay, and its bits are compared.
+///
+/// # Errors
+/// When the outputs are wrong, or the device fails.
+pub fn check(
+    ready: &mut Ready,
+    group: &Group<'_>,
+    (executable, current): (&mut dyn Executable, &mut CurrentInputs),
+    stopwatch: &mut dyn Stopwatch,
+    digest: Option<&str>,
+) -> Result<AfterTiming, CaseError> {
+    if let Some(digest) = digest {
+        let same = guarded(|| {
+            reuse::without_results(executable)?;
+            stopwatch.replay(executable)?;
+            Ok::<_, VerifyError>(verify::digest(executable.outputs()?) == digest)
+        })?;
+        if same {
+            return Ok(AfterTiming::SAME_BITS);
+        }
+    }
+    let replaceable = executable.launch_inputs().into_iter().map(str::to_owned).collect();
+    let mut changes = digest.is_none() && ready.change_inputs(group, replaceable)?;
+    if changes && *current == CurrentInputs::Original {
+        changes = ready.prepare_changed(group)?;
+    }
+    let next = match (changes, *current) {
+        (true, CurrentInputs::Original) => CurrentInputs::Changed,
+        _ => CurrentInputs::Original,
+    };
+    if next == CurrentInputs::Original {
+        ready.compute_reference(group)?;
+    }
+    let changed = ready.changed.as_ref().filter(|_| changes);
+    let compared = guard::catch(|| {
+        if ready.expected.is_empty() && group.bound.problem().reference_from().is_nothing() {
+            // Its bits were known, so that nobody compared this row's outputs.
+            verify::launch_on_poison(executable)?;
+            ready.expected = verify::as_expected(outputs(executable)?);
+        }
+        let replace = |executable: &mut dyn Executable| {
+            let _activity = spent::on("inputs replaced");
+            for (name, values) in changed.iter().flat_map(|changed| changed.values.iter()) {
+                let original = || ready.inputs.tensor(name);
+                let next = if next == CurrentInputs::Changed { values } else { original() };
+                executable.replace_input(name, next)?;
+            }
+            Ok::<_, BackendError>(())
+        };
+        reuse::without_results(executable)?;
+        // Without other inputs nothing else tells what the reset computes of them.
+        let before = match executable.carries_state() && changed.is_none() {
+            true => Some(verify::digest(outputs(executable)?)),
+            false => None,
+        };
+        replace(executable)?;
+        *current = next;
+        let first = stopwatch.replay(executable)?;
+        let outputs = outputs(executable)?;
+        let after = before.is_some().then(|| verify::digest(outputs));
+        let compare = spent::on("compare");
+        let (outputs, expected) = match changed.filter(|_| next == CurrentInputs::Changed) {
+            Some(changed) => changed
+                .comparable(outputs, &ready.expected)
+                .map_err(|problem| VerifyError::Reference { output: "all".to_owned(), problem })?,
+            None => (Cow::Borrowed(outputs), ready.expected.as_slice()),
+        };
+        let comparison = verify::compare(&outputs, expected, &ready.bounds)?;
+        drop(compare);
+        if before.is_some() && before == after {
+            return Err(BackendError::from(Refusal::ComputedByReset).into());
+        }
+        let replaced = changed.iter().flat_map(|changed| changed.values.iter());
+        let names: Vec<&str> = replaced.map(|(name, _)| name).collect();
+        let draw = |turn: u64| match names.is_empty() {
+            true => Tensors::new(),
+            false => group.bound.problem().redraw(&names, ready.seed ^ turn),
+        };
+        let reuse = reuse::check(first, (executable, stopwatch), &draw);
+        if !matches!(reuse, Ok(false)) {
+            replace(executable)?;
+        }
+        reuse?;
+        Ok(comparison)
+    });
+    let carries_state = executable.carries_state();
+    let how = changed.map_or(InputChange::Same, ChangedInputs::change);
+    let comparison = compared.map_err(CaseError::Fail)?.map_err(|error| match error {
+        VerifyError::Backend(_) => error.into(),
+        wrong => CaseError::Fail(format!(
+            "after timing, {}: {wrong}; what was timed does not compute its outputs from its \
+             inputs{}",
+            how.words(),
+            if carries_state {
+                ", or its reset reads one that `reading` should leave out"
+            } else {
+                ""
+            }
+        )),
+    })?;
+    Ok(AfterTiming {
+        inputs: how,
+        max_error: comparison.errors.max_error,
+        relative_l2: comparison.errors.relative_l2,
+    })
+}
+
+impl Ready {
+    /// Makes other values of some of those inputs; whether there are any.
+    fn change_inputs(
+        &mut self,
+        group: &Group<'_>,
+        replaceable: Vec<String>,
+    ) -> Result<bool, CaseError> {
+        // Nothing would say what the outputs of other inputs have to be.
+        if group.bound.problem().reference_from().is_nothing() {
+            return Ok(false);
+        }
+        if !self.changed.as_ref().is_some_and(|changed| changed.suit(&replaceable)) {
+            let _activity = spent::on("other inputs");
+            self.changed = None;
+            self.changed = ChangedInputs::new(group, &self.inputs, replaceable, self.seed)
+                .map_err(CaseError::Fail)?;
+        }
+        Ok(self.changed.is_some())
+    }
+
+    /// Makes sure that there is what outputs for the changed inputs are compared with; whether there
+    /// is. A row that is the reference may lack the memory to run beside the one that was timed.
+    fn prepare_changed(&mut self, group: &Group<'_>) -> Result<bool, CaseError> {
+        if self.changed.as_ref().is_some_and(ChangedInputs::by_symmetry) {
+            self.compute_reference(group)?;
+        }
+        let Some(mut changed) = self.changed.take() else { return Ok(false) };
+        let made = changed
+            .compute_expected(&self.inputs, |names, inputs| self.reference(group, names, inputs));
+        self.changed = Some(changed);
+        match made {
+            Ok(()) => Ok(true),
+            Err(CaseError::Skip(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Other inputs of a problem than those that its cases were verified and timed with, and their
+//! reference: for the check after timing.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use crate::harness::guard;
+use crate::harness::selection::cases::Group;
+use crate::record::environment::available_memory;
+use crate::record::run::InputChange;
+use crate::workload::{Expected, Symmetry, Tensor, Tensors};
+
+/// Other values of the inputs that every launch reads.
+pub struct ChangedInputs {
+    /// Names of the inputs that may be replaced: what this was made for.
+    replaceable: Vec<String>,
+    /// Those that are, with their new values.
+    pub values: Tensors,
+    /// How they were made.
+    how: How,
+    /// Their reference, where they were drawn anew and it was needed.
+    expected: Option<Vec<Expected>>,
+}
+
+#[derive(Clone, Copy)]
+enum How {
+    Symmetry(Symmetry),
+    Redrawn,
+}
+
+impl ChangedInputs {
+    /// Changes some of those inputs: along the first symmetry of the workload that needs no other,
+    /// else drawn anew. `None` where that changes nothing, and where memory is too short for other
+    /// inputs and another reference.
+    ///
+    /// # Errors
+    /// When the workload draws other shapes, or panics.
+    pub fn new(
+        group: &Group<'_>,
+        inputs: &Tensors,
+        replaceable: Vec<String>,
+        seed: u64,
+    ) -> Result<Option<Self>, String> {
+        let problem = group.bound.problem();
+        if replaceable.is_empty() || problem.host_bytes() > available_memory() {
+            return Ok(None);
+        }
+        let may_change = |name: &str| replaceable.iter().any(|replaceable| replaceable == name);
+        let (values, how) = guard::catch(|| {
+            let by_symmetry = problem.symmetries().into_iter().find_map(|symmetry| {
+                let all = symmetry.inputs().into_iter().all(may_change);
+                let values = all.then(|| symmetry.changed(inputs)).flatten()?;
+                Some((values, How::Symmetry(symmetry)))
+            });
+            by_symmetry.unwrap_or_else(|| {
+                let names: Vec<&str> = replaceable.iter().map(String::as_str).collect();
+                (problem.redraw(&names, !seed), How::Redrawn)
+            })
+        })
+        .map_err(|panic| format!("other inputs: {panic}"))?;
+        let fits = |(name, values): (&str, &Tensor)| {
+            let old = inputs.get(name);
+            let same =
+                |old: &Tensor| (old.shape(), old.dtype()) == (values.shape(), values.dtype());
+            may_change(name) && old.is_some_and(same)
+        };
+        if !values.iter().all(fits) {
+            return Err("other inputs: not of the shapes and dtypes of the first".to_owned());
+        }
+        let differs = values.iter().any(|(name, values)| inputs.tensor(name) != values);
+        Ok(differs.then_some(Self { replaceable, values, how, expected: None }))
+    }
+
+    /// Whether they were made for a row with those inputs.
+    pub fn suit(&self, replaceable: &[String]) -> bool {
+        self.replaceable == replaceable
+    }
+
+    /// What was done to the inputs, for the record.
+    pub fn change(&self) -> InputChange {
+        match self.how {
+            How::Symmetry(Symmetry::Roll { .. }) => InputChange::Rolled,
+            How::Symmetry(Symmetry::Negate { .. }) => InputChange::Negated,
+            How::Redrawn => InputChange::Redrawn,
+        }
+    }
+
+    /// What outputs for these inputs are compared with: themselves, with the effect of a symmetry
+    /// undone, and the reference of the inputs as they were; or the reference of these inputs.
+    ///
+    /// # Errors
+    /// When the symmetry does not know every output.
+    pub fn comparable<'a>(
+        &'a self,
+        outputs: &'a Tensors,
+        original: &'a [Expected],
+    ) -> Result<(Cow<'a, Tensors>, &'a [Expected]), String> {
+        match self.how {
+            How::Redrawn => {
+                Ok((Cow::Borrowed(outputs), self.expected.as_deref().unwrap_or_default()))
+            }
+            How::Symmetry(symmetry) => match symmetry.undone(outputs) {
+                Some(undone) => Ok((Cow::Owned(undone), original)),
+                None => Err("a symmetry of the workload does not know all its outputs".to_owned()),
+            },
+        }
+    }
+
+    /// Whether outputs are compared with the reference of the inputs as they were.
+    pub fn by_symmetry(&self) -> bool {
+        matches!(self.how, How::Symmetry(_))
+    }
+
+    /// Makes sure that the reference of inputs that were drawn anew is there: by `compute`, which
+    /// gets the names of those that are, and all of them.
+    ///
+    /// # Errors
+    /// What `compute` returns.
+    pub fn compute_expected<E>(
+        &mut self,
+        inputs: &Tensors,
+        compute: impl FnOnce(&[&str], Arc<Tensors>) -> Result<Vec<Expected>, E>,
+    ) -> Result<(), E> {
+        if self.expected.is_some() || self.by_symmetry() {
+            return Ok(());
+        }
+        let names: Vec<&str> = self.values.iter().map(|(name, _)| name).collect();
+        self.expected = Some(compute(&names, Arc::new(inputs.replaced_by(&self.values)))?);
+        Ok(())
+    }
+}

@@ -1,0 +1,293 @@
+//! How much device memory a case takes while it is prepared and launched, whatever allocates it:
+//! what is taken of the device then, less what was taken before.
+//!
+//! What stays when the case is freed again is not its own up to [`LEFT_BEHIND`]: kernels' code,
+//! which is loaded when it is first launched and kept, what a library needs for itself, and what the
+//! context grows by. The first case that needs such a thing would be charged with it, and another
+//! one in a run with other rows. Beyond that it is a pool or a cache of the row's own.
+//!
+//! Deliberately absent: memory that one launch allocates and frees again outside of the device's
+//! pool, and a value where other processes use the card, or none can be told.
+
+use crate::backend::{BackendError, Target};
+use kernelgate_cuda::driver::memory::{self, Taken};
+use kernelgate_cuda::driver::persistence;
+use kernelgate_cuda::observe::telemetry::Telemetry;
+use kernelgate_cuda::{Device, Devices};
+
+/// What a case may leave behind outside of the device's pool, bytes.
+const LEFT_BEHIND: i64 = 256 << 20;
+
+/// Looks at the memory of one implementation; at nothing on the host, where the card tells nothing
+/// of other processes, and once the device has failed.
+#[derive(Default)]
+pub struct MemoryWatch(Option<Watched>);
+
+struct Watched {
+    devices: Devices,
+    telemetry: Telemetry,
+    peak: Peak,
+}
+
+impl MemoryWatch {
+    /// Begins, before a row is prepared.
+    pub fn start(target: &Target) -> Self {
+        let Target::Cuda(devices) = target else { return Self::default() };
+        let watched = target.telemetry().filter(alone).and_then(|telemetry| {
+            let before = settled(devices.one()).ok()?;
+            Some(Watched { devices: devices.clone(), telemetry, peak: Peak::from(before) })
+        });
+        Self(watched)
+    }
+
+    /// Looks at what is taken now.
+    pub fn see(&mut self) {
+        self.look(Peak::see);
+    }
+
+    /// What was taken since it was looked at last is the harness' own: the recorder of launches,
+    /// another row as the reference.
+    pub fn skip(&mut self) {
+        self.look(Peak::skip);
+        let forgotten = self.0.as_ref().map(|watched| memory::forget_peak(watched.devices.one()));
+        if let Some(Err(_)) = forgotten {
+            self.0 = None;
+        }
+    }
+
+    fn look(&mut self, note: fn(&mut Peak, Taken)) {
+        let Some(watched) = &mut self.0 else { return };
+        match memory::taken(watched.devices.one()) {
+            Ok(now) => note(&mut watched.peak, now),
+            Err(_) => self.0 = None,
+        }
+    }
+
+    /// Ends once the case is freed: the most that it took, bytes; none where that is not known.
+    pub fn finish(&mut self) -> Option<u64> {
+        let Watched { devices, telemetry, peak } = self.0.take()?;
+        let after = settled(devices.one()).ok()?;
+        alone(&telemetry).then(|| peak.bytes(after)).flatten()
+    }
+}
+
+/// Whether no other process computes on the card.
+fn alone(telemetry: &Telemetry) -> bool {
+    telemetry.other_processes() == Some(0)
+}
+
+/// What is taken once everything has finished and what was freed is given back, also what a case
+/// set for the whole context.
+fn settled(device: &Device) -> Result<Taken, BackendError> {
+    persistence::restore(device)?;
+    memory::settled(device)?;
+    memory::forget_peak(device)?;
+    memory::taken(device)
+}
+
+/// The most that a case took, relative to what was taken before it, bytes.
+#[derive(Debug, Clone, Copy)]
+struct Peak {
+    before: Taken,
+    /// Of the device's pool, and outside of it; none until it was looked at.
+    most: Option<(i64, i64)>,
+    /// Outside of the pool when it was looked at last.
+    last: i64,
+    /// What the harness took meanwhile outside of the pool.
+    aside: i64,
+}
+
+impl From<Taken> for Peak {
+    fn from(before: Taken) -> Self {
+        Self { before, most: None, last: 0, aside: 0 }
+    }
+}
+
+impl Peak {
+    fn outside(&self, now: Taken) -> i64 {
+        now.outside as i64 - self.before.outside as i64 - self.aside
+    }
+
+    fn see(&mut self, now: Taken) {
+        self.last = self.outside(now);
+        let seen = (now.pool_peak as i64 - self.before.pool as i64, self.last);
+        let (pool, outside) = self.most.unwrap_or(seen);
+        self.most = Some((pool.max(seen.0), outside.max(seen.1)));
+    }
+
+    fn skip(&mut self, now: Taken) {
+        self.aside += self.outside(now) - self.last;
+    }
+
+    fn bytes(&self, after: Taken) -> Option<u64> {
+        let (pool, outside) = self.most?;
+        let kept = self.outside(after);
+        let own = (outside - kept).max(0) + (kept - LEFT_BEHIND).max(0);
+        Some((pool.max(0) + own) as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attach::{Attached, Definition, Launches};
+    use crate::backend::BackendKind;
+    use crate::harness::recording::recorder::Recorder;
+    use crate::harness::running::execution::{Execution, Timer};
+    use crate::harness::running::progress::BenchProgress;
+    use crate::harness::running::trial::{BuildOutputs, TrialState};
+    use crate::harness::selection::cases::select;
+    use crate::harness::selection::filter::Filter;
+    use crate::harness::selection::place::Place;
+    use crate::harness::settings::args::Flags;
+    use crate::measure::criterion::Elapsed;
+    use crate::record::{Environment, ProcessRun, Provenance, TrialSampling};
+    use crate::workload::{Dtype, Effort};
+    use kernelgate_cuda::Source;
+    use kernelgate_cuda::testing::gpu;
+    use kernelgate_cuda::{LaunchDims, Parameters, PreparedLaunch};
+
+    const MIB: u64 = 1 << 20;
+
+    fn taken(pool: u64, pool_peak: u64, outside: u64) -> Taken {
+        Taken { pool: pool * MIB, pool_peak: pool_peak * MIB, outside: outside * MIB }
+    }
+
+    fn bytes(before: Taken, seen: &[Taken], after: Taken) -> Option<u64> {
+        let mut peak = Peak::from(before);
+        seen.iter().for_each(|now| peak.see(*now));
+        peak.bytes(after).map(|bytes| bytes / MIB)
+    }
+
+    #[test]
+    fn a_case_takes_what_it_gives_back_and_the_first_does_not_pay_for_what_stays() {
+        let before = taken(100, 100, 500);
+        // Inputs and outputs of 64 MiB of the pool, 24 while it was packed, 10 from elsewhere.
+        let seen = [taken(188, 188, 500), taken(164, 188, 510), taken(164, 188, 510)];
+        assert_eq!(bytes(before, &seen, before), Some(98));
+        // The first case also loads 40 MiB of modules and libraries, which stay.
+        let first = seen.map(|now| Taken { outside: now.outside + 40 * MIB, ..now });
+        assert_eq!(bytes(before, &first, taken(100, 100, 540)), Some(98));
+        // What an earlier case left is given back meanwhile.
+        let less = seen.map(|now| Taken { outside: now.outside - 30 * MIB, ..now });
+        assert_eq!(bytes(before, &less, taken(100, 100, 470)), Some(98));
+        // A pool of the row's own keeps 2 GiB; one of the device's pool keeps them to the byte.
+        let own = seen.map(|now| Taken { outside: now.outside + 2048 * MIB, ..now });
+        assert_eq!(bytes(before, &own, taken(100, 100, 2548)), Some(98 + 2048 - 256));
+        let kept = seen.map(|now| Taken { pool_peak: now.pool_peak + 2048 * MIB, ..now });
+        assert_eq!(bytes(before, &kept, taken(2148, 2148, 500)), Some(98 + 2048));
+        assert_eq!(bytes(before, &[], before), None, "never looked at");
+    }
+
+    #[test]
+    fn what_the_harness_takes_beside_a_case_is_not_the_cases() {
+        let mut peak = Peak::from(taken(0, 0, 500));
+        peak.see(taken(64, 64, 510));
+        // The recorder takes 20 MiB and keeps 8, a row as the reference leaves 4 of modules.
+        peak.skip(taken(64, 900, 522));
+        peak.see(taken(64, 64, 522));
+        assert_eq!(peak.bytes(taken(0, 0, 512)), Some(74 * MIB));
+    }
+
+    #[test]
+    fn nothing_is_measured_on_the_host() {
+        let mut watch = MemoryWatch::start(&Target::Cpu);
+        watch.see();
+        watch.skip();
+        assert_eq!(watch.finish(), None);
+    }
+
+    const KERNEL: &str = r#"
+extern "C" __global__ void copy(const float* x, float* y, long long n) {
+  const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) y[i] = x[i];
+}
+"#;
+
+    /// Elements: 32 MiB of inputs and outputs.
+    const N: usize = 1 << 22;
+
+    /// Copies, with so much scratch.
+    fn suite() -> Attached {
+        let row = |scratch: u64| {
+            move |at: &crate::attach::At<'_>| {
+                let device = at.device();
+                let kernel = device.kernel(&Source::new("copy", KERNEL).build(&[]), "copy")?;
+                let dims = LaunchDims::new([(N as u32).div_ceil(256), 1, 1], [256, 1, 1]);
+                let parameters = Parameters::new()
+                    .address(at.input("x")?)
+                    .address(at.output("y")?)
+                    .value(N as i64);
+                let copy = PreparedLaunch::new(device, kernel, dims, parameters)?;
+                let scratch = device.allocate(scratch as usize)?;
+                Ok(Launches::new(move || {
+                    let _kept = &scratch;
+                    copy.launch()
+                }))
+            }
+        };
+        Attached::new("memory/copy", &["n=1"])
+            .define(|_| {
+                Ok(Definition::new().input("x", [N], Dtype::F32).output("y", [N], Dtype::F32))
+            })
+            .row("cuda/first", row(0))
+            .row("cuda/scratch", row(512 * MIB))
+            .row("cuda/last", row(0))
+    }
+
+    #[test]
+    fn scratch_is_measured_whatever_a_row_declares_and_whatever_ran_before_it() {
+        let Some((device, _alone)) = gpu() else { return };
+        let target = Target::Cuda(device.into());
+        let others = target.telemetry().and_then(|telemetry| telemetry.other_processes());
+        let flags = Flags::defaults();
+        let place = Place { kind: BackendKind::Cuda, otherwise: String::new(), l2_bytes: 0 };
+        let suites = [suite().suite()];
+        let own = suites.iter().map(AsRef::as_ref);
+        let selection = select(own, Effort::Default, &place, &[], &Filter::All).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let run = ProcessRun::start("b", "s", Environment::of(&target), Provenance::default());
+        let recorder = Recorder::start(run, folder.path().join("run.json"), None).unwrap();
+        let mut execution = Execution {
+            flags: &flags,
+            effort: Effort::Default,
+            target: target.clone(),
+            timer: Timer::new(&target).unwrap(),
+            limits: None,
+            recorder: Some(recorder.clone()),
+            progress: BenchProgress::new(&flags, selection.count()),
+            lost: None,
+            references: None,
+            trial: Some(TrialState {
+                sampling: TrialSampling::VERIFICATION_PASS,
+                verified: None,
+                inputs: None,
+                outputs: BuildOutputs::default(),
+            }),
+            deadline: None,
+        };
+        execution.run(&selection, None, &Elapsed::default()).unwrap();
+        let run = recorder.run();
+        assert!(run.failed.is_empty() && run.skipped.is_empty(), "{run:?}");
+        let of = |row: &str, cache: &str| {
+            run.cases[&format!("memory/copy/n1/cuda/{row}/{cache}")].measured_device_bytes
+        };
+        let rows = ["first", "scratch", "last"].map(|row| (of(row, "hot"), of(row, "cold")));
+        eprintln!("{others:?} other processes: {rows:?}");
+        if others != Some(0) {
+            // Unknown rather than wrong.
+            assert!(rows.iter().all(|row| *row == (None, None)));
+            return;
+        }
+        let [first, scratch, last] = rows.map(|(hot, cold)| {
+            assert_eq!(hot, cold);
+            hot.unwrap()
+        });
+        // Graphs of launches, and what tests that begin meanwhile take when they open the device.
+        let few = 48 * MIB;
+        assert!((32 * MIB..32 * MIB + few).contains(&first), "{first}");
+        assert!(scratch.abs_diff(first + 512 * MIB) < few, "{scratch} against {first}");
+        assert!(last.abs_diff(first) < few, "{last} against {first}");
+        assert!(run.cases.values().all(|case| case.device_bytes == Some(32 * MIB)));
+    }
+}

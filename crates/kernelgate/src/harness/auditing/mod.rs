@@ -1,0 +1,5 @@
+//! Checks of a case beside its time: outputs of other inputs after timing, device memory.
+
+pub mod after_timing;
+pub mod changed_inputs;
+pub mod device_memory;

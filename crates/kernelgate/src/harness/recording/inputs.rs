@@ -1,0 +1,46 @@
+//! Inputs kept on disk between the trials of a comparison: what is drawn from a seed takes longer
+//! to draw than to read.
+//!
+//! One file a problem, in a folder that the engine makes for one executable and deletes afterwards.
+//! What is read is used for the reference too, so that a damaged file could not make a wrong output
+//! right.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::harness::selection::cases::Group;
+use crate::record::tensors;
+use crate::workload::Tensors;
+
+/// Largest inputs that are kept.
+const MAX_BYTES: usize = 2 << 30;
+/// Inputs that are drawn faster are not worth a file.
+const WORTHWHILE: Duration = Duration::from_millis(10);
+
+/// Where the inputs of a problem are kept.
+pub fn path(folder: &Path, group: &Group<'_>) -> PathBuf {
+    folder.join(format!("{}.inputs", group.id().replace('/', "_")))
+}
+
+/// Keeps them, where that is worth it. That it fails costs time, nothing else.
+pub fn keep(path: &Path, inputs: &Tensors, drawn_in: Duration) {
+    if drawn_in >= WORTHWHILE && inputs.bytes() <= MAX_BYTES && !path.exists() {
+        let _ = tensors::write(path, inputs);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inputs_that_are_drawn_at_once_are_not_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.inputs");
+        let inputs = Tensors::new().with("a", [1], vec![1.0f32]);
+        keep(&path, &inputs, Duration::ZERO);
+        assert!(!path.exists());
+        keep(&path, &inputs, WORTHWHILE);
+        assert_eq!(tensors::read(&path), Some(inputs));
+    }
+}

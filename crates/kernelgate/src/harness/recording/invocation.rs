@@ -1,0 +1,146 @@
+//! The invocation that a bench process belongs to, and the session that its record goes into.
+
+use std::path::{Path, PathBuf};
+
+use sysinfo::{Pid, ProcessRefreshKind, ProcessesToUpdate, System};
+
+use crate::harness::error::HarnessError;
+use crate::record::sessions::session_name;
+use crate::record::store::check_name;
+use crate::record::{ProcessRun, Store, file};
+
+/// Names the session.
+pub const VARIABLE: &str = "KERNELGATE_SESSION";
+
+/// One `cargo bench`, or one bench process that was started without cargo.
+pub struct Invocation {
+    /// Name of its session's folder: KERNELGATE_SESSION, else the id.
+    pub session: String,
+    /// Start and process id of the cargo that runs the processes, or of the process where no cargo
+    /// does.
+    pub id: String,
+}
+
+impl Invocation {
+    /// The invocation of this process.
+    ///
+    /// # Errors
+    /// When the name that was given is no plain one.
+    pub fn of_process() -> Result<Self, HarnessError> {
+        let id = id();
+        let Some(given) = std::env::var_os(VARIABLE).filter(|given| !given.is_empty()) else {
+            return Ok(Self { session: id.clone(), id });
+        };
+        let session = given.to_string_lossy().into_owned();
+        check_name(&session).map_err(|_| {
+            HarnessError::Usage(format!("{VARIABLE}=`{session}` is no plain file name"))
+        })?;
+        Ok(Self { session, id })
+    }
+
+    /// Writes the record of one of its benches and returns its path, which `run` gets too. Benches
+    /// of several packages may share a name: the second of one invocation gets a number.
+    ///
+    /// # Errors
+    /// When the file cannot be written, or another invocation has recorded the bench under that
+    /// name: one of the two runs would be lost, or both would be taken for one.
+    pub fn record(
+        &self,
+        store: &Store,
+        bench: &str,
+        run: impl Fn(&Path) -> ProcessRun,
+    ) -> Result<PathBuf, HarnessError> {
+        let names = std::iter::once(bench.to_owned());
+        for name in names.chain((2..).map(|number| format!("{bench}-{number}"))) {
+            let path = store.run_path(&self.session, &name);
+            match file::write_new(&path, &run(&path)) {
+                Ok(()) => return Ok(path),
+                Err(error) if error.is_there_already() => {}
+                Err(error) => return Err(error.into()),
+            }
+            let there = file::read::<ProcessRun>(&path).ok().and_then(|run| run.invocation);
+            if there.as_deref() != Some(&self.id) {
+                return Err(HarnessError::Usage(format!(
+                    "{VARIABLE}={}: an earlier run of that name is in {}: choose another name, or \
+                     remove it",
+                    self.session,
+                    path.display()
+                )));
+            }
+        }
+        unreachable!("numbers do not end")
+    }
+}
+
+/// Start time and id of the cargo that runs this process, or of the process.
+fn id() -> String {
+    let mut system = System::new().ok();
+    let own = sysinfo::get_current_pid().ok();
+    let mut process = |pid: Pid| -> Option<(String, u64, Option<Pid>)> {
+        let system = system.as_mut()?;
+        system.refresh_processes_specifics(
+            ProcessesToUpdate::Some(&[pid]),
+            false,
+            ProcessRefreshKind::nothing(),
+        );
+        let process = system.process(pid)?;
+        Some((
+            process.name().to_string_lossy().into_owned(),
+            process.start_time(),
+            process.parent(),
+        ))
+    };
+    let this = own.and_then(&mut process);
+    let cargo = this
+        .as_ref()
+        .and_then(|(_, _, parent)| *parent)
+        .and_then(|pid| process(pid).map(|found| (pid, found)));
+    let (started, id) = match (cargo, this) {
+        (Some((pid, (name, started, _))), _) if name.starts_with("cargo") => {
+            (started, pid.as_u32())
+        }
+        (_, Some((_, started, _))) => (started, std::process::id()),
+        _ => (0, std::process::id()),
+    };
+    let time = jiff::Timestamp::from_second(started as i64).unwrap_or_default();
+    session_name(time, id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::{Environment, Provenance};
+
+    #[test]
+    fn of_two_invocations_with_one_name_the_first_has_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::at(folder.path(), folder.path());
+        let invoked = |id: &str| Invocation { session: "par".to_owned(), id: id.to_owned() };
+        let record = |invocation: &str| {
+            let run = ProcessRun {
+                invocation: Some(invocation.to_owned()),
+                ..ProcessRun::start("b", "par", Environment::cpu(), Provenance::default())
+            };
+            invoked(invocation).record(&store, "b", |_| run.clone())
+        };
+        // At once: each looks before any has written.
+        let written = std::sync::Mutex::new(Vec::new());
+        let refused = std::sync::Mutex::new(Vec::new());
+        std::thread::scope(|scope| {
+            for invocation in ["1", "2", "3", "4"] {
+                let (record, written, refused) = (&record, &written, &refused);
+                scope.spawn(move || match record(invocation) {
+                    Ok(path) => written.lock().unwrap().push((invocation, path)),
+                    Err(error) => refused.lock().unwrap().push(error.to_string()),
+                });
+            }
+        });
+        let (written, refused) = (written.into_inner().unwrap(), refused.into_inner().unwrap());
+        let [(first, path)] = &written[..] else { panic!("{written:?}") };
+        assert_eq!(file::read::<ProcessRun>(path).unwrap().invocation.as_deref(), Some(*first));
+        let named = |error: &String| error.contains("par: an earlier run of that name is in");
+        assert!(refused.len() == 3 && refused.iter().all(named), "{refused:?}");
+        // A second bench of that name in one invocation.
+        assert_eq!(record(first).unwrap(), path.with_file_name("b-2.json"));
+    }
+}

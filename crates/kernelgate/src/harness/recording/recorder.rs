@@ -1,0 +1,201 @@
+//! The record of a bench process while it grows: saved after every case, so that a crash or Ctrl-C
+//! loses none that had finished.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::backend::host_timeout;
+use crate::exit::Exit;
+use crate::harness::error::HarnessError;
+use crate::record::text::{printable, printable_path};
+use crate::record::{CaseRecord, FileError, ProcessRun, file};
+use kernelgate_cuda::observe::telemetry::Reading;
+
+/// A run and its file.
+#[derive(Clone)]
+pub struct Recorder {
+    state: Arc<Mutex<State>>,
+}
+
+struct State {
+    run: ProcessRun,
+    path: PathBuf,
+    /// Baseline that is to be written at the end.
+    pending_baseline: Option<String>,
+}
+
+impl Recorder {
+    /// Writes the still empty record, so that a folder that cannot be written or a full disk is
+    /// found before anything is measured.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn start(
+        run: ProcessRun,
+        path: PathBuf,
+        pending_baseline: Option<String>,
+    ) -> Result<Self, FileError> {
+        file::write(&path, &run)?;
+        Ok(Self { state: Arc::new(Mutex::new(State { run, path, pending_baseline })) })
+    }
+
+    /// Adds a verified and timed case.
+    ///
+    /// # Errors
+    /// When the file cannot be written, or the case is one that no record may hold.
+    pub fn add_case(&self, id: &str, case: CaseRecord) -> Result<(), FileError> {
+        self.update(|run| drop(run.cases.insert(id.to_owned(), case)))
+    }
+
+    /// Adds what device memory those of these cases took that were timed.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn add_device_memory<'a>(
+        &self,
+        ids: impl IntoIterator<Item = &'a str>,
+        bytes: u64,
+    ) -> Result<(), FileError> {
+        self.update(|run| {
+            for id in ids {
+                if let Some(case) = run.cases.get_mut(id) {
+                    case.measured_device_bytes = Some(bytes);
+                }
+            }
+        })
+    }
+
+    /// Adds a case that cannot run here.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn add_skip(&self, id: &str, reason: &str) -> Result<(), FileError> {
+        self.update(|run| drop(run.skipped.insert(id.to_owned(), reason.to_owned())))
+    }
+
+    /// Adds cases that were not begun.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn add_skips(&self, ids: &[&str], reason: &str) -> Result<(), FileError> {
+        let each = ids.iter().map(|id| ((*id).to_owned(), reason.to_owned()));
+        self.update(|run| run.skipped.extend(each))
+    }
+
+    /// Adds a case that is wrong or broke.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn add_failure(&self, id: &str, error: &str) -> Result<(), FileError> {
+        self.update(|run| drop(run.failed.insert(id.to_owned(), error.to_owned())))
+    }
+
+    /// Adds where the time went, seconds by activity, all checks after timing and the whole;
+    /// written with what follows.
+    pub fn add_spent(
+        &self,
+        spent_s: BTreeMap<&'static str, f64>,
+        checks: Duration,
+        whole: Duration,
+    ) {
+        let sums = [("checks after timing", checks), ("whole", whole)];
+        let all = spent_s.into_iter().chain(sums.map(|(name, sum)| (name, sum.as_secs_f64())));
+        let named = all.map(|(activity, seconds)| (activity.to_owned(), seconds));
+        self.lock().run.spent_s.extend(named);
+    }
+
+    /// Marks the run complete, with a last reading of the GPU.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn finish(&self, telemetry: Option<Reading>) -> Result<(), FileError> {
+        self.update(|run| {
+            run.telemetry.extend(telemetry);
+            run.complete = true;
+        })
+    }
+
+    /// The run so far.
+    pub fn run(&self) -> ProcessRun {
+        self.lock().run.clone()
+    }
+
+    /// Where it is recorded.
+    pub fn path(&self) -> PathBuf {
+        self.lock().path.clone()
+    }
+
+    /// Ends the process on Ctrl-C or a termination signal, between writes: no half-written file,
+    /// and no baseline is touched.
+    ///
+    /// # Errors
+    /// When the handler cannot be installed.
+    pub fn exit_on_interrupt(&self) -> Result<(), HarnessError> {
+        let recorder = self.clone();
+        let handler = move || {
+            // Held until the process is gone, so that no write can begin.
+            let state = recorder.lock();
+            let baseline = state
+                .pending_baseline
+                .as_ref()
+                .map(|name| format!("; baseline `{name}` is as it was"))
+                .unwrap_or_default();
+            eprintln!(
+                "\ninterrupted: {} finished cases are in {}{baseline}",
+                state.run.cases.len(),
+                state.path.display()
+            );
+            std::process::exit(Exit::INTERRUPTED);
+        };
+        ctrlc::set_handler(handler)
+            .map_err(|error| HarnessError::Usage(format!("failed to watch for Ctrl-C: {error}")))
+    }
+
+    /// Ends the process, once a launch on the host takes longer than that, with the case among those
+    /// that failed: nothing else ends it.
+    pub fn exit_on_endless_launch(&self, limit: Duration) {
+        let recorder = self.clone();
+        host_timeout::start(limit, move |case| {
+            let why = format!(
+                "a launch had not ended after {} s (--timeout sets this): nothing ends it but the \
+                 end of the process",
+                limit.as_secs()
+            );
+            let noted = recorder.add_failure(case, &why);
+            let state = recorder.lock();
+            let (cases, path) = (state.run.cases.len(), printable_path(&state.path));
+            eprintln!("\nfailed: {case}: {why}; {cases} finished cases are in {path}");
+            if let Err(error) = noted {
+                eprintln!("failed to {}", printable(&error.to_string()));
+            }
+            std::process::exit(Exit::Regression as i32);
+        });
+    }
+
+    /// Writes the baseline from the run; an interrupt waits for it.
+    ///
+    /// # Errors
+    /// What `write` returns.
+    pub fn save_baseline<E>(
+        &self,
+        write: impl FnOnce(&ProcessRun) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut state = self.lock();
+        write(&state.run)?;
+        state.pending_baseline = None;
+        Ok(())
+    }
+
+    fn update(&self, change: impl FnOnce(&mut ProcessRun)) -> Result<(), FileError> {
+        let mut state = self.lock();
+        change(&mut state.run);
+        state.run.environment.gpus.note_libraries();
+        file::write(&state.path, &state.run)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

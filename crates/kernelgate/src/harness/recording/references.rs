@@ -1,0 +1,277 @@
+//! References kept on disk: the fp64 reference of a problem takes seconds, reading it back a
+//! fraction of one.
+//!
+//! A file is named by everything that its content follows from: workload, revision, point, seed,
+//! and the text of the sources that define the workload ([`Problem::definition`]); where a workload
+//! does not name its sources, the bench executable's content in their place. Each file holds a hash
+//! of its content. A file that is missing, cut or altered costs a computation, nothing else. The
+//! folder lies in the target folder and is safe to delete. What is read from a file that may change
+//! ([`Problem::reads_files`]) is not kept.
+//!
+//! [`Problem::definition`]: crate::workload::Problem::definition
+//! [`Problem::reads_files`]: crate::workload::Problem::reads_files
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::harness::selection::cases::Group;
+use crate::harness::spent;
+use crate::record::{file, tensors};
+use crate::verify::{self, PrecisionLimit, precision};
+use crate::workload::{Data, Expected, ReferenceFrom, Tensor, Tensors};
+
+/// References that are computed faster are not worth a file.
+const WORTHWHILE: Duration = Duration::from_millis(50);
+/// Largest reference that is kept, bytes.
+const MAX_BYTES: usize = 1 << 30;
+/// Most bytes of all files; beyond, the oldest go.
+const MAX_FOLDER_BYTES: u64 = 8 << 30;
+/// Sources of this crate that inputs are drawn by.
+const DRAWN_BY: &str = include_str!("../../workload/random.rs");
+/// The source of this crate that a limit follows from.
+const PRECISION: &str = include_str!("../../verify/precision.rs");
+/// The tensor that holds the hash of the others.
+const HASH: &str = "hash";
+
+/// Where references are kept.
+#[derive(Debug, Clone)]
+pub struct References {
+    folder: PathBuf,
+    /// Content hash of this executable; none where it cannot be read.
+    executable: Option<String>,
+}
+
+/// The reference of a problem for `inputs`: those of that seed, or where `changed` names some, those
+/// with others in the place of these. Read where it is kept, else computed, and then kept.
+pub fn get(
+    kept: Option<&References>,
+    group: &Group<'_>,
+    seed: u64,
+    changed: &[&str],
+    inputs: &Tensors,
+) -> Vec<Expected> {
+    let path = kept.and_then(|kept| kept.path(group, seed, changed));
+    let reading = spent::on("references read");
+    if let Some(expected) = path.as_deref().and_then(read) {
+        return expected;
+    }
+    drop(reading);
+    let _activity = spent::on("references");
+    let started = Instant::now();
+    let expected = group.bound.problem().reference(inputs);
+    let worthwhile = started.elapsed() >= WORTHWHILE && bytes(&expected) <= MAX_BYTES;
+    if let Some((path, kept)) = path.zip(kept).filter(|_| worthwhile) {
+        // That it cannot be kept costs time, nothing else.
+        let _ = write(&path, &expected);
+        prune(&kept.folder, MAX_FOLDER_BYTES);
+    }
+    expected
+}
+
+/// How close rows must be to the reference for the precision that a problem declares; none where it
+/// declares none or has no reference of its own, or inputs hold nothing that a lower precision
+/// rounds. Kept as references are.
+pub fn precision_limit(
+    kept: Option<&References>,
+    group: &Group<'_>,
+    seed: u64,
+    inputs: &Tensors,
+    expected: &[Expected],
+) -> Option<PrecisionLimit> {
+    let problem = group.bound.problem();
+    if problem.reference_from() != ReferenceFrom::Definition {
+        return None;
+    }
+    let declared = problem.precision()?;
+    let bits = precision::lower_bits(declared)?;
+    let what = format!("limits of {bits} bits, by output");
+    let path = kept.and_then(|kept| kept.path(group, seed, &[&what, PRECISION]));
+    if let Some(known) = path.as_deref().and_then(read) {
+        let limits = known.into_iter().filter_map(|one| match one.values {
+            Data::F64(values) => Some((one.name, *values.first()?)),
+            _ => None,
+        });
+        let relative_l2: BTreeMap<String, f64> = limits.collect();
+        return (!relative_l2.is_empty()).then_some(PrecisionLimit { declared, relative_l2 });
+    }
+    let of_rounded = problem.reference(&precision::rounded(inputs, bits));
+    let found = precision::limit(declared, expected, &of_rounded);
+    if let Some(path) = path {
+        let limits = found.iter().flat_map(|found| &found.relative_l2);
+        let limits: Vec<Expected> =
+            limits.map(|(name, limit)| Expected::all(name, [1], vec![*limit])).collect();
+        // That it cannot be kept costs time, nothing else.
+        let _ = write(&path, &limits);
+    }
+    found
+}
+
+impl References {
+    /// In that folder, which is made when there is something to keep; `executable` is the content
+    /// hash of this one.
+    pub fn at(folder: PathBuf, executable: Option<String>) -> Self {
+        Self { folder, executable }
+    }
+
+    /// None where what would be kept may change under the same name.
+    fn path(&self, group: &Group<'_>, seed: u64, changed: &[&str]) -> Option<PathBuf> {
+        if group.bound.problem().reads_files() {
+            return None;
+        }
+        let problem = format!("{} {} {seed}", group.id(), group.suite.revision());
+        let sources = match group.bound.problem().definition() {
+            [] => vec![self.executable.as_deref()?],
+            sources => sources.iter().copied().chain([DRAWN_BY]).collect(),
+        };
+        let parts = sources.into_iter().chain([problem.as_str()]).chain(changed.iter().copied());
+        Some(self.folder.join(format!("{}.reference", file::hash_of_all(parts))))
+    }
+}
+
+fn bytes(expected: &[Expected]) -> usize {
+    expected.iter().map(|one| one.values.len() * size_of::<f64>()).sum()
+}
+
+/// As tensors: `<i>.values/<name>` with the shape of the whole output as `<i>.shape`, and
+/// `<i>.rows` where some rows are held. Indices are exact in f64.
+fn write(path: &Path, expected: &[Expected]) -> std::io::Result<()> {
+    let mut all = Tensors::new();
+    let indices = |values: &[usize]| {
+        Tensor::new([values.len()], Data::F64(values.iter().map(|&i| i as f64).collect()))
+    };
+    for (i, one) in expected.iter().enumerate() {
+        let values = Tensor::new([one.values.len()], one.values.clone());
+        all.insert(&format!("{i:04}.values/{}", one.name), values);
+        all.insert(&format!("{i:04}.shape"), indices(&one.shape));
+        if let Some(rows) = &one.rows {
+            all.insert(&format!("{i:04}.rows"), indices(rows));
+        }
+    }
+    let hash = verify::digest(&all).into_bytes().into_iter().map(|byte| byte as i8).collect();
+    all.insert(HASH, Tensor::new([32], Data::I8(hash)));
+    std::fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
+    tensors::write(path, &all)
+}
+
+fn read(path: &Path) -> Option<Vec<Expected>> {
+    let mut all = tensors::read(path)?;
+    if all.take(HASH)?.as_bytes() != verify::digest(&all).as_bytes() {
+        return None;
+    }
+    let indices = |tensor: Tensor| -> Vec<usize> {
+        tensor.to_f64(0, tensor.len()).into_iter().map(|index| index as usize).collect()
+    };
+    let keys: Vec<String> = all.iter().map(|(key, _)| key.to_owned()).collect();
+    let mut expected = Vec::new();
+    for key in keys {
+        let Some((number, name)) = key.split_once(".values/") else { continue };
+        expected.push(Expected {
+            name: name.to_owned(),
+            shape: indices(all.take(&format!("{number}.shape"))?),
+            rows: all.take(&format!("{number}.rows")).map(indices),
+            values: all.take(&key)?.into_data(),
+        });
+    }
+    Some(expected)
+}
+
+/// Deletes the files that were written first until the others are few enough.
+fn prune(folder: &Path, most_bytes: u64) {
+    let Ok(entries) = std::fs::read_dir(folder) else { return };
+    let mut files: Vec<_> = entries
+        .filter_map(|entry| {
+            let entry = entry.ok()?;
+            let facts = entry.metadata().ok()?;
+            Some((facts.modified().ok()?, facts.len(), entry.path()))
+        })
+        .filter(|(_, _, path)| path.extension().is_some_and(|extension| extension == "reference"))
+        .collect();
+    files.sort();
+    let mut total: u64 = files.iter().map(|(_, bytes, _)| bytes).sum();
+    for (_, bytes, path) in files {
+        if total <= most_bytes {
+            break;
+        }
+        if std::fs::remove_file(path).is_ok() {
+            total -= bytes;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attach::{Attached, Definition, Launches};
+    use crate::backend::BackendKind;
+    use crate::harness::selection::cases::select;
+    use crate::harness::selection::filter::Filter;
+    use crate::harness::selection::place::Place;
+    use crate::suite::Suite;
+    use crate::workload::Effort;
+
+    fn expected() -> Vec<Expected> {
+        vec![
+            Expected::sampled("y", [3, 2], vec![0, 2], vec![1.0, -0.5, 2.0, 1e-300]),
+            Expected::all("s", [1, 3], vec![1i8, 0, -1]),
+            Expected::sampled("y", [3, 2], vec![1], vec![4.0, 5.0]),
+        ]
+    }
+
+    #[test]
+    fn what_is_kept_comes_back_and_an_altered_file_does_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("deep").join("x.reference");
+        write(&path, &expected()).unwrap();
+        assert_eq!(read(&path), Some(expected()));
+        let whole = std::fs::read(&path).unwrap();
+        // A bit of the last value, which lies before the hash in name order or after it.
+        for at in [whole.len() - 40, whole.len() - 1, whole.len() / 2] {
+            let mut altered = whole.clone();
+            altered[at] ^= 1;
+            std::fs::write(&path, altered).unwrap();
+            assert_eq!(read(&path), None, "byte {at} of {}", whole.len());
+        }
+        std::fs::write(&path, &whole[..whole.len() - 1]).unwrap();
+        assert_eq!(read(&path), None);
+    }
+
+    #[test]
+    fn what_is_read_from_a_file_is_kept_under_no_name() {
+        let define = |reference: fn(Definition) -> Definition| {
+            Attached::new("kept/golden", &["n=1"])
+                .define(move |_| Ok(reference(Definition::new())))
+                .row("cuda/row", |_| Ok(Launches::new(|| Ok::<_, String>(()))))
+                .suite()
+        };
+        let kept = References::at(PathBuf::from("kept"), Some("executable".to_owned()));
+        let path = |suite: Box<dyn Suite>| {
+            let place = Place { kind: BackendKind::Cuda, otherwise: String::new(), l2_bytes: 0 };
+            let selection =
+                select([suite.as_ref()], Effort::Default, &place, &[], &Filter::All).unwrap();
+            kept.path(&selection.groups[0], 1, &[])
+        };
+        assert_eq!(path(define(|it| it.golden("changes.safetensors"))), None);
+        assert!(path(define(|it| it.code(|_| Vec::new()))).is_some());
+    }
+
+    #[test]
+    fn the_oldest_files_go_first_and_others_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        for (age, name) in
+            ["a.reference", "b.reference", "c.reference", "kept.txt"].iter().enumerate()
+        {
+            std::fs::write(path(name), [0; 100]).unwrap();
+            let file = std::fs::File::options().write(true).open(path(name)).unwrap();
+            let time = std::time::UNIX_EPOCH + Duration::from_secs(1000 + age as u64);
+            file.set_modified(time).unwrap();
+        }
+        prune(folder.path(), 250);
+        let there = |name| path(name).exists();
+        assert_eq!(
+            ["a.reference", "b.reference", "c.reference", "kept.txt"].map(there),
+            [false, true, true, true]
+        );
+    }
+}

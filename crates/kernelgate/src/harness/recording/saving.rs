@@ -1,0 +1,47 @@
+//! `--save-baseline`: the run of a bench process becomes part of a baseline.
+
+use std::path::{Path, PathBuf};
+
+use crate::harness::error::HarnessError;
+use crate::harness::selection::cases::Selection;
+use crate::record::baseline::ReplacedRuns;
+use crate::record::{Baseline, FileError, ProcessRun, Store, file};
+
+/// The file that the run will be merged into, checked now: an unreadable one, or a folder that
+/// cannot be written, is found before anything is measured. Runs that it is going to replace are
+/// said now too, while there is time to stop.
+pub fn open(
+    store: &Store,
+    name: &str,
+    run: &ProcessRun,
+    selection: &Selection<'_>,
+) -> Result<PathBuf, HarnessError> {
+    let path = store.baseline_path(&run.environment.slug(), name)?;
+    let baseline = Baseline::open(&path, name)?;
+    file::check_writable(&path)?;
+    let cases = selection.groups.iter().flat_map(|group| &group.cases);
+    say(name, "will replace", &baseline.replaced_by(run, cases.map(|case| case.id.as_str())));
+    Ok(path)
+}
+
+/// Merges the run. The caller holds the file's lock.
+pub fn save(path: &Path, name: &str, run: &ProcessRun) -> Result<(), FileError> {
+    let mut baseline = Baseline::open(path, name)?;
+    let replaced = baseline.replaced_by(run, run.cases.keys().map(String::as_str));
+    baseline.merge(run);
+    file::write(path, &baseline)?;
+    say(name, "replaced", &replaced);
+    let of_case = |id| baseline.cases.get(id).map_or(0, |case| case.runs.len());
+    let most = run.cases.keys().map(of_case).max().unwrap_or_default();
+    if most > 1 {
+        eprintln!("baseline `{name}`: this run adds to others of the same build, now {most}");
+    }
+    Ok(())
+}
+
+fn say(name: &str, what: &str, replaced: &[ReplacedRuns]) {
+    for runs in replaced {
+        let kept = if runs.runs > 1 { "; the gate keeps how they differed" } else { "" };
+        eprintln!("baseline `{name}`: this run {what} {runs}{kept}");
+    }
+}

@@ -1,0 +1,90 @@
+//! Criterion's stored results, looked at before Criterion reads them: it panics on one that is not
+//! there, or is broken.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::harness::error::HarnessError;
+use crate::harness::selection::cases::Selection;
+use crate::record::Store;
+use kernelgate_cuda::regular_file;
+
+/// Checks the stored results of that name, if one is given, of every selected case. `must` tells
+/// whether each has to have one.
+///
+/// # Errors
+/// Names the case whose result is not there, or the file that is broken.
+pub fn check(
+    store: &Store,
+    selection: &Selection<'_>,
+    name: Option<&str>,
+    must: bool,
+) -> Result<(), HarnessError> {
+    let Some(name) = name else { return Ok(()) };
+    let safe = |text: &str| text.replace('/', "_").chars().take(64).collect::<String>();
+    for group in &selection.groups {
+        for case in &group.cases {
+            let folder =
+                store.criterion.join(safe(&group.id())).join(safe(&case.function())).join(name);
+            let samples = folder.join("sample.json");
+            if !samples.is_file() {
+                if !must {
+                    continue;
+                }
+                return Err(HarnessError::Usage(format!(
+                    "Criterion has no baseline `{name}` of {}: save one with --save-baseline \
+                     {name}, or narrow the filter",
+                    case.id
+                )));
+            }
+            let of = |path: &Path, problem: String| {
+                HarnessError::Usage(format!(
+                    "Criterion's baseline `{name}` of {} is broken ({}: {problem}): remove it, or \
+                     save it again",
+                    case.id,
+                    path.display()
+                ))
+            };
+            check_samples(&samples).map_err(|problem| of(&samples, problem))?;
+            let estimates = folder.join("estimates.json");
+            check_estimates(&estimates).map_err(|problem| of(&estimates, problem))?;
+        }
+    }
+    Ok(())
+}
+
+fn read(path: &Path) -> Result<Value, String> {
+    let text = regular_file::read(path).map_err(|cause| cause.to_string())?;
+    serde_json::from_slice(&text).map_err(|cause| cause.to_string())
+}
+
+/// As many iteration counts as times, two or more, all above 0.
+fn check_samples(path: &Path) -> Result<(), String> {
+    let value = read(path)?;
+    let list = |field: &str| -> Result<usize, String> {
+        let values = value[field].as_array().ok_or_else(|| format!("no list `{field}`"))?;
+        let all = values.iter().all(|value| value.as_f64().is_some_and(|value| value > 0.0));
+        if all {
+            Ok(values.len())
+        } else {
+            Err(format!("`{field}` holds what is no number above 0"))
+        }
+    };
+    let (iterations, times) = (list("iters")?, list("times")?);
+    if iterations != times || times < 2 {
+        return Err(format!("{iterations} iteration counts and {times} times"));
+    }
+    match value["sampling_mode"].as_str() {
+        Some("Linear" | "Flat") => Ok(()),
+        _ => Err("`sampling_mode` is neither Linear nor Flat".to_owned()),
+    }
+}
+
+fn check_estimates(path: &Path) -> Result<(), String> {
+    let value = read(path)?;
+    let missing = ["mean", "median", "median_abs_dev", "std_dev"]
+        .into_iter()
+        .find(|name| value[*name]["point_estimate"].as_f64().is_none());
+    missing.map_or(Ok(()), |name| Err(format!("no estimate `{name}`")))
+}

@@ -1,0 +1,71 @@
+//! The reason why a case has no result, and code of workloads and rows whose panics and errors become
+//! one.
+
+use crate::backend::BackendError;
+use crate::harness::guard;
+use crate::verify::VerifyError;
+
+/// Why a problem or case has no result.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CaseError {
+    /// It cannot run here.
+    Skip(String),
+    /// It is wrong or broke.
+    Fail(String),
+    /// It broke the device: nothing after it can run.
+    Lost(String),
+}
+
+impl From<BackendError> for CaseError {
+    /// Converts an error of a case that is verified already: it can run here.
+    fn from(error: BackendError) -> Self {
+        match error {
+            BackendError::Lost(_) => Self::Lost(error.to_string()),
+            other => Self::Fail(other.to_string()),
+        }
+    }
+}
+
+impl From<VerifyError> for CaseError {
+    /// Converts a wrong output, or the error of a launch that verifies.
+    fn from(error: VerifyError) -> Self {
+        match error {
+            VerifyError::Backend(
+                reason @ (BackendError::OutOfMemory { .. } | BackendError::Unsupported(_)),
+            ) => Self::Skip(reason.to_string()),
+            VerifyError::Backend(lost @ BackendError::Lost(_)) => Self::Lost(lost.to_string()),
+            wrong => Self::Fail(wrong.to_string()),
+        }
+    }
+}
+
+/// Runs code of a workload or a row.
+///
+/// # Errors
+/// Its error, or its panic as a failure.
+pub fn guarded<T, E: Into<CaseError>>(run: impl FnOnce() -> Result<T, E>) -> Result<T, CaseError> {
+    guard::catch(run).map_err(CaseError::Fail)?.map_err(Into::into)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_that_cannot_run_here_is_skipped_only_while_it_is_verified() {
+        let missing = BackendError::Unsupported("no cuDNN".to_owned());
+        let reason = "no cuDNN".to_owned();
+        let verifying = VerifyError::Backend(missing.clone()).into();
+        assert_eq!(CaseError::Skip(reason.clone()), verifying);
+        assert_eq!(CaseError::Fail(reason), missing.into());
+    }
+
+    #[test]
+    fn a_lost_device_and_a_panic_keep_their_messages() {
+        let lost = || Err::<(), _>(BackendError::Lost("hung".to_owned()));
+        assert_eq!(guarded(lost), Err(CaseError::Lost("the GPU was lost: hung".to_owned())));
+        let panics = || -> Result<(), BackendError> { panic!("index out of bounds") };
+        let Err(CaseError::Fail(why)) = guarded(panics) else { panic!("not a failure") };
+        assert!(why.contains("index out of bounds"), "{why}");
+    }
+}

@@ -1,0 +1,87 @@
+//! How long a selection takes at least, told before it begins.
+
+use std::collections::BTreeMap;
+
+use super::timing::SamplingPlan;
+use crate::display::duration;
+use crate::harness::selection::cases::Selection;
+use crate::harness::settings::args::Flags;
+use crate::record::{Environment, ProcessRun, Store};
+use crate::stats::median;
+use crate::workload::Effort;
+use std::time::Duration;
+
+/// "at least 16 min of timing: 212 cases, …".
+///
+/// The rule: each case is warmed up and timed for as long as the effort says, or for ten launches
+/// where these take longer, by the times of the last session. What is not known before, inputs,
+/// references and verification, is left out, and that is said.
+pub fn text(
+    selection: &Selection<'_>,
+    (effort, flags): (Effort, &Flags),
+    known_ns: &BTreeMap<String, f64>,
+) -> String {
+    let (mut time, mut known) = (Duration::ZERO, 0);
+    for case in selection.groups.iter().flat_map(|group| &group.cases) {
+        let on = case.row.backend;
+        let launch_ns = known_ns.get(&case.id).copied();
+        known += usize::from(launch_ns.is_some());
+        time += SamplingPlan::new(effort, on, launch_ns.unwrap_or(1.0), flags)
+            .least(launch_ns.unwrap_or_default());
+    }
+    format!(
+        "at least {} of timing: {} cases, {known} of them by their times in the last session; \
+         inputs, references and verification of {} problems come on top; --budget TIME or --shard \
+         I/N makes it shorter",
+        duration::text(time),
+        selection.count(),
+        selection.groups.len()
+    )
+}
+
+/// Nanoseconds a launch by case, as the last session on this device measured them.
+pub fn last_times(store: &Store, environment: &Environment) -> BTreeMap<String, f64> {
+    let sessions = store.last_sessions(1).unwrap_or_default();
+    let runs = sessions.into_iter().flat_map(|session| session.runs);
+    let of_package = |run: &ProcessRun| store.package.as_ref().is_none_or(|it| run.may_be_of(it));
+    let here = runs.filter(|run| of_package(run) && run.environment.slug() == environment.slug());
+    let cases = here.flat_map(|run| run.cases);
+    cases.map(|(id, case)| (id, median(&case.samples.per_launch_ns()))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::BackendKind;
+    use crate::harness::selection::cases::select;
+    use crate::harness::selection::filter::Filter;
+    use crate::harness::selection::place::Place;
+    use crate::harness::selection::sample::all;
+
+    #[test]
+    fn an_estimate_knows_slow_cases_and_says_what_it_leaves_out() {
+        let suites = all();
+        let place = Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0 };
+        let own = suites.iter().map(AsRef::as_ref);
+        let selection = select(own, Effort::Thorough, &place, &[], &Filter::All).unwrap();
+        let (cases, problems) = (selection.count(), selection.groups.len());
+        let estimate = |known: &BTreeMap<String, f64>| {
+            text(&selection, (Effort::Thorough, &Flags::defaults()), known)
+        };
+        let plain = estimate(&BTreeMap::new());
+        let seconds = Duration::from_secs_f64(4.5 * cases as f64);
+        for words in [
+            format!("at least {} of timing: {cases} cases, 0 of", duration::text(seconds)),
+            format!("verification of {problems} problems come on top"),
+        ] {
+            assert!(plain.contains(&words), "{plain}");
+        }
+        // Ten launches of an hour.
+        let slow = [(selection.groups[0].cases[0].id.clone(), 3.6e12)].into();
+        assert!(
+            estimate(&slow).starts_with("at least 10 h 0 min of timing"),
+            "{}",
+            estimate(&slow)
+        );
+    }
+}

@@ -1,0 +1,13 @@
+//! Going through the selected cases in a process of `cargo bench` or of a comparison.
+
+pub mod bench_run;
+pub mod case_error;
+pub mod deadline;
+pub mod estimate;
+pub mod execution;
+pub mod problem;
+pub mod progress;
+pub mod terse;
+pub mod timing;
+pub mod trial;
+pub mod trial_run;

@@ -1,0 +1,393 @@
+//! A problem made ready: memory checked, inputs drawn, reference computed, implementations
+//! verified. Panics become errors.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub use super::case_error::CaseError;
+use super::case_error::guarded;
+use super::trial::BuildOutputs;
+use crate::backend::{BackendError, Executable, Target, host_timeout};
+use crate::display;
+use crate::harness::auditing::changed_inputs::ChangedInputs;
+use crate::harness::auditing::device_memory::MemoryWatch;
+use crate::harness::guard;
+use crate::harness::recording::inputs;
+use crate::harness::recording::references::{self, References};
+use crate::harness::selection::cases::{Case, Group};
+use crate::harness::selection::names;
+use crate::harness::spent;
+use crate::record::environment::available_memory;
+use crate::record::numerics::ONE_DATA_SET;
+use crate::record::run::VerificationRecord;
+use crate::record::tensors;
+use crate::verify::{self, Bounds, OutputComparison, VerifyError};
+use crate::workload::{Expected, ReferenceFrom, Tensors};
+use kernelgate_cuda::driver::persistence;
+use kernelgate_cuda::driver::used::LoadedKernels;
+
+/// Inputs and reference of a problem.
+pub struct Ready {
+    /// What implementations compute from.
+    pub inputs: Arc<Tensors>,
+    /// What they must produce; empty until the reference is computed.
+    pub expected: Vec<Expected>,
+    has_reference: bool,
+    one_data_set: bool,
+    /// Outputs of builds that are compared, where there is no reference.
+    pub outputs: BuildOutputs,
+    /// Where a row that is the reference of others runs.
+    target: Target,
+    /// How closely; what a declared precision asks for is known with the reference.
+    pub bounds: Bounds,
+    /// Seed of the inputs.
+    pub seed: u64,
+    /// Where references are kept; none where each is computed.
+    pub references: Option<References>,
+    /// Kernels of the implementation that was prepared last; empty on the host.
+    pub kernels: LoadedKernels,
+    /// Other inputs, for the check after timing.
+    pub changed: Option<ChangedInputs>,
+    /// What device memory the implementation takes, where that is measured.
+    pub memory: MemoryWatch,
+}
+
+impl Ready {
+    /// Draws the inputs and computes the reference, if they fit in memory.
+    ///
+    /// # Errors
+    /// A skip where memory is short, a failure where the workload panics.
+    pub fn new(group: &Group<'_>, seed: u64, target: &Target) -> Result<Self, CaseError> {
+        let mut ready = Self::inputs(group, seed, None, target)?;
+        ready.compute_reference(group)?;
+        Ok(ready)
+    }
+
+    /// Draws the inputs, or reads those that `kept` holds, if all that the problem takes fits in
+    /// memory; the reference is left until it is needed.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn inputs(
+        group: &Group<'_>,
+        seed: u64,
+        kept: Option<&Path>,
+        target: &Target,
+    ) -> Result<Self, CaseError> {
+        let problem = group.bound.problem();
+        problem.check().map_err(CaseError::Fail)?;
+        let bounds = guard::catch(|| Bounds::of(problem)).map_err(CaseError::Fail)?;
+        bounds.check().map_err(CaseError::Fail)?;
+        // With a declared precision there are two references.
+        let times = if problem.precision().is_some() { 2 } else { 1 };
+        let needed = guard::catch(|| times * problem.host_bytes()).map_err(CaseError::Fail)?;
+        let available = available_memory();
+        if needed > available {
+            return Err(CaseError::Skip(format!(
+                "needs {} of memory, {} are free",
+                display::bytes(needed),
+                display::bytes(available)
+            )));
+        }
+        let _activity = spent::on("inputs");
+        let made = guard::catch(|| {
+            let kept = kept.filter(|_| !problem.reads_files());
+            let path = kept.map(|folder| inputs::path(folder, group));
+            let inputs = path.as_deref().and_then(tensors::read).unwrap_or_else(|| {
+                let started = Instant::now();
+                let drawn = problem.inputs(seed);
+                path.iter().for_each(|path| inputs::keep(path, &drawn, started.elapsed()));
+                drawn
+            });
+            Self {
+                inputs: Arc::new(inputs),
+                expected: Vec::new(),
+                has_reference: false,
+                one_data_set: problem.one_data_set(),
+                outputs: BuildOutputs::default(),
+                target: target.clone(),
+                bounds,
+                seed,
+                references: None,
+                kernels: LoadedKernels::default(),
+                changed: None,
+                memory: MemoryWatch::default(),
+            }
+        });
+        let ready =
+            made.map_err(|panic| CaseError::Fail(format!("inputs or reference: {panic}")))?;
+        names::check_tensors("input", ready.inputs.iter().map(|(name, _)| name))
+            .map_err(CaseError::Fail)?;
+        Ok(ready)
+    }
+
+    /// Computes the reference, unless that was done.
+    ///
+    /// # Errors
+    /// When the workload panics.
+    pub fn compute_reference(&mut self, group: &Group<'_>) -> Result<(), CaseError> {
+        if !self.has_reference {
+            self.expected = self.reference(group, &[], Arc::clone(&self.inputs))?;
+            let outputs = self.expected.iter().map(|expected| expected.name.as_str());
+            names::check_tensors("output", outputs).map_err(CaseError::Fail)?;
+            let kept = self.references.as_ref();
+            let limit = guard::catch(|| {
+                references::precision_limit(kept, group, self.seed, &self.inputs, &self.expected)
+            });
+            self.bounds.check_outputs(&self.expected).map_err(CaseError::Fail)?;
+            self.bounds.precision = limit.map_err(|panic| {
+                CaseError::Fail(format!("reference of rounded inputs: {panic}"))
+            })?;
+            self.has_reference = true;
+        }
+        Ok(())
+    }
+
+    /// What the outputs for these inputs are compared with; `changed` names those that are not of
+    /// the seed. Nothing where the workload has no reference.
+    ///
+    /// # Errors
+    /// When the workload panics, or the row that is the reference fails; a skip where that row
+    /// cannot run here, for want of memory too.
+    pub fn reference(
+        &self,
+        group: &Group<'_>,
+        changed: &[&str],
+        inputs: Arc<Tensors>,
+    ) -> Result<Vec<Expected>, CaseError> {
+        let made = guard::catch(|| match group.bound.problem().reference_from() {
+            ReferenceFrom::Definition => {
+                let kept = self.references.as_ref();
+                Ok(references::get(kept, group, self.seed, changed, &inputs))
+            }
+            ReferenceFrom::Row(row) => self.of_row(group, row, inputs),
+            ReferenceFrom::Nothing => Ok(Vec::new()),
+        });
+        let failed = |why: String| CaseError::Fail(format!("inputs or reference: {why}"));
+        made.map_err(failed)?
+    }
+
+    /// The outputs of a row for these inputs.
+    fn of_row(
+        &self,
+        group: &Group<'_>,
+        row: &str,
+        inputs: Arc<Tensors>,
+    ) -> Result<Vec<Expected>, CaseError> {
+        let rows = group.suite.implementations();
+        let index = rows.iter().position(|it| it.name == row).ok_or_else(|| {
+            CaseError::Fail(format!("the reference is the row `{row}`, and there is none"))
+        })?;
+        let told = |why| format!("the row `{row}`, which is the reference: {why}");
+        let of_reference = |error| match CaseError::from(error) {
+            CaseError::Lost(why) => CaseError::Lost(why),
+            CaseError::Skip(why) => CaseError::Skip(told(why)),
+            CaseError::Fail(why) => CaseError::Fail(told(why)),
+        };
+        // What a case that is alive has set for itself is found again when it is launched next.
+        let before = match &self.target {
+            Target::Cuda(devices) => {
+                let device = devices.one();
+                Some((device, persistence::settings(device)))
+            }
+            Target::Cpu => None,
+        };
+        let computed = group
+            .bound
+            .prepare(index, inputs, &self.target)
+            .map_err(VerifyError::from)
+            .and_then(|mut executable| {
+                let launched = verify::launch_on_poison(executable.as_mut());
+                keep_if_lost(executable, launched.map_err(VerifyError::from))
+            })
+            .and_then(|(mut executable, ())| {
+                verify::unverified(executable.outputs()?)?;
+                Ok(verify::as_expected(executable.outputs()?))
+            });
+        // Also where it failed: what is alive may be timed further.
+        let brought_back = before.map_or(Ok(()), |(device, before)| {
+            persistence::bring_back(device, &before).map_err(VerifyError::from)
+        });
+        computed.and_then(|it| brought_back.map(|()| it)).map_err(of_reference)
+    }
+
+    /// Whether nothing says what a case has to compute: there is no reference, or it is the case's
+    /// own row.
+    fn is_unverified(&self, group: &Group<'_>, case: &Case) -> bool {
+        match group.bound.problem().reference_from() {
+            ReferenceFrom::Definition => false,
+            ReferenceFrom::Row(row) => case.row.name == row,
+            ReferenceFrom::Nothing => true,
+        }
+    }
+
+    /// Compares outputs with the reference. Without one they become what the check after timing
+    /// compares with: what was timed computes what was launched.
+    fn compare(
+        &mut self,
+        group: &Group<'_>,
+        case: &Case,
+        outputs: &Tensors,
+    ) -> Result<OutputComparison, VerifyError> {
+        if !self.is_unverified(group, case) {
+            let _activity = spent::on("compare");
+            let comparison = verify::compare(outputs, &self.expected, &self.bounds)?;
+            self.outputs.leave_verified(&case.id, outputs);
+            return Ok(comparison);
+        }
+        let comparison = verify::unverified(outputs)?;
+        if self.expected.is_empty() || group.bound.problem().reference_from().is_nothing() {
+            self.expected = verify::as_expected(outputs);
+        }
+        self.outputs.leave(&case.id, outputs);
+        match self.outputs.of_base(&case.id) {
+            Some(base) => verify::compare(outputs, &verify::as_expected(&base), &self.bounds)
+                .map(|comparison| OutputComparison { with_base: true, ..comparison })
+                .map_err(|wrong| VerifyError::UnlikeBase(Box::new(wrong))),
+            None => Ok(comparison),
+        }
+    }
+
+    /// Verifies a case of a trial: by the bits of its outputs where a run of the same executable
+    /// has compared them with the reference, else by the reference. Besides the time of one
+    /// launch.
+    ///
+    /// # Errors
+    /// As [`Self::verify`].
+    pub fn verify_bits(
+        &mut self,
+        group: &Group<'_>,
+        case: &Case,
+        target: &Target,
+        known: Option<VerificationRecord>,
+    ) -> Result<(Box<dyn Executable>, VerificationRecord, Duration), CaseError> {
+        let known_digest = known.as_ref().and_then(|known| known.digest.as_deref());
+        let _activity = spent::on("verify");
+        let (mut executable, (digest, launch)) = guarded(|| {
+            let mut executable = self.prepare(group, case, target)?;
+            let outcome = timed_digest(executable.as_mut(), known_digest);
+            keep_if_lost(executable, outcome.map_err(VerifyError::from))
+        })?;
+        if group.bound.problem().reference_from().is_nothing() {
+            // Those that a row before computed are none of this one.
+            self.expected.clear();
+        }
+        if let Some(known) = known.filter(|known| known.digest.as_ref() == Some(&digest)) {
+            return Ok((executable, known, launch));
+        }
+        self.compute_reference(group)?;
+        let comparison = guarded(|| self.compare(group, case, outputs(executable.as_mut())?))?;
+        Ok((executable, self.found(comparison, Some(digest)), launch))
+    }
+
+    /// A comparison with the reference, for the record.
+    pub fn found(
+        &self,
+        comparison: OutputComparison,
+        digest: Option<String>,
+    ) -> VerificationRecord {
+        let told = digest.is_some() || self.one_data_set;
+        let data_set = told.then(|| self.data_set());
+        let allowed = Some((&self.bounds).into());
+        VerificationRecord { digest, allowed, data_set, ..comparison.into() }
+    }
+
+    /// What tells the inputs from those of another seed.
+    pub fn data_set(&self) -> String {
+        match self.one_data_set {
+            true => ONE_DATA_SET.to_owned(),
+            false => verify::digest(&self.inputs),
+        }
+    }
+
+    /// A hash of the inputs where [`Self::data_set`] tells none.
+    pub fn inputs_of_one_data_set(&self) -> Option<String> {
+        self.one_data_set.then(|| verify::digest(&self.inputs))
+    }
+
+    fn prepare(
+        &mut self,
+        group: &Group<'_>,
+        case: &Case,
+        target: &Target,
+    ) -> Result<Box<dyn Executable>, BackendError> {
+        let _activity = spent::on("prepare");
+        host_timeout::name(&case.id);
+        let (target, kernels) = target.recording();
+        self.kernels = kernels;
+        let executable = group.bound.prepare(case.index, Arc::clone(&self.inputs), &target);
+        if executable.is_ok() {
+            self.memory.see();
+        }
+        executable
+    }
+
+    /// Prepares an implementation and verifies it.
+    ///
+    /// # Errors
+    /// When it panics, cannot launch, or is wrong.
+    pub fn verify(
+        &mut self,
+        group: &Group<'_>,
+        case: &Case,
+        target: &Target,
+    ) -> Result<(Box<dyn Executable>, OutputComparison), CaseError> {
+        let _activity = spent::on("verify");
+        guarded(|| {
+            let mut executable = self.prepare(group, case, target)?;
+            let compared = verify::launch_on_poison(executable.as_mut())
+                .and_then(|()| outputs(executable.as_mut()))
+                .map_err(VerifyError::from)
+                .and_then(|outputs| self.compare(group, case, outputs));
+            keep_if_lost(executable, compared)
+        })
+    }
+}
+
+/// Digest of the outputs, and what a launch took. One launch on poisoned outputs where that gives
+/// the known bits; else one more, as in [`verify::launch_on_poison`], where the second launch is the
+/// one that counts.
+fn timed_digest(
+    executable: &mut dyn Executable,
+    known: Option<&str>,
+) -> Result<(String, Duration), BackendError> {
+    let mut launch_on_poison = || {
+        let _watched = host_timeout::watched();
+        executable.poison_outputs()?;
+        executable.reset()?;
+        let started = Instant::now();
+        executable.launch()?;
+        executable.synchronize()?;
+        let launch = started.elapsed();
+        Ok((verify::digest(executable.outputs()?), launch))
+    };
+    let (digest, launch) = launch_on_poison()?;
+    if Some(digest.as_str()) == known { Ok((digest, launch)) } else { launch_on_poison() }
+}
+
+/// The outputs of an executable, on the host.
+///
+/// # Errors
+/// When they cannot be copied, or a launch failed.
+pub fn outputs(executable: &mut dyn Executable) -> Result<&Tensors, BackendError> {
+    let _activity = spent::on("outputs");
+    executable.outputs()
+}
+
+/// What was made, besides the outcome; left alone when the device is lost: to free what a hung
+/// kernel uses is to wait for it.
+fn keep_if_lost<T>(
+    executable: Box<dyn Executable>,
+    outcome: Result<T, VerifyError>,
+) -> Result<(Box<dyn Executable>, T), VerifyError> {
+    match outcome {
+        Ok(value) => Ok((executable, value)),
+        Err(error) => {
+            if matches!(error, VerifyError::Backend(BackendError::Lost(_))) {
+                std::mem::forget(executable);
+            }
+            Err(error)
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! What a person sees while a bench binary works: lines on standard error, nothing on standard
+//! output.
+
+use crate::record::text::printable;
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::display;
+use crate::harness::settings::args::Flags;
+use crate::measure::limits::Limits;
+use crate::record::Environment;
+use crate::record::Verification;
+use crate::record::run::{AfterTiming, VerificationRecord};
+use crate::workload::{Effort, Tensors};
+use kernelgate_cuda::observe::telemetry::Reading;
+
+/// Prints progress, unless told to be quiet.
+pub struct BenchProgress {
+    quiet: bool,
+    cases: usize,
+    started: Cell<usize>,
+}
+
+impl BenchProgress {
+    /// For that many cases.
+    pub fn new(flags: &Flags, cases: usize) -> Self {
+        Self { quiet: flags.quiet, cases, started: Cell::new(0) }
+    }
+
+    /// The process, what it will do and where; on the CPU also why not on the GPU.
+    pub fn start(
+        &self,
+        bench: &str,
+        environment: &Environment,
+        effort: Effort,
+        cases: usize,
+        not_elsewhere: Option<&str>,
+    ) {
+        let Environment { device_name, threads, gpus, .. } = environment;
+        let device = match gpus.is_empty() {
+            true => format!("{device_name}, {threads} threads"),
+            false => {
+                let arch = gpus.values(|gpu| gpu.arch.clone());
+                format!(
+                    "{device_name}, {arch}, CUDA {}",
+                    gpus.values(|gpu| gpu.driver_cuda.clone())
+                )
+            }
+        };
+        self.say(&format!(
+            "{bench}: {cases} cases, {} effort, on {} ({device})",
+            effort.name(),
+            environment.device_kind
+        ));
+        if let Some(reason) = not_elsewhere {
+            self.say(reason);
+        }
+        if !environment.optimised {
+            self.say("warning: built without optimisation; times mean nothing");
+        }
+    }
+
+    /// The measured ceilings.
+    pub fn limits(&self, limits: &Limits) {
+        let summary = limits.summary();
+        if !summary.is_empty() {
+            self.say(&format!("measured ceilings, which `of limit` refers to: {summary}"));
+        }
+    }
+
+    /// The GPU's state, and a warning where something disturbs it.
+    pub fn telemetry(&self, readings: &[Reading]) {
+        let Some(reading) = readings.last() else { return };
+        let clock = reading.sm_clock_mhz.map(|mhz| format!("SM clock {mhz} MHz"));
+        let watts = |milliwatts: u32| f64::from(milliwatts) / 1e3;
+        let power = reading.power_mw.zip(reading.power_limit_mw);
+        let power =
+            power.map(|(drawn, limit)| format!("{:.0} of {:.0} W", watts(drawn), watts(limit)));
+        let temperature = reading.temperature_c.map(|celsius| format!("{celsius} °C"));
+        let parts: Vec<String> = [clock, power, temperature].into_iter().flatten().collect();
+        if !parts.is_empty() {
+            self.say(&format!("gpu: {}", parts.join(", ")));
+        }
+        if let Some(others) = reading.other_processes.filter(|&others| others > 0) {
+            self.say(&format!(
+                "warning: {others} other processes compute on this GPU; times will be noisy"
+            ));
+        }
+        if !reading.throttle.is_empty() {
+            self.say(&format!(
+                "warning: the GPU holds its clock back: {}",
+                reading.throttle.join(", ")
+            ));
+        }
+    }
+
+    /// A problem's inputs and reference are there.
+    pub fn prepared(&self, inputs: &Tensors, elapsed: Duration) {
+        self.say(&format!(
+            "      inputs of {} and reference in {:.1} s",
+            display::bytes(inputs.bytes() as u64),
+            elapsed.as_secs_f64()
+        ));
+    }
+
+    /// What a problem's times do not mean.
+    pub fn remark(&self, problem: &str, remark: &str) {
+        self.say(&format!("note: {problem}: {remark}"));
+    }
+
+    /// A case begins.
+    pub fn case(&self, id: &str) {
+        self.started.set(self.started.get() + 1);
+        self.say(&format!("[{}/{}] {id}", self.started.get(), self.cases));
+    }
+
+    /// Nobody knows of which code the executable is.
+    pub fn no_commit(&self) {
+        self.say(
+            "no commit is recorded: there is no git checkout, or this executable neither was \
+             started by cargo nor lies where cargo built it; KERNELGATE_COMMIT=HEX states one",
+        );
+    }
+
+    /// Cases that do not begin.
+    pub fn left(&self, cases: usize, why: &str) {
+        self.say(&format!("{cases} cases {why}"));
+    }
+
+    /// How long it takes at least.
+    pub fn estimate(&self, text: &str) {
+        self.say(text);
+    }
+
+    /// A case is right.
+    pub fn verified(&self, comparison: &VerificationRecord, elapsed: Duration) {
+        let seconds = elapsed.as_secs_f64();
+        let (checked, total) = (comparison.checked, comparison.total);
+        let share = match comparison.value() {
+            Verification::Unverified => {
+                let what = "unverified: compared with nothing, every element is finite";
+                return self.say(&format!("      {what}; {seconds:.1} s"));
+            }
+            Verification::ComparedWithBase { .. } => "with the base's outputs".to_owned(),
+            _ if checked == total => "every element".to_owned(),
+            _ => format!("{checked} of {total} elements, all finite"),
+        };
+        let error = if comparison.max_error == 0.0 {
+            "exact".to_owned()
+        } else {
+            format!(
+                "max error {:.1e}, relative L2 {:.1e}",
+                comparison.max_error, comparison.relative_l2
+            )
+        };
+        self.say(&format!("      verified in {seconds:.1} s: {share}; {error}"));
+    }
+
+    /// What was timed is right on other inputs too.
+    pub fn checked(&self, after: &AfterTiming, elapsed: Duration) {
+        let (seconds, how) = (elapsed.as_secs_f64(), after.inputs.words());
+        self.say(&format!("      checked after timing in {seconds:.2} s, {how}"));
+    }
+
+    /// Where the time went, the longest activities first; those of checks after timing are among
+    /// them.
+    pub fn spent(&self, spent_s: &BTreeMap<&'static str, f64>, checks: Duration, whole: Duration) {
+        let mut longest: Vec<_> = spent_s.iter().filter(|(_, seconds)| **seconds >= 0.1).collect();
+        longest.sort_by(|a, b| b.1.total_cmp(a.1));
+        let parts: Vec<String> =
+            longest.iter().map(|(activity, seconds)| format!("{activity} {seconds:.1}")).collect();
+        let (whole, checks) = (whole.as_secs_f64(), checks.as_secs_f64());
+        let share = 100.0 * checks / whole;
+        self.say(&format!(
+            "took {whole:.1} s, of which checks after timing {checks:.1} ({share:.0} %): {}",
+            parts.join(", ")
+        ));
+    }
+
+    /// Where the results are, and where their page would be.
+    pub fn end(&self, path: &Path, page: &Path, baseline: Option<&str>) {
+        self.say(&format!("recorded in {}", path.display()));
+        self.say(&format!("`kernelgate report` draws it in {}", page.display()));
+        if let Some(name) = baseline {
+            self.say(&format!("saved as baseline `{name}`"));
+        }
+    }
+
+    fn say(&self, line: &str) {
+        if !self.quiet {
+            eprintln!("{}", printable(line));
+        }
+    }
+}

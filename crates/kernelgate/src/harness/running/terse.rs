@@ -1,0 +1,126 @@
+//! By default the output of `cargo bench` is ours: Criterion's lines would come between, and
+//! say the same. Its store and its reports stay; `--verbose` shows its lines.
+//!
+//! Criterion has no such setting. Its briefest format prints a line a case to standard output,
+//! which leads nowhere meanwhile.
+
+use std::ffi::OsString;
+#[cfg(unix)]
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+#[cfg(unix)]
+use rustix::stdio;
+
+use crate::harness::settings::args::{Flags, Mode};
+
+/// Set for the process that this one becomes, which has Criterion's flag for its briefest format.
+pub const VARIABLE: &str = "KERNELGATE_TERSE";
+
+/// Criterion's flag.
+pub const FLAG: [&str; 2] = ["--output-format", "bencher"];
+
+/// Whether this process has the flag because of us.
+pub fn is_set() -> bool {
+    std::env::var_os(VARIABLE).is_some_and(|value| !value.is_empty())
+}
+
+/// Whether Criterion's lines are to be left out, and are not yet: nobody asked for them, nor for
+/// what only they tell.
+pub fn is_wanted(flags: &Flags, arguments: &[OsString]) -> bool {
+    let format = |argument: &OsString| argument.to_string_lossy().starts_with(FLAG[0]);
+    let compares = [&flags.baseline, &flags.baseline_lenient, &flags.load_baseline];
+    cfg!(unix)
+        && flags.mode() == Mode::Bench
+        && flags.request.is_none()
+        && flags.trial.is_none()
+        && !flags.verbose
+        && compares.iter().all(|name| name.is_none())
+        && !arguments.iter().any(format)
+}
+
+/// Does something while standard output leads nowhere.
+#[cfg(unix)]
+pub fn without_output<T>(work: impl FnOnce() -> T) -> T {
+    use std::io::Write;
+    // Criterion says once what draws its plots, as soon as it is made.
+    led_away(stdio::stderr(), stdio::dup2_stderr, || drop(criterion::Criterion::default()));
+    let _ = std::io::stdout().flush();
+    let flushed = || {
+        let done = work();
+        let _ = std::io::stdout().flush();
+        done
+    };
+    led_away(stdio::stdout(), stdio::dup2_stdout, flushed)
+}
+
+/// Does something while a stream leads nowhere; where that cannot be had, it stays as it is.
+#[cfg(unix)]
+fn led_away<T>(
+    stream: BorrowedFd<'_>,
+    set: impl Fn(OwnedFd) -> rustix::io::Result<()>,
+    work: impl FnOnce() -> T,
+) -> T {
+    let ends = here_and_nowhere(stream);
+    let led = ends.and_then(|(kept, nowhere)| set(nowhere).ok().map(|()| kept));
+    let done = work();
+    led.map(set);
+    done
+}
+
+/// Where a stream leads now, and nowhere.
+#[cfg(unix)]
+fn here_and_nowhere(stream: BorrowedFd<'_>) -> Option<(OwnedFd, OwnedFd)> {
+    let nowhere = std::fs::File::options().write(true).open("/dev/null").ok()?;
+    Some((stream.try_clone_to_owned().ok()?, nowhere.into()))
+}
+
+/// While it lives, standard error leads nowhere but within [`aloud`](Self::aloud): Criterion
+/// advises there to plan otherwise, where a launch takes as long as the time of a sample.
+pub struct WithoutAdvice {
+    #[cfg(unix)]
+    ends: Option<(OwnedFd, OwnedFd)>,
+}
+
+#[cfg(unix)]
+impl WithoutAdvice {
+    /// Where Criterion's lines are left out; otherwise it changes nothing.
+    pub fn new() -> Self {
+        let ends = if is_set() { here_and_nowhere(stdio::stderr()) } else { None };
+        Self { ends: ends.filter(|(_, nowhere)| stdio::dup2_stderr(nowhere).is_ok()) }
+    }
+
+    /// Does something with standard error as it was.
+    pub fn aloud<T>(&self, work: impl FnOnce() -> T) -> T {
+        let Some((kept, nowhere)) = &self.ends else { return work() };
+        // Where either fails, standard error stays where it led.
+        let _ = stdio::dup2_stderr(kept);
+        let done = work();
+        let _ = stdio::dup2_stderr(nowhere);
+        done
+    }
+}
+
+#[cfg(unix)]
+impl Drop for WithoutAdvice {
+    fn drop(&mut self) {
+        if let Some((kept, _)) = &self.ends {
+            let _ = stdio::dup2_stderr(kept);
+        }
+    }
+}
+
+#[cfg(not(unix))]
+impl WithoutAdvice {
+    pub fn new() -> Self {
+        Self {}
+    }
+
+    pub fn aloud<T>(&self, work: impl FnOnce() -> T) -> T {
+        work()
+    }
+}
+
+#[cfg(not(unix))]
+pub fn without_output<T>(work: impl FnOnce() -> T) -> T {
+    work()
+}

@@ -1,0 +1,414 @@
+//! Timing a verified case, keeping every raw sample: under Criterion's planner, or in a trial by a
+//! shorter plan of our own, because Criterion takes no fewer than ten samples and analyses each
+//! case alone. On a GPU the samples follow a load of the same launches that brings the card into its
+//! steady power state (`measure::power`).
+
+use std::cell::{Cell, RefCell};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::{Duration, Instant};
+
+use criterion::measurement::Measurement;
+use criterion::{BenchmarkGroup, SamplingMode};
+
+use super::terse::WithoutAdvice;
+use crate::backend::{BackendError, BackendKind, Executable};
+use crate::harness::settings::args::{Flags, Mode};
+use crate::harness::spent;
+use crate::measure::contention::CpuTime;
+use crate::measure::power::{
+    self, CapReading, Load, LoadSample, PowerMode, PowerRecord, PowerState, Settled, Settling,
+};
+use crate::measure::{Sample, Stopwatch};
+use crate::record::{Samples, TrialSampling};
+use crate::stats;
+use crate::workload::Effort;
+use kernelgate_cuda::observe::range::Range;
+
+/// Length of a sample on a GPU, seconds: the same at every effort, so that the load is the same.
+const SAMPLE_S: f64 = 0.004;
+/// Pauses of a burst, in lengths of a sample: the average power stays below the cap.
+const PAUSES: u32 = 4;
+/// Longest launch that a burst is measured of, nanoseconds.
+const MAX_BURST_LAUNCH_NS: f64 = 10e6;
+/// Smallest number of samples that Criterion accepts.
+const MIN_SAMPLES: f64 = 10.0;
+/// Most samples a case: more add time, not knowledge; the unit of a decision is the process.
+const MAX_SAMPLES: f64 = 50.0;
+
+/// Launches of which the host's time is taken.
+const HOST_LAUNCHES: usize = 5;
+
+/// How long to time a case.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SamplingPlan {
+    /// Samples, each of the same number of launches.
+    pub samples: usize,
+    /// Warm-up.
+    pub warm_up: Duration,
+    /// Measurement; Criterion takes longer where ten launches do.
+    pub measurement: Duration,
+    /// Bootstrap resamples of Criterion's analysis.
+    pub resamples: usize,
+    /// Power state in which a GPU is measured.
+    pub power: PowerMode,
+}
+
+impl SamplingPlan {
+    /// Plans from the time of one launch: 10 samples or more within the effort's budget. On a GPU
+    /// the effort sets the number of samples only; their length, and so the load, is always the
+    /// same. Criterion's warm-up is then as short as it may be, because the load is the warm-up.
+    pub fn new(effort: Effort, on: BackendKind, launch_ns: f64, flags: &Flags) -> Self {
+        let on_gpu = |samples: f64| (samples * SAMPLE_S, 0.001, samples);
+        let (budget_s, warm_up_s, most) = match (effort, on) {
+            (Effort::Quick, BackendKind::Cuda) => on_gpu(MAX_SAMPLES),
+            (Effort::Default, BackendKind::Cuda) => on_gpu(2.0 * MAX_SAMPLES),
+            (Effort::Thorough, BackendKind::Cuda) => on_gpu(8.0 * MAX_SAMPLES),
+            (Effort::Quick, BackendKind::Cpu) => (0.1, 0.02, MAX_SAMPLES),
+            (Effort::Default, BackendKind::Cpu) => (1.5, 0.15, MAX_SAMPLES),
+            (Effort::Thorough, BackendKind::Cpu) => (4.0, 0.5, MAX_SAMPLES),
+        };
+        let samples = (budget_s / (launch_ns * 1e-9)).clamp(MIN_SAMPLES, most) as usize;
+        Self {
+            samples: flags.sample_size.unwrap_or(samples),
+            warm_up: Duration::from_secs_f64(flags.warm_up_time.unwrap_or(warm_up_s)),
+            measurement: Duration::from_secs_f64(flags.measurement_time.unwrap_or(budget_s)),
+            resamples: if effort == Effort::Quick { 2_000 } else { 10_000 },
+            power: flags.power.into(),
+        }
+    }
+
+    /// The least that it takes where a launch takes so long.
+    pub fn least(&self, launch_ns: f64) -> Duration {
+        let launches = Duration::from_secs_f64(self.samples as f64 * launch_ns * 1e-9);
+        self.warm_up + self.measurement.max(launches)
+    }
+}
+
+/// Runs the case through Criterion in the mode of the process; returns the samples of a
+/// measurement, none in the other modes.
+///
+/// # Errors
+/// When a launch fails; Criterion then leaves the case without a result.
+pub fn run<M: Measurement<Value = f64>>(
+    group: &mut BenchmarkGroup<'_, M>,
+    function: &str,
+    executable: &mut dyn Executable,
+    stopwatch: &mut dyn Stopwatch,
+    plan: SamplingPlan,
+    flags: &Flags,
+) -> Result<Samples, BackendError> {
+    group
+        .sampling_mode(SamplingMode::Flat)
+        .sample_size(plan.samples)
+        .warm_up_time(plan.warm_up)
+        .measurement_time(plan.measurement);
+    if flags.nresamples.is_none() {
+        group.nresamples(plan.resamples);
+    }
+    let lead = match flags.mode() {
+        Mode::Bench => Lead::run(executable, stopwatch, plan.power)?,
+        _ => Lead::none(),
+    };
+    let taken = RefCell::new(Vec::<Taken>::new());
+    let started = Instant::now();
+    let failure = RefCell::new(None);
+    let (start, end) = (CpuTime::now(), Cell::new(None));
+    // Criterion cannot be told of a failed launch: unwind out of it, without a panic message.
+    let advice = WithoutAdvice::new();
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        group.bench_function(function, |bencher| {
+            bencher.iter_custom(|launches| {
+                let _activity = spent::on("samples");
+                // Criterion does not say which calls are its warm-up; it warms up until the time is
+                // over.
+                let _range =
+                    Range::new(if started.elapsed() < plan.warm_up { "warm-up" } else { "sample" });
+                match advice.aloud(|| lead.sample(executable, stopwatch, launches)) {
+                    Ok(one) => {
+                        taken.borrow_mut().push(one);
+                        end.set(CpuTime::now());
+                        // Criterion counts its own iterations; a sample may hold another number.
+                        one.sample.elapsed_ns / one.sample.launches as f64 * launches as f64
+                    }
+                    Err(error) => {
+                        *failure.borrow_mut() = Some(error);
+                        resume_unwind(Box::new(()));
+                    }
+                }
+            });
+        });
+    }));
+    drop(advice);
+    if let Some(error) = failure.into_inner() {
+        return Err(error);
+    }
+    if let Err(panic) = outcome {
+        resume_unwind(panic);
+    }
+    if flags.mode() != Mode::Bench {
+        return Ok(Samples::default());
+    }
+    let taken = taken.into_inner();
+    // Criterion warms up through the same closure: the samples are the last calls.
+    let first = taken.len().saturating_sub(plan.samples);
+    Ok(collect(&taken[first..], stopwatch, &lead, (start, end.get())))
+}
+
+/// Times a case of a trial: warm-up, then samples of the same number of launches. On a GPU the
+/// warm-up is the load that leads to the steady power state.
+///
+/// # Errors
+/// When a launch fails.
+pub fn trial(
+    executable: &mut dyn Executable,
+    stopwatch: &mut dyn Stopwatch,
+    sampling: TrialSampling,
+    launch: Duration,
+    power: PowerMode,
+) -> Result<Samples, BackendError> {
+    if stopwatch.power().is_none() || sampling.measurement_s == 0.0 {
+        return trial_on_host(executable, stopwatch, sampling, launch);
+    }
+    let start = CpuTime::now();
+    let lead = Lead::run(executable, stopwatch, power)?;
+    let begun = Instant::now();
+    let mut taken = Vec::with_capacity(sampling.most);
+    while taken.len() < sampling.fewest
+        || (taken.len() < sampling.most && begun.elapsed().as_secs_f64() < sampling.measurement_s)
+    {
+        let _range = Range::new("sample");
+        taken.push(lead.sample(executable, stopwatch, 1)?);
+    }
+    Ok(collect(&taken, stopwatch, &lead, (start, CpuTime::now())))
+}
+
+/// Times a case of a trial on the host, or launches it once in a verification pass. `launch` is the
+/// time of an earlier launch; where that is longer than the whole plan, it was the warm-up. A shorter
+/// one is not believed: the first launch of a process may be many times slower than the next, and a
+/// plan made from it would end after two of those.
+fn trial_on_host(
+    executable: &mut dyn Executable,
+    stopwatch: &mut dyn Stopwatch,
+    sampling: TrialSampling,
+    launch: Duration,
+) -> Result<Samples, BackendError> {
+    let (start, started) = (CpuTime::now(), Instant::now());
+    let warm_up = Range::new("warm-up");
+    let mut launches = 1;
+    // By the wall: what a launch costs besides its own time (emptying caches) must fit the plan
+    // too.
+    let launch_s = loop {
+        if launch.as_secs_f64() > (sampling.warm_up_s + sampling.measurement_s).max(1e-3) {
+            break launch.as_secs_f64();
+        }
+        let call = Instant::now();
+        let sample = stopwatch.time(executable, launches)?;
+        let launch_s = call.elapsed().as_secs_f64() / sample.launches as f64;
+        let left_s = sampling.warm_up_s - started.elapsed().as_secs_f64();
+        if left_s <= 0.0 {
+            break launch_s.max(1e-9);
+        }
+        launches = (2 * launches).min((left_s / launch_s.max(1e-9)).ceil() as u64).max(1);
+    };
+    drop(warm_up);
+    let samples =
+        ((sampling.measurement_s / launch_s) as usize).clamp(sampling.fewest, sampling.most);
+    let launches = ((sampling.measurement_s / samples as f64 / launch_s) as u64).max(1);
+    let mut taken = Vec::with_capacity(samples);
+    for _ in 0..samples {
+        let _range = Range::new("sample");
+        taken.push(Taken::new(|| stopwatch.time(executable, launches))?);
+    }
+    Ok(collect(&taken, stopwatch, &Lead::none(), (start, CpuTime::now())))
+}
+
+/// A sample, and the wall time that it took with everything around its launches.
+#[derive(Debug, Clone, Copy)]
+struct Taken {
+    sample: Sample,
+    wall: Duration,
+}
+
+impl Taken {
+    fn new(take: impl FnOnce() -> Result<Sample, BackendError>) -> Result<Self, BackendError> {
+        let started = Instant::now();
+        let sample = take()?;
+        Ok(Self { sample, wall: started.elapsed() })
+    }
+}
+
+/// The load before the samples of a case, and how samples follow it.
+struct Lead {
+    /// Launches of a sample; absent where Criterion or the trial's plan decides.
+    launches: Option<u64>,
+    settled: Option<(Settling, Settled)>,
+    /// Pause before each sample of a burst.
+    pause: Duration,
+}
+
+impl Lead {
+    const fn none() -> Self {
+        Self { launches: None, settled: None, pause: Duration::ZERO }
+    }
+
+    /// Launches the case as it is sampled until its power state is steady, or finds the length of
+    /// its samples for a burst. On the host there is nothing to wait for.
+    ///
+    /// # Errors
+    /// When a launch fails; [`BackendError::Unsupported`] for a burst of long launches.
+    fn run(
+        executable: &mut dyn Executable,
+        stopwatch: &mut dyn Stopwatch,
+        power: PowerMode,
+    ) -> Result<Self, BackendError> {
+        if stopwatch.power().is_none() {
+            return Ok(Self::none());
+        }
+        let _activity = spent::on("settling");
+        let _range = Range::new("warm-up");
+        let mut load = CaseLoad { executable, stopwatch, launches: 1, clock_mhz: None };
+        match power {
+            PowerMode::Steady => {
+                let settled = power::settle(&mut load)?;
+                let CaseLoad { launches, clock_mhz, .. } = load;
+                stopwatch.settle_clock(clock_mhz);
+                Ok(Self { launches: Some(launches), settled: Some(settled), pause: Duration::ZERO })
+            }
+            PowerMode::Burst => {
+                // Long enough for the number of launches in a sample to settle.
+                let started = Instant::now();
+                while started.elapsed().as_secs_f64() < SAMPLE_S {
+                    let sample = load.sample()?;
+                    let launch_ns = sample.elapsed_ns / sample.launches as f64;
+                    if launch_ns > MAX_BURST_LAUNCH_NS {
+                        return Err(BackendError::Unsupported(format!(
+                            "--power burst measures launches of at most 10 ms, this one takes {:.0} \
+                             ms",
+                            launch_ns * 1e-6
+                        )));
+                    }
+                }
+                let pause = Duration::from_secs_f64(SAMPLE_S) * PAUSES;
+                Ok(Self { launches: Some(load.launches), settled: None, pause })
+            }
+        }
+    }
+
+    /// Takes a sample behind the load: of the launches that the load found, or those asked for.
+    fn sample(
+        &self,
+        executable: &mut dyn Executable,
+        stopwatch: &mut dyn Stopwatch,
+        launches: u64,
+    ) -> Result<Taken, BackendError> {
+        std::thread::sleep(self.pause);
+        Taken::new(|| stopwatch.time(executable, self.launches.unwrap_or(launches)))
+    }
+
+    /// Power state of the samples; absent for a verification pass.
+    fn power(&self, taken: &[Taken], stopwatch: &dyn Stopwatch) -> Option<PowerRecord> {
+        let Some(meter) = stopwatch.power() else {
+            return Some(PowerRecord::not_applicable("the host computes"));
+        };
+        self.launches?;
+        if stopwatch.technique().host_bound {
+            return Some(PowerRecord::not_applicable("the host's launches are in the time"));
+        }
+        let Some(settled) = &self.settled else {
+            let reading = meter.reading().unwrap_or_default();
+            return Some(PowerRecord::of_reading(PowerState::Burst, reading));
+        };
+        let mut windows = Settling::default();
+        let mut sampled_ns = Vec::new();
+        let mut launches_ns = Vec::new();
+        for Taken { sample, wall } in taken {
+            launches_ns.push(sample.elapsed_ns / sample.launches as f64);
+            if windows.add(*wall, sample.launches, sample.elapsed_ns, sample.clock_mhz) {
+                sampled_ns.extend(windows.last_ns());
+            }
+        }
+        Some(PowerRecord::behind_load(settled, &sampled_ns, stats::median(&launches_ns), meter))
+    }
+}
+
+/// The launches of a case as it is sampled, in samples of [`SAMPLE_S`].
+struct CaseLoad<'a> {
+    executable: &'a mut dyn Executable,
+    stopwatch: &'a mut dyn Stopwatch,
+    launches: u64,
+    clock_mhz: Option<f64>,
+}
+
+impl Load for CaseLoad<'_> {
+    fn sample(&mut self) -> Result<LoadSample, BackendError> {
+        let Taken { sample, wall } =
+            Taken::new(|| self.stopwatch.time(self.executable, self.launches))?;
+        // By the wall: what a launch costs besides its own time (the flush of a cold one) is part of
+        // the load.
+        let launch_s = wall.as_secs_f64() / sample.launches as f64;
+        let whole = (SAMPLE_S / launch_s.max(1e-9)).ceil() as u64;
+        self.launches = whole.clamp(1, 2 * sample.launches);
+        self.clock_mhz = sample.clock_mhz;
+        let Sample { launches, elapsed_ns, clock_mhz, .. } = sample;
+        Ok(LoadSample { launches, elapsed_ns, clock_mhz })
+    }
+
+    fn cap_reading(&mut self, clock_mhz: Option<f64>) -> CapReading {
+        let highest_mhz = f64::INFINITY;
+        self.stopwatch
+            .power()
+            .map_or(CapReading { clock_mhz, highest_mhz, capped: None }, |meter| {
+                meter.cap_reading(clock_mhz)
+            })
+    }
+}
+
+/// Time of the host to start a launch on an idle device, nanoseconds: the shortest of a few.
+///
+/// # Errors
+/// When a launch fails.
+pub fn host_launch_ns(executable: &mut dyn Executable) -> Result<f64, BackendError> {
+    let mut shortest = f64::INFINITY;
+    let begun = Instant::now();
+    for taken in 0..HOST_LAUNCHES {
+        // The second of a long launch says as much as the last.
+        if taken > 1 && begun.elapsed() > Duration::from_millis(5) {
+            break;
+        }
+        executable.settle()?;
+        let started = Instant::now();
+        executable.launch()?;
+        shortest = shortest.min(started.elapsed().as_secs_f64() * 1e9);
+    }
+    executable.synchronize()?;
+    Ok(shortest)
+}
+
+fn collect(
+    taken: &[Taken],
+    stopwatch: &dyn Stopwatch,
+    lead: &Lead,
+    (start, end): (Option<CpuTime>, Option<CpuTime>),
+) -> Samples {
+    let technique = stopwatch.technique();
+    let kept: Vec<Sample> = taken.iter().map(|taken| taken.sample).collect();
+    Samples {
+        batch: technique.batch,
+        host_bound: technique.host_bound,
+        launches: kept.iter().map(|sample| sample.launches).collect(),
+        elapsed_ns: kept.iter().map(|sample| sample.elapsed_ns).collect(),
+        clock_mhz: kept
+            .iter()
+            .map(|sample| sample.clock_mhz)
+            .collect::<Option<_>>()
+            .unwrap_or_default(),
+        discarded: kept.iter().map(|sample| sample.discarded).sum(),
+        throttled: kept.iter().filter(|sample| sample.throttled).count() as u64,
+        commands: technique.commands,
+        host_launch_ns: None,
+        unrecorded: None,
+        power: lead.power(taken, stopwatch),
+        delay_size: None,
+        contention: start.zip(end).and_then(|(start, end)| end.taken_by_others_since(&start)),
+    }
+}

@@ -1,0 +1,429 @@
+//! Which cases to run: the selection of an effort, narrowed by the filter; ids are unique by
+//! construction.
+
+use std::collections::BTreeSet;
+
+use super::filter::Filter;
+use super::place::Place;
+use crate::backend::BackendKind;
+use crate::harness::error::HarnessError;
+use crate::harness::guard;
+use crate::harness::settings::args::{Flags, Mode};
+use crate::measure::Cache;
+use crate::record::{Shard, WorkRecord};
+use crate::suite::{BoundProblem, ImplementationInfo, Suite};
+use crate::workload::{AxisError, Effort, Override, Point, Scale};
+
+/// Fewest bytes from which on no cold case exists, because hot is cold: a launch finds little of
+/// what the one before it left. On a GPU with a larger L2, so many times its size.
+const BEYOND_CACHES: u64 = 256 << 20;
+const BEYOND_L2: u64 = 4;
+
+/// A problem and the implementations of it that were selected.
+pub struct Group<'a> {
+    /// The workload and its implementations.
+    pub suite: &'a dyn Suite,
+    /// The problem's axes.
+    pub point: Point,
+    /// The problem.
+    pub bound: Box<dyn BoundProblem + 'a>,
+    /// Selected implementations that can compute it.
+    pub cases: Vec<Case>,
+}
+
+impl Group<'_> {
+    /// `workload/problem`: Criterion's group.
+    pub fn id(&self) -> String {
+        format!("{}/{}", self.suite.name(), self.point)
+    }
+}
+
+/// One implementation of a group's problem.
+pub struct Case {
+    /// Index among the suite's implementations.
+    pub index: usize,
+    /// The implementation.
+    pub row: ImplementationInfo,
+    /// State of the caches in which it is timed.
+    pub cache: Cache,
+    /// Whole id: `workload/problem/implementation/cache`.
+    pub id: String,
+}
+
+impl Case {
+    /// `implementation/cache`: Criterion's function in the group.
+    pub fn function(&self) -> String {
+        format!("{}/{}", self.row.name, self.cache.name())
+    }
+}
+
+/// What was selected.
+#[derive(Default)]
+pub struct Selection<'a> {
+    /// Problems with at least one case to run.
+    pub groups: Vec<Group<'a>>,
+    /// Ids that cannot run here, with the reason.
+    pub skipped: Vec<(String, String)>,
+    /// Those of the skipped that no machine can run: their implementation does not compute the
+    /// problem.
+    pub unsupported: BTreeSet<String>,
+}
+
+impl Selection<'_> {
+    /// Cases to run.
+    pub fn count(&self) -> usize {
+        self.groups.iter().map(|group| group.cases.len()).sum()
+    }
+
+    /// Says which part of so many cases a shard is. A bench run says it in its first line, and its
+    /// record holds it.
+    pub fn say_part(&self, name: &str, flags: &Flags, all: usize) {
+        let said = flags.mode() == Mode::Bench && flags.request.is_none();
+        if let Some(shard) = flags.shard.filter(|_| !said) {
+            eprintln!("{name}: shard {shard}: {} of {all} cases", self.count());
+        }
+    }
+
+    /// Brings these cases before the others: problems that have one, and such a problem's own. The
+    /// others stay in their order.
+    pub fn bring_first(&mut self, first: &BTreeSet<String>) {
+        let later = |case: &Case| !first.contains(&case.id);
+        for group in &mut self.groups {
+            group.cases.sort_by_key(later);
+        }
+        self.groups.sort_by_key(|group| group.cases.iter().all(later));
+    }
+
+    /// Whether nothing matched, not even something that must be skipped.
+    pub fn matched_nothing(&self) -> bool {
+        self.groups.is_empty() && self.skipped.is_empty()
+    }
+}
+
+/// Selects cases.
+///
+/// A suite without an overridden axis, or which does not take its value, contributes nothing. One
+/// that takes each value but not all together is skipped, with what it says.
+///
+/// # Errors
+/// When two cases share an id, a problem cannot say its work, or no suite takes the overrides.
+pub fn select<'a>(
+    suites: impl IntoIterator<Item = &'a dyn Suite>,
+    effort: Effort,
+    place: &Place,
+    overrides: &[Override],
+    filter: &Filter,
+) -> Result<Selection<'a>, HarnessError> {
+    select_part(suites, effort, place, (overrides, filter), None)
+}
+
+/// The same of the problems of a shard.
+///
+/// # Errors
+/// As [`select`].
+pub fn select_part<'a>(
+    suites: impl IntoIterator<Item = &'a dyn Suite>,
+    effort: Effort,
+    place: &Place,
+    (overrides, filter): (&[Override], &Filter),
+    shard: Option<Shard>,
+) -> Result<Selection<'a>, HarnessError> {
+    let mut ids = BTreeSet::new();
+    let mut selection = Selection::default();
+    let (mut taken, mut refused) = (false, Vec::new());
+    for suite in suites {
+        let Ok(points) = suite.points(effort, place.kind.scale(), overrides) else { continue };
+        for point in points {
+            let bound = match suite.bind(&point) {
+                Ok(bound) => bound,
+                Err(error) => {
+                    refused.push((format!("{}/{point}", suite.name()), error.to_string()));
+                    continue;
+                }
+            };
+            taken = true;
+            let declared = guard::catch(|| bound.problem().work()).and_then(|work| {
+                WorkRecord::from(&work).validate()?;
+                Ok(work.total_bytes())
+            });
+            let bytes = declared.map_err(|wrong| {
+                HarnessError::Usage(format!("{}/{point}: declared work: {wrong}", suite.name()))
+            })?;
+            let mut group = Group { suite, point, bound, cases: Vec::new() };
+            if shard.is_some_and(|shard| !shard.has(&group.id())) {
+                continue;
+            }
+            // Who overrides an axis has chosen the problems, and sees all of their rows.
+            let rows =
+                overrides.is_empty().then(|| suite.scan_rows(effort, &group.point)).flatten();
+            for (index, row) in suite.implementations().into_iter().enumerate() {
+                if rows.is_some_and(|rows| !rows.contains(&row.name)) {
+                    continue;
+                }
+                for &cache in caches(row.backend, bytes, place.l2_bytes) {
+                    let id = format!("{}/{}/{}", group.id(), row.name, cache.name());
+                    if !ids.insert(id.clone()) {
+                        return Err(HarnessError::Usage(format!("two cases have the id {id}")));
+                    }
+                    if !filter.matches(&id) {
+                        continue;
+                    }
+                    if let Err(reason) = group.bound.supports(index) {
+                        selection.unsupported.insert(id.clone());
+                        selection.skipped.push((id, format!("{} {reason}", row.name)));
+                    } else if row.backend != place.kind {
+                        selection.skipped.push((id, place.otherwise.clone()));
+                    } else {
+                        group.cases.push(Case { index, row, cache, id });
+                    }
+                }
+            }
+            if !group.cases.is_empty() {
+                selection.groups.push(group);
+            }
+        }
+    }
+    match refused.first() {
+        Some((id, reason)) if !taken || overrides.is_empty() => {
+            return Err(HarnessError::Usage(format!("{id}: {reason}")));
+        }
+        _ => {}
+    }
+    selection.skipped.extend(refused.into_iter().filter(|(id, _)| filter.matches(id)));
+    Ok(selection)
+}
+
+/// The states in which cases exist. The CPU backend has no means to empty the caches.
+fn caches(backend: BackendKind, bytes: u64, l2_bytes: u64) -> &'static [Cache] {
+    match backend {
+        BackendKind::Cuda if bytes < BEYOND_CACHES.max(BEYOND_L2 * l2_bytes) => {
+            &[Cache::Hot, Cache::Cold]
+        }
+        _ => &[Cache::Hot],
+    }
+}
+
+/// Checks overrides against every workload there is: an axis or value that none takes is a mistake.
+///
+/// # Errors
+/// The first workload's error, or an unknown axis with the axes there are.
+pub fn check_overrides<'a>(
+    suites: impl Iterator<Item = &'a dyn Suite>,
+    overrides: &[Override],
+) -> Result<(), HarnessError> {
+    let suites: Vec<_> = suites.collect();
+    for wanted in overrides {
+        let with_axis: Vec<_> = suites
+            .iter()
+            .filter(|suite| suite.axes().iter().any(|axis| axis.name == wanted.axis))
+            .collect();
+        let one = std::slice::from_ref(wanted);
+        let errors: Vec<AxisError> = with_axis
+            .iter()
+            .filter_map(|suite| suite.points(Effort::Thorough, Scale::Host, one).err())
+            .collect();
+        if with_axis.is_empty() {
+            let known: BTreeSet<&str> =
+                suites.iter().flat_map(|suite| suite.axes()).map(|axis| axis.name).collect();
+            let known = known.into_iter().collect::<Vec<_>>().join(", ");
+            return Err(HarnessError::Usage(format!(
+                "no workload has an axis `{}`; axes are {known}",
+                wanted.axis
+            )));
+        }
+        if errors.len() == with_axis.len() {
+            return Err(HarnessError::Usage(errors[0].to_string()));
+        }
+    }
+    Ok(())
+}
+
+/// The error for axes that no case of these suites has: a value that none of those with its axis
+/// takes, or values that are taken one by one and not together.
+pub fn nothing_has<'a>(
+    suites: impl Iterator<Item = &'a dyn Suite>,
+    overrides: &[Override],
+) -> HarnessError {
+    let suites: Vec<_> = suites.collect();
+    for wanted in overrides {
+        let has_axis = |suite: &&&dyn Suite| suite.axes().iter().any(|a| a.name == wanted.axis);
+        let one = std::slice::from_ref(wanted);
+        let tried = suites.iter().filter(has_axis);
+        let tried: Vec<_> =
+            tried.map(|suite| suite.points(Effort::Thorough, Scale::Host, one)).collect();
+        if let Some(Err(error)) = tried.first()
+            && tried.iter().all(Result::is_err)
+        {
+            return HarnessError::Usage(error.to_string());
+        }
+    }
+    let axes = overrides
+        .iter()
+        .map(|wanted| format!("{}={}", wanted.axis, wanted.values.join(",")))
+        .collect::<Vec<_>>()
+        .join(" ");
+    HarnessError::Usage(format!(
+        "no case has the axes {axes} together; `kernelgate list` shows the axes of each workload"
+    ))
+}
+
+/// Every id of every effort.
+pub fn all_ids<'a>(suites: impl Iterator<Item = &'a dyn Suite>) -> Vec<String> {
+    let anywhere = Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0 };
+    let everything = select(suites, Effort::Thorough, &anywhere, &[], &Filter::All);
+    let Ok(selection) = everything else { return Vec::new() };
+    let running =
+        selection.groups.iter().flat_map(|group| group.cases.iter().map(|case| case.id.clone()));
+    running.chain(selection.skipped.iter().map(|(id, _)| id.clone())).collect()
+}
+
+/// The error for a filter that no case matches.
+pub fn nothing_matches<'a>(
+    filter: &Filter,
+    suites: impl Iterator<Item = &'a dyn Suite>,
+) -> HarnessError {
+    let text = filter.text().unwrap_or_default();
+    let close = suggestions(filter, &all_ids(suites));
+    let hint = if close.is_empty() {
+        "`--list` shows the cases".to_owned()
+    } else {
+        format!("did you mean {}?", close.join(" or "))
+    };
+    HarnessError::Usage(format!("no case matches `{}`; {hint}", in_short(text)))
+}
+
+/// Longest text that is compared with ids, and shown: comparing costs the product of both lengths,
+/// and no mistyped id is longer.
+const MAX_COMPARED: usize = 200;
+
+/// A text, or the beginning of a long one.
+pub fn in_short(text: &str) -> String {
+    match text.char_indices().nth(MAX_COMPARED) {
+        Some((end, _)) => format!("{}… ({} bytes)", &text[..end], text.len()),
+        None => text.to_owned(),
+    }
+}
+
+/// What a mistyped filter may have meant: the closest ids, or leading parts of them where these
+/// would do, best first.
+pub fn suggestions(filter: &Filter, ids: &[String]) -> Vec<String> {
+    let Some(text) = filter.text().filter(|text| text.len() <= MAX_COMPARED) else {
+        return Vec::new();
+    };
+    let mut candidates = BTreeSet::new();
+    for id in ids {
+        if matches!(filter, Filter::Exact(_)) {
+            candidates.insert(id.as_str());
+            continue;
+        }
+        let ends = id.match_indices('/').map(|(end, _)| end).chain([id.len()]);
+        candidates.extend(ends.map(|end| &id[..end]));
+        candidates.extend(id.split('/').filter(|part| part.len() > 3));
+    }
+    let mut scored: Vec<(f64, &str)> = candidates
+        .into_iter()
+        // Others are too different, whatever they hold.
+        .filter(|candidate| text.len() <= 2 * candidate.len() && candidate.len() <= 2 * text.len())
+        .map(|candidate| (strsim::normalized_damerau_levenshtein(text, candidate), candidate))
+        .filter(|(score, _)| *score >= 0.5)
+        .collect();
+    scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(b.1)));
+    scored.into_iter().take(3).map(|(_, candidate)| candidate.to_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sample::{all, huge, own};
+    use super::*;
+
+    #[test]
+    fn a_mistyped_filter_gets_close_ids() {
+        let ids = [
+            "attention/forward/s1024_d64_full_f32/cpu/hot".to_owned(),
+            "st_bif/backward/n4_f32/cpu/hot".to_owned(),
+        ];
+        let suggestions =
+            |text: &str, exact| suggestions(&Filter::parse(Some(text), exact).unwrap(), &ids);
+        assert_eq!(suggestions("atention/foward", false)[0], "attention/forward");
+        assert_eq!(suggestions("s1024_d64_ful_f32", false)[0], "s1024_d64_full_f32");
+        assert_eq!(suggestions("stbif", false)[0], "st_bif");
+        assert!(suggestions("zzzzzz", false).is_empty());
+        // Part of an id is no id.
+        assert_eq!(suggestions("st_bif/backward/n4_f32/cpu", true), [&ids[1][..]]);
+        assert!(suggestions("st_bif", true).is_empty());
+        // Without comparing, which would take minutes.
+        assert!(suggestions(&"st_bif/".repeat(100_000), true).is_empty());
+        assert!(in_short(&"é".repeat(1000)).ends_with("… (2000 bytes)"));
+    }
+
+    #[test]
+    fn a_workload_that_refuses_a_value_is_left_out_with_what_it_says() {
+        let place = Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0 };
+        let of = |suites: &[Box<dyn Suite>], overrides: &[&str], filter: Option<&str>| {
+            let overrides: Vec<_> = overrides.iter().map(|item| item.parse().unwrap()).collect();
+            let filter = Filter::parse(filter, false).unwrap();
+            let suites = suites.iter().map(AsRef::as_ref);
+            select(suites, Effort::Default, &place, &overrides, &filter)
+                .map(|selection| (selection.count(), selection.skipped))
+                .map_err(|error| error.to_string())
+        };
+        let reason = "no gradients at level 16";
+        let skipped = |id: &str| (id.to_owned(), reason.to_owned());
+        let backward = skipped("spike/backward/n8_t4_level16");
+        assert_eq!(of(&own(), &["level=16"], None), Ok((2, vec![backward.clone()])));
+        assert_eq!(of(&own(), &["level=16"], Some("forward")), Ok((2, vec![])));
+        assert_eq!(of(&own(), &["level=16"], Some("backward")), Ok((0, vec![backward.clone()])));
+        assert_eq!(of(&own(), &["level=4"], None), Ok((3, vec![])));
+        // Nobody else takes it.
+        let refused = of(&own()[1..], &["level=16"], None);
+        assert_eq!(refused, Err(format!("{}: {reason}", backward.0)));
+    }
+
+    #[test]
+    fn work_that_cannot_be_counted_is_refused_by_its_problem() {
+        let place = Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0 };
+        let suites = huge();
+        let suites = suites.iter().map(AsRef::as_ref);
+        let refused = select(suites, Effort::Default, &place, &[], &Filter::All).err().unwrap();
+        let wanted = "spike/huge/n8: declared work: more work than any machine does: read \
+                      18446744073709551615 B, write 1 B";
+        assert_eq!(refused.to_string(), wanted);
+    }
+
+    #[test]
+    fn what_is_to_be_first_comes_before_the_rest() {
+        let suites = all();
+        let place = Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0 };
+        let suites = suites.iter().map(AsRef::as_ref);
+        let mut selection = select(suites, Effort::Default, &place, &[], &Filter::All).unwrap();
+        let ids = |selection: &Selection<'_>| -> Vec<String> {
+            let cases = selection.groups.iter().flat_map(|group| &group.cases);
+            cases.map(|case| case.id.clone()).collect()
+        };
+        let before = ids(&selection);
+        let last = before.last().unwrap().clone();
+        assert!(before.len() > 2 && before[0] != last, "{before:?}");
+        selection.bring_first(&BTreeSet::from([last.clone(), "not here".to_owned()]));
+        let after = ids(&selection);
+        assert_eq!(after[0], last);
+        // Cases of the same problem follow it, the others stay in their order.
+        let others = |ids: &[String]| -> Vec<String> {
+            let problem = last.rsplitn(3, '/').last().unwrap();
+            ids.iter().filter(|id| !id.starts_with(problem)).cloned().collect()
+        };
+        assert_eq!(others(&after), others(&before));
+        assert_eq!(after.len(), before.len());
+    }
+
+    #[test]
+    fn overrides_must_suit_some_workload() {
+        let suites = all();
+        let check = |item: &str| {
+            check_overrides(suites.iter().map(AsRef::as_ref), &[item.parse().unwrap()])
+                .map_err(|e| e.to_string())
+        };
+        assert_eq!(check("t=3"), Ok(()));
+        assert_eq!(check("level=5").unwrap_err(), "axis `level` takes one of 4, 8, 16, not `5`");
+        assert!(check("zz=1").unwrap_err().starts_with("no workload has an axis `zz`; axes are "));
+    }
+}

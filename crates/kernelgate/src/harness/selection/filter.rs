@@ -1,0 +1,67 @@
+//! Which ids to run.
+
+use std::collections::BTreeSet;
+
+use regex::Regex;
+
+use crate::harness::error::HarnessError;
+
+/// Which ids to run.
+#[derive(Debug, Clone)]
+pub enum Filter {
+    /// Every one.
+    All,
+    /// None: libtest's `--ignored`.
+    None,
+    /// This one.
+    Exact(String),
+    /// Those that match.
+    Matching(Regex),
+    /// These.
+    OneOf(BTreeSet<String>),
+}
+
+impl Filter {
+    /// From what the user wrote.
+    ///
+    /// # Errors
+    /// When the text is no regular expression.
+    pub fn parse(text: Option<&str>, exact: bool) -> Result<Self, HarnessError> {
+        match text {
+            None => Ok(Self::All),
+            Some(id) if exact => Ok(Self::Exact(id.to_owned())),
+            Some(text) => Regex::new(text).map(Self::Matching).map_err(|error| {
+                let reason = error
+                    .to_string()
+                    .lines()
+                    .last()
+                    .unwrap_or_default()
+                    .trim_start_matches("error: ")
+                    .to_owned();
+                HarnessError::Usage(format!(
+                    "filter `{text}` is not a regular expression: {reason}"
+                ))
+            }),
+        }
+    }
+
+    /// Whether an id is to run.
+    pub fn matches(&self, id: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::None => false,
+            Self::Exact(exact) => id == exact,
+            Self::Matching(regex) => regex.is_match(id),
+            Self::OneOf(ids) => ids.contains(id),
+        }
+    }
+
+    /// What the user wrote, if anything.
+    pub fn text(&self) -> Option<&str> {
+        match self {
+            Self::All | Self::None | Self::OneOf(_) => None,
+            Self::Exact(text) => Some(text),
+            Self::Matching(regex) => Some(regex.as_str()),
+        }
+    }
+}

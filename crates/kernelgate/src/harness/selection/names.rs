@@ -1,0 +1,133 @@
+//! The names that a bench binary declares. They become ids, file names and lines of a terminal, so
+//! they are checked before anything else is done with them.
+
+use crate::harness::error::HarnessError;
+use crate::record::text::{check_name, check_names};
+use crate::suite::Suite;
+use crate::workload::Values;
+
+/// Checks a bench binary's own name and those of its workloads, axes and implementations.
+///
+/// # Errors
+/// Names the first that is empty, holds a control character, or has a `/` in the wrong place.
+pub fn check<'a>(
+    bench: &str,
+    suites: impl Iterator<Item = &'a dyn Suite>,
+) -> Result<(), HarnessError> {
+    let refused =
+        |what: String| move |problem: String| HarnessError::Usage(format!("{what} {problem}"));
+    check_name(bench).map_err(refused("the bench's name".to_owned()))?;
+    for suite in suites {
+        let workload = suite.name();
+        check_names(workload).map_err(refused("the workload's name".to_owned()))?;
+        for axis in suite.axes() {
+            check_name(axis.name).map_err(refused(format!("{workload}: the axis")))?;
+            let values = if let Values::OneOf(values) = axis.values { values } else { &[] };
+            let of_axis = || format!("{workload}: a value of axis `{}`:", axis.name);
+            values.iter().try_for_each(|value| check_name(value).map_err(refused(of_axis())))?;
+        }
+        for row in suite.implementations() {
+            check_names(row.name).map_err(refused(format!("{workload}: the implementation")))?;
+        }
+    }
+    Ok(())
+}
+
+/// Checks names of tensors, which are known only when they are made. They may have parts.
+///
+/// # Errors
+/// Names the first that is empty or holds a control character.
+pub fn check_tensors<'a>(
+    what: &str,
+    mut names: impl Iterator<Item = &'a str>,
+) -> Result<(), String> {
+    names.try_for_each(|name| check_names(name).map_err(|problem| format!("the {what} {problem}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sample::all;
+    use super::*;
+    use crate::suite::{BoundProblem, ImplementationInfo};
+    use crate::workload::{Axis, AxisError, Effort, Override, Point, Scale};
+
+    struct Named {
+        workload: &'static str,
+        axes: &'static [Axis],
+        implementation: &'static str,
+    }
+
+    const FINE: Named = Named {
+        workload: "a/b",
+        axes: &[Axis::one_of("mode", &["on"], "")],
+        implementation: "cpu/c",
+    };
+
+    impl Suite for Named {
+        fn name(&self) -> &'static str {
+            self.workload
+        }
+
+        fn about(&self) -> &'static str {
+            ""
+        }
+
+        fn revision(&self) -> u32 {
+            1
+        }
+
+        fn axes(&self) -> &'static [Axis] {
+            self.axes
+        }
+
+        fn implementations(&self) -> Vec<ImplementationInfo> {
+            vec![ImplementationInfo {
+                name: self.implementation,
+                about: "",
+                backend: crate::backend::BackendKind::Cpu,
+            }]
+        }
+
+        fn points(&self, _: Effort, _: Scale, _: &[Override]) -> Result<Vec<Point>, AxisError> {
+            Ok(Vec::new())
+        }
+
+        fn bind(&self, _: &Point) -> Result<Box<dyn BoundProblem + '_>, AxisError> {
+            Err(AxisError::Missing { axis: "none" })
+        }
+    }
+
+    #[test]
+    fn what_a_bench_declares_is_refused_by_name() {
+        let suites = all();
+        assert!(check("all", suites.iter().map(AsRef::as_ref)).is_ok());
+        let of = |suite: &Named| {
+            check("b", std::iter::once(suite as &dyn Suite)).map_err(|error| error.to_string())
+        };
+        assert_eq!(of(&FINE), Ok(()));
+        for (wrong, wanted) in [
+            (
+                Named { workload: "a\n/b", ..FINE },
+                "the workload's name `a\\n/b`: its part `a\\n` holds a control character",
+            ),
+            (Named { workload: "a/", ..FINE }, "the workload's name `a/`: its part `` is empty"),
+            (Named { implementation: "", ..FINE }, "a/b: the implementation `` is empty"),
+            (
+                Named { axes: const { &[Axis::number("n/m", "")] }, ..FINE },
+                "a/b: the axis `n/m` holds `/`",
+            ),
+            (
+                Named { axes: const { &[Axis::one_of("m", &["on", "\u{1b}"], "")] }, ..FINE },
+                "a/b: a value of axis `m`: `\\u{1b}` holds a control character",
+            ),
+        ] {
+            let message = of(&wrong).unwrap_err();
+            assert!(message.starts_with(wanted), "{message}");
+        }
+        let message = check("a/b", std::iter::empty()).unwrap_err().to_string();
+        assert!(message.starts_with("the bench's name `a/b` holds `/`"), "{message}");
+        assert_eq!(check_tensors("input", ["x", "layer/0/w"].into_iter()), Ok(()));
+        let message = check_tensors("input", ["x\r"].into_iter()).unwrap_err();
+        assert_eq!(message, "the input `x\\r` holds a control character");
+    }
+}

@@ -1,0 +1,110 @@
+//! Which backend a process runs on: the GPU if there is one and somebody wrote kernels for it, else
+//! the CPU; and why.
+
+use std::time::Duration;
+
+use clap::ValueEnum;
+
+use crate::backend::{BackendKind, Target};
+use crate::harness::error::HarnessError;
+use crate::suite::Suite;
+use kernelgate_cuda::Devices;
+use kernelgate_cuda::driver::device::{self, DeviceError};
+
+/// Longer than any sensible launch.
+pub const DEFAULT_TIMEOUT_S: u64 = 60;
+/// The same of launches on the host, which may be of a single core.
+pub const HOST_TIMEOUT_S: u64 = 600;
+
+/// Where to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+#[allow(missing_docs)]
+pub enum BackendName {
+    #[default]
+    Auto,
+    Cpu,
+    Cuda,
+}
+
+/// Which backend the process runs on, and why not on the other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The backend.
+    pub kind: BackendKind,
+    /// Why cases of the other cannot run, a fragment.
+    pub otherwise: String,
+    /// Size of the GPU's L2 cache, bytes; 0 on the CPU.
+    pub l2_bytes: u64,
+}
+
+/// What the user asked for.
+#[derive(Debug, Clone)]
+pub struct DeviceRequest {
+    /// The backend, or auto.
+    pub backend: BackendName,
+    /// The GPUs, counted from 0; `None` if the user named none.
+    pub devices: Option<Devices<usize>>,
+    /// A kernel that runs longer is treated as hung.
+    pub timeout: Duration,
+}
+
+impl DeviceRequest {
+    fn ordinals(&self) -> Devices<usize> {
+        self.devices.clone().unwrap_or_else(|| Devices::from(0))
+    }
+
+    /// Chooses; opens nothing.
+    ///
+    /// # Errors
+    /// When a GPU was asked for and cannot be had.
+    pub fn place<'a>(
+        &self,
+        mut suites: impl Iterator<Item = &'a dyn Suite>,
+    ) -> Result<Place, HarnessError> {
+        let ordinals = self.ordinals();
+        let gpu = || ordinals.iter().try_for_each(|&ordinal| device::check(ordinal));
+        let refused =
+            |error: DeviceError| HarnessError::Usage(format!("no GPU to run on: {error}"));
+        let cpu = |otherwise: String| Place { kind: BackendKind::Cpu, otherwise, l2_bytes: 0 };
+        let cuda = || Place {
+            kind: BackendKind::Cuda,
+            otherwise: "this run is on the GPU: --backend cpu runs them".to_owned(),
+            l2_bytes: device::l2_bytes(*ordinals.one()),
+        };
+        match self.backend {
+            BackendName::Cpu => Ok(cpu("this run is on the CPU, as asked".to_owned())),
+            BackendName::Cuda => gpu().map_err(refused).map(|()| cuda()),
+            // A GPU was named: not to use it is no answer.
+            BackendName::Auto if self.devices.is_some() => gpu().map_err(refused).map(|()| cuda()),
+            BackendName::Auto => {
+                if !suites.any(|suite| {
+                    suite.implementations().iter().any(|row| row.backend == BackendKind::Cuda)
+                }) {
+                    return Ok(cpu(
+                        "on the CPU: no workload here has a CUDA implementation".to_owned()
+                    ));
+                }
+                match gpu() {
+                    Ok(()) => Ok(cuda()),
+                    // The user set it: not to follow it is no answer.
+                    Err(error @ DeviceError::Architecture(_)) => Err(refused(error)),
+                    Err(error) => Ok(cpu(format!("no GPU: {error}"))),
+                }
+            }
+        }
+    }
+
+    /// Opens what was chosen.
+    ///
+    /// # Errors
+    /// When the GPU cannot be opened.
+    pub fn open(&self, place: &Place) -> Result<Target, HarnessError> {
+        match place.kind {
+            BackendKind::Cpu => Ok(Target::Cpu),
+            BackendKind::Cuda => match self.ordinals().open(self.timeout) {
+                Ok(devices) => Ok(Target::Cuda(devices)),
+                Err(error) => Err(HarnessError::Usage(format!("no GPU to run on: {error}"))),
+            },
+        }
+    }
+}

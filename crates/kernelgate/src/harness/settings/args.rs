@@ -1,0 +1,456 @@
+//! The flags of a bench binary: Criterion's, mirrored so that we can read them, and our own.
+//!
+//! Criterion parses the process' arguments itself and rejects flags it does not know. Ours
+//! therefore become environment variables and the program replaces itself without them
+//! (`own_flags`); what Criterion sees is exactly its own command line.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{CommandFactory, FromArgMatches, Parser, ValueEnum};
+
+use super::variables;
+use crate::display::duration;
+use crate::harness::error::HarnessError;
+use crate::harness::selection::filter::Filter;
+use crate::harness::selection::place::{
+    BackendName, DEFAULT_TIMEOUT_S, DeviceRequest, HOST_TIMEOUT_S,
+};
+use crate::measure::delay::Delay;
+use crate::measure::power::PowerMode;
+use crate::record::Shard;
+use crate::record::store::check_name;
+use crate::record::text::one_line;
+use crate::workload::{Effort, Override};
+use kernelgate_cuda::Devices;
+
+/// Everything a bench binary accepts.
+#[derive(Debug, Parser)]
+#[command(
+    no_binary_name = true,
+    disable_version_flag = true,
+    override_usage = "cargo bench -- [FILTER] [OPTIONS]",
+    after_help = "Unmarked options are Criterion's. Ours can also be given as environment \
+                  variables, for example KERNELGATE_EFFORT=thorough cargo bench."
+)]
+pub struct Flags {
+    /// Run only cases whose id matches this regular expression
+    pub filter: Option<String>,
+
+    /// kernelgate: which cases, and how long: quick, default or thorough
+    #[arg(long, env = "KERNELGATE_EFFORT", value_enum)]
+    pub effort: Option<EffortName>,
+    /// kernelgate: power state of a GPU while a case is timed: steady launches the case until its
+    /// time no longer changes, burst pauses between samples to stay below the power cap
+    #[arg(long, env = "KERNELGATE_POWER", value_enum, default_value = "steady")]
+    pub power: PowerName,
+    /// kernelgate: replace an axis' values, for example --axis s=512,777 (repeatable; values of one
+    /// axis add up)
+    #[arg(long, env = "KERNELGATE_AXIS", value_name = "AXIS=VALUE[,VALUE]", value_delimiter = ' ')]
+    pub axis: Vec<Override>,
+    /// kernelgate: where to run: auto is the GPU if there is one, else the CPU
+    #[arg(long, env = "KERNELGATE_BACKEND", value_enum, default_value = "auto")]
+    pub backend: BackendName,
+    /// kernelgate: which GPU, counted from 0
+    #[arg(long, env = "KERNELGATE_DEVICE", value_name = "NUMBER")]
+    pub device: Option<usize>,
+    /// kernelgate: seconds after which a kernel on the GPU, or launches on the host that are timed
+    /// together, are treated as hung: 60 on the GPU, 600 on the host
+    #[arg(long, env = "KERNELGATE_TIMEOUT", value_name = "SECONDS")]
+    pub timeout: Option<u64>,
+    /// kernelgate: seed of the random inputs
+    #[arg(long, env = "KERNELGATE_SEED", default_value_t = 1)]
+    pub seed: u64,
+    /// kernelgate: begin no case once the session has taken this long (90s, 10m, 1h); what is left
+    /// is listed as not run
+    #[arg(long, env = "KERNELGATE_BUDGET", value_name = "TIME", value_parser = duration::parse)]
+    pub budget: Option<Duration>,
+    /// kernelgate: only one of N parts of the problems, so that N machines share them
+    #[arg(long, env = "KERNELGATE_SHARD", value_name = "I/N")]
+    pub shard: Option<Shard>,
+    /// kernelgate: make launches slower on purpose, to try the gate: nanoseconds added to cases
+    /// whose id contains CASE, by a wait, or with `:work` by passes over memory; on a GPU of the
+    /// size behind `@`, where it was fitted before
+    #[arg(
+        long,
+        env = "KERNELGATE_DELAY",
+        value_name = "CASE=NS[:work][@SIZE][,CASE=NS]",
+        value_delimiter = ','
+    )]
+    pub delay: Vec<Delay>,
+    /// kernelgate: put code and memory at other addresses, as another build of the same code would:
+    /// the number of a layout
+    #[arg(long, env = "KERNELGATE_LAYOUT", value_name = "NUMBER")]
+    pub layout: Option<u32>,
+    /// The order of a comparison, which runs this process as a trial
+    #[arg(long, env = "KERNELGATE_TRIAL", value_name = "FILE", hide = true)]
+    pub trial: Option<PathBuf>,
+
+    /// A request of the program, which runs this process
+    #[arg(
+        long,
+        env = "KERNELGATE_REQUEST",
+        value_name = "FILE",
+        hide = true,
+        conflicts_with = "trial"
+    )]
+    pub request: Option<PathBuf>,
+
+    /// Run only the case with exactly this id
+    #[arg(long)]
+    pub exact: bool,
+    /// List the ids instead of timing
+    #[arg(long, conflicts_with_all = ["test", "profile_time"])]
+    pub list: bool,
+    /// Verify every case and run it once, without timing
+    #[arg(long, conflicts_with = "profile_time")]
+    pub test: bool,
+    /// Time briefly: effort quick, without plots
+    #[arg(long)]
+    pub quick: bool,
+    /// Save the results as Criterion's baseline and as baselines/DEVICE/NAME.json
+    #[arg(
+        short,
+        long,
+        value_name = "NAME",
+        conflicts_with_all = ["baseline", "baseline_lenient", "discard_baseline"]
+    )]
+    pub save_baseline: Option<String>,
+    /// Show Criterion's comparison with its baseline NAME
+    #[arg(
+        short,
+        long,
+        value_name = "NAME",
+        conflicts_with_all = ["baseline_lenient", "discard_baseline"]
+    )]
+    pub baseline: Option<String>,
+    /// As --baseline, without an error where there is none
+    #[arg(long, value_name = "NAME", conflicts_with = "discard_baseline")]
+    pub baseline_lenient: Option<String>,
+    /// With --baseline: compare Criterion's stored results of NAME instead of measuring
+    #[arg(long, value_name = "NAME", requires = "baseline", conflicts_with = "profile_time")]
+    pub load_baseline: Option<String>,
+    /// Do not store results in Criterion's folder
+    #[arg(long)]
+    pub discard_baseline: bool,
+    /// Run each case for this many seconds, for a profiler, without analysis
+    #[arg(long, value_name = "SECONDS")]
+    pub profile_time: Option<f64>,
+    /// Samples a case, at least 10
+    #[arg(long, value_name = "COUNT")]
+    pub sample_size: Option<usize>,
+    /// Seconds of warm-up a case
+    #[arg(long, value_name = "SECONDS")]
+    pub warm_up_time: Option<f64>,
+    /// Seconds of measurement a case
+    #[arg(long, value_name = "SECONDS")]
+    pub measurement_time: Option<f64>,
+    /// Bootstrap resamples of Criterion's analysis
+    #[arg(long, value_name = "COUNT")]
+    pub nresamples: Option<usize>,
+    /// Noise threshold of Criterion's comparison
+    #[arg(long, value_name = "FRACTION")]
+    pub noise_threshold: Option<f64>,
+    /// Confidence level of Criterion's intervals
+    #[arg(long, value_name = "FRACTION")]
+    pub confidence_level: Option<f64>,
+    /// Significance level of Criterion's comparison
+    #[arg(long, value_name = "FRACTION")]
+    pub significance_level: Option<f64>,
+    /// Draw no plots
+    #[arg(short, long)]
+    pub noplot: bool,
+    /// gnuplot or plotters
+    #[arg(long, value_parser = ["gnuplot", "plotters"])]
+    pub plotting_backend: Option<String>,
+    /// criterion or bencher
+    #[arg(long, value_parser = ["criterion", "bencher"], default_value = "criterion")]
+    pub output_format: String,
+    /// auto, always or never
+    #[arg(short, long, value_parser = ["auto", "always", "never"], default_value = "auto")]
+    pub color: String,
+    /// Print more statistics
+    #[arg(short, long)]
+    pub verbose: bool,
+    /// Print only the results
+    #[arg(long, conflicts_with = "verbose")]
+    pub quiet: bool,
+    #[arg(long, hide = true)]
+    bench: bool,
+    #[arg(long, hide = true)]
+    ignored: bool,
+    #[arg(long, hide = true, value_parser = ["pretty", "terse"])]
+    format: Option<String>,
+    #[arg(long, hide = true)]
+    nocapture: bool,
+    #[arg(long, hide = true)]
+    show_output: bool,
+    #[arg(long, hide = true)]
+    include_ignored: bool,
+    #[arg(short = 'V', long, hide = true)]
+    version: bool,
+}
+
+/// The command line, as the process' variables make it.
+pub fn command() -> clap::Command {
+    variables::without_empty(Flags::command())
+}
+
+/// Reads the arguments, those of ours and Criterion's.
+///
+/// # Errors
+/// What is wrong with them, or the help that was asked for.
+pub fn parse(arguments: &[OsString]) -> Result<Flags, clap::Error> {
+    Flags::from_arg_matches(&command().try_get_matches_from(arguments)?)
+}
+
+/// What is wrong with the variables that stand for flags, one after the other: a bench says the
+/// first when it is run.
+pub fn wrong_variables() -> Vec<String> {
+    let flags = Flags::command();
+    let with_variable = flags.get_arguments().filter(|flag| flag.get_env().is_some());
+    let wrong = with_variable.filter_map(|of| {
+        let id = of.get_id();
+        let alone = |flag: clap::Arg| match flag.get_id() == id {
+            true => flag,
+            false => flag.env(clap::builder::Resettable::Reset),
+        };
+        let command = variables::without_empty(Flags::command().mut_args(alone));
+        let error = command.clone().try_get_matches_from([""; 0]).err()?;
+        let text = variables::explain(&error, &command, &[]);
+        let what = text.split("\n\n").next().unwrap_or_default();
+        Some(one_line(what.strip_prefix("error: ").unwrap_or(what)))
+    });
+    wrong.collect()
+}
+
+/// [`Effort`] as a flag value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs)]
+pub enum EffortName {
+    Quick,
+    Default,
+    Thorough,
+}
+
+/// Name of a power state on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PowerName {
+    /// At the clock that the card sustains under this load
+    Steady,
+    /// Behind pauses that keep the average power below the cap
+    Burst,
+}
+
+impl From<PowerName> for PowerMode {
+    fn from(name: PowerName) -> Self {
+        match name {
+            PowerName::Steady => Self::Steady,
+            PowerName::Burst => Self::Burst,
+        }
+    }
+}
+
+impl From<EffortName> for Effort {
+    fn from(name: EffortName) -> Self {
+        match name {
+            EffortName::Quick => Self::Quick,
+            EffortName::Default => Self::Default,
+            EffortName::Thorough => Self::Thorough,
+        }
+    }
+}
+
+/// What the process is to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Verify, time, record.
+    Bench,
+    /// Verify and run once.
+    Test,
+    /// Print ids.
+    List,
+    /// Verify, then run for a profiler.
+    Profile,
+    /// Show stored results.
+    Load,
+}
+
+impl Flags {
+    /// Those of a command line without any.
+    pub fn defaults() -> Self {
+        Self::parse_from(["--bench"])
+    }
+
+    /// What to do. Without cargo's `--bench` a bench binary only tests, as Criterion has it.
+    pub fn mode(&self) -> Mode {
+        if self.list {
+            Mode::List
+        } else if self.test || !self.bench {
+            Mode::Test
+        } else if self.profile_time.is_some() {
+            Mode::Profile
+        } else if self.load_baseline.is_some() {
+            Mode::Load
+        } else {
+            Mode::Bench
+        }
+    }
+
+    /// Where to run.
+    pub fn wanted(&self) -> DeviceRequest {
+        DeviceRequest {
+            backend: self.backend,
+            devices: self.device.map(Devices::from),
+            timeout: Duration::from_secs(self.timeout.unwrap_or(DEFAULT_TIMEOUT_S)),
+        }
+    }
+
+    /// After what time launches on the host are treated as hung.
+    pub fn host_timeout(&self) -> Duration {
+        Duration::from_secs(self.timeout.unwrap_or(HOST_TIMEOUT_S))
+    }
+
+    /// How much to run.
+    pub fn effort(&self) -> Effort {
+        match self.effort {
+            Some(name) => name.into(),
+            None if self.quick => Effort::Quick,
+            None => Effort::Default,
+        }
+    }
+
+    /// Which ids to run.
+    ///
+    /// # Errors
+    /// When the filter is no regular expression.
+    pub fn filter(&self) -> Result<Filter, HarnessError> {
+        if self.ignored {
+            return Ok(Filter::None);
+        }
+        Filter::parse(self.filter.as_deref(), self.exact)
+    }
+
+    /// Rejects values that Criterion would answer with a panic.
+    ///
+    /// # Errors
+    /// Names the flag.
+    pub fn check(&self) -> Result<(), HarnessError> {
+        for name in
+            [&self.save_baseline, &self.baseline, &self.baseline_lenient, &self.load_baseline]
+                .into_iter()
+                .flatten()
+        {
+            check_name(name).map_err(|error| HarnessError::Usage(error.to_string()))?;
+        }
+        for (flag, is_given) in [
+            ("--delay (KERNELGATE_DELAY)", !self.delay.is_empty()),
+            ("--layout (KERNELGATE_LAYOUT)", self.layout.is_some()),
+        ] {
+            if self.save_baseline.is_some() && is_given {
+                let why = format!("--save-baseline takes no run with {flag}");
+                return Err(HarnessError::Usage(why));
+            }
+        }
+        if self.trial.is_some() && self.mode() != Mode::Bench {
+            return Err(HarnessError::Usage(
+                "KERNELGATE_TRIAL is for processes that measure: `kernelgate compare` sets it"
+                    .to_owned(),
+            ));
+        }
+        if self.request.is_some() && self.mode() != Mode::Bench {
+            return Err(HarnessError::Usage(
+                "KERNELGATE_REQUEST is for processes that `kernelgate` runs: unset it".to_owned(),
+            ));
+        }
+        let refuse =
+            |flag: &str, wanted: &str| Err(HarnessError::Usage(format!("{flag} takes {wanted}")));
+        let positive = |value: Option<f64>| {
+            value.is_none_or(|value| value > 0.0 && value.is_finite() && value < 1e9)
+        };
+        let fraction = |value: Option<f64>| value.is_none_or(|value| value > 0.0 && value < 1.0);
+        if self.sample_size.is_some_and(|count| count < 10) {
+            return refuse("--sample-size", "a number from 10");
+        }
+        if self.nresamples == Some(0) {
+            return refuse("--nresamples", "a number from 1");
+        }
+        if self.profile_time.is_some_and(|seconds| !(1.0..1e9).contains(&seconds)) {
+            return refuse("--profile-time", "seconds from 1");
+        }
+        for (flag, value) in
+            [("--warm-up-time", self.warm_up_time), ("--measurement-time", self.measurement_time)]
+        {
+            if !positive(value) {
+                return refuse(flag, "seconds above 0");
+            }
+        }
+        if !positive(self.noise_threshold) {
+            return refuse("--noise-threshold", "a number above 0");
+        }
+        for (flag, value) in [
+            ("--confidence-level", self.confidence_level),
+            ("--significance-level", self.significance_level),
+        ] {
+            if !fraction(value) {
+                return refuse(flag, "a number between 0 and 1");
+            }
+        }
+        if self.plotting_backend.as_deref() == Some("gnuplot")
+            && std::process::Command::new("gnuplot").arg("--version").output().is_err()
+        {
+            return Err(HarnessError::Usage(
+                "--plotting-backend gnuplot: gnuplot is not installed".to_owned(),
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flags(line: &str) -> Flags {
+        Flags::try_parse_from(line.split_whitespace()).unwrap()
+    }
+
+    #[test]
+    fn the_parser_is_consistent() {
+        Flags::command().debug_assert();
+    }
+
+    #[test]
+    fn modes_follow_criterion() {
+        assert_eq!(flags("--bench").mode(), Mode::Bench);
+        assert_eq!(flags("").mode(), Mode::Test);
+        assert_eq!(flags("--test --bench").mode(), Mode::Test);
+        assert_eq!(flags("--list").mode(), Mode::List);
+        assert_eq!(flags("--profile-time 5 --bench").mode(), Mode::Profile);
+        assert_eq!(flags("--load-baseline a --baseline a --bench").mode(), Mode::Load);
+        assert_eq!(flags("--quick --bench").effort(), Effort::Quick);
+    }
+
+    #[test]
+    fn values_that_would_panic_are_refused_with_the_flag() {
+        for (line, wanted) in [
+            ("--sample-size 5", "--sample-size takes a number from 10"),
+            ("--warm-up-time 0", "--warm-up-time takes seconds above 0"),
+            ("--measurement-time nan", "--measurement-time takes seconds above 0"),
+            ("--confidence-level 1", "--confidence-level takes a number between 0 and 1"),
+            ("--profile-time 0.5", "--profile-time takes seconds from 1"),
+            ("--nresamples 0", "--nresamples takes a number from 1"),
+            ("--save-baseline ../x", "baseline name `../x`"),
+            ("--baseline .x", "baseline name `.x`"),
+        ] {
+            let message = flags(line).check().unwrap_err().to_string();
+            assert!(message.starts_with(wanted), "{message}");
+        }
+        let message = flags("a(b").filter().unwrap_err().to_string();
+        assert!(
+            message.starts_with("filter `a(b` is not a regular expression: unclosed group"),
+            "{message}"
+        );
+    }
+}

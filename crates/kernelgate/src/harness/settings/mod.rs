@@ -1,0 +1,5 @@
+//! The boundary: flags and environment variables of a bench binary.
+
+pub mod args;
+pub mod own_flags;
+pub mod variables;

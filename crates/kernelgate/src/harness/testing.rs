@@ -1,0 +1,155 @@
+//! One case at a time, for tests of the checks that a case passes; `cargo bench` does the same with
+//! each of its cases.
+
+use std::time::Duration;
+
+use super::auditing::after_timing::Checked;
+pub use super::running::case_error::CaseError;
+pub use super::running::execution::check_floor;
+use super::running::execution::{Execution, Timer};
+use super::running::problem::Ready;
+use super::running::progress::BenchProgress;
+use super::running::trial::{BuildOutputs, TrialState};
+use super::selection::cases::{Selection, select};
+use super::selection::filter::Filter;
+use super::selection::place::Place;
+use super::settings::args::Flags;
+use crate::backend::Target;
+use crate::measure::Cache;
+use crate::record::run::{AfterTiming, VerificationRecord};
+use crate::record::{Samples, TrialSampling};
+use crate::suite::Suite;
+use crate::verify::{self, OutputComparison};
+use crate::workload::{Effort, Tensors};
+
+/// Seed of the inputs.
+const SEED: u64 = 1;
+
+/// Few samples behind a load.
+pub const SAMPLING: TrialSampling =
+    TrialSampling { warm_up_s: 0.0, measurement_s: 0.02, fewest: 2, most: 5 };
+
+/// Samples of a case, and its check after timing; or the reason why it has none.
+pub type Timed = Result<(Samples, AfterTiming), CaseError>;
+
+/// How a case is chosen and timed.
+#[derive(Clone, Copy)]
+pub struct Bench<'a> {
+    /// Where it runs.
+    pub target: &'a Target,
+    /// State of the caches.
+    pub cache: Cache,
+    /// Overridden axes, separated by spaces.
+    pub axes: &'a str,
+    /// Number of samples.
+    pub sampling: TrialSampling,
+}
+
+impl Bench<'_> {
+    fn select<'s>(&self, suite: &'s dyn Suite) -> Selection<'s> {
+        let place = Place { kind: self.target.kind(), otherwise: String::new(), l2_bytes: 0 };
+        let axes = self.axes.split_whitespace().map(|axis| axis.parse());
+        let axes: Vec<_> = axes.collect::<Result<_, _>>().expect("tests name axes");
+        select([suite], Effort::Default, &place, &axes, &Filter::All).expect("tests select cases")
+    }
+
+    /// Verifies and times the first row of a suite.
+    ///
+    /// # Errors
+    /// The reason why it has no time.
+    ///
+    /// # Panics
+    /// When no case of the suite has these axes.
+    pub fn time(&self, suite: &dyn Suite) -> Timed {
+        self.time_verified(suite, None)
+    }
+
+    /// Times the first row of a suite whose bits an earlier process verified: those of the outputs
+    /// that `verified` makes of the inputs.
+    ///
+    /// # Errors
+    /// The reason why it has no time.
+    ///
+    /// # Panics
+    /// When no case of the suite has these axes, or its first launch has other bits.
+    pub fn time_verified_before(
+        &self,
+        suite: &dyn Suite,
+        verified: fn(&Tensors) -> Tensors,
+    ) -> Timed {
+        self.time_verified(suite, Some(verified))
+    }
+
+    fn time_verified(&self, suite: &dyn Suite, verified: Option<fn(&Tensors) -> Tensors>) -> Timed {
+        let selection = self.select(suite);
+        let group = &selection.groups[0];
+        let case = group.cases.iter().find(|case| case.cache == self.cache);
+        let case = case.expect("tests name caches that cases have");
+        let mut ready = Ready::new(group, SEED, self.target)?;
+        let (mut executable, verification) = match verified {
+            Some(verified) => {
+                let known = verified_before(&verified(&ready.inputs));
+                // Another row of the group left these.
+                let others = Tensors::new().with("y", [1], vec![1.0_f32]);
+                ready.expected = verify::as_expected(&others);
+                let verified = ready.verify_bits(group, case, self.target, Some(known));
+                let (executable, record, _) = verified?;
+                assert!(record.by.is_some(), "other bits than before");
+                (executable, record)
+            }
+            None => {
+                let (executable, comparison) = ready.verify(group, case, self.target)?;
+                (executable, comparison.into())
+            }
+        };
+        let flags = Flags::defaults();
+        let mut execution = Execution {
+            flags: &flags,
+            effort: Effort::Default,
+            target: self.target.clone(),
+            timer: Timer::new(self.target)?,
+            limits: None,
+            recorder: None,
+            progress: BenchProgress::new(&flags, 1),
+            lost: None,
+            references: None,
+            trial: Some(TrialState {
+                sampling: self.sampling,
+                verified: None,
+                inputs: None,
+                outputs: BuildOutputs::default(),
+            }),
+            deadline: None,
+        };
+        execution.time(
+            None,
+            (group, case, &mut ready),
+            (executable.as_mut(), &mut Checked::default()),
+            (Duration::ZERO, &verification),
+        )
+    }
+
+    /// Verifies each row of a suite on inputs of its own, as `kernelgate verify` does.
+    ///
+    /// # Panics
+    /// When no case of the suite has these axes.
+    pub fn verify(&self, suite: &dyn Suite) -> Vec<Result<OutputComparison, CaseError>> {
+        let selection = self.select(suite);
+        let group = &selection.groups[0];
+        let each = |case| {
+            let mut ready = Ready::new(group, SEED, self.target)?;
+            ready.verify(group, case, self.target).map(|(_, comparison)| comparison)
+        };
+        group.cases.iter().map(each).collect()
+    }
+}
+
+/// The record of a process that found these outputs right.
+fn verified_before(outputs: &Tensors) -> VerificationRecord {
+    let total = outputs.iter().map(|(_, tensor)| tensor.len() as u64).sum();
+    VerificationRecord {
+        digest: Some(verify::digest(outputs)),
+        by: Some("a process before".to_owned()),
+        ..OutputComparison { total, ..OutputComparison::default() }.into()
+    }
+}

@@ -1,0 +1,492 @@
+//! Reading and writing record files: the envelope with its schema, stable JSON, atomic replacement.
+
+use std::io::{BufReader, Read as _, Seek as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserializer, Serialize};
+use serde_json::Value;
+
+use pretty::pretty;
+use scan::Scanned;
+
+use super::text;
+use crate::record::origin::package::Package;
+
+use kernelgate_cuda::regular_file::open;
+
+mod pretty;
+mod scan;
+
+/// A type with a file format of its own.
+pub trait Record: Serialize + DeserializeOwned {
+    /// Names the format inside the file.
+    const SCHEMA: &'static str;
+    /// Version this build writes; it reads this one and the older ones it knows.
+    const VERSION: u64;
+    /// What a person calls such a file: "baseline".
+    const KIND: &'static str;
+    /// Whether the file carries a checksum of its content, so that an edit by hand is noticed.
+    /// Files without one are read too.
+    const SEALED: bool = false;
+    /// Fields whose values are messages, commands or paths, which may hold any character. Every
+    /// other string, and every name of a field, is refused where it holds a control character.
+    const FREE_TEXT: &'static [&'static str] = &[];
+
+    /// Fields whose entries take a line each in the file, however much is in them.
+    const LINES: &'static [&'static str] = &[];
+
+    /// From the content of a file of that version, at most [`Self::VERSION`].
+    ///
+    /// # Errors
+    /// When the content is not of the type.
+    fn of_version<'de, D: Deserializer<'de>>(version: u64, content: D) -> Result<Self, D::Error> {
+        let _ = version;
+        Self::deserialize(content)
+    }
+
+    /// What the types alone do not enforce: a fragment that says what is wrong.
+    ///
+    /// # Errors
+    /// When the content contradicts itself.
+    fn validate(&self) -> Result<(), String>;
+}
+
+/// What a file may grow by before a folder counts as full.
+const MORE_BYTES: u64 = 1 << 16;
+/// First characters of temporary files.
+const TEMPORARY: &str = ".kernelgate-";
+/// Age after which a temporary file has no writer any more.
+const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
+
+/// Why a record file could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// The operating system said no.
+    #[error("{action} {path}: {cause}")]
+    Io {
+        /// "read", "write" or "lock".
+        action: &'static str,
+        /// Which file.
+        path: PathBuf,
+        /// What it said.
+        cause: std::io::Error,
+    },
+    /// Not JSON, or cut short.
+    #[error("read {path}: broken or cut short ({cause})")]
+    Json {
+        /// Which file.
+        path: PathBuf,
+        /// Where it broke.
+        cause: serde_json::Error,
+    },
+    /// JSON, but of something else.
+    #[error("read {path}: not a kernelgate {kind}")]
+    Foreign {
+        /// Which file.
+        path: PathBuf,
+        /// What was wanted.
+        kind: &'static str,
+    },
+    /// From a later version of this program.
+    #[error(
+        "read {path}: written by a newer kernelgate (schema {found}, this one reads up to {known})"
+    )]
+    Newer {
+        /// Which file.
+        path: PathBuf,
+        /// Version in the file.
+        found: u64,
+        /// Latest version known here.
+        known: u64,
+    },
+    /// Others changed it all the time.
+    #[error(
+        "lock {path}: another process has held {lock} for {waited_s} s: wait for it, or end it"
+    )]
+    Locked {
+        /// Which file.
+        path: PathBuf,
+        /// What is locked in its place.
+        lock: PathBuf,
+        /// For how long.
+        waited_s: u64,
+    },
+    /// The content is not what was written.
+    #[error(
+        "read {path}: edited or merged after kernelgate wrote it (its checksum does not match); \
+         where that is intended, `kernelgate baseline seal {path}` accepts it as it is"
+    )]
+    Edited {
+        /// Which file.
+        path: PathBuf,
+    },
+    /// The right format with impossible content.
+    #[error("{action} {path}: invalid {kind}: {problem}")]
+    Invalid {
+        /// "read" or "write".
+        action: &'static str,
+        /// Which file.
+        path: PathBuf,
+        /// What it is.
+        kind: &'static str,
+        /// What is wrong.
+        problem: String,
+    },
+}
+
+impl FileError {
+    /// Whether there is a file where a new one was to be.
+    pub fn is_there_already(&self) -> bool {
+        matches!(self, Self::Io { cause, .. } if cause.kind() == std::io::ErrorKind::AlreadyExists)
+    }
+
+    /// Whether the file simply is not there.
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Self::Io { cause, .. } if cause.kind() == std::io::ErrorKind::NotFound)
+    }
+}
+
+/// Reads and validates a record.
+///
+/// # Errors
+/// When the file is missing, broken, foreign, newer than this program, edited although it is
+/// sealed, or contradicts itself.
+pub fn read<T: Record>(path: &Path) -> Result<T, FileError> {
+    read_checked(path, true)
+}
+
+/// The same, whatever the checksum says.
+///
+/// # Errors
+/// As [`read()`], without that of an edit.
+pub fn read_unsealed<T: Record>(path: &Path) -> Result<T, FileError> {
+    read_checked(path, false)
+}
+
+/// The text of a file that others may have put there.
+///
+/// # Errors
+/// When it cannot be opened, is a device or a pipe, is longer than `most` bytes, or no UTF-8.
+pub fn text_of(path: &Path, most: u64) -> std::io::Result<String> {
+    let mut text = String::new();
+    let read = open(path)?.take(most + 1).read_to_string(&mut text)?;
+    if read as u64 > most {
+        return Err(std::io::Error::other(format!("larger than {most} bytes")));
+    }
+    Ok(text)
+}
+
+/// In two passes, so that no more of a file is held than the record that comes of it: the first
+/// looks at the envelope, the checksum and the text.
+fn read_checked<T: Record>(path: &Path, check: bool) -> Result<T, FileError> {
+    let io = |cause| FileError::Io { action: "read", path: path.to_owned(), cause };
+    let broken = |cause: serde_json::Error| match cause.is_io() {
+        true => io(cause.into()),
+        false => FileError::Json { path: path.to_owned(), cause },
+    };
+    let foreign = || FileError::Foreign { path: path.to_owned(), kind: T::KIND };
+    let mut file = open(path).map_err(io)?;
+    let scanned = {
+        let mut json = serde_json::Deserializer::from_reader(buffered(&file));
+        let sealed = T::SEALED && check;
+        let scanned = Scanned::of(&mut json, T::KIND, T::FREE_TEXT, sealed).map_err(broken)?;
+        json.end().map_err(broken)?;
+        scanned
+    };
+    if scanned.schema.as_deref() != Some(T::SCHEMA) {
+        return Err(foreign());
+    }
+    let found = scanned.version.filter(|&found| found > 0).ok_or_else(foreign)?;
+    if found > T::VERSION {
+        return Err(FileError::Newer { path: path.to_owned(), found, known: T::VERSION });
+    }
+    if let Some(checksum) = scanned.checksum.as_ref().filter(|_| T::SEALED && check) {
+        let hash = match scanned.hash() {
+            Some(hash) => hash,
+            // Written by another program, or merged: the names have to be put in order.
+            None => {
+                file.rewind().map_err(io)?;
+                let mut value: Value = serde_json::from_reader(buffered(&file)).map_err(broken)?;
+                value.as_object_mut().ok_or_else(foreign)?.remove("checksum");
+                checksum_of(&value)
+            }
+        };
+        if checksum.as_str() != Some(&hash) {
+            return Err(FileError::Edited { path: path.to_owned() });
+        }
+    }
+    let invalid = |problem: String| {
+        let problem = text::shortened(problem);
+        let (action, path) = ("read", path.to_owned());
+        FileError::Invalid { action, path, kind: T::KIND, problem }
+    };
+    if let Some(problem) = scanned.refused {
+        return Err(invalid(problem));
+    }
+    file.rewind().map_err(io)?;
+    let mut json = serde_json::Deserializer::from_reader(buffered(&file));
+    let record = T::of_version(found, &mut json).map_err(|error| match error.is_io() {
+        true => io(error.into()),
+        false => invalid(error.to_string()),
+    })?;
+    record.validate().map_err(invalid)?;
+    Ok(record)
+}
+
+fn buffered(file: &std::fs::File) -> BufReader<&std::fs::File> {
+    BufReader::with_capacity(1 << 16, file)
+}
+
+/// When a record says that it was started, told without holding the rest of it.
+pub(in crate::record) fn started(path: &Path) -> Option<String> {
+    #[derive(serde::Deserialize)]
+    struct Started {
+        started: String,
+    }
+    let file = BufReader::new(open(path).ok()?);
+    serde_json::from_reader(file).ok().map(|Started { started }| started)
+}
+
+/// The package that a run's file names, without the rest of it in memory; an error where the file
+/// cannot be read as a run.
+pub(in crate::record) fn package(path: &Path) -> std::io::Result<Option<Package>> {
+    #[derive(serde::Deserialize)]
+    struct OfPackage {
+        #[serde(default)]
+        package: Option<Package>,
+    }
+    let file = open(path)?;
+    let of_package: OfPackage = serde_json::from_reader(buffered(&file))?;
+    Ok(of_package.package)
+}
+
+/// Whether a file carries a checksum.
+pub fn has_checksum(path: &Path) -> bool {
+    #[derive(serde::Deserialize)]
+    struct Sealed {
+        checksum: Option<String>,
+    }
+    let file = open(path).ok();
+    let sealed = file.and_then(|file| serde_json::from_reader(buffered(&file)).ok());
+    sealed.is_some_and(|Sealed { checksum }| checksum.is_some())
+}
+
+/// Version of the format that a record file is written in; none where it is no record of the kind.
+pub fn version<T: Record>(path: &Path) -> Option<u64> {
+    let file = open(path).ok()?;
+    let mut json = serde_json::Deserializer::from_reader(buffered(&file));
+    let scanned = Scanned::of(&mut json, T::KIND, T::FREE_TEXT, false).ok()?;
+    scanned.version.filter(|_| scanned.schema.as_deref() == Some(T::SCHEMA))
+}
+
+/// Writes a record: the old file or the new one is there at any time, never half of one.
+///
+/// # Errors
+/// When the record is one that [`read()`] refuses, the folder cannot be made or written, or the disk
+/// is full; the old file is then untouched.
+pub fn write<T: Record>(path: &Path, record: &T) -> Result<(), FileError> {
+    write_text(path, &readable_text(path, record)?)
+}
+
+/// The text of a record that can be read again.
+fn readable_text<T: Record>(path: &Path, record: &T) -> Result<String, FileError> {
+    let text = || {
+        record.validate()?;
+        // A path of the system may be no text.
+        let value = try_value(record).map_err(|cause| cause.to_string())?;
+        let scanned = Scanned::of(&value, T::KIND, T::FREE_TEXT, false);
+        let refused = scanned.map_err(|cause| cause.to_string())?.refused;
+        refused.map_or_else(|| Ok(text_of_value::<T>(&value)), Err)
+    };
+    text().map_err(|problem: String| FileError::Invalid {
+        action: "write",
+        path: path.to_owned(),
+        kind: T::KIND,
+        problem: text::shortened(problem),
+    })
+}
+
+/// The text of a record without paths, as [`write()`] writes it.
+pub fn to_text<T: Record>(record: &T) -> String {
+    text_of_value::<T>(&try_value(record).expect("records have string keys and finite numbers"))
+}
+
+fn try_value<T: Record>(record: &T) -> Result<Value, serde_json::Error> {
+    let mut value = serde_json::to_value(record)?;
+    let envelope = value.as_object_mut().expect("records are structs");
+    envelope.insert("schema".to_owned(), T::SCHEMA.into());
+    envelope.insert("schema_version".to_owned(), T::VERSION.into());
+    if T::SEALED {
+        let checksum = checksum_of(&value);
+        value
+            .as_object_mut()
+            .expect("records are structs")
+            .insert("checksum".to_owned(), checksum.into());
+    }
+    Ok(value)
+}
+
+fn text_of_value<T: Record>(value: &Value) -> String {
+    let mut text = String::new();
+    pretty(value, 0, T::LINES, &mut text);
+    text.push('\n');
+    text
+}
+
+/// Replaces a file atomically: a temporary file in the same folder, synced, then renamed.
+///
+/// # Errors
+/// As [`write()`].
+pub fn write_text(path: &Path, text: &str) -> Result<(), FileError> {
+    write_together([(path.to_owned(), text)])
+}
+
+/// Writes files that belong together: none is replaced before all are on the disk under temporary
+/// names.
+///
+/// # Errors
+/// As [`write()`], of the first that cannot be written. The earlier files are then unchanged.
+pub fn write_together(
+    files: impl IntoIterator<Item = (PathBuf, impl AsRef<[u8]>)>,
+) -> Result<(), FileError> {
+    let prepared = |(path, content): (PathBuf, _)| {
+        let file = prepared(&path, content)?;
+        if path.is_dir() {
+            let cause = std::io::ErrorKind::IsADirectory.into();
+            return Err(FileError::Io { action: "write", path, cause });
+        }
+        Ok((path, file))
+    };
+    let prepared: Vec<_> = files.into_iter().map(prepared).collect::<Result<_, _>>()?;
+    prepared.into_iter().try_for_each(|(path, file)| {
+        let failed = |cause| FileError::Io { action: "write", path: path.clone(), cause };
+        file.persist(&path).map(drop).map_err(|error| failed(error.error))
+    })
+}
+
+/// A temporary file in the folder of a path, with its content on the disk.
+fn prepared(path: &Path, content: impl AsRef<[u8]>) -> Result<tempfile::NamedTempFile, FileError> {
+    let io = |cause| FileError::Io { action: "write", path: path.to_owned(), cause };
+    let mut file = temporary_beside(path).map_err(io)?;
+    file.write_all(content.as_ref()).map_err(io)?;
+    file.as_file().sync_all().map_err(io)?;
+    Ok(file)
+}
+
+/// Writes a record that is not there yet, at once: of two processes one does.
+///
+/// # Errors
+/// As [`write()`], and when there is a file of that name, which is left as it is.
+pub fn write_new<T: Record>(path: &Path, record: &T) -> Result<(), FileError> {
+    let io = |cause| FileError::Io { action: "write", path: path.to_owned(), cause };
+    match prepared(path, readable_text(path, record)?)?.persist_noclobber(path) {
+        Ok(_) => Ok(()),
+        // A file system that can only replace.
+        Err(error) if !path.exists() => {
+            error.file.persist(path).map_err(|error| io(error.error)).map(drop)
+        }
+        Err(_) => Err(io(std::io::ErrorKind::AlreadyExists.into())),
+    }
+}
+
+/// The file that a link leads to, and any other path as it is: what is to be read, changed and
+/// written under the name of a link is what it leads to.
+pub fn followed(path: &Path) -> PathBuf {
+    let is_link = std::fs::symlink_metadata(path).is_ok_and(|facts| facts.is_symlink());
+    let led = is_link.then(|| std::fs::canonicalize(path).ok()).flatten();
+    led.unwrap_or_else(|| path.to_owned())
+}
+
+/// Hash of a record's values, however the file is spaced.
+fn checksum_of(value: &Value) -> String {
+    text_hash(&value.to_string())
+}
+
+/// Hash of a text: 32 hexadecimal digits.
+pub fn text_hash(text: &str) -> String {
+    format!("{:032x}", xxhash_rust::xxh3::xxh3_128(text.as_bytes()))
+}
+
+/// Content hash of a file: 32 hexadecimal digits.
+///
+/// # Errors
+/// When the file cannot be read.
+pub fn content_hash(path: &Path) -> Result<String, FileError> {
+    let io = |cause| FileError::Io { action: "read", path: path.to_owned(), cause };
+    let mut file = open(path).map_err(io)?;
+    let mut hasher = xxhash_rust::xxh3::Xxh3Default::new();
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        match std::io::Read::read(&mut file, &mut buffer).map_err(io)? {
+            0 => return Ok(format!("{:032x}", hasher.digest128())),
+            read => hasher.update(&buffer[..read]),
+        }
+    }
+}
+
+/// Hash of some texts, each by itself: 32 hexadecimal digits.
+pub fn hash_of_all<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
+    let mut hasher = xxhash_rust::xxh3::Xxh3Default::new();
+    for text in texts {
+        hasher.update(&(text.len() as u64).to_le_bytes());
+        hasher.update(text.as_bytes());
+    }
+    format!("{:032x}", hasher.digest128())
+}
+
+/// A temporary file in the folder of `path`, which is made where it is missing: to be filled and
+/// then renamed.
+///
+/// # Errors
+/// When the folder cannot be made or written.
+pub fn temporary_beside(path: &Path) -> std::io::Result<tempfile::NamedTempFile> {
+    let folder =
+        path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder)?;
+    remove_abandoned(folder);
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)]
+    {
+        // As any newly created file: readable as the user's umask says, not private like a
+        // temporary file.
+        use std::os::unix::fs::PermissionsExt;
+        builder.permissions(std::fs::Permissions::from_mode(0o666));
+    }
+    builder.prefix(TEMPORARY).tempfile_in(folder)
+}
+
+/// Removes temporary files that a writer left in a folder when it was killed. A file that is
+/// younger than a writer may take is kept.
+fn remove_abandoned(folder: &Path) {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(TEMPORARY))
+    {
+        let Ok(facts) = entry.metadata() else { continue };
+        let age = facts.modified().ok().and_then(|modified| modified.elapsed().ok());
+        if facts.is_file() && age.is_some_and(|age| age > ABANDONED_AFTER) {
+            // Another writer may remove it first.
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// Whether a file could be written there: its folder is made, and has room for what is there now
+/// and a little more.
+///
+/// # Errors
+/// When it could not.
+pub fn check_writable(path: &Path) -> Result<(), FileError> {
+    let io = |cause| FileError::Io { action: "write", path: path.to_owned(), cause };
+    if path.is_dir() {
+        return Err(io(std::io::ErrorKind::IsADirectory.into()));
+    }
+    let room = std::fs::metadata(path).map_or(0, |facts| facts.len()) + MORE_BYTES;
+    let mut probe = temporary_beside(path).map_err(io)?;
+    std::io::copy(&mut std::io::repeat(0).take(room), &mut probe).map_err(io)?;
+    probe.as_file().sync_all().map_err(io)
+}
+
+#[cfg(test)]
+mod tests;

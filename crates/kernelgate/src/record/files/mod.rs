@@ -1,0 +1,6 @@
+//! Files as this workspace reads and writes them: versioned, atomic, locked, with plain names.
+
+pub mod file;
+pub mod lock;
+pub mod tensors;
+pub mod text;

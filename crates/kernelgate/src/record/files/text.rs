@@ -1,0 +1,259 @@
+//! Text that others wrote: names that must be plain, and messages that are cleaned before a
+//! terminal sees them.
+//!
+//! Names in a file are refused when it is read (`file::read`), those that a bench declares when it
+//! starts (`harness::names`), so that nothing inside has to care. Messages may hold anything; they
+//! are cleaned where they are printed.
+
+use std::borrow::Cow;
+use std::path::Path;
+
+/// Characters of a foreign text that a message quotes.
+const MAX_QUOTED: usize = 200;
+/// Characters of a longer message that are kept of its end.
+const MESSAGE_END: usize = 80;
+/// Longest name of a file, without its ending.
+pub(in crate::record) const MAX_FILE_NAME: usize = 64;
+
+/// Whether a character acts on a terminal or reorders the text around it, in place of being shown,
+/// or is one that XML may not hold.
+fn acts(c: char) -> bool {
+    let line_separator = ('\u{2028}'..='\u{2029}').contains(&c);
+    let mark = matches!(c, '\u{61c}' | '\u{200e}'..='\u{200f}');
+    let direction = mark || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    c.is_control() || line_separator || direction || matches!(c, '\u{fffe}' | '\u{ffff}')
+}
+
+/// A text with every character that acts written as its escape: `a\u{1b}[2J`.
+fn visible(text: &str) -> String {
+    let each = |c: char| if acts(c) { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(each).collect()
+}
+
+/// The start of a text, with "…" where it is longer than what a message quotes.
+pub fn quoted(text: &str) -> Cow<'_, str> {
+    match text.char_indices().nth(MAX_QUOTED) {
+        Some((at, _)) => Cow::Owned(format!("{}…", &text[..at])),
+        None => Cow::Borrowed(text),
+    }
+}
+
+/// A message that may quote much in its middle, without that.
+pub fn shortened(message: String) -> String {
+    let count = message.chars().count();
+    if count <= MAX_QUOTED + 2 * MESSAGE_END {
+        return message;
+    }
+    let end: String = message.chars().skip(count - MESSAGE_END).collect();
+    format!("{} {end}", quoted(&message))
+}
+
+/// Whether a name is one plain component of a path, on any system.
+pub fn is_file_name(name: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || ['.', '_', '-'].contains(&c);
+    name.len() <= MAX_FILE_NAME
+        && name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && name.chars().all(plain)
+}
+
+/// Accepts text that a terminal shows as it is, on one line.
+///
+/// # Errors
+/// A fragment with the text, made visible.
+pub fn check_plain(text: &str) -> Result<(), String> {
+    if text.chars().any(acts) {
+        Err(format!("`{}` holds a control character", quoted(&visible(text))))
+    } else {
+        Ok(())
+    }
+}
+
+/// Accepts one part of an id: plain, not empty, without `/`.
+///
+/// # Errors
+/// A fragment with the name, made visible.
+pub fn check_name(name: &str) -> Result<(), String> {
+    check_plain(name)?;
+    let problem = match name {
+        _ if name.trim().is_empty() => "is empty",
+        "." | ".." => "names a folder",
+        _ if name.contains('/') => "holds `/`, which separates the parts of an id",
+        _ => return Ok(()),
+    };
+    Err(format!("`{}` {problem}", quoted(name)))
+}
+
+/// Accepts parts of an id, separated by `/`: none empty, all plain.
+///
+/// # Errors
+/// A fragment with the name, made visible.
+pub fn check_names(names: &str) -> Result<(), String> {
+    if !names.contains('/') {
+        return check_name(names);
+    }
+    let of_part = |problem: String| format!("`{}`: its part {problem}", quoted(&visible(names)));
+    names.split('/').try_for_each(|part| check_name(part).map_err(of_part))
+}
+
+/// Accepts a time as records have it, RFC 3339.
+///
+/// # Errors
+/// A fragment with the text.
+pub fn check_time(text: &str) -> Result<(), String> {
+    let parsed = text.parse::<jiff::Timestamp>();
+    parsed.map(drop).map_err(|_| format!("`{}` is no time", quoted(text)))
+}
+
+/// A message as a terminal may show it. Lines and tabs stay, colours are taken away, and other
+/// characters that would act are written as their escapes.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    let kept = |c: char| c == '\n' || c == '\t' || !acts(c);
+    if text.chars().all(kept) {
+        return Cow::Borrowed(text);
+    }
+    let (mut out, mut rest) = (String::with_capacity(text.len()), text);
+    while let Some(c) = rest.chars().next() {
+        let after = &rest[c.len_utf8()..];
+        rest = match after_control_sequence(rest) {
+            Some(after) => after,
+            None if kept(c) => {
+                out.push(c);
+                after
+            }
+            // The end of a line as Windows writes it.
+            None if c == '\r' && after.starts_with('\n') => after,
+            None => {
+                out.extend(c.escape_default());
+                after
+            }
+        };
+    }
+    Cow::Owned(out)
+}
+
+/// The same below other lines: no line of it begins where theirs do, so that none is taken for one
+/// of theirs.
+pub fn indented(text: &str) -> String {
+    let text = printable(text);
+    let lines = text.split('\n').map(str::trim_end).filter(|line| !line.is_empty());
+    lines.collect::<Vec<_>>().join("\n    ")
+}
+
+/// JSON that means the same, in which every character that acts is written as its escape. Outside of
+/// its strings it holds none but line breaks.
+pub fn escaped_json(json: String) -> String {
+    let kept = |c: char| c == '\n' || !acts(c);
+    if json.chars().all(kept) {
+        return json;
+    }
+    // None of them is above U+FFFF, so that one escape does.
+    let escape = |c: char| if kept(c) { c.to_string() } else { format!("\\u{:04x}", u32::from(c)) };
+    json.chars().map(escape).collect()
+}
+
+/// A path as a terminal may show it.
+pub fn printable_path(path: &Path) -> String {
+    printable(&path.display().to_string()).into_owned()
+}
+
+/// A message on one line, words separated by one space.
+pub fn one_line(text: &str) -> String {
+    printable(text).split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// What follows a whole control sequence (ECMA-48, 5.4) that the text starts with: colours, and
+/// movements of the cursor.
+fn after_control_sequence(text: &str) -> Option<&str> {
+    let rest = text.strip_prefix("\u{1b}[").or_else(|| text.strip_prefix('\u{9b}'))?;
+    let rest = rest.trim_start_matches(|c| ('0'..='?').contains(&c));
+    let rest = rest.trim_start_matches(|c| (' '..='/').contains(&c));
+    rest.strip_prefix(|c| ('@'..='~').contains(&c))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_plain_and_in_their_place() {
+        for good in ["st_bif", "pi0.5", "größe", "a b", "=1"] {
+            assert_eq!(check_name(good), Ok(()));
+            assert_eq!(check_names(&format!("{good}/{good}")), Ok(()));
+        }
+        for (bad, wanted) in [
+            ("", "`` is empty"),
+            (" ", "` ` is empty"),
+            ("..", "`..` names a folder"),
+            ("a/b", "`a/b` holds `/`, which separates the parts of an id"),
+            ("a\nb", "`a\\nb` holds a control character"),
+            ("a\u{1b}[2J", "`a\\u{1b}[2J` holds a control character"),
+            ("a\u{9b}", "`a\\u{9b}` holds a control character"),
+            ("a\u{7f}", "`a\\u{7f}` holds a control character"),
+            ("a\u{202e}b", "`a\\u{202e}b` holds a control character"),
+            ("a\u{2028}b", "`a\\u{2028}b` holds a control character"),
+            ("a\u{fffe}b", "`a\\u{fffe}b` holds a control character"),
+            ("a\u{ffff}b", "`a\\u{ffff}b` holds a control character"),
+        ] {
+            assert_eq!(check_name(bad).unwrap_err(), wanted);
+        }
+        for bad in ["", "/a", "a/", "a//b", "a/../b", "a/\tb"] {
+            assert!(check_names(bad).is_err(), "{bad}");
+        }
+        assert_eq!(check_names("a//b").unwrap_err(), "`a//b`: its part `` is empty");
+        assert_eq!(
+            check_names("a/\u{1b}").unwrap_err(),
+            "`a/\\u{1b}`: its part `\\u{1b}` holds a control character"
+        );
+    }
+
+    #[test]
+    fn what_is_quoted_is_cut() {
+        assert_eq!(quoted(&"ü".repeat(200)), "ü".repeat(200));
+        assert_eq!(quoted(&"ü".repeat(201)), format!("{}…", "ü".repeat(200)));
+        let long = format!("a number is `{}`, wanted text at line 3", "9".repeat(100_000));
+        let short = shortened(long);
+        assert!(short.starts_with("a number is `999") && short.len() < 300, "{short}");
+        assert!(short.contains("9… 9") && short.ends_with("9`, wanted text at line 3"), "{short}");
+        assert_eq!(shortened("all of it".to_owned()), "all of it");
+        let name = check_name(&format!("{}/", "x".repeat(100_000))).unwrap_err();
+        assert!(
+            name.len() < 300
+                && name.ends_with("xxx…` holds `/`, which separates the parts of an id")
+        );
+    }
+
+    #[test]
+    fn messages_lose_what_acts_on_a_terminal_and_keep_their_lines() {
+        for plain in ["", "two\nlines\tand a tab", "größe … ≤ 5 µs"] {
+            assert!(matches!(printable(plain), Cow::Borrowed(same) if same == plain));
+        }
+        for (text, wanted) in [
+            ("\u{1b}[1;31merror\u{1b}[0m: x", "error: x"),
+            ("\u{9b}31mred", "red"),
+            ("a\u{1b}[2J\u{1b}[Hb", "ab"),
+            ("a\u{1b}]0;title\u{7}b", "a\\u{1b}]0;title\\u{7}b"),
+            ("a\u{1b}", "a\\u{1b}"),
+            ("a\u{1b}[12", "a\\u{1b}[12"),
+            ("100%\rgone", "100%\\rgone"),
+            ("one\r\ntwo", "one\ntwo"),
+            ("a\u{202e}b", "a\\u{202e}b"),
+            ("\u{1b}\u{1b}[0m[31mx", "\\u{1b}[31mx"),
+        ] {
+            let cleaned = printable(text);
+            assert_eq!(cleaned, wanted);
+            assert!(!cleaned.chars().any(acts) || cleaned.contains('\n'));
+        }
+        assert_eq!(one_line(" a\n\tb\u{1b}[0m  c "), "a b c");
+        assert_eq!(indented("boom\r\n\n0 regressed\n  x\n"), "boom\n    0 regressed\n      x");
+    }
+
+    #[test]
+    fn json_says_the_same_without_what_acts() {
+        let plain = "{\n  \"a\": \"größe\"\n}".to_owned();
+        assert_eq!(escaped_json(plain.clone()), plain);
+        let bad = "\u{9b}31m\u{202e}\u{2028}\u{7f}\u{ffff}\u{1b}\n";
+        let escaped = escaped_json(serde_json::to_string_pretty(bad).unwrap());
+        assert_eq!(escaped, r#""\u009b31m\u202e\u2028\u007f\uffff\u001b\n""#);
+        assert_eq!(serde_json::from_str::<String>(&escaped).unwrap(), bad);
+    }
+}

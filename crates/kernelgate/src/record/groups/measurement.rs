@@ -1,0 +1,225 @@
+//! A measurement: the process runs that are judged together.
+//!
+//! The runs may be several processes of one bench, shards of it, or benches beside each other, of
+//! one session or of several. [`Measurement::from_runs`] is the only place that decides whether
+//! they belong together. Deliberately absent: statistics, and which runs a baseline keeps
+//! ([`Baseline`](crate::record::Baseline)).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use serde::Serialize;
+
+use super::shard::Shard;
+use crate::record::origin::environment::{Environment, Mismatch};
+use crate::record::run::{CaseRecord, ProcessRun};
+
+/// Process runs that belong together.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Measurement {
+    runs: Vec<ProcessRun>,
+}
+
+/// One process run of a case.
+#[derive(Debug, Clone, Copy)]
+pub struct CaseOfRun<'a> {
+    /// The process run.
+    pub run: &'a ProcessRun,
+    /// The case as that process measured it.
+    pub case: &'a CaseRecord,
+}
+
+/// A fact in which two runs of a bench differ, so that they are not one measurement.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Differing {
+    /// Name of the fact: "commit", "effort", "gpu.driver", "revision".
+    pub field: &'static str,
+    /// The case, where the fact is about its definition.
+    pub case: Option<String>,
+    /// Value in the first run.
+    pub left: String,
+    /// Value in the other run.
+    pub right: String,
+    /// Keys of both runs, `<session>/<process>`.
+    pub runs: [String; 2],
+    /// Whether the runs are shards.
+    pub sharded: bool,
+}
+
+impl std::error::Error for Differing {}
+
+impl fmt::Display for Differing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { field, case, left, right, runs: [first, second], sharded } = self;
+        let of_case = case.as_ref().map(|id| format!(" of {id}")).unwrap_or_default();
+        let no = match sharded {
+            true => "shards of one measurement",
+            false => "process runs of the same code",
+        };
+        write!(
+            f,
+            "{field}{of_case} is `{left}` in the run {first} and `{right}` in the run {second}: \
+             these are no {no}"
+        )
+    }
+}
+
+impl Measurement {
+    /// The measurement that these runs are.
+    ///
+    /// # Errors
+    /// The first fact in which a run differs from an earlier run of its bench.
+    pub fn from_runs(runs: Vec<ProcessRun>) -> Result<Self, Box<Differing>> {
+        let mut measurement = Self::default();
+        for run in runs {
+            match measurement.differing(&run) {
+                Some(differing) => return Err(Box::new(differing)),
+                None => measurement.runs.push(run),
+            }
+        }
+        Ok(measurement)
+    }
+
+    /// As few measurements as the runs make, each run in the first to which it belongs.
+    pub fn split(runs: impl IntoIterator<Item = ProcessRun>) -> Vec<Self> {
+        let mut measurements: Vec<Self> = Vec::new();
+        for run in runs {
+            match measurements.iter_mut().find(|it| it.differing(&run).is_none()) {
+                Some(measurement) => measurement.runs.push(run),
+                None => measurements.push(Self { runs: vec![run] }),
+            }
+        }
+        measurements
+    }
+
+    /// All runs of several measurements as one.
+    ///
+    /// # Errors
+    /// The first fact in which the runs differ.
+    pub fn joined(measurements: Vec<Self>) -> Result<Self, Box<Differing>> {
+        Self::from_runs(measurements.into_iter().flat_map(|it| it.runs).collect())
+    }
+
+    /// The first fact that keeps a run out of this measurement.
+    fn differing(&self, run: &ProcessRun) -> Option<Differing> {
+        let named = || self.runs.iter().filter(|other| other.bench == run.bench);
+        let of_bench = || named().filter(|other| other_package(other, run).is_none());
+        // One invocation in a workspace runs benches of several packages, which may have one name.
+        let together = named().any(|other| other.session == run.session);
+        if of_bench().next().is_none()
+            && !together
+            && let Some(other) = named().next()
+        {
+            return other_run(other, run);
+        }
+        let of_another_run = of_bench().next().and_then(|first| other_run(first, run));
+        of_another_run.or_else(|| {
+            run.cases.iter().find_map(|(id, case)| {
+                let with_case = |other: &'_ ProcessRun| other.cases.contains_key(id);
+                let other = of_bench().find(|other| with_case(other))?;
+                let mismatch = other_definition(&other.cases[id], case)?;
+                Some(Differing { case: Some(id.clone()), ..between(other, run, mismatch) })
+            })
+        })
+    }
+
+    /// Its process runs, in the order in which they were given.
+    pub fn runs(&self) -> &[ProcessRun] {
+        &self.runs
+    }
+
+    /// Its cases by id, each with the process runs that measured it.
+    pub fn cases(&self) -> BTreeMap<&str, Vec<CaseOfRun<'_>>> {
+        let mut cases: BTreeMap<&str, Vec<CaseOfRun<'_>>> = BTreeMap::new();
+        for run in &self.runs {
+            for (id, case) in &run.cases {
+                cases.entry(id).or_default().push(CaseOfRun { run, case });
+            }
+        }
+        cases
+    }
+
+    /// Machine, device and build of the first run; absent in a measurement without runs.
+    pub fn environment(&self) -> Option<&Environment> {
+        self.runs.first().map(|run| &run.environment)
+    }
+
+    /// Folder of the device among baselines.
+    pub fn device_folder(&self) -> String {
+        self.environment().map(Environment::slug).unwrap_or_default()
+    }
+
+    /// Shards that several others lack: "attention, shard 3/4". A single shard is judged by itself,
+    /// where each machine judges its own.
+    pub fn missing_shards(&self) -> Vec<String> {
+        let mut present: BTreeMap<&str, BTreeSet<Shard>> = BTreeMap::new();
+        for run in &self.runs {
+            present.entry(&run.bench).or_default().extend(run.shard);
+        }
+        let mut missing = Vec::new();
+        for (bench, shards) in present.iter().filter(|(_, shards)| shards.len() > 1) {
+            let count = shards.first().map_or(0, |shard| shard.count);
+            let all = (1..=count).map(|index| Shard { index, count });
+            let lacking = all.filter(|shard| !shards.contains(shard));
+            missing.extend(lacking.map(|shard| format!("{bench}, shard {shard}")));
+        }
+        missing
+    }
+}
+
+fn between(left: &ProcessRun, right: &ProcessRun, mismatch: Mismatch) -> Differing {
+    Differing {
+        field: mismatch.field,
+        case: None,
+        left: mismatch.base,
+        right: mismatch.head,
+        runs: [left.key(), right.key()],
+        sharded: left.shard.is_some() || right.shard.is_some(),
+    }
+}
+
+/// The first fact in which two runs of a bench differ, besides their cases.
+fn other_run(left: &ProcessRun, right: &ProcessRun) -> Option<Differing> {
+    let shards = |run: &ProcessRun| run.shard.map_or(1, |shard| shard.count).to_string();
+    let sharded = left.shard.is_some() || right.shard.is_some();
+    let facts: [Fact<ProcessRun>; 4] = [
+        ("number of shards", shards),
+        ("commit", |run| run.provenance.short()),
+        ("effort", |run| run.effort.clone()),
+        ("seed", |run| run.seed.to_string()),
+    ];
+    let mismatch = other_package(left, right)
+        .or_else(|| first_mismatch(&facts, left, right))
+        .or_else(|| left.origin().other_build(right.origin(), sharded))
+        .or_else(|| right.environment.mismatches(&left.environment).into_iter().next());
+    Some(between(left, right, mismatch?))
+}
+
+/// The packages, where both runs record one. Benches of two packages may have one name.
+fn other_package(left: &ProcessRun, right: &ProcessRun) -> Option<Mismatch> {
+    let (left, right) = left.package.as_ref().zip(right.package.as_ref())?;
+    let [base, head] = [left, right].map(ToString::to_string);
+    (base != head).then_some(Mismatch { field: "package", base, head })
+}
+
+/// The first fact of a case's definition that differs.
+fn other_definition(left: &CaseRecord, right: &CaseRecord) -> Option<Mismatch> {
+    let facts: [Fact<CaseRecord>; 2] =
+        [("revision", |case| case.revision.to_string()), ("work", |case| case.work.to_string())];
+    first_mismatch(&facts, left, right)
+}
+
+/// A fact's name, and its value as text.
+type Fact<T> = (&'static str, fn(&T) -> String);
+
+fn first_mismatch<T>(facts: &[Fact<T>], left: &T, right: &T) -> Option<Mismatch> {
+    let values = facts.iter().map(|(field, value)| Mismatch {
+        field,
+        base: value(left),
+        head: value(right),
+    });
+    values.into_iter().find(|mismatch| mismatch.base != mismatch.head)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,9 @@
+//! Runs that belong together: sessions, measurements, shards, the trials of a comparison, and the
+//! folders that hold them.
+
+pub mod measurement;
+pub mod sessions;
+pub mod shard;
+pub mod store;
+pub mod trial_request;
+pub mod trials;

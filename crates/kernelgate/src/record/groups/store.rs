@@ -1,0 +1,368 @@
+//! Where files lie: baselines in the package, runs and Criterion's data in the target folder.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use crate::record::baseline::Baseline;
+use crate::record::files::file::{self, FileError};
+use crate::record::files::text::{MAX_FILE_NAME, is_file_name, quoted};
+use crate::record::numerics::Numerics;
+use crate::record::origin::package::Package;
+use crate::record::run::ProcessRun;
+
+/// Names that Windows gives to devices, whatever their ending.
+const DEVICES: [&str; 22] = [
+    "con", "prn", "aux", "nul", "com1", "com2", "com3", "com4", "com5", "com6", "com7", "com8",
+    "com9", "lpt1", "lpt2", "lpt3", "lpt4", "lpt5", "lpt6", "lpt7", "lpt8", "lpt9",
+];
+/// Name of a device's calibration, next to its baselines.
+const CALIBRATION: &str = "calibration";
+
+/// The folders of one package.
+#[derive(Debug, Clone)]
+pub struct Store {
+    /// Root of the package.
+    pub root: PathBuf,
+    /// The package; absent at the root of a workspace that has none, and outside of packages.
+    pub package: Option<Package>,
+    /// Committed baselines: `<device>/<name>.json`.
+    pub baselines: PathBuf,
+    /// Runs: `<session>/<bench>.json`; outside the target folder where `KERNELGATE_HISTORY` names
+    /// a folder that keeps them.
+    pub runs: PathBuf,
+    /// What is made of the package and may be deleted: comparisons, calibrations.
+    pub work: PathBuf,
+    /// Errors of cases for several seeds: `<bench>.json`.
+    pub numerics: PathBuf,
+    /// References of problems, kept between processes; safe to delete.
+    pub references: PathBuf,
+    /// Criterion's folder.
+    pub criterion: PathBuf,
+}
+
+/// Why a stored thing could not be found.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// A file is unreadable or broken.
+    #[error("failed to {0}")]
+    File(FileError),
+    /// Not a name for a file.
+    #[error(
+        "baseline name `{0}`: use letters, digits, `.`, `_` and `-`, starting with a letter or \
+         digit, at most {MAX_FILE_NAME} of them"
+    )]
+    Name(String),
+    /// The name of a device on Windows, where a clone could not have the file.
+    #[error("baseline name `{0}`: Windows has a device of that name, so that it is no file there")]
+    Device(String),
+    /// The name of something else.
+    #[error("baseline name `{CALIBRATION}`: that file is the calibration of the device")]
+    Reserved,
+    /// No such baseline for the device.
+    #[error("no baseline `{name}` for {device} in {folder}{}", found(.others))]
+    NoBaseline {
+        /// The name asked for.
+        name: String,
+        /// The device's folder.
+        device: String,
+        /// Where baselines lie.
+        folder: PathBuf,
+        /// What is there instead, as `<device>/<name>`.
+        others: Vec<String>,
+    },
+    /// Nothing has been measured yet.
+    #[error("no run in {0}: run `cargo bench` first")]
+    NoRun(PathBuf),
+    /// All runs are of other packages.
+    #[error(
+        "no run of package {package} in {}, only of {}: run `cargo bench` in the package first, or \
+         call the program where the other package lies", .folder.display(), list(.others)
+    )]
+    OtherPackages {
+        /// The package where the program was called.
+        package: Package,
+        /// Where the runs lie.
+        folder: PathBuf,
+        /// The packages that the runs are of.
+        others: BTreeSet<Package>,
+    },
+    /// Fewer invocations than asked for.
+    #[error("{found} sessions in {folder}, not {wanted}: run `cargo bench` again")]
+    FewRuns {
+        /// How many there are.
+        found: usize,
+        /// How many were asked for.
+        wanted: usize,
+        /// Where runs lie.
+        folder: PathBuf,
+    },
+    /// A run and its copy.
+    #[error("{first} and {second} hold the same run, which counts once: remove one")]
+    Twice {
+        /// The file that was read first.
+        first: PathBuf,
+        /// The other.
+        second: PathBuf,
+    },
+    /// Which session is the last cannot be told.
+    #[error(
+        "the last session, {folder}, starts in the future ({started}): the clock was changed; \
+         name the one that is meant with --session, or remove it"
+    )]
+    Future {
+        /// The session.
+        folder: PathBuf,
+        /// When it says that it started.
+        started: jiff::Timestamp,
+    },
+}
+
+fn list(packages: &BTreeSet<Package>) -> String {
+    packages.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+fn found(others: &[String]) -> String {
+    if others.is_empty() {
+        " (there are none)".to_owned()
+    } else {
+        format!(" (found: {})", others.join(", "))
+    }
+}
+
+impl From<FileError> for StoreError {
+    fn from(error: FileError) -> Self {
+        Self::File(error)
+    }
+}
+
+impl Store {
+    /// The store of the package whose bench binary runs: `CARGO_MANIFEST_DIR`, as cargo sets it,
+    /// else as [`Self::around`] the working folder.
+    pub fn discover() -> Self {
+        let package = std::env::var_os("CARGO_MANIFEST_DIR")
+            .map(PathBuf::from)
+            .filter(|folder| folder.is_dir());
+        package.map_or_else(
+            || Self::around(&std::env::current_dir().unwrap_or_else(|_| PathBuf::from("."))),
+            Self::of,
+        )
+    }
+
+    /// The store of the package that a folder belongs to: the nearest folder upwards with a
+    /// `Cargo.toml`, else the folder itself.
+    pub fn around(folder: &Path) -> Self {
+        Self::of(
+            folder
+                .ancestors()
+                .find(|folder| folder.join("Cargo.toml").is_file())
+                .unwrap_or(folder)
+                .to_owned(),
+        )
+    }
+
+    fn of(root: PathBuf) -> Self {
+        Self::at(&root, &target_folder(&root))
+    }
+
+    /// The store of a package in that folder, with that target folder.
+    pub fn at(root: &Path, target: &Path) -> Self {
+        let work = target.join("kernelgate");
+        let history = std::env::var_os("KERNELGATE_HISTORY").filter(|folder| !folder.is_empty());
+        Self {
+            baselines: root.join("baselines"),
+            runs: history.map_or_else(|| work.clone(), |folder| root.join(folder)).join("runs"),
+            numerics: work.join("numerics"),
+            references: work.join("references"),
+            work,
+            criterion: std::env::var_os("CRITERION_HOME")
+                .filter(|folder| !folder.is_empty())
+                .map_or_else(|| target.join("criterion"), PathBuf::from),
+            package: Package::at(root),
+            root: root.to_owned(),
+        }
+    }
+
+    /// The page that `kernelgate report` writes, unless told otherwise.
+    pub fn page(&self) -> PathBuf {
+        self.work.join("report").join("index.html")
+    }
+
+    /// The file of a baseline; where a link has its name, the file that it leads to.
+    ///
+    /// # Errors
+    /// When the name is not a plain file name.
+    pub fn baseline_path(&self, device: &str, name: &str) -> Result<PathBuf, StoreError> {
+        check_name(name)?;
+        Ok(file::followed(&self.baselines.join(device).join(format!("{name}.json"))))
+    }
+
+    /// Reads a baseline of a device.
+    ///
+    /// # Errors
+    /// When the name is bad, or the file is missing (the error lists what there is) or broken.
+    pub fn baseline(&self, device: &str, name: &str) -> Result<Baseline, StoreError> {
+        let path = self.baseline_path(device, name)?;
+        match file::read(&path) {
+            Err(error) if error.is_not_found() => {
+                let files = self.baseline_files()?;
+                let others =
+                    files.iter().map(|(device, name, _)| format!("{device}/{name}")).collect();
+                Err(StoreError::NoBaseline {
+                    name: name.to_owned(),
+                    device: device.to_owned(),
+                    folder: self.baselines.clone(),
+                    others,
+                })
+            }
+            read => Ok(read?),
+        }
+    }
+
+    /// Every baseline file as (device, name, path), sorted; none where there is no folder.
+    ///
+    /// # Errors
+    /// When the folder, or what may be a device's, cannot be read: a circle of links, say.
+    pub fn baseline_files(&self) -> Result<Vec<(String, String, PathBuf)>, StoreError> {
+        let mut found = Vec::new();
+        let unreadable = |path: &Path, cause: std::io::Error| FileError::Io {
+            action: "read",
+            path: path.to_owned(),
+            cause,
+        };
+        match std::fs::read_dir(&self.baselines) {
+            Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => {
+                return Err(unreadable(&self.baselines, cause).into());
+            }
+            _ => {}
+        }
+        for entry in entries(&self.baselines) {
+            std::fs::metadata(&entry).map_err(|cause| unreadable(&entry, cause))?;
+        }
+        for device in entries(&self.baselines)
+            .into_iter()
+            .filter(|path| path.is_dir() && file_name(path) != "resources")
+        {
+            for path in json_files(&device) {
+                let name = path
+                    .file_stem()
+                    .map(|stem| stem.to_string_lossy().into_owned())
+                    .unwrap_or_default();
+                if check_name(&name).is_ok() {
+                    found.push((file_name(&device), name, path));
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// The file of a device's calibration.
+    pub fn calibration_path(&self, device: &str) -> PathBuf {
+        self.baselines.join(device).join(format!("{CALIBRATION}.json"))
+    }
+
+    /// The calibrations of all devices, sorted.
+    pub fn calibrations(&self) -> Vec<PathBuf> {
+        let of = |device: PathBuf| device.join(format!("{CALIBRATION}.json"));
+        entries(&self.baselines).into_iter().map(of).filter(|path| path.is_file()).collect()
+    }
+
+    /// The file of a bench binary's errors.
+    pub fn numerics_path(&self, bench: &str) -> PathBuf {
+        self.numerics.join(format!("{bench}.json"))
+    }
+
+    /// The recorded errors of the executables that were run; those of others say nothing.
+    ///
+    /// # Errors
+    /// When a record is broken.
+    pub fn numerics(&self, runs: &[ProcessRun]) -> Result<Vec<Numerics>, StoreError> {
+        let benches: BTreeSet<&str> = runs.iter().map(|run| run.bench.as_str()).collect();
+        let mut found = Vec::new();
+        for bench in benches {
+            match file::read::<Numerics>(&self.numerics_path(bench)) {
+                Err(error) if error.is_not_found() => {}
+                read => found.push(read?),
+            }
+        }
+        let same = |record: &Numerics| {
+            let mut runs = runs.iter().filter(|run| run.bench == record.bench);
+            runs.any(|run| run.executable.as_ref() == Some(&record.executable))
+        };
+        found.retain(same);
+        Ok(found)
+    }
+
+    /// The file of a bench process' run.
+    pub fn run_path(&self, session: &str, bench: &str) -> PathBuf {
+        self.runs.join(session).join(format!("{bench}.json"))
+    }
+}
+
+/// Accepts names that are one plain path component.
+///
+/// # Errors
+/// When the name could leave its folder, hide, or trip a shell, or is that of the calibration.
+pub fn check_name(name: &str) -> Result<(), StoreError> {
+    if name == CALIBRATION {
+        return Err(StoreError::Reserved);
+    }
+    let stem = name.split('.').next().unwrap_or_default().to_ascii_lowercase();
+    if DEVICES.contains(&stem.as_str()) {
+        return Err(StoreError::Device(name.to_owned()));
+    }
+    if is_file_name(name) { Ok(()) } else { Err(StoreError::Name(quoted(name).into_owned())) }
+}
+
+/// The target folder: `CARGO_TARGET_DIR`, else the one this program was built into, else
+/// `<root>/target`.
+fn target_folder(root: &Path) -> PathBuf {
+    if let Some(folder) = std::env::var_os("CARGO_TARGET_DIR") {
+        return root.join(folder);
+    }
+    crate::record::origin::provenance::target_of_program().unwrap_or_else(|| root.join("target"))
+}
+
+pub(in crate::record) fn entries(folder: &Path) -> Vec<PathBuf> {
+    let mut paths: Vec<PathBuf> = std::fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .collect();
+    paths.sort();
+    paths
+}
+
+pub(in crate::record) fn json_files(folder: &Path) -> Vec<PathBuf> {
+    entries(folder)
+        .into_iter()
+        .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
+        .collect()
+}
+
+pub(in crate::record) fn file_name(path: &Path) -> String {
+    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_cannot_leave_their_folder() {
+        for bad in ["CON", "nul", "aux.txt", "Lpt1.x.y"] {
+            assert!(matches!(check_name(bad), Err(StoreError::Device(_))), "{bad}");
+        }
+        let message = check_name(&"x".repeat(65)).unwrap_err().to_string();
+        assert!(message.contains("at most 64"), "{message}");
+        for good in ["main", "a", "v1.2-rc_3", "2026-11-21", "console", "a.con"] {
+            assert!(check_name(good).is_ok(), "{good}");
+        }
+        assert!(matches!(check_name(CALIBRATION), Err(StoreError::Reserved)));
+        let long = "x".repeat(65);
+        for bad in ["", "..", ".hidden", "../x", "a/b", "a\\b", "-flag", "a b", "ä", "a\0", &long]
+        {
+            assert!(check_name(bad).is_err(), "{bad}");
+        }
+    }
+}

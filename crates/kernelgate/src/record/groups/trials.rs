@@ -1,0 +1,142 @@
+//! The trials of a comparison so far, saved after each, so that an interrupted comparison loses
+//! none.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::measure::possible;
+use crate::record::files::file::Record;
+
+/// A comparison while it grows.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Trials {
+    /// What must be the same for the comparison to be resumed: executables, settings, by name.
+    pub identity: BTreeMap<String, String>,
+    /// Every trial, in time order.
+    pub trials: Vec<TrialRecord>,
+}
+
+/// One process of a comparison.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TrialRecord {
+    /// 1, or 2 for the confirmation.
+    pub round: u32,
+    /// The bench binary.
+    pub bench: String,
+    /// Block of the round, from 0; counted for each bench binary.
+    pub block: usize,
+    /// Place in the block, 0 to 3.
+    pub place: usize,
+    /// Whether it ran the head.
+    pub head: bool,
+    /// Wall time of the process, seconds.
+    pub wall_s: f64,
+    /// What it found, by case.
+    pub cases: BTreeMap<String, Timing>,
+    /// Cases that failed in it, with the error.
+    pub failed: BTreeMap<String, String>,
+    /// Cases that it was asked for and neither timed nor failed, with the reason.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub skipped: BTreeMap<String, String>,
+    /// Why it did not get to its end.
+    pub broke: Option<String>,
+}
+
+/// One case in one process.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct Timing {
+    /// Median over the samples, nanoseconds a launch or an iteration. Positive and finite, or the
+    /// gate leaves its block out.
+    pub time_ns: f64,
+    /// Median over the samples of time times SM clock, cycles a launch; none on the host.
+    pub cycles: Option<f64>,
+    /// Share of the host's CPU time that co-running processes took, 0 to 1; on a GPU 1 if another
+    /// process computed on it, else 0. None where unknown.
+    pub contention: Option<f64>,
+    /// Whether the power cap held the clock down. Cycles then decide nothing: a kernel that draws
+    /// more power is slower although its cycles are equal.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub at_cap: bool,
+    /// Whether the time is a mean over many iterations, as Criterion's are, and not of one launch:
+    /// a smallest change that matters in nanoseconds a launch says nothing about it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub averaged: bool,
+}
+
+impl Record for Trials {
+    const SCHEMA: &'static str = "kernelgate.trials";
+    const VERSION: u64 = 1;
+    const KIND: &'static str = "comparison";
+    const FREE_TEXT: &'static [&'static str] = &["broke", "failed", "identity"];
+
+    fn validate(&self) -> Result<(), String> {
+        self.trials.iter().try_for_each(TrialRecord::validate)
+    }
+}
+
+impl TrialRecord {
+    /// Checks the place and the numbers of a trial.
+    ///
+    /// # Errors
+    /// A fragment that names the trial or the case, and the number.
+    fn validate(&self) -> Result<(), String> {
+        if self.place > 3 || !(1..=2).contains(&self.round) {
+            return Err(format!("a trial at place {} of round {}", self.place, self.round));
+        }
+        let named = |why| format!("bench {}, block {}: {why}", self.bench, self.block);
+        possible::check_seconds("wall_s", self.wall_s).map_err(named)?;
+        let case = |(id, timing): (&String, &Timing)| {
+            timing.validate().map_err(|why| format!("case {id}: {why}"))
+        };
+        self.cases.iter().try_for_each(case)
+    }
+}
+
+impl Timing {
+    /// Checks the numbers of a case.
+    ///
+    /// # Errors
+    /// A fragment that names the number.
+    fn validate(&self) -> Result<(), String> {
+        possible::check_launch_ns("a time", self.time_ns)?;
+        self.cycles.map_or(Ok(()), possible::check_cycles)?;
+        self.contention.map_or(Ok(()), |share| possible::check_share("contention", share))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn impossible_numbers_of_a_trial_are_refused() {
+        let trial = TrialRecord {
+            round: 1,
+            bench: "b".to_owned(),
+            block: 0,
+            place: 0,
+            head: false,
+            wall_s: 1.0,
+            cases: [("x".to_owned(), Timing { time_ns: 5.0, ..Timing::default() })].into(),
+            failed: BTreeMap::new(),
+            skipped: BTreeMap::new(),
+            broke: None,
+        };
+        assert_eq!(trial.validate(), Ok(()));
+        for wall_s in [-1.0, 1e300, f64::NAN, f64::INFINITY] {
+            let why = TrialRecord { wall_s, ..trial.clone() }.validate().unwrap_err();
+            assert!(why.starts_with("bench b, block 0: wall_s of "), "{why}");
+        }
+        let timed = |timing: Timing| {
+            let cases = [("x".to_owned(), timing)].into();
+            TrialRecord { cases, ..trial.clone() }.validate().unwrap_err()
+        };
+        let timing = trial.cases["x"];
+        assert_eq!(timed(Timing { time_ns: -1.0, ..timing }), "case x: a time of -1 ns a launch");
+        let cycles = Some(-5.0);
+        assert_eq!(timed(Timing { cycles, ..timing }), "case x: -5 cycles a launch");
+        let contention = Some(1.5);
+        assert_eq!(timed(Timing { contention, ..timing }), "case x: contention of 1.5");
+    }
+}

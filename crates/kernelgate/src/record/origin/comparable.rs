@@ -1,0 +1,83 @@
+//! Which environments can be compared, and what names those that can.
+
+use super::environment::{Environment, Mismatch};
+use super::gpus::Gpu;
+use crate::record::files::file::hash_of_all;
+
+/// Facts of which only the first number of a version counts.
+const BY_MAJOR: [&str; 2] = ["gpu.driver", "gpu.driver_cuda"];
+/// Digits of a hash in a fingerprint.
+const DIGITS: usize = 8;
+
+impl Environment {
+    /// The fields in which a baseline's environment makes it incomparable with this one.
+    pub fn mismatches(&self, base: &Self) -> Vec<Mismatch> {
+        let on_gpu = !self.gpus.is_empty() && !base.gpus.is_empty();
+        let counted = self.gpus.len() > 1 || base.gpus.len() > 1;
+        let both = base.facts(on_gpu, counted).into_iter().zip(self.facts(on_gpu, counted));
+        both.filter(|((field, base), (_, head))| decisive(field, base) != decisive(field, head))
+            .map(|((field, base), (_, head))| Mismatch { field, base, head })
+            .collect()
+    }
+
+    /// Names the environments that are comparable with this one: the device's name as a folder,
+    /// and a hash of the rest.
+    pub fn fingerprint(&self) -> String {
+        let facts = self.facts(!self.gpus.is_empty(), self.gpus.len() > 1);
+        let texts = facts.iter().flat_map(|(field, value)| [*field, decisive(field, value)]);
+        format!("{}-{}", self.slug(), &hash_of_all(texts)[..DIGITS])
+    }
+
+    /// The facts that decide whether times can be compared, of GPUs or of the host. The number of
+    /// GPUs is one of them where it is `counted`: where either side has several.
+    fn facts(&self, on_gpu: bool, counted: bool) -> Vec<(&'static str, String)> {
+        let mut facts = vec![
+            ("device_kind", self.device_kind.clone()),
+            ("device_name", self.device_name.clone()),
+            ("optimised", self.optimised.to_string()),
+        ];
+        if on_gpu {
+            // The host only launches: its model does not change a kernel's time.
+            let gpus = |value: fn(&Gpu) -> String| self.gpus.values(value);
+            facts.extend([
+                ("gpu.arch", gpus(|gpu| gpu.arch.clone())),
+                ("gpu.driver", gpus(|gpu| gpu.driver.clone())),
+                ("gpu.driver_cuda", gpus(|gpu| gpu.driver_cuda.clone())),
+                ("gpu.nvrtc", gpus(|gpu| gpu.nvrtc.clone())),
+                ("gpu.multiprocessors", gpus(|gpu| gpu.multiprocessors.to_string())),
+            ]);
+        } else {
+            facts.extend([
+                ("arch", self.arch.clone()),
+                ("cores", self.cores.to_string()),
+                ("threads", self.threads.to_string()),
+                ("simd", self.simd.join(" ")),
+            ]);
+        }
+        if counted {
+            facts.push(("gpu.count", self.gpus.len().to_string()));
+        }
+        facts
+    }
+}
+
+/// The part of a fact that decides.
+fn decisive<'a>(field: &str, value: &'a str) -> &'a str {
+    if BY_MAJOR.contains(&field) { value.split('.').next().unwrap_or_default() } else { value }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fingerprint_is_that_of_what_is_comparable() {
+        let host = Environment { cores: 2, ..Environment::cpu() };
+        let same = Environment { memory_bytes: 1, machine: None, ..host.clone() };
+        let other = Environment { cores: 4, ..host.clone() };
+        assert_eq!(host.fingerprint(), same.fingerprint());
+        assert!(host.mismatches(&same).is_empty());
+        assert_ne!(host.fingerprint(), other.fingerprint());
+        assert_eq!(host.mismatches(&other)[0].field, "cores");
+    }
+}

@@ -1,0 +1,446 @@
+//! Where a run was measured: the facts that make two results comparable.
+
+use std::collections::BTreeMap;
+
+use super::gpus::{Gpu, Gpus};
+use crate::record::files::text::one_line;
+
+use serde::{Deserialize, Serialize};
+use sysinfo::System;
+
+use crate::backend::{BackendKind, Target};
+use kernelgate_cuda::compiler::nvrtc;
+use kernelgate_cuda::driver::device::DeviceFacts;
+use kernelgate_cuda::observe::telemetry::Telemetry;
+
+/// The machine and the build, as far as they decide what a time means.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "EnvironmentFields", into = "EnvironmentFields")]
+pub struct Environment {
+    /// "cpu" or "cuda".
+    pub device_kind: String,
+    /// As the device names itself.
+    pub device_name: String,
+    /// Instruction set of the host: "x86_64".
+    pub arch: String,
+    /// Logical cores of the host.
+    pub cores: usize,
+    /// Threads that the CPU backend used.
+    pub threads: usize,
+    /// SIMD features found at run time, widest last.
+    pub simd: Vec<String>,
+    /// Memory of the host, bytes.
+    pub memory_bytes: u64,
+    /// Operating system and kernel version.
+    pub os: String,
+    /// Whether the library was built with optimisation.
+    pub optimised: bool,
+    /// Version of kernelgate.
+    pub kernelgate: String,
+    /// Identifies the host: a hash of its name and machine id; absent where it has no name of its
+    /// own.
+    pub machine: Option<String>,
+    /// The GPUs that the run used; empty on the CPU.
+    pub gpus: Gpus,
+}
+
+/// An environment in a file: `gpu` where it has one GPU, `gpus` where it has several.
+#[derive(Serialize, Deserialize)]
+struct EnvironmentFields {
+    device_kind: String,
+    device_name: String,
+    arch: String,
+    cores: usize,
+    threads: usize,
+    simd: Vec<String>,
+    memory_bytes: u64,
+    os: String,
+    optimised: bool,
+    kernelgate: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    machine: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    gpu: Option<Gpu>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    gpus: Vec<Gpu>,
+}
+
+impl From<Environment> for EnvironmentFields {
+    fn from(environment: Environment) -> Self {
+        let Environment { device_kind, device_name, arch, cores, threads, simd, .. } = environment;
+        let Environment { memory_bytes, os, optimised, kernelgate, machine, gpus, .. } =
+            environment;
+        let gpu = gpus.one().cloned();
+        let gpus = if gpu.is_some() { Vec::new() } else { gpus.iter().cloned().collect() };
+        Self {
+            device_kind,
+            device_name,
+            arch,
+            cores,
+            threads,
+            simd,
+            memory_bytes,
+            os,
+            optimised,
+            kernelgate,
+            machine,
+            gpu,
+            gpus,
+        }
+    }
+}
+
+impl TryFrom<EnvironmentFields> for Environment {
+    type Error = &'static str;
+
+    fn try_from(fields: EnvironmentFields) -> Result<Self, Self::Error> {
+        let EnvironmentFields { device_kind, device_name, arch, cores, threads, simd, .. } = fields;
+        let EnvironmentFields { memory_bytes, os, optimised, kernelgate, machine, .. } = fields;
+        let (gpu, several) = (fields.gpu, fields.gpus);
+        if gpu.is_some() && !several.is_empty() {
+            return Err("an environment with both `gpu` and `gpus`");
+        }
+        let count = several.len();
+        let gpus: Gpus = several.into_iter().chain(gpu).collect();
+        if gpus.len() < count {
+            return Err("a GPU that is listed twice");
+        }
+        Ok(Self {
+            device_kind,
+            device_name,
+            arch,
+            cores,
+            threads,
+            simd,
+            memory_bytes,
+            os,
+            optimised,
+            kernelgate,
+            machine,
+            gpus,
+        })
+    }
+}
+
+/// A field in which two environments are not comparable.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mismatch {
+    /// Name of the field, as in the file.
+    pub field: &'static str,
+    /// Value of the baseline.
+    pub base: String,
+    /// Value of the run.
+    pub head: String,
+}
+
+impl Environment {
+    /// The environment of this process on a target.
+    pub fn of(target: &Target) -> Self {
+        match target {
+            Target::Cpu => Self::cpu(),
+            Target::Cuda(devices) => Self::on_gpus(devices.iter().map(|device| device.facts())),
+        }
+    }
+
+    /// The environment of this process on these GPUs, whoever opened them.
+    pub fn on_gpus<'a>(facts: impl IntoIterator<Item = &'a DeviceFacts>) -> Self {
+        let facts: Vec<&DeviceFacts> = facts.into_iter().collect();
+        let mut names: Vec<String> = facts.iter().map(|facts| one_line(&facts.name)).collect();
+        names.sort();
+        names.dedup();
+        Self {
+            device_kind: BackendKind::Cuda.name().to_owned(),
+            device_name: names.join(", "),
+            gpus: facts.into_iter().map(gpu).collect(),
+            ..Self::cpu()
+        }
+    }
+
+    /// The environment of this process on the CPU backend.
+    pub fn cpu() -> Self {
+        let system = System::new().ok().map(|mut system| {
+            system.refresh_memory();
+            system.refresh_cpu_list(sysinfo::CpuRefreshKind::nothing());
+            system
+        });
+        let first_core = system.as_ref().and_then(|system| system.cpus().first());
+        let brand = first_core.map(|cpu| one_line(cpu.brand())).filter(|brand| !brand.is_empty());
+        Self {
+            device_kind: BackendKind::Cpu.name().to_owned(),
+            device_name: brand
+                .unwrap_or_else(|| format!("unknown {} processor", std::env::consts::ARCH)),
+            arch: std::env::consts::ARCH.to_owned(),
+            cores: std::thread::available_parallelism().map_or(1, Into::into),
+            threads: crate::backend::cpu::threads(),
+            simd: simd_features(),
+            memory_bytes: system.as_ref().map_or(0, System::total_memory),
+            os: one_line(&format!(
+                "{} {}",
+                std::env::consts::OS,
+                System::kernel_version().unwrap_or_default()
+            )),
+            optimised: !cfg!(debug_assertions),
+            kernelgate: env!("CARGO_PKG_VERSION").to_owned(),
+            machine: machine(),
+            gpus: Gpus::default(),
+        }
+    }
+
+    /// Whether the host's own cores were measured.
+    pub fn on_host(&self) -> bool {
+        self.device_kind == BackendKind::Cpu.name()
+    }
+
+    /// Whether the card, on the CPU the host, can be told from others of its model.
+    pub const fn is_identified(&self) -> bool {
+        !self.gpus.is_empty() || self.machine.is_some()
+    }
+
+    /// Whether this and a baseline's environment, which are comparable, are known to be the same
+    /// cards, on the CPU the same host. Two of the same model need not run alike.
+    pub fn same_device(&self, base: &Self) -> bool {
+        match self.gpus.is_empty() || base.gpus.is_empty() {
+            true => self.machine.is_some() && self.machine == base.machine,
+            false => self.gpus.same_cards(&base.gpus),
+        }
+    }
+
+    /// Whether a process here can take over what one found there. Libraries are left out: what a
+    /// process has opened is known at its end, and what it computed by them shows in its outputs.
+    pub fn same_place(&self, other: &Self) -> bool {
+        let without_libraries = |environment: &Self| Self {
+            gpus: environment.gpus.without_libraries(),
+            ..environment.clone()
+        };
+        without_libraries(self) == without_libraries(other)
+    }
+
+    /// Identifies the device among others of its model: "GPU-1a2b…" or the host's hash.
+    pub fn device_id(&self) -> String {
+        match &self.machine {
+            _ if !self.gpus.is_empty() => self.gpus.values(|gpu| gpu.uuid.clone()),
+            Some(hash) => format!("host {hash}"),
+            None => "a host without a name".to_owned(),
+        }
+    }
+
+    /// "NVIDIA H200, driver 580.159.04, CUDA 13.0, SM clock up to 1980 MHz", or the processor with
+    /// its threads.
+    pub fn describe(&self) -> String {
+        if self.gpus.is_empty() {
+            return format!("{}, {} cores, {} threads", self.device_name, self.cores, self.threads);
+        }
+        let count = match self.gpus.len() {
+            1 => String::new(),
+            count => format!("{count} × "),
+        };
+        format!(
+            "{count}{}, driver {}, CUDA {}, SM clock up to {} MHz",
+            self.device_name,
+            self.gpus.values(|gpu| gpu.driver.clone()),
+            self.gpus.values(|gpu| gpu.driver_cuda.clone()),
+            self.gpus.values(|gpu| gpu.max_clock_mhz.to_string()),
+        )
+    }
+
+    /// Folder of the device's baselines: its name in lower case, words joined by `-`, and the number
+    /// of GPUs where there are several.
+    pub fn slug(&self) -> String {
+        let name = slug(&self.device_name);
+        if self.gpus.len() > 1 { format!("{name}-x{}", self.gpus.len()) } else { name }
+    }
+}
+
+/// A GPU with the versions of its driver and of NVRTC.
+fn gpu(facts: &DeviceFacts) -> Gpu {
+    let version = |(major, minor): (i32, i32)| format!("{major}.{minor}");
+    let telemetry = Telemetry::open(&facts.uuid);
+    Gpu {
+        uuid: facts.uuid.clone(),
+        arch: facts.arch.clone(),
+        driver: telemetry.and_then(|it| it.driver()).unwrap_or_else(|| "unknown".to_owned()),
+        driver_cuda: version((facts.driver_cuda / 1000, facts.driver_cuda % 1000 / 10)),
+        nvrtc: nvrtc::version().map_or_else(|_| "unknown".to_owned(), version),
+        multiprocessors: facts.multiprocessors,
+        l2_bytes: facts.l2_bytes,
+        memory_bytes: facts.memory_bytes,
+        max_clock_mhz: facts.max_clock_mhz,
+        libraries: BTreeMap::new(),
+    }
+}
+
+/// Names alone repeat ("localhost") and machine ids are copied with images: both together.
+fn machine() -> Option<String> {
+    let name = System::host_name().ok().filter(|name| !name.is_empty());
+    let id = std::fs::read_to_string("/etc/machine-id")
+        .map(|id| id.trim().to_owned())
+        .ok()
+        .filter(|id| !id.is_empty());
+    if id.is_none() && name.as_ref().is_none_or(|name| name.starts_with("localhost")) {
+        return None;
+    }
+    let text = format!("kernelgate {} {}", name.unwrap_or_default(), id.unwrap_or_default());
+    Some(crate::record::files::file::text_hash(&text)[..16].to_owned())
+}
+
+/// "Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz" to "intel-xeon-platinum-8481c".
+fn slug(name: &str) -> String {
+    let mut text = name.to_lowercase();
+    for mark in ["(r)", "(tm)", "(c)"] {
+        text = text.replace(mark, " ");
+    }
+    let text = text.split('@').next().unwrap_or_default();
+    let words = text
+        .split(|c: char| !c.is_ascii_alphanumeric())
+        .filter(|word| !word.is_empty() && !["cpu", "processor"].contains(word));
+    let slug = words.collect::<Vec<_>>().join("-");
+    if slug.is_empty() { "unknown".to_owned() } else { slug }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn simd_features() -> Vec<String> {
+    let features = [
+        ("avx2", std::arch::is_x86_feature_detected!("avx2")),
+        ("fma", std::arch::is_x86_feature_detected!("fma")),
+        ("f16c", std::arch::is_x86_feature_detected!("f16c")),
+        ("avx512f", std::arch::is_x86_feature_detected!("avx512f")),
+    ];
+    features.into_iter().filter(|(_, found)| *found).map(|(name, _)| name.to_owned()).collect()
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn simd_features() -> Vec<String> {
+    Vec::new()
+}
+
+/// Free memory for a case: what the system says is available, within the container's limit where
+/// there is one. Bytes; no bound where the system does not say.
+pub fn available_memory() -> u64 {
+    let Ok(mut system) = System::new() else { return u64::MAX };
+    system.refresh_memory();
+    let limit = system.cgroup_limits().map_or(u64::MAX, |limits| limits.free_memory);
+    system.available_memory().min(limit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::{ProcessRun, Provenance};
+
+    #[test]
+    fn slugs_are_folder_names() {
+        assert_eq!(
+            slug("Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz"),
+            "intel-xeon-platinum-8481c"
+        );
+        assert_eq!(slug("AMD EPYC 9554 64-Core Processor"), "amd-epyc-9554-64-core");
+        assert_eq!(slug("NVIDIA H200"), "nvidia-h200");
+        assert_eq!(slug("../../etc"), "etc");
+        assert_eq!(slug("(R)"), "unknown");
+    }
+
+    #[test]
+    fn a_different_device_or_thread_count_is_a_mismatch_and_a_new_kernel_version_is_not() {
+        let base = Environment::cpu();
+        let same = Environment {
+            os: "linux 99".to_owned(),
+            memory_bytes: 1,
+            kernelgate: "9".to_owned(),
+            ..base.clone()
+        };
+        assert_eq!(same.mismatches(&base), []);
+        let other = Environment {
+            device_name: "other".to_owned(),
+            threads: base.threads + 1,
+            ..base.clone()
+        };
+        let fields: Vec<_> =
+            other.mismatches(&base).iter().map(|mismatch| mismatch.field).collect();
+        assert_eq!(fields, ["device_name", "threads"]);
+    }
+
+    fn with_gpus<const N: usize>(gpus: [Gpu; N]) -> Environment {
+        Environment {
+            device_kind: "cuda".to_owned(),
+            device_name: "NVIDIA H200".to_owned(),
+            gpus: gpus.into_iter().collect(),
+            ..Environment::cpu()
+        }
+    }
+
+    #[test]
+    fn several_gpus_are_another_device_than_one_of_them() {
+        let gpu = |uuid: &str| Gpu::h200(uuid, "580.82");
+        let pair = with_gpus([gpu("GPU-2"), gpu("GPU-1")]);
+        let one = with_gpus([gpu("GPU-1")]);
+        assert!(pair.same_device(&with_gpus([gpu("GPU-1"), gpu("GPU-2")])));
+        assert!(!pair.same_device(&one));
+        let counts = |it: Vec<Mismatch>| it.into_iter().map(|it| (it.field, it.base, it.head));
+        let found: Vec<_> = counts(pair.mismatches(&one)).collect();
+        assert_eq!(found, [("gpu.count", "1".to_owned(), "2".to_owned())]);
+        assert_ne!(pair.fingerprint(), one.fingerprint());
+        assert_eq!((pair.slug(), one.slug()), ("nvidia-h200-x2".into(), "nvidia-h200".into()));
+        assert_eq!(pair.device_id(), "GPU-1, GPU-2");
+        assert!(pair.describe().starts_with("2 × NVIDIA H200, driver 580.82, CUDA 13.0, "));
+    }
+
+    #[test]
+    fn a_file_has_gpu_for_one_and_gpus_for_several() {
+        use crate::record::file;
+        let gpu = |uuid: &str| Gpu::h200(uuid, "580.82");
+        let text = |environment: Environment| {
+            let run = ProcessRun::start("b", "s", environment, Provenance::default());
+            file::to_text(&run)
+        };
+        let written_and_read = |environment: Environment| {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("run.json");
+            std::fs::write(&path, text(environment)).unwrap();
+            file::read::<ProcessRun>(&path).map(|run| run.environment)
+        };
+        for gpus in
+            [with_gpus([]), with_gpus([gpu("GPU-1")]), with_gpus([gpu("GPU-1"), gpu("GPU-2")])]
+        {
+            assert_eq!(written_and_read(gpus.clone()).unwrap(), gpus);
+        }
+        assert!(text(with_gpus([gpu("GPU-1")])).contains("\"gpu\": {"));
+        assert!(!text(with_gpus([])).contains("\"gpu"));
+        let pair = text(with_gpus([gpu("GPU-1"), gpu("GPU-2")]));
+        assert!(pair.contains("\"gpus\": ["), "{pair}");
+        let twice = pair.replace("GPU-2", "GPU-1");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.json");
+        std::fs::write(&path, twice).unwrap();
+        let error = file::read::<ProcessRun>(&path).unwrap_err().to_string();
+        assert!(error.contains("a GPU that is listed twice"), "{error}");
+    }
+
+    #[test]
+    fn a_card_a_model_and_a_driver_are_told_apart() {
+        let on = |uuid: &str, driver: &str| with_gpus([Gpu::h200(uuid, driver)]);
+        let base = on("GPU-1", "580.82.07");
+        let other = on("GPU-2", "580.159.04");
+        assert!(base.same_device(&base) && !other.same_device(&base));
+        // A process that verified has opened CUPTI by its end.
+        let mut verified = base.clone();
+        let mut gpu = verified.gpus.one().unwrap().clone();
+        gpu.libraries.insert("cupti".to_owned(), "API 26".to_owned());
+        verified.gpus = gpu.into();
+        assert!(base != verified && base.same_place(&verified) && verified.same_place(&base));
+        assert!(!other.same_place(&base) && !on("GPU-1", "590.1").same_place(&base));
+        assert_eq!(other.mismatches(&base), []);
+        let newer = on("GPU-1", "590.1");
+        let mismatch = Mismatch {
+            field: "gpu.driver",
+            base: "580.82.07".to_owned(),
+            head: "590.1".to_owned(),
+        };
+        assert_eq!(newer.mismatches(&base), [mismatch]);
+        assert_eq!(
+            other.describe(),
+            "NVIDIA H200, driver 580.159.04, CUDA 13.0, SM clock up to 1980 MHz"
+        );
+        let nameless = Environment { machine: None, ..Environment::cpu() };
+        assert!(!nameless.same_device(&nameless));
+    }
+}

@@ -1,0 +1,204 @@
+//! Which code was measured: its commit, and whether tracked files differed from it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde::{Deserialize, Serialize};
+
+use crate::record::files::text::one_line;
+
+/// Which code was measured.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Provenance {
+    /// Commit of the measured package; absent outside a git checkout.
+    pub commit: Option<String>,
+    /// Whether tracked files differed from that commit, other than committed baselines: of the benches
+    /// of a session the first writes them while the others have not begun.
+    pub dirty: bool,
+}
+
+/// What git is asked for changes.
+const STATUS: [&str; 6] = ["status", "--porcelain", "--untracked-files=no", "--", ":/", BASELINES];
+/// What is no change of the code: committed baselines, of whichever package of a workspace.
+const BASELINES: &str = ":(top,exclude,glob)**/baselines/*/*.json";
+
+impl Provenance {
+    /// Asks git about a folder; `KERNELGATE_COMMIT` answers where a binary runs away from the
+    /// repository that it was built in (`COMMIT`, or `COMMIT+changes` when tracked files
+    /// differed).
+    pub fn of(root: &Path) -> Self {
+        if let Some(given) =
+            std::env::var("KERNELGATE_COMMIT").ok().filter(|given| !given.is_empty())
+        {
+            return Self::parse(&given);
+        }
+        Self {
+            commit: git(root, &["rev-parse", "HEAD"]),
+            dirty: git(root, &STATUS).is_some_and(|changes| !changes.is_empty()),
+        }
+    }
+
+    /// Commits from this one to what a repository has checked out; none where git does not know one
+    /// of them, or this one is no commit id. It may come from a file: data, never an option of git.
+    pub fn commits_behind(&self, root: &Path) -> Option<u64> {
+        let commit = self.commit.as_deref().filter(|commit| is_hash(commit))?;
+        let range = format!("{commit}..HEAD");
+        git(root, &["rev-list", "--count", "--end-of-options", &range, "--"])?.parse().ok()
+    }
+
+    /// As [`Self::of`], for a process that a person or a script started: what is stated must be a
+    /// commit, and a repository is asked only about an executable that belongs to it, because cargo
+    /// started it, or it lies where cargo built it. With whether the commit was stated.
+    ///
+    /// # Errors
+    /// When `KERNELGATE_COMMIT` is no commit.
+    pub fn of_process(root: &Path) -> Result<(Self, bool), String> {
+        let given = std::env::var_os("KERNELGATE_COMMIT").filter(|given| !given.is_empty());
+        let Some(given) = given else {
+            let by_cargo = std::env::var_os("CARGO_MANIFEST_DIR").is_some();
+            let here = by_cargo || target_of_program().is_some();
+            return Ok((if here { Self::of(root) } else { Self::default() }, false));
+        };
+        let given = given.to_string_lossy();
+        if !is_commit(given.strip_suffix("+changes").unwrap_or(&given)) {
+            return Err(format!(
+                "KERNELGATE_COMMIT=`{}` is no commit: 7 to 64 hexadecimal digits, and +changes \
+                 where tracked files differed from it",
+                one_line(&given)
+            ));
+        }
+        Ok((Self::parse(&given), true))
+    }
+
+    fn parse(given: &str) -> Self {
+        // As a record may hold it: a file that nobody can read again would be a loss.
+        let given = one_line(given);
+        let commit = given.strip_suffix("+changes");
+        Self { commit: Some(commit.unwrap_or(&given).to_owned()), dirty: commit.is_some() }
+    }
+
+    /// Whether it is code of a commit that a file names by its first digits. With changes it is
+    /// code of none, and a record's commit that is a word, or too short, is none.
+    pub fn is_of(&self, first_digits: &str) -> bool {
+        let commit = self.commit.as_deref().filter(|commit| is_commit(commit) && !self.dirty);
+        is_commit(first_digits) && commit.is_some_and(|commit| commit.starts_with(first_digits))
+    }
+
+    /// "1a2b3c4d" or "1a2b3c4d+changes", for tables.
+    pub fn short(&self) -> String {
+        match &self.commit {
+            Some(commit) => format!(
+                "{}{}",
+                commit.get(..8).unwrap_or(commit),
+                if self.dirty { "+changes" } else { "" }
+            ),
+            None => "no commit".to_owned(),
+        }
+    }
+}
+
+/// Whether it names a commit: its hash, or enough digits of it that no other is meant.
+pub fn is_commit(text: &str) -> bool {
+    text.len() >= 7 && is_hash(text)
+}
+
+/// Whether it can only be the id of a commit, whole or shortened. A record's commit may also be a
+/// word, as `KERNELGATE_COMMIT` gave it; git would take some words for options.
+fn is_hash(commit: &str) -> bool {
+    (4..=64).contains(&commit.len()) && commit.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// Arguments of git with which it runs neither hooks nor the file watcher of a repository.
+pub const WITHOUT_HOOKS: [&str; 4] =
+    ["-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false"];
+
+/// What git prints about a folder; none where it fails.
+fn git(folder: &Path, arguments: &[&str]) -> Option<String> {
+    let mut command = Command::new("git");
+    // Reading takes no lock in the repository either.
+    command.arg("--no-optional-locks").args(WITHOUT_HOOKS).arg("-C").arg(folder).args(arguments);
+    let output = command.output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// The target folder that this program lies in; none where it was built elsewhere.
+pub(in crate::record) fn target_of_program() -> Option<PathBuf> {
+    // target/<profile>/program or target/<profile>/deps/program: cargo marks the target folder.
+    let program = std::env::current_exe().ok()?;
+    let mut folders = program.ancestors().skip(1).take(4);
+    folders.find(|folder| folder.join("CACHEDIR.TAG").is_file()).map(Path::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_commit_may_be_given() {
+        let given = |text| (Provenance::parse(text).short(), Provenance::parse(text).dirty);
+        assert_eq!(given("1a2b3c4d5e"), ("1a2b3c4d".to_owned(), false));
+        assert_eq!(given("1a2b3c4d5e+changes"), ("1a2b3c4d+changes".to_owned(), true));
+        assert_eq!(given("1a2b\u{1b}[2J+changes\n"), ("1a2b+changes".to_owned(), true));
+    }
+
+    #[test]
+    fn a_commit_is_named_by_its_first_digits_and_by_no_others() {
+        let is_of = |commit: &str, digits: &str| Provenance::parse(commit).is_of(digits);
+        let whole = "951c29400d11223344556677889900aabbccddee";
+        assert!(is_of(whole, "951c294") && is_of(whole, whole) && is_of("951c2940", "951c294"));
+        for commit in ["9", "", "951c29", "951c294zz; rm -rf", "2af5b7400", "951c294+changes"] {
+            assert!(!is_of(commit, "951c294"), "{commit}");
+        }
+        // The file's commit says more than the record's.
+        assert!(!is_of("951c2940", whole) && !is_of(whole, "951c29") && !is_of(whole, ""));
+        assert!(!Provenance::default().is_of("951c294"));
+    }
+
+    #[test]
+    fn a_baseline_that_is_being_saved_is_no_change_of_the_code() {
+        let folder = tempfile::tempdir().unwrap();
+        let package = folder.path().join("package");
+        let write = |file: &str, text: &str| {
+            let path = folder.path().join(file);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        let code = ["package/src.rs", "beside.rs", "baselines.rs", "package/baselines/kernel.cu"];
+        let saved = ["package/baselines/h200/main.json", "member/baselines/h200/main.json"];
+        let of_the_top = "baselines/h200/main.json";
+        code.iter().chain(&saved).chain([&of_the_top]).for_each(|file| write(file, "1"));
+        let at = |arguments: &[&str]| git(folder.path(), arguments).unwrap();
+        at(&["init", "--quiet"]);
+        at(&["add", "."]);
+        at(&["-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "-m", "first"]);
+        saved.iter().chain([&of_the_top]).for_each(|file| write(file, "2"));
+        assert!(!Provenance::of(&package).dirty);
+        for file in code {
+            write(file, "2");
+            assert!(Provenance::of(&package).dirty, "{file}");
+            write(file, "1");
+        }
+        assert!(!Provenance::of(&package).dirty);
+    }
+
+    #[test]
+    fn the_commit_of_a_file_is_no_option_of_git() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |arguments: &[&str]| git(folder.path(), arguments).unwrap();
+        at(&["init", "--quiet"]);
+        for message in ["first", "second"] {
+            let who = ["-c", "user.name=a", "-c", "user.email=a@b"];
+            at(&[&who[..], &["commit", "--quiet", "--allow-empty", "-m", message]].concat());
+        }
+        let behind = |commit: &str| Provenance::parse(commit).commits_behind(folder.path());
+        let first = at(&["rev-parse", "HEAD~1"]);
+        assert_eq!((behind(&first), behind(&first[..10])), (Some(1), Some(1)));
+        let victim = folder.path().join("victim..HEAD");
+        std::fs::write(&victim, "precious").unwrap();
+        let option = format!("--output={}", folder.path().join("victim").display());
+        for word in [option.as_str(), "--all", "HEAD~1", "prebuilt-base", "", "HEAD", "123"] {
+            assert_eq!(behind(word), None, "{word}");
+        }
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
+    }
+}
