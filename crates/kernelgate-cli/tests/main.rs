@@ -16,6 +16,7 @@ mod gpu_time;
 mod history;
 mod libraries;
 mod nvtx;
+mod outputs;
 mod package;
 mod packages;
 mod peers;

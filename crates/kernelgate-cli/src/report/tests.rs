@@ -5,15 +5,18 @@ use std::collections::BTreeMap;
 
 use kernelgate::display::{bytes, rate, time};
 
+use kernelgate::record::Verification;
+
 use super::{comment, comparison, junit, metrics, verdicts};
 use crate::gate::code::{CodeComparison, KernelsCompared};
-use crate::gate::comparison::{Broken, Compared, Comparison, Round};
-use crate::gate::costs::{Cost, CostGrowth};
+use crate::gate::comparison::{Broken, Compared, Comparison, CriterionBench, Round};
+use crate::gate::costs::{Cost, CostGrowth, FurtherPairs};
 use crate::gate::explanation::{Cause, Explanation};
 use crate::gate::interval::{Ratio, SingleRun, SpreadSource};
-use crate::gate::numerics::NumericsReport;
+use crate::gate::numerics::{Figure, Growth, NumericsReport};
 use crate::gate::paired::{Decision, Reason, TestPlan};
 use crate::gate::rules::{Accepted, RulesReport};
+use crate::gate::verification::VerificationLoss;
 use crate::gate::{Doubt, GateReport, Judged, Policy, Refusal, Staleness, Verdict};
 
 const ASSUMED: SingleRun = SingleRun { relative: 0.1, from: SpreadSource::Assumed };
@@ -327,6 +330,175 @@ fn a_message_is_no_line_of_its_own_and_no_xml() {
     let xml = junit::xml(&verdicts::summary(&report, "kernelgate gate"));
     assert!(xml.contains("3 unchanged\\u{202e}\\u{ffff}"), "{xml}");
     assert!(!xml.contains(['\u{202e}', '\u{9b}', '\u{ffff}']), "{xml}");
+}
+
+/// Lists and findings that [`compared`] lacks.
+fn compared_with_everything() -> Comparison {
+    let case = |name: &str| format!("st_bif/forward/{name}_f32/cuda/fused/hot");
+    let slower = "attention/forward/s1024_d64_full_bf16/cuda/flash_mma/hot".to_owned();
+    let code = CodeComparison {
+        same: 1,
+        code: vec!["flash: registers 96 -> 128".to_owned()],
+        ..Default::default()
+    };
+    let seeds = Growth {
+        case: case("n2"),
+        output: Some("spikes".to_owned()),
+        figure: Figure::RelativeL2,
+        seeds: 8,
+        needed: 8,
+        base: 3.8e-5,
+        head: 1.2e-4,
+        ratio: Some(3.2),
+        allowed: 1.5,
+        one_data_set: false,
+    };
+    let suspected = Growth { case: case("n3"), seeds: 3, ..seeds.clone() };
+    let one = Growth { case: case("n4"), seeds: 1, one_data_set: true, ..seeds.clone() };
+    let cost = |cost: Cost, further| CostGrowth {
+        case: case("n1"),
+        cost,
+        base: 2e9,
+        head: 3e9,
+        allowed: 0.1,
+        further,
+    };
+    let unclear = FurtherPairs { pairs: 8, grown: 6, found: false };
+    let checked = |checked| Verification::Verified { checked, total: 1600 };
+    let named = |words: &str| BTreeMap::from([(case("n7"), words.to_owned())]);
+    Comparison {
+        calibration: Some("calibration of 2026-11-20: threshold 1.50 %".to_owned()),
+        removed: vec![case("n5")],
+        failed_in_base: named("1 of 64 elements differ"),
+        foreign: vec!["other".to_owned()],
+        left_alone: BTreeMap::from([("other of the head".to_owned(), "no mark".to_owned())]),
+        unverified: vec![case("n6")],
+        verification: [Verification::Unverified, checked(3)]
+            .into_iter()
+            .filter_map(|head| VerificationLoss::between(&case("n8"), checked(1600), head))
+            .collect(),
+        criterion: vec![CriterionBench {
+            bench: "plain".to_owned(),
+            cases: vec!["plain/sum".to_owned()],
+            process_s: 1.5,
+            overridden: BTreeMap::from([("plain/sum".to_owned(), vec!["10 samples".to_owned()])]),
+        }],
+        optimised: false,
+        delays: Some("x=100".to_owned()),
+        numerics: NumericsReport {
+            compared: 5,
+            changed: 3,
+            changed_outputs: 3,
+            grown: vec![seeds, suspected, one],
+        },
+        costs: vec![cost(Cost::DeviceMemory, None), cost(Cost::HostTime, Some(unclear))],
+        rules: RulesReport {
+            file: Some("kernelgate.toml".to_owned()),
+            thresholds: vec![("`^st_bif/`: 3%, 200 ns".to_owned(), 2)],
+            accepted: vec![Accepted {
+                case: case("n1"),
+                slower: Some(0.12),
+                growth: Some(2.0),
+                less_verified: true,
+                reason: "exact sums".to_owned(),
+            }],
+            notes: vec!["[[accept]] `x` matches no case".to_owned()],
+            undecided: vec!["launches could not be judged".to_owned()],
+        },
+        code: BTreeMap::from([(slower.clone(), code)]),
+        kernels: vec![KernelsCompared {
+            arch: "sm_90a".to_owned(),
+            same: 40,
+            changed: BTreeMap::from([("flash".to_owned(), "registers".to_owned())]),
+            not_compared: BTreeMap::from([("other".to_owned(), "it hung".to_owned())]),
+        }],
+        explanations: BTreeMap::from([(
+            slower,
+            Explanation {
+                causes: vec![Cause::Code],
+                evidence: vec!["flash: registers 96 -> 128".to_owned()],
+                ..Explanation::default()
+            },
+        )]),
+        unaffected: vec!["a/b/n1/cuda/x/hot".to_owned()],
+        untimed: vec!["a/b/n2/cuda/x/hot".to_owned()],
+        ..compared()
+    }
+}
+
+/// Lists and findings that [`gated`] lacks.
+fn gated_with_everything() -> GateReport {
+    let Comparison { verification, numerics, costs, rules, .. } = compared_with_everything();
+    let case = |name: &str| format!("st_bif/forward/{name}_f32/cuda/fused/hot");
+    let named = |name: &str, words: &str| BTreeMap::from([(case(name), words.to_owned())]);
+    let inconclusive = |name: &str, doubt: Doubt| Judged {
+        reason: Some(doubt),
+        head_contention: 0.4,
+        ..judged(&case(name), Verdict::Inconclusive, 1.1, (5, 2))
+    };
+    let mut all = gated().judged;
+    all.extend([
+        inconclusive("wide", Doubt::Wide),
+        inconclusive("throttled", Doubt::Throttled),
+        inconclusive("clock", Doubt::Clock),
+        inconclusive("unsettled", Doubt::Unsettled),
+        inconclusive("host", Doubt::HostBound),
+        inconclusive("less", Doubt::LessVerified),
+    ]);
+    let kept = SingleRun { relative: 0.02, from: SpreadSource::EarlierRuns };
+    let calibrated = SingleRun { relative: 0.03, from: SpreadSource::Calibration };
+    (all[0].base_single, all[2].base_single) = (Some(kept), Some(calibrated));
+    GateReport {
+        judged: all,
+        new: vec![case("n5")],
+        skipped: named("n6", "needs 201 MB | of 102 MB <free>"),
+        failed: named("n7", "1 of 64 elements differ"),
+        missing_shards: vec!["st_bif 2/4".to_owned()],
+        own: vec!["s1/st_bif".to_owned()],
+        unverified: vec![case("n9")],
+        verification,
+        numerics,
+        costs,
+        rules,
+        ..gated()
+    }
+}
+
+#[test]
+fn everything_that_a_comparison_can_say() {
+    let compared = compared_with_everything();
+    let summary = comparison::summary(&compared, "kernelgate compare --base main");
+    insta::assert_snapshot!("everything_compared.txt", comparison::text(&compared, None));
+    insta::assert_snapshot!("everything_compared.md", comment::markdown(&summary));
+    insta::assert_snapshot!("everything_compared.xml", junit::xml(&summary));
+    insta::assert_snapshot!(
+        "everything_compared.json",
+        serde_json::to_string_pretty(&compared).unwrap()
+    );
+}
+
+#[test]
+fn everything_that_a_gate_can_say() {
+    let gated = gated_with_everything();
+    let summary = verdicts::summary(&gated, "kernelgate gate --baseline main");
+    insta::assert_snapshot!("everything_gated.txt", verdicts::text(&gated, None));
+    insta::assert_snapshot!("everything_gated.md", comment::markdown(&summary));
+    insta::assert_snapshot!("everything_gated.xml", junit::xml(&summary));
+    insta::assert_snapshot!("everything_gated.json", serde_json::to_string_pretty(&gated).unwrap());
+}
+
+#[test]
+fn a_refusal_comes_before_every_verdict() {
+    let refusal = Refusal {
+        field: "driver".to_owned(),
+        base: "580".to_owned(),
+        head: "570".to_owned(),
+        cases: ["a", "b", "c"].map(str::to_owned).to_vec(),
+    };
+    let gated = GateReport { judged: vec![], refused: vec![refusal], ..gated() };
+    insta::assert_snapshot!("refused_gate.txt", verdicts::text(&gated, None));
+    let summary = verdicts::summary(&gated, "kernelgate gate --baseline main");
+    insta::assert_snapshot!("refused_gate.md", comment::markdown(&summary));
 }
 
 #[test]
