@@ -73,14 +73,7 @@ const CRATES: &[Rules] = &[
         ],
         confined: &[
             ("criterion", &["harness/", "measure/criterion.rs"]),
-            (
-                "clap",
-                &[
-                    "harness/settings/args.rs",
-                    "harness/selection/place.rs",
-                    "harness/settings/variables.rs",
-                ],
-            ),
+            ("clap", &["harness/settings/"]),
             ("faer", &["measure/limits/cpu_matmul.rs"]),
             ("pulp", &["simd.rs", "measure/limits/cpu.rs"]),
             ("sysinfo", &["record/origin/environment.rs", "harness/recording/invocation.rs"]),

@@ -42,7 +42,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         println!("{}", benches::PROGRAM);
         return Exit::Fine.into();
     }
-    guard::keep_panics();
+    guard::keep_panics(variables::has_backtrace());
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let command = || variables::without_empty(verbs::Cli::command());
     let parsed = command()

@@ -8,8 +8,7 @@ use clap::ValueEnum as _;
 use crate::compare::AskedThresholds;
 use crate::compare::progress::parse_duration;
 use crate::gate::paired::TestPlan;
-use kernelgate::harness::args::{EffortName, PowerName};
-use kernelgate::harness::place::BackendName;
+use kernelgate::harness::args::{BackendName, EffortName, PowerName};
 use kernelgate::record::{Shard, TrialSampling};
 use kernelgate::workload::Override;
 

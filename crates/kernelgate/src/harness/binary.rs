@@ -1,29 +1,23 @@
 //! The bench binary: flags, selection, and what each mode does with it.
 
-use std::ffi::OsString;
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
 use super::error::HarnessError;
 use super::peers::Peers;
 use super::recording::stored;
-use super::running::deadline::Deadline;
-use super::running::execution::{Execution, Timer, new_criterion, open_group, run_cases};
-use super::running::progress::BenchProgress;
-use super::running::{bench_run, terse, trial, trial_run};
-use super::selection::cases::Selection;
+use super::running::sampling::{new_criterion, open_group};
+use super::running::{bench_run, test_run, trial, trial_run};
+use super::selection::cases::{Choice, Selection};
 use super::selection::filter::Filter;
-use super::selection::place::{BackendName, Place};
+use super::selection::place::Place;
 use super::selection::{cases, names};
-use super::settings::args::{Flags, Mode};
-use super::settings::{args, own_flags, variables};
+use super::settings::args::Mode;
+use super::settings::{Settings, process};
 use super::{answer, guard};
 use crate::backend::Target;
 use crate::exit::Exit;
 use crate::measure::criterion::Elapsed;
-use crate::protocol::{self, Action, Part, Request, Response, ResponseBody};
-use crate::record::text::printable;
+use crate::protocol::{Action, Part, Request, Response, ResponseBody};
 use crate::record::{Environment, ProcessRun, Shard, Store, TrialRequest, file, trial_request};
 use crate::suite::Suite;
 use crate::workload::Effort;
@@ -68,52 +62,14 @@ impl Harness {
     /// Runs the binary on the process' arguments.
     pub fn main(self) -> ExitCode {
         trial_request::leave_mark();
-        if std::env::var_os(protocol::VARIABLE).is_some_and(|value| value == protocol::QUESTION) {
-            println!("{}\n{}", protocol::answer(), trial_request::answer());
-            return Exit::Fine.into();
-        }
-        if std::env::var_os("KERNELGATE_TRIAL")
-            .is_some_and(|value| value == trial_request::QUESTION)
-        {
-            println!("{}", trial_request::answer());
-            return Exit::Fine.into();
-        }
-        let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-        let flags = match args::parse(&arguments) {
-            Ok(flags) => flags,
-            Err(error) if error.use_stderr() => {
-                let text = variables::explain(&error, &args::command(), &arguments);
-                eprint!("{}", printable(&text));
-                return Exit::Usage.into();
-            }
-            Err(help) => help.exit(),
+        let settings = match process::settings() {
+            Ok(settings) => settings,
+            Err(exit) => return exit,
         };
-        let own = own_flags::take_own_flags(&arguments);
-        let terse = terse::is_wanted(&flags, &arguments);
-        let large_pages = large_pages(&flags);
-        if own.is_some() || terse || large_pages.is_some() {
-            let (mut rest, mut own) = own.unwrap_or((arguments, Vec::new()));
-            own.extend(large_pages);
-            if terse {
-                rest.splice(0..0, terse::FLAG.map(OsString::from));
-                own.push((terse::VARIABLE, "yes".to_owned()));
-            }
-            return replace_process(&rest, &own);
-        }
-        if flags.request.is_none() && flags.trial.is_none() {
-            variables::warnings().iter().for_each(|warning| eprintln!("{}", printable(warning)));
-        }
-        guard::keep_panics();
-        let outcome = guard::catch(|| self.run(&flags)).unwrap_or_else(|panic| {
+        let outcome = guard::catch(|| self.run(&settings)).unwrap_or_else(|panic| {
             Err(HarnessError::Usage(format!("internal error, please report it: {panic}")))
         });
-        match outcome {
-            Ok(exit) => exit.into(),
-            Err(error) => {
-                eprintln!("error: {}", printable(&error.to_string()));
-                Exit::Usage.into()
-            }
-        }
+        outcome.map_or_else(|error| process::fail(&error), Into::into)
     }
 
     /// Workloads of the other bench binaries; the siblings may name this one's too.
@@ -126,38 +82,34 @@ impl Harness {
         self.suites.iter().map(AsRef::as_ref).chain(self.others())
     }
 
-    fn run(&self, flags: &Flags) -> Result<Exit, HarnessError> {
+    fn own(&self) -> impl Iterator<Item = &dyn Suite> {
+        self.suites.iter().map(AsRef::as_ref)
+    }
+
+    fn run(&self, settings: &Settings) -> Result<Exit, HarnessError> {
         names::check(self.name, self.everything())?;
         let _session = Range::new(self.name);
-        flags.check()?;
         kernelgate_cuda::layout::pad_heap();
-        if let Some(path) = &flags.request {
-            return self.respond(flags, file::read(path)?);
+        match &settings.mode {
+            Mode::Respond(path) => return self.respond(settings, file::read(path)?),
+            Mode::Trial(path) => return self.trial(settings, file::read(path)?),
+            _ => {}
         }
-        if let Some(path) = &flags.trial {
-            return self.trial(flags, trial::read_request(path)?);
-        }
-        cases::check_overrides(self.everything(), &flags.axis)?;
-        let place = flags.wanted().place(self.suites.iter().map(AsRef::as_ref))?;
-        let Some((selection, effort)) =
-            self.select(flags, &place, (&flags.filter()?, flags.shard))?
-        else {
-            return Ok(Exit::Fine);
-        };
+        cases::check_overrides(self.everything(), &settings.axes)?;
+        let place = settings.device.place(self.own())?;
+        let selected = self.select(settings, &place, &settings.filter, settings.shard)?;
+        let Some(selection) = selected else { return Ok(Exit::Fine) };
         let store = Store::discover();
-        match flags.mode() {
-            Mode::Bench => {
-                stored::check(&store, &selection, flags.baseline.as_deref(), true)?;
-                stored::check(&store, &selection, flags.baseline_lenient.as_deref(), false)?;
-                let selected = (&selection, effort);
-                let (exit, run) = bench_run::bench(self.name, flags, &place, selected, &store)?;
-                self.check_anything_ran(flags, &place, &run).map(|()| exit)
-            }
+        let baselines = &settings.baselines;
+        if !matches!(settings.mode, Mode::Test | Mode::Profile) {
+            stored::check(&store, &selection, baselines.load.as_deref(), true)?;
+            stored::check(&store, &selection, baselines.compare.as_deref(), true)?;
+            stored::check(&store, &selection, baselines.compare_if_stored.as_deref(), false)?;
+        }
+        match settings.mode {
+            Mode::Test | Mode::Profile => test_run::test(settings, &place, &selection, &store),
             Mode::List | Mode::Load => {
-                stored::check(&store, &selection, flags.load_baseline.as_deref(), true)?;
-                stored::check(&store, &selection, flags.baseline.as_deref(), true)?;
-                stored::check(&store, &selection, flags.baseline_lenient.as_deref(), false)?;
-                let mut criterion = new_criterion(&store, flags.effort(), Elapsed::default());
+                let mut criterion = new_criterion(&store, settings.effort, Elapsed::default());
                 for group in &selection.groups {
                     let mut criterion_group = open_group(&mut criterion, group);
                     for case in &group.cases {
@@ -166,158 +118,139 @@ impl Harness {
                 }
                 Ok(Exit::Fine)
             }
-            Mode::Test | Mode::Profile => {
-                let target = flags.wanted().open(&place)?;
-                let execution = Execution {
-                    flags,
-                    effort,
-                    timer: Timer::new(&target)?,
-                    target,
-                    limits: None,
-                    recorder: None,
-                    progress: BenchProgress::new(flags, selection.count()),
-                    lost: None,
-                    references: None,
-                    trial: None,
-                    deadline: flags.budget.map(|budget| Deadline::after(budget, Duration::ZERO)),
-                };
-                run_cases(execution, &selection, &store)
+            _ => {
+                let (exit, run) =
+                    bench_run::bench(self.name, settings, &place, &selection, &store)?;
+                self.check_anything_ran(settings, &place, &run).map(|()| exit)
             }
         }
     }
 
-    /// Does what the program asks, and writes the response.
-    fn respond(&self, flags: &Flags, request: Request) -> Result<Exit, HarnessError> {
+    /// Carries out the request of the program, and writes the response.
+    fn respond(&self, settings: &Settings, request: Request) -> Result<Exit, HarnessError> {
         let mut exit = Exit::Fine;
         let answer = match request.action {
             Action::Trial(request) => {
-                exit = self.trial(flags, *request)?;
+                exit = self.trial(settings, *request)?;
                 ResponseBody::Trial
             }
             action => self
-                .answer(flags, &action)
+                .answer(settings, &action)
                 .unwrap_or_else(|error| ResponseBody::Refused(error.to_string())),
         };
         file::write(&request.response, &Response { bench: self.name.to_owned(), answer })?;
         Ok(exit)
     }
 
-    /// Carries out a trial request; nothing where no case that was asked for is here.
-    fn trial(&self, flags: &Flags, request: TrialRequest) -> Result<Exit, HarnessError> {
-        cases::check_overrides(self.everything(), &flags.axis)?;
-        let place = flags.wanted().place(self.suites.iter().map(AsRef::as_ref))?;
-        let filter = trial::filter(&request, flags)?;
-        // A comparison says itself which cases it wants.
-        let Some((mut selection, effort)) = self.select(flags, &place, (&filter, None))? else {
+    /// Carries out a trial request; does nothing where none of its cases is here.
+    fn trial(&self, settings: &Settings, request: TrialRequest) -> Result<Exit, HarnessError> {
+        cases::check_overrides(self.everything(), &settings.axes)?;
+        let place = settings.device.place(self.own())?;
+        let filter = trial::filter(&request, settings);
+        // A comparison names its cases itself.
+        let Some(mut selection) = self.select(settings, &place, &filter, None)? else {
             return Ok(Exit::Fine);
         };
         selection.bring_first(&request.first);
-        trial_run::carry_out(
-            self.name,
-            flags,
-            request,
-            &place,
-            (&selection, effort),
-            &Store::discover(),
-        )
+        let store = Store::discover();
+        trial_run::carry_out(self.name, settings, request, &place, &selection, &store)
     }
 
-    fn answer(&self, flags: &Flags, action: &Action) -> Result<ResponseBody, HarnessError> {
-        let own = || self.suites.iter().map(AsRef::as_ref);
+    fn answer(&self, settings: &Settings, action: &Action) -> Result<ResponseBody, HarnessError> {
         if let Action::Resources { arch, filter } = action {
             let filter = Filter::parse(filter.as_deref(), false)?;
             return Ok(answer::resources::resources(&self.kernels, arch, &filter));
         }
-        let place = flags.wanted().place(own())?;
+        let place = settings.device.place(self.own())?;
+        let no_gpu = || ResponseBody::Refused(format!("no GPU to time: {}", place.otherwise));
         match action {
             Action::Peers => {
                 return Ok(ResponseBody::Peers(self.peers.iter().map(Peers::program).collect()));
             }
             Action::Environment => {
-                let target = flags.wanted().open(&place)?;
+                let target = settings.device.open(&place)?;
                 return Ok(ResponseBody::Environment(Box::new(Environment::of(&target))));
             }
             Action::Timing { part } if *part != Some(Part::Cases) => {
-                return match flags.wanted().open(&place)? {
-                    Target::Cuda(devices) => {
-                        Ok(ResponseBody::Timing(Box::new(answer::timing::timing(&devices, *part)?)))
-                    }
-                    Target::Cpu => {
-                        Ok(ResponseBody::Refused(format!("no GPU to time: {}", place.otherwise)))
-                    }
+                let Target::Cuda(devices) = settings.device.open(&place)? else {
+                    return Ok(no_gpu());
                 };
+                let report = answer::timing::timing(&devices, *part)?;
+                return Ok(ResponseBody::Timing(Box::new(report)));
             }
             _ => {}
         }
-        let nothing = |reason: String, close| Ok(ResponseBody::NoMatch { reason, close });
-        let filter =
-            cases::check_overrides(self.everything(), &flags.axis).and_then(|()| flags.filter());
-        let filter = match filter {
-            Ok(filter) => filter,
-            Err(error) => return nothing(error.to_string(), Vec::new()),
+        let selection = match self.select_to_answer(settings, &place) {
+            Ok(selection) => selection,
+            Err(none) => return Ok(*none),
         };
-        let selection = match (self.select(flags, &place, (&filter, flags.shard)), filter.text()) {
-            (Ok(Some((selection, _))), _) => selection,
-            (Ok(None), _) => {
-                return nothing("another bench has what was asked for".to_owned(), Vec::new());
-            }
-            (Err(_), Some(text)) => {
-                if let Some(error) = self.refused_axes(flags, &place) {
-                    return nothing(error.to_string(), Vec::new());
-                }
-                // What is close to it is put together from all benches.
-                return nothing(
-                    format!("no case matches `{}`", cases::in_short(text)),
-                    cases::suggestions(&filter, &cases::all_ids(own())),
-                );
-            }
-            (Err(error), None) => return nothing(error.to_string(), Vec::new()),
-        };
+        let seed = settings.seed;
         Ok(match action {
             Action::Verify { dump } => {
-                let target = flags.wanted().open(&place)?;
-                ResponseBody::Verify(answer::verify::verify(
-                    &selection,
-                    flags.seed,
-                    target,
-                    dump.as_deref(),
-                ))
+                let target = settings.device.open(&place)?;
+                let verified = answer::verify::verify(&selection, seed, target, dump.as_deref());
+                ResponseBody::Verify(verified)
             }
-            Action::Timing { .. } => match flags.wanted().open(&place)? {
-                Target::Cuda(devices) => ResponseBody::Timing(Box::new(answer::timing::cases(
-                    &selection, flags.seed, &devices,
-                )?)),
-                Target::Cpu => {
-                    ResponseBody::Refused(format!("no GPU to time: {}", place.otherwise))
+            Action::Timing { .. } => match settings.device.open(&place)? {
+                Target::Cuda(devices) => {
+                    let report = answer::timing::cases(&selection, seed, &devices)?;
+                    ResponseBody::Timing(Box::new(report))
                 }
+                Target::Cpu => no_gpu(),
             },
             Action::Profile | Action::Record(_) => {
-                let target = flags.wanted().open(&place)?;
-                answer::profile::profile(&selection, flags.seed, &target, action.recorded())?
+                let target = settings.device.open(&place)?;
+                answer::profile::profile(&selection, seed, &target, action.recorded())?
             }
-            _ => ResponseBody::List(answer::list::list(own(), &selection, &place)),
+            _ => ResponseBody::List(answer::list::list(self.own(), &selection, &place)),
         })
     }
 
-    /// The selected cases; `None` when there are none here and that is no mistake (it has then been
-    /// said).
+    /// The selected cases of a request, or the response if nothing matches.
+    fn select_to_answer(
+        &self,
+        settings: &Settings,
+        place: &Place,
+    ) -> Result<Selection<'_>, Box<ResponseBody>> {
+        let nothing = |reason: String, close| Box::new(ResponseBody::NoMatch { reason, close });
+        let refused = |error: HarnessError| nothing(error.to_string(), Vec::new());
+        cases::check_overrides(self.everything(), &settings.axes).map_err(refused)?;
+        let filter = &settings.filter;
+        match (self.select(settings, place, filter, settings.shard), filter.text()) {
+            (Ok(Some(selection)), _) => Ok(selection),
+            (Ok(None), _) => {
+                Err(nothing("another bench has what was asked for".to_owned(), Vec::new()))
+            }
+            (Err(_), Some(text)) => Err(match self.refused_axes(settings, place) {
+                Some(error) => refused(error),
+                // The program puts close ids together from all benches.
+                None => nothing(
+                    format!("no case matches `{}`", cases::in_short(text)),
+                    cases::suggestions(filter, &cases::all_ids(self.own())),
+                ),
+            }),
+            (Err(error), None) => Err(refused(error)),
+        }
+    }
+
+    /// The selected cases; `None` if the filter matches only another bench.
     ///
-    /// A filter that matches no case of the effort is tried on the whole sweep: who names a case
-    /// wants that case.
+    /// A filter that matches no case of the effort is tried on the whole sweep: a user who names a
+    /// case wants that case.
     fn select(
         &self,
-        flags: &Flags,
+        settings: &Settings,
         place: &Place,
-        (filter, shard): (&Filter, Option<Shard>),
-    ) -> Result<Option<(Selection<'_>, Effort)>, HarnessError> {
-        let own = || self.suites.iter().map(AsRef::as_ref);
-        let effort = flags.effort();
-        let mut of = effort;
-        let mut selection = cases::select(own(), effort, place, &flags.axis, filter)?;
-        if selection.matched_nothing() && effort < Effort::Thorough {
-            of = Effort::Thorough;
-            selection = cases::select(own(), Effort::Thorough, place, &flags.axis, filter)?;
-            if !selection.matched_nothing() && flags.mode() != Mode::List {
+        filter: &Filter,
+        shard: Option<Shard>,
+    ) -> Result<Option<Selection<'_>>, HarnessError> {
+        let mut choice =
+            Choice { effort: settings.effort, place, axes: &settings.axes, filter, shard: None };
+        let mut selection = choice.select(self.own())?;
+        if selection.matched_nothing() && choice.effort < Effort::Thorough {
+            choice.effort = Effort::Thorough;
+            selection = choice.select(self.own())?;
+            if !selection.matched_nothing() && settings.mode != Mode::List {
                 eprintln!(
                     "{}: not among the default cases; {} of the whole sweep match",
                     self.name,
@@ -326,57 +259,63 @@ impl Harness {
             }
         }
         if !selection.matched_nothing() {
-            if shard.is_some() {
-                let (all, wanted) = (selection.count(), (&flags.axis[..], filter));
-                selection = cases::select_part(own(), of, place, wanted, shard)?;
-                selection.say_part(self.name, flags, all);
+            if let Some(shard) = shard {
+                let all = selection.count();
+                selection = Choice { shard: Some(shard), ..choice }.select(self.own())?;
+                // A bench run prints its shard in its first line, and its record holds it.
+                if settings.mode != Mode::Bench {
+                    let part = selection.count();
+                    eprintln!("{}: shard {shard}: {part} of {all} cases", self.name);
+                }
             }
-            return Ok(Some((selection, effort)));
+            return Ok(Some(selection));
         }
-        if self.elsewhere(flags, place, filter).is_ok_and(|elsewhere| !elsewhere.matched_nothing())
-        {
+        let elsewhere = self.elsewhere(settings, place, filter);
+        if elsewhere.is_ok_and(|elsewhere| !elsewhere.matched_nothing()) {
             return Ok(None);
         }
         match filter.text() {
             Some(_) => Err(self
-                .refused_axes(flags, place)
+                .refused_axes(settings, place)
                 .unwrap_or_else(|| cases::nothing_matches(filter, self.everything()))),
-            None if !flags.axis.is_empty() && !matches!(filter, Filter::None) => {
-                Err(cases::nothing_has(own(), &flags.axis))
+            None if !settings.axes.is_empty() && !matches!(filter, Filter::None) => {
+                Err(cases::nothing_has(self.own(), &settings.axes))
             }
             None => Ok(None),
         }
     }
 
-    /// Why no case has the axes, whatever is named besides; `None` where some have them.
-    fn refused_axes(&self, flags: &Flags, place: &Place) -> Option<HarnessError> {
-        let own = || self.suites.iter().map(AsRef::as_ref);
-        if flags.axis.is_empty() {
+    /// Why no case has the axes, whatever the filter; `None` where some have them.
+    fn refused_axes(&self, settings: &Settings, place: &Place) -> Option<HarnessError> {
+        let axes = &settings.axes;
+        if axes.is_empty() {
             return None;
         }
-        match cases::select(own(), Effort::Thorough, place, &flags.axis, &Filter::All) {
+        let filter = &Filter::All;
+        let choice = Choice { effort: Effort::Thorough, place, axes, filter, shard: None };
+        match choice.select(self.own()) {
             Err(error) => Some(error),
             Ok(selection) => {
-                selection.matched_nothing().then(|| cases::nothing_has(own(), &flags.axis))
+                selection.matched_nothing().then(|| cases::nothing_has(self.own(), axes))
             }
         }
     }
 
-    /// Refuses a run without any result where cases were named that only this binary has.
+    /// Refuses a run without any result if the user named cases that only this binary has.
     fn check_anything_ran(
         &self,
-        flags: &Flags,
+        settings: &Settings,
         place: &Place,
         run: &ProcessRun,
     ) -> Result<(), HarnessError> {
-        let asked = flags.filter.is_some() || !flags.axis.is_empty();
+        let named = settings.filter.text().is_some() || !settings.axes.is_empty();
         // Another shard may have it, and a budget may end before the first case.
-        let in_part = flags.shard.is_some() || flags.budget.is_some();
-        if !asked
+        let in_part = settings.shard.is_some() || settings.budget.is_some();
+        if !named
             || in_part
             || !run.cases.is_empty()
             || !run.failed.is_empty()
-            || self.elsewhere(flags, place, &flags.filter()?)?.count() > 0
+            || self.elsewhere(settings, place, &settings.filter)?.count() > 0
         {
             return Ok(());
         }
@@ -390,57 +329,17 @@ impl Harness {
         )))
     }
 
-    /// What the package's other bench binaries have of what was asked for.
+    /// Matching cases of the package's other bench binaries.
     fn elsewhere(
         &self,
-        flags: &Flags,
+        settings: &Settings,
         place: &Place,
         filter: &Filter,
     ) -> Result<Selection<'_>, HarnessError> {
-        cases::select(self.others(), Effort::Thorough, place, &flags.axis, filter)
+        let axes = &settings.axes;
+        let choice = Choice { effort: Effort::Thorough, place, axes, filter, shard: None };
+        choice.select(self.others())
     }
-}
-
-/// What lets the process have memory in pages of 2 MiB, where it is for a GPU: hundreds of megabytes
-/// of inputs and outputs come and go with every case, and 4 KiB at a time the system takes longer to
-/// hand them out than the GPU to fill them. Rows on the host are timed as they would run elsewhere.
-fn large_pages(flags: &Flags) -> Option<(&'static str, String)> {
-    const VARIABLE: &str = "GLIBC_TUNABLES";
-    let driver = ["/dev/nvidiactl", "/dev/dxg"].iter().any(|path| Path::new(path).exists());
-    let wanted = driver && flags.backend != BackendName::Cpu && flags.mode() == Mode::Bench;
-    let asked = flags.trial.is_some() || flags.request.is_some();
-    let free = std::env::var_os(VARIABLE).is_none() && !asked;
-    (wanted && free).then(|| (VARIABLE, "glibc.malloc.hugetlb=1".to_owned()))
-}
-
-/// Starts this program anew with Criterion's flags alone and ours in the environment.
-fn replace_process(arguments: &[OsString], own: &own_flags::OwnFlags) -> ExitCode {
-    let program = std::env::current_exe()
-        .unwrap_or_else(|_| PathBuf::from(std::env::args_os().next().unwrap_or_default()));
-    let mut command = std::process::Command::new(&program);
-    command.args(arguments).envs(own.iter().map(|(name, value)| (*name, value)));
-    #[cfg(unix)]
-    let error = {
-        use std::os::unix::process::CommandExt;
-        command.exec()
-    };
-    #[cfg(not(unix))]
-    // Without exec the program's parent would be this process, not cargo: the session is settled
-    // here.
-    let error = match command
-        .env(
-            super::recording::invocation::VARIABLE,
-            super::recording::invocation::Invocation::of_process()
-                .map(|it| it.session)
-                .unwrap_or_default(),
-        )
-        .status()
-    {
-        Ok(status) => return ExitCode::from(u8::try_from(status.code().unwrap_or(2)).unwrap_or(2)),
-        Err(error) => error,
-    };
-    eprintln!("error: failed to start {}: {error}", program.display());
-    Exit::Usage.into()
 }
 
 #[cfg(test)]
@@ -448,7 +347,6 @@ mod tests {
     use super::super::selection::sample::{all, own};
     use super::*;
     use crate::backend::BackendKind;
-    use clap::Parser;
 
     #[test]
     fn a_mistyped_filter_gets_suggestions_where_siblings_name_the_own_workloads_too() {
@@ -462,8 +360,8 @@ mod tests {
     #[test]
     fn a_name_that_is_none_is_refused_before_anything_else() {
         let refused = |name, line: &str| {
-            let flags = Flags::try_parse_from(line.split_whitespace()).unwrap();
-            Harness::new(name, own()).run(&flags).unwrap_err().to_string()
+            let settings = Settings::parse(line).unwrap();
+            Harness::new(name, own()).run(&settings).unwrap_err().to_string()
         };
         for line in ["--list", "--bench", "--test no_such_case"] {
             let message = refused("st\nbif", line);
@@ -481,9 +379,9 @@ mod tests {
         let place =
             Place { kind: BackendKind::Cpu, otherwise: "elsewhere".to_owned(), l2_bytes: 0 };
         let select = |arguments: &[&str]| {
-            let flags = Flags::try_parse_from(arguments).unwrap();
-            let selected = harness.select(&flags, &place, (&flags.filter()?, flags.shard))?;
-            Ok::<_, HarnessError>(selected.map(|(selection, _)| selection.count()))
+            let settings = Settings::parse(&arguments.join(" "))?;
+            let selected = harness.select(&settings, &place, &settings.filter, settings.shard)?;
+            Ok::<_, HarnessError>(selected.map(|selection| selection.count()))
         };
         assert_eq!(select(&["attention/softmax"]).unwrap(), None);
         assert_eq!(select(&["--axis", "d=64"]).unwrap(), None);

@@ -8,12 +8,12 @@ use crate::exit::Exit;
 /// Message and place of the last panic.
 static LAST: Mutex<Option<String>> = Mutex::new(None);
 
-/// Keeps panic messages for [`catch`] instead of printing them, unless a backtrace was asked for.
+/// Keeps panic messages for [`catch`] instead of printing them, unless the user asked for a
+/// backtrace.
 ///
 /// `print!` panics where it cannot write. A reader that went away (`cargo bench | head`) then ends
 /// the process as the signal for it does, anything else is an error that is said.
-pub fn keep_panics() {
-    let backtrace = std::env::var_os("RUST_BACKTRACE").is_some_and(|value| value != "0");
+pub fn keep_panics(backtrace: bool) {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         let text = info.payload_as_str().unwrap_or("no message");

@@ -1,23 +1,24 @@
 //! One case at a time, for tests of the checks that a case passes; `cargo bench` does the same with
 //! each of its cases.
 
-use std::time::Duration;
-
 use super::auditing::after_timing::Checked;
+use super::recording::recorder::Event;
 pub use super::running::case_error::CaseError;
 pub use super::running::execution::check_floor;
-use super::running::execution::{Execution, Timer};
-use super::running::problem::Ready;
+use super::running::execution::{Execution, Timer, VerifiedCase};
+use super::running::problem::{Ready, Verified};
 use super::running::progress::BenchProgress;
-use super::running::trial::{BuildOutputs, TrialState};
-use super::selection::cases::{Selection, select};
+use super::running::sampling::{ByPlan, Sampler};
+use super::running::session::Session;
+use super::selection::cases::{Case, Group, Selection, select};
 use super::selection::filter::Filter;
 use super::selection::place::Place;
-use super::settings::args::Flags;
+use super::settings::Settings;
 use crate::backend::Target;
 use crate::measure::Cache;
+use crate::measure::power::PowerMode;
 use crate::record::run::{AfterTiming, VerificationRecord};
-use crate::record::{Samples, TrialSampling};
+use crate::record::{FileError, Samples, TrialSampling};
 use crate::suite::Suite;
 use crate::verify::{self, OutputComparison};
 use crate::workload::{Effort, Tensors};
@@ -85,47 +86,17 @@ impl Bench<'_> {
         let group = &selection.groups[0];
         let case = group.cases.iter().find(|case| case.cache == self.cache);
         let case = case.expect("tests name caches that cases have");
-        let mut ready = Ready::new(group, SEED, self.target)?;
-        let (mut executable, verification) = match verified {
-            Some(verified) => {
-                let known = verified_before(&verified(&ready.inputs));
-                // Another row of the group left these.
-                let others = Tensors::new().with("y", [1], vec![1.0_f32]);
-                ready.expected = verify::as_expected(&others);
-                let verified = ready.verify_bits(group, case, self.target, Some(known));
-                let (executable, record, _) = verified?;
-                assert!(record.by.is_some(), "other bits than before");
-                (executable, record)
-            }
-            None => {
-                let (executable, comparison) = ready.verify(group, case, self.target)?;
-                (executable, comparison.into())
-            }
-        };
-        let flags = Flags::defaults();
-        let mut execution = Execution {
-            flags: &flags,
-            effort: Effort::Default,
-            target: self.target.clone(),
-            timer: Timer::new(self.target)?,
-            limits: None,
-            recorder: None,
-            progress: BenchProgress::new(&flags, 1),
-            lost: None,
-            references: None,
-            trial: Some(TrialState {
-                sampling: self.sampling,
-                verified: None,
-                inputs: None,
-                outputs: BuildOutputs::default(),
-            }),
-            deadline: None,
-        };
-        execution.time(
+        let session = OneCase { sampling: self.sampling, verified };
+        let mut ready = session.prepare(group, self.target)?;
+        let mut verified = session.verify(&mut ready, group, case, self.target)?;
+        let (settings, timer) = (Settings::defaults(), Timer::new(self.target)?);
+        let progress = BenchProgress::new(settings.quiet, 1);
+        let (ready, checked) = (&mut ready, &mut Checked::default());
+        let timed = VerifiedCase { group, case, ready, verified: &mut verified, checked };
+        Execution::new(&session, &settings, self.target.clone(), timer, progress).time(
+            timed,
             None,
-            (group, case, &mut ready),
-            (executable.as_mut(), &mut Checked::default()),
-            (Duration::ZERO, &verification),
+            session.sampler().open(group).as_mut(),
         )
     }
 
@@ -151,5 +122,46 @@ fn verified_before(outputs: &Tensors) -> VerificationRecord {
         digest: Some(verify::digest(outputs)),
         by: Some("a process before".to_owned()),
         ..OutputComparison { total, ..OutputComparison::default() }.into()
+    }
+}
+
+/// A session of one case and no record.
+struct OneCase {
+    sampling: TrialSampling,
+    /// Outputs that an earlier process found right.
+    verified: Option<fn(&Tensors) -> Tensors>,
+}
+
+impl Session for OneCase {
+    fn prepare(&self, group: &Group<'_>, target: &Target) -> Result<Ready, CaseError> {
+        Ready::new(group, SEED, target)
+    }
+
+    fn verify(
+        &self,
+        ready: &mut Ready,
+        group: &Group<'_>,
+        case: &Case,
+        target: &Target,
+    ) -> Result<Verified, CaseError> {
+        let Some(verified) = self.verified else { return ready.verify_once(group, case, target) };
+        let known = verified_before(&verified(&ready.inputs));
+        // Another row of the group left these.
+        ready.expected = verify::as_expected(&Tensors::new().with("y", [1], vec![1.0_f32]));
+        let verified = ready.verify_bits(group, case, target, Some(known))?;
+        assert!(verified.record.by.is_some(), "other bits than before");
+        Ok(verified)
+    }
+
+    fn sampler(&self) -> Box<dyn Sampler + '_> {
+        Box::new(ByPlan { sampling: self.sampling, power: PowerMode::Steady })
+    }
+
+    fn record(&self, _: Event<'_>) -> Result<(), FileError> {
+        Ok(())
+    }
+
+    fn measures_costs(&self) -> bool {
+        self.sampling == TrialSampling::VERIFICATION_PASS
     }
 }

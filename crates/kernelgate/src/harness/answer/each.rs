@@ -13,7 +13,8 @@ pub type Outcomes<T> = Vec<(String, Result<T, CaseError>)>;
 /// was lost, after which nothing runs any more.
 pub fn each_implementation<T>(
     selection: &Selection<'_>,
-    (seed, target): (u64, &Target),
+    seed: u64,
+    target: &Target,
     doing: &str,
     mut one: impl FnMut(&Group<'_>, &Case, &mut Ready) -> Result<T, CaseError>,
 ) -> (Outcomes<T>, bool) {

@@ -47,8 +47,7 @@ pub fn profile(
     wanted: Option<Repetitions>,
 ) -> Result<ResponseBody, BackendError> {
     let repetitions = wanted.unwrap_or_default();
-    let by_phase =
-        |note: Option<String>| Ok(by_phase(selection, (seed, target), repetitions, note));
+    let by_phase = |note: Option<String>| Ok(by_phase(selection, seed, target, repetitions, note));
     let Target::Cuda(devices) = target else { return by_phase(None) };
     let device = devices.one();
     // Before recording, which slows launches.
@@ -80,7 +79,7 @@ pub fn profile(
         let begun = recording.recorder.now();
         let (executable, _) = ready.verify(group, case, target)?;
         let staged = !ready.kernels.staged().is_empty();
-        let mut recorded = recording.of_case(group, case, executable, (device, begun))?;
+        let mut recorded = recording.record_case(group, case, executable, begun)?;
         tell_local_memory(&mut recorded.trace, &ready.kernels.local_bytes());
         if staged && wanted.is_some() {
             let clocked = Target::Cuda(devices.with_stage_clocks());
@@ -95,7 +94,7 @@ pub fn profile(
         }
         Ok(recorded)
     };
-    let (outcomes, lost) = each_implementation(selection, (seed, target), "profiling", one);
+    let (outcomes, lost) = each_implementation(selection, seed, target, "profiling", one);
     if lost {
         // A lost device gives nothing back: it is left to the end of the process.
         std::mem::forget((Arc::clone(device), recording));
@@ -147,7 +146,8 @@ fn host_launch_ns(empty: &Empty, device: &Device) -> Result<f64, BackendError> {
 /// Measures the phases of one case an implementation, and verifies it.
 fn by_phase(
     selection: &Selection<'_>,
-    (seed, target): (u64, &Target),
+    seed: u64,
+    target: &Target,
     repetitions: Repetitions,
     note: Option<String>,
 ) -> ResponseBody {
@@ -156,7 +156,7 @@ fn by_phase(
         ready.verify(group, case, target)?;
         Ok((phases, group.bound.problem().breakdown().samples))
     };
-    let (outcomes, _) = each_implementation(selection, (seed, target), "profiling", one);
+    let (outcomes, _) = each_implementation(selection, seed, target, "profiling", one);
     let profiled = outcomes.into_iter().map(|(case, outcome)| {
         let (status, measured, reason) = parts(outcome);
         let (phases, samples) = measured.unwrap_or_default();
@@ -178,12 +178,12 @@ struct Recording {
 
 impl Recording {
     /// Launches a verified case, whose preparation began at a time, and takes what was recorded.
-    fn of_case(
+    fn record_case(
         &self,
         group: &Group<'_>,
         case: &Case,
         mut executable: Box<dyn Executable>,
-        (device, begun): (&Device, u64),
+        begun: u64,
     ) -> Result<CaseRecording, CaseError> {
         let Self { recorder, limits, described, .. } = self;
         let recorded = (|| {
@@ -191,7 +191,7 @@ impl Recording {
             let (clock, start) = (Instant::now(), recorder.now());
             self.launches(&case.id, executable.as_mut())?;
             let wall_ns = clock.elapsed().as_nanos();
-            device.synchronize()?;
+            executable.synchronize()?;
             Ok::<_, BackendError>((recorder.take_since(start, begun)?, wall_ns))
         })();
         let problem = group.bound.problem();

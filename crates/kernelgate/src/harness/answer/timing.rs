@@ -83,7 +83,7 @@ pub fn cases(
         }
         Ok(row)
     };
-    let (outcomes, lost) = each_implementation(selection, (seed, &target), "timing", one);
+    let (outcomes, lost) = each_implementation(selection, seed, &target, "timing", one);
     if lost {
         std::mem::forget((events, devices.clone()));
     }

@@ -28,7 +28,7 @@ pub fn verify(
         data_sets.insert(case.id.clone(), (ready.data_set(), ready.inputs_of_one_data_set()));
         outcome
     };
-    let (outcomes, lost) = each_implementation(selection, (seed, &target), "verifying", one);
+    let (outcomes, lost) = each_implementation(selection, seed, &target, "verifying", one);
     if lost {
         // A lost device gives nothing back, and may never answer: it is left to the end of the
         // process.

@@ -65,7 +65,8 @@ pub struct Checked {
 pub fn check(
     ready: &mut Ready,
     group: &Group<'_>,
-    (executable, current): (&mut dyn Executable, &mut CurrentInputs),
+    executable: &mut dyn Executable,
+    current: &mut CurrentInputs,
     stopwatch: &mut dyn Stopwatch,
     digest: Option<&str>,
 ) -> Result<AfterTiming, CaseError> {

@@ -135,12 +135,12 @@ mod tests {
     use crate::harness::recording::recorder::Recorder;
     use crate::harness::running::execution::{Execution, Timer};
     use crate::harness::running::progress::BenchProgress;
-    use crate::harness::running::trial::{BuildOutputs, TrialState};
+    use crate::harness::running::trial::BuildOutputs;
+    use crate::harness::running::trial_run::TrialSession;
     use crate::harness::selection::cases::select;
     use crate::harness::selection::filter::Filter;
     use crate::harness::selection::place::Place;
-    use crate::harness::settings::args::Flags;
-    use crate::measure::criterion::Elapsed;
+    use crate::harness::settings::Settings;
     use crate::record::{Environment, ProcessRun, Provenance, TrialSampling};
     use crate::workload::{Dtype, Effort};
     use kernelgate_cuda::Source;
@@ -240,7 +240,7 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
         let Some((device, _alone)) = gpu() else { return };
         let target = Target::Cuda(device.into());
         let others = target.telemetry().and_then(|telemetry| telemetry.other_processes());
-        let flags = Flags::defaults();
+        let settings = Settings::defaults();
         let place = Place { kind: BackendKind::Cuda, otherwise: String::new(), l2_bytes: 0 };
         let suites = [suite().suite()];
         let own = suites.iter().map(AsRef::as_ref);
@@ -248,25 +248,18 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
         let folder = tempfile::tempdir().unwrap();
         let run = ProcessRun::start("b", "s", Environment::of(&target), Provenance::default());
         let recorder = Recorder::start(run, folder.path().join("run.json"), None).unwrap();
-        let mut execution = Execution {
-            flags: &flags,
-            effort: Effort::Default,
-            target: target.clone(),
-            timer: Timer::new(&target).unwrap(),
-            limits: None,
-            recorder: Some(recorder.clone()),
-            progress: BenchProgress::new(&flags, selection.count()),
-            lost: None,
+        let session = TrialSession {
+            settings: &settings,
+            sampling: TrialSampling::VERIFICATION_PASS,
+            verified: None,
+            inputs: None,
+            outputs: BuildOutputs::default(),
             references: None,
-            trial: Some(TrialState {
-                sampling: TrialSampling::VERIFICATION_PASS,
-                verified: None,
-                inputs: None,
-                outputs: BuildOutputs::default(),
-            }),
-            deadline: None,
+            recorder: recorder.clone(),
         };
-        execution.run(&selection, None, &Elapsed::default()).unwrap();
+        let (timer, progress) = (Timer::new(&target).unwrap(), BenchProgress::new(true, 6));
+        let execution = Execution::new(&session, &settings, target.clone(), timer, progress);
+        execution.run(&selection).unwrap();
         let run = recorder.run();
         assert!(run.failed.is_empty() && run.skipped.is_empty(), "{run:?}");
         let of = |row: &str, cache: &str| {

@@ -1,7 +1,7 @@
 //! The measurement that Criterion calls around every pass of a routine.
 
 use std::cell::{Cell, RefCell};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use criterion::Throughput;
 use criterion::measurement::{Measurement, ValueFormatter, WallTime};
@@ -12,10 +12,10 @@ use kernelgate_cuda::driver::raw_stream::RawStream;
 
 use kernelgate_cuda::observe::telemetry::{Reading, Telemetry};
 
-use super::recording::{self, Ended};
+use super::recording::{self, Ended, Recording};
 use super::samples::{GpuElapsed, SampleLog};
 use crate::exit::Exit;
-use crate::harness::selection::place::DEFAULT_TIMEOUT_S;
+use crate::harness::settings::process::CriterionProcess;
 use crate::measure::audit::Allowed;
 use crate::measure::audit::passes::{Pass, Passes};
 use crate::record::Store;
@@ -34,6 +34,8 @@ struct Inner {
     telemetry: Vec<Reading>,
     passes: Passes,
     log: SampleLog,
+    process: CriterionProcess,
+    store: Store,
     began: Instant,
 }
 
@@ -64,12 +66,16 @@ impl GpuTime {
     pub fn new(stream: RawStream) -> Result<Self, StreamError> {
         // Read by `kernelgate`, and may not be optimised away.
         std::hint::black_box(recording::MARK.as_ptr());
+        let process = CriterionProcess::new();
+        let store = Store::discover();
         let inner = Inner {
-            stream: ForeignStream::new(stream, timeout())?,
+            stream: ForeignStream::new(stream, process.timeout)?,
             readings: None,
             telemetry: Vec::new(),
             passes: Passes::new(Allowed::CRITERION_ROUTINE),
-            log: SampleLog::start(&Store::discover().criterion),
+            log: SampleLog::start(&store.criterion),
+            process,
+            store,
             began: Instant::now(),
         };
         let formatter = Formatter { wall: WallTime, reported: Cell::new(false) };
@@ -78,7 +84,7 @@ impl GpuTime {
 
     /// Ends the process: nothing of the routine can be timed.
     fn refuse(&self, inner: &mut Inner, error: &BackendError) -> ! {
-        let case = recording::case_after(&inner.log);
+        let case = recording::case_after(&inner.log, &inner.store);
         eprintln!("error: {case}: {}", printable(&error.to_string()));
         if let Err(why) = inner.record(Ended::Refused { case, error: error.to_string() }) {
             eprintln!("error: {}", printable(&why));
@@ -121,7 +127,9 @@ impl Inner {
         let least_ns =
             self.readings.map_or(0.0, |readings| readings.least_ns - readings.nothing_ns);
         let telemetry = std::mem::take(&mut self.telemetry);
-        recording::record(&self.log, (self.stream.facts(), telemetry), least_ns, ended)
+        let Self { process, store, log, stream, .. } = self;
+        let recording = Recording { process, store, log, facts: stream.facts(), least_ns };
+        recording.record(telemetry, ended)
     }
 }
 
@@ -187,13 +195,6 @@ impl Drop for GpuTime {
             std::process::exit(exit as i32);
         }
     }
-}
-
-/// When what was enqueued is treated as hung: as the bench binaries of the harness are told.
-fn timeout() -> Duration {
-    let told = std::env::var("KERNELGATE_TIMEOUT").ok();
-    let seconds = told.and_then(|text| text.parse().ok());
-    Duration::from_secs(seconds.unwrap_or(DEFAULT_TIMEOUT_S))
 }
 
 /// Criterion's own words for nanoseconds; what is formatted is of a case that has ended.

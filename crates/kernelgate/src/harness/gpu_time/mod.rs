@@ -35,12 +35,13 @@ mod measurement;
 mod recording;
 mod samples;
 
+pub use super::settings::process::RECORD;
 /// Criterion in the version that this measurement is for, for benches that name another one.
 pub use criterion;
 pub use kernelgate_cuda::driver::foreign_stream::StreamError;
 pub use kernelgate_cuda::driver::raw_stream::RawStream;
 pub use measurement::GpuTime;
-pub use recording::{MARK, RECORD};
+pub use recording::MARK;
 pub use samples::GpuElapsed;
 
 /// Criterion with GPU time: in place of `criterion::Criterion` where a bench function names it.

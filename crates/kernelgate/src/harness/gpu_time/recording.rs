@@ -1,8 +1,7 @@
 //! The run of a bench that uses Criterion with GPU time: ids and samples of Criterion's store, as
 //! far as they were taken by this measurement.
 
-use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::samples::{Origin, SampleLog};
 use crate::display::{self, terminal};
@@ -10,7 +9,7 @@ use crate::exit::Exit;
 use crate::harness::recording::invocation::Invocation;
 use crate::harness::recording::saving;
 use crate::harness::running::bench_run;
-use crate::harness::settings::args;
+use crate::harness::settings::process::CriterionProcess;
 use crate::measure::audit::{Subject, duration};
 use crate::measure::power::PowerRecord;
 use crate::record::criterion_store::{self, Stored, StoredCase};
@@ -20,10 +19,6 @@ use crate::stats;
 use kernelgate_cuda::BackendError;
 use kernelgate_cuda::driver::device::DeviceFacts;
 use kernelgate_cuda::observe::telemetry::Reading;
-
-/// Variable that names the file of the record, in place of the session's: for `kernelgate`, which
-/// reads it.
-pub const RECORD: &str = "KERNELGATE_RECORD";
 
 /// Makes the executable one that `kernelgate` drives by Criterion's flags, told without running it.
 pub const MARK: &str = "\0kernelgate GPU time in Criterion's main\0";
@@ -44,8 +39,8 @@ pub enum Ended {
 }
 
 /// What a case is called whose samples are being taken: Criterion tells its id when they are done.
-pub fn case_after(log: &SampleLog) -> String {
-    let stored = criterion_store::read(&Store::discover().criterion).unwrap_or_default();
+pub fn case_after(log: &SampleLog, store: &Store) -> String {
+    let stored = criterion_store::read(&store.criterion).unwrap_or_default();
     let here = stored.cases.iter().filter(|(_, case)| taken_here(log, case));
     let last = here.max_by_key(|(_, case)| case.written);
     last.map_or("the first case".to_owned(), |(id, _)| format!("the case after `{}`", one_line(id)))
@@ -55,93 +50,108 @@ fn taken_here(log: &SampleLog, case: &StoredCase) -> bool {
     matches!(log.origin(case), Origin::Here { .. })
 }
 
-/// Records what was taken; how the process is to end.
-///
-/// # Errors
-/// What failed, as a sentence's end.
-pub fn record(
-    log: &SampleLog,
-    (facts, telemetry): (&DeviceFacts, Vec<Reading>),
-    least_ns: f64,
-    ended: Ended,
-) -> Result<Exit, String> {
-    let store = Store::discover();
-    let failed_to = |error: &dyn std::fmt::Display| format!("failed to {error}");
-    let stored = criterion_store::read(&store.criterion).map_err(|error| failed_to(&error))?;
-    let complete = matches!(ended, Ended::Complete);
-    let mut run = of_stored(&stored, log, least_ns, Environment::on_gpus([facts]));
-    if let Ended::Refused { case, error } = ended {
-        run.failed.insert(case, error);
-    }
-    if run.cases.is_empty() && run.failed.is_empty() && run.skipped.is_empty() {
-        return Ok(Exit::Fine);
-    }
-    let invocation = Invocation::of_process().map_err(|error| error.to_string())?;
-    let bench = bench_name();
-    let asked_for = std::env::var_os(RECORD).filter(|path| !path.is_empty()).map(PathBuf::from);
-    // Where the program asked for the record, it gets one of all groups.
-    if let Some(earlier) = asked_for.as_ref().and_then(|path| file::read::<ProcessRun>(path).ok()) {
-        run.cases.extend(earlier.cases);
-        run.skipped.extend(earlier.skipped);
-        run.failed.extend(earlier.failed);
-    }
-    let run = ProcessRun {
-        session: invocation.session.clone(),
-        package: store.package.clone(),
-        invocation: Some(invocation.id.clone()),
-        complete,
-        provenance: Provenance::of(&store.root),
-        executable: bench_run::executable_hash(),
-        telemetry,
-        ..run
-    };
-    // Two groups of a bench, each with a measurement of its own, are two runs.
-    let stem = |path: &Path| path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
-    let named =
-        |path: &Path| ProcessRun { bench: stem(path).unwrap_or(bench.clone()), ..run.clone() };
-    let path = match asked_for {
-        Some(path) => file::write(&path, &named(&path)).map(|()| path).map_err(|it| failed_to(&it)),
-        None => invocation.record(&store, &bench, named).map_err(|error| error.to_string()),
-    }?;
-    let run = named(&path);
-    tell(&run, &path, &store.page());
-    save_baseline(&store, &run)?;
-    Ok(if run.failed.is_empty() { Exit::Fine } else { Exit::Regression })
+/// A process whose samples are recorded.
+pub struct Recording<'a> {
+    /// The process.
+    pub process: &'a CriterionProcess,
+    /// Where files lie.
+    pub store: &'a Store,
+    /// Its samples.
+    pub log: &'a SampleLog,
+    /// Its GPU.
+    pub facts: &'a DeviceFacts,
+    /// Least time of a launch on it, nanoseconds.
+    pub least_ns: f64,
 }
 
-/// The cases that were measured here. Others of the store are of other benches, or of earlier.
-fn of_stored(
-    stored: &Stored,
-    log: &SampleLog,
-    least_ns: f64,
-    environment: Environment,
-) -> ProcessRun {
-    let mut run = ProcessRun::start("", "", environment, Provenance::default());
-    for (id, case) in &stored.cases {
-        match log.origin(case) {
-            Origin::Elsewhere => {}
-            Origin::ByRoutine => {
-                let why = "its routine tells the times itself (iter_custom): nothing is known of \
-                           them";
-                run.skipped.insert(one_line(id), why.to_owned());
-            }
-            Origin::Here { samples, host_bound } => {
-                let record = of_case(case, samples, host_bound);
-                let launch_ns = stats::median(&record.samples.per_launch_ns());
-                if let Err(why) = duration::check(Subject::Routine, launch_ns, least_ns) {
-                    run.failed.insert(one_line(id), BackendError::from(why).to_string());
-                } else if let Err(why) = check_plain(id) {
-                    run.skipped.insert(one_line(id), why);
-                } else {
-                    run.cases.insert(id.clone(), record);
+impl Recording<'_> {
+    /// Records the process' cases; returns the exit code of the process.
+    ///
+    /// # Errors
+    /// What failed, as a sentence's end.
+    pub fn record(&self, telemetry: Vec<Reading>, ended: Ended) -> Result<Exit, String> {
+        let Self { process, store, .. } = *self;
+        let failed_to = |error: &dyn std::fmt::Display| format!("failed to {error}");
+        let stored = criterion_store::read(&store.criterion).map_err(|error| failed_to(&error))?;
+        let complete = matches!(ended, Ended::Complete);
+        let mut run = self.measured(&stored);
+        if let Ended::Refused { case, error } = ended {
+            run.failed.insert(case, error);
+        }
+        if run.cases.is_empty() && run.failed.is_empty() && run.skipped.is_empty() {
+            return Ok(Exit::Fine);
+        }
+        let invocation = Invocation::new(process.session.clone()?);
+        let bench = bench_name(process.executable.as_deref().unwrap_or(Path::new("")));
+        // Where the program asked for the record, it gets one of all groups.
+        let earlier = process.record.as_ref().and_then(|path| file::read::<ProcessRun>(path).ok());
+        if let Some(earlier) = earlier {
+            run.cases.extend(earlier.cases);
+            run.skipped.extend(earlier.skipped);
+            run.failed.extend(earlier.failed);
+        }
+        let run = ProcessRun {
+            session: invocation.session.clone(),
+            package: store.package.clone(),
+            invocation: Some(invocation.id.clone()),
+            complete,
+            provenance: Provenance::of(&store.root),
+            executable: bench_run::executable_hash(process.executable.as_deref()),
+            telemetry,
+            ..run
+        };
+        // Two groups of a bench, each with a measurement of its own, are two runs.
+        let stem = |path: &Path| path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        let named =
+            |path: &Path| ProcessRun { bench: stem(path).unwrap_or(bench.clone()), ..run.clone() };
+        let run = if let Some(path) = &process.record {
+            let run = named(path);
+            file::write(path, &run).map_err(|error| failed_to(&error))?;
+            run
+        } else {
+            let path =
+                invocation.record(store, &bench, named).map_err(|error| error.to_string())?;
+            let run = named(&path);
+            tell(&run, &path, &store.page());
+            run
+        };
+        if let Some(name) = &process.save_baseline {
+            save_baseline(store, &run, name)?;
+        }
+        Ok(if run.failed.is_empty() { Exit::Fine } else { Exit::Regression })
+    }
+
+    /// The cases that were measured here. Others of the store are of other benches, or of earlier.
+    fn measured(&self, stored: &Stored) -> ProcessRun {
+        let environment = Environment::on_gpus([self.facts]);
+        let mut run = ProcessRun::start("", "", environment, Provenance::default());
+        for (id, case) in &stored.cases {
+            match self.log.origin(case) {
+                Origin::Elsewhere => {}
+                Origin::ByRoutine => {
+                    let why = "its routine tells the times itself (iter_custom): nothing is known \
+                               of them";
+                    run.skipped.insert(one_line(id), why.to_owned());
+                }
+                Origin::Here { samples, host_bound } => {
+                    let record = case_record(case, samples, host_bound);
+                    let launch_ns = stats::median(&record.samples.per_launch_ns());
+                    let duration = duration::check(Subject::Routine, launch_ns, self.least_ns);
+                    if let Err(why) = duration {
+                        run.failed.insert(one_line(id), BackendError::from(why).to_string());
+                    } else if let Err(why) = check_plain(id) {
+                        run.skipped.insert(one_line(id), why);
+                    } else {
+                        run.cases.insert(id.clone(), record);
+                    }
                 }
             }
         }
+        run
     }
-    run
 }
 
-fn of_case(case: &StoredCase, samples: usize, host_bound: bool) -> CaseRecord {
+fn case_record(case: &StoredCase, samples: usize, host_bound: bool) -> CaseRecord {
     case.record(Samples {
         launches: case.iterations[..samples].to_vec(),
         elapsed_ns: case.times[..samples].to_vec(),
@@ -152,8 +162,7 @@ fn of_case(case: &StoredCase, samples: usize, host_bound: bool) -> CaseRecord {
 }
 
 /// Name of the bench target: cargo puts a hash behind it.
-fn bench_name() -> String {
-    let program = std::env::current_exe().unwrap_or_default();
+fn bench_name(program: &Path) -> String {
     let stem = program.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let hash = |end: &str| end.len() == 16 && end.bytes().all(|byte| byte.is_ascii_hexdigit());
     match stem.rsplit_once('-') {
@@ -163,30 +172,24 @@ fn bench_name() -> String {
 }
 
 fn tell(run: &ProcessRun, path: &Path, page: &Path) {
-    if std::env::var_os(RECORD).is_some() {
-        return;
-    }
     println!("{}", display::runs::text(std::slice::from_ref(run), terminal::columns()));
     let (path, page) = (path.display().to_string(), page.display().to_string());
     eprintln!("run recorded in {}", printable(&path));
     eprintln!("`kernelgate report` draws it in {}", printable(&page));
 }
 
-/// Where Criterion was told to save a baseline, the run becomes part of ours of that name too.
-fn save_baseline(store: &Store, run: &ProcessRun) -> Result<(), String> {
-    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let flags = args::parse(&arguments).ok();
-    let Some(name) = flags.and_then(|flags| flags.save_baseline) else { return Ok(()) };
+/// Adds the run to our baseline of the name under which Criterion saves its own.
+fn save_baseline(store: &Store, run: &ProcessRun, name: &str) -> Result<(), String> {
     if run.cases.is_empty() {
         return Ok(());
     }
     let unsaved = |error: &dyn std::fmt::Display| format!("baseline `{name}`: failed to {error}");
     // Criterion takes any name.
     let path = store
-        .baseline_path(&run.environment.slug(), &name)
+        .baseline_path(&run.environment.slug(), name)
         .map_err(|error| format!("baseline `{name}` is Criterion's alone: {error}"))?;
     let _lock = Lock::of(&path).map_err(|error| unsaved(&error))?;
-    saving::save(&path, &name, run).map_err(|error| unsaved(&error))?;
+    saving::save(&path, name, run).map_err(|error| unsaved(&error))?;
     eprintln!("baseline `{name}` saved in {}", printable_path(&path));
     Ok(())
 }

@@ -6,7 +6,6 @@ use sysinfo::{Pid, ProcessRefreshKind, ProcessesToUpdate, System};
 
 use crate::harness::error::HarnessError;
 use crate::record::sessions::session_name;
-use crate::record::store::check_name;
 use crate::record::{ProcessRun, Store, file};
 
 /// Names the session.
@@ -22,20 +21,10 @@ pub struct Invocation {
 }
 
 impl Invocation {
-    /// The invocation of this process.
-    ///
-    /// # Errors
-    /// When the name that was given is no plain one.
-    pub fn of_process() -> Result<Self, HarnessError> {
+    /// The invocation of this process, whose session may have a name.
+    pub fn new(session: Option<String>) -> Self {
         let id = id();
-        let Some(given) = std::env::var_os(VARIABLE).filter(|given| !given.is_empty()) else {
-            return Ok(Self { session: id.clone(), id });
-        };
-        let session = given.to_string_lossy().into_owned();
-        check_name(&session).map_err(|_| {
-            HarnessError::Usage(format!("{VARIABLE}=`{session}` is no plain file name"))
-        })?;
-        Ok(Self { session, id })
+        Self { session: session.unwrap_or_else(|| id.clone()), id }
     }
 
     /// Writes the record of one of its benches and returns its path, which `run` gets too. Benches

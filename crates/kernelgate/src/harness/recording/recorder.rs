@@ -26,6 +26,18 @@ struct State {
     pending_baseline: Option<String>,
 }
 
+/// Outcome of cases.
+pub enum Event<'a> {
+    /// A case was verified and timed.
+    Timed(&'a str, Box<CaseRecord>),
+    /// Cases took so many bytes of device memory, those of them that were timed.
+    DeviceMemory(&'a [&'a str], u64),
+    /// Cases cannot run here, or did not begin.
+    Skipped(&'a [&'a str], &'a str),
+    /// A case is wrong or broke.
+    Failed(&'a str, &'a str),
+}
+
 impl Recorder {
     /// Writes the still empty record, so that a folder that cannot be written or a full disk is
     /// found before anything is measured.
@@ -41,55 +53,26 @@ impl Recorder {
         Ok(Self { state: Arc::new(Mutex::new(State { run, path, pending_baseline })) })
     }
 
-    /// Adds a verified and timed case.
+    /// Adds the outcome of cases.
     ///
     /// # Errors
-    /// When the file cannot be written, or the case is one that no record may hold.
-    pub fn add_case(&self, id: &str, case: CaseRecord) -> Result<(), FileError> {
-        self.update(|run| drop(run.cases.insert(id.to_owned(), case)))
-    }
-
-    /// Adds what device memory those of these cases took that were timed.
-    ///
-    /// # Errors
-    /// When the file cannot be written.
-    pub fn add_device_memory<'a>(
-        &self,
-        ids: impl IntoIterator<Item = &'a str>,
-        bytes: u64,
-    ) -> Result<(), FileError> {
-        self.update(|run| {
-            for id in ids {
-                if let Some(case) = run.cases.get_mut(id) {
-                    case.measured_device_bytes = Some(bytes);
+    /// When the file cannot be written, or a case is one that no record may hold.
+    pub fn add(&self, event: Event<'_>) -> Result<(), FileError> {
+        self.update(|run| match event {
+            Event::Timed(id, case) => drop(run.cases.insert(id.to_owned(), *case)),
+            Event::DeviceMemory(ids, bytes) => {
+                for id in ids {
+                    if let Some(case) = run.cases.get_mut(*id) {
+                        case.measured_device_bytes = Some(bytes);
+                    }
                 }
             }
+            Event::Skipped(ids, reason) => {
+                let each = ids.iter().map(|id| ((*id).to_owned(), reason.to_owned()));
+                run.skipped.extend(each);
+            }
+            Event::Failed(id, error) => drop(run.failed.insert(id.to_owned(), error.to_owned())),
         })
-    }
-
-    /// Adds a case that cannot run here.
-    ///
-    /// # Errors
-    /// When the file cannot be written.
-    pub fn add_skip(&self, id: &str, reason: &str) -> Result<(), FileError> {
-        self.update(|run| drop(run.skipped.insert(id.to_owned(), reason.to_owned())))
-    }
-
-    /// Adds cases that were not begun.
-    ///
-    /// # Errors
-    /// When the file cannot be written.
-    pub fn add_skips(&self, ids: &[&str], reason: &str) -> Result<(), FileError> {
-        let each = ids.iter().map(|id| ((*id).to_owned(), reason.to_owned()));
-        self.update(|run| run.skipped.extend(each))
-    }
-
-    /// Adds a case that is wrong or broke.
-    ///
-    /// # Errors
-    /// When the file cannot be written.
-    pub fn add_failure(&self, id: &str, error: &str) -> Result<(), FileError> {
-        self.update(|run| drop(run.failed.insert(id.to_owned(), error.to_owned())))
     }
 
     /// Adds where the time went, seconds by activity, all checks after timing and the whole;
@@ -163,7 +146,7 @@ impl Recorder {
                  end of the process",
                 limit.as_secs()
             );
-            let noted = recorder.add_failure(case, &why);
+            let noted = recorder.add(Event::Failed(case, &why));
             let state = recorder.lock();
             let (cases, path) = (state.run.cases.len(), printable_path(&state.path));
             eprintln!("\nfailed: {case}: {why}; {cases} finished cases are in {path}");

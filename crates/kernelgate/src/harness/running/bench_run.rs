@@ -1,52 +1,103 @@
 //! `cargo bench`: every selected case verified, timed and recorded.
 
+use std::path::Path;
 use std::time::Instant;
 
+use super::case_error::CaseError;
 use super::deadline::{self, Deadline};
 use super::estimate;
-use super::execution::{Execution, Timer, run_cases};
+use super::execution::{Execution, Timer};
+use super::problem::{Ready, Verified};
 use super::progress::BenchProgress;
+use super::sampling::{Sampler, UnderCriterion};
+use super::session::Session;
 use super::terse;
 use super::trial;
-use crate::backend::BackendKind;
+use crate::backend::{BackendKind, Target};
 use crate::display::{self, terminal};
 use crate::exit::Exit;
 use crate::harness::auditing::after_timing;
 use crate::harness::error::HarnessError;
 use crate::harness::recording::invocation::Invocation;
-use crate::harness::recording::recorder::Recorder;
+use crate::harness::recording::recorder::{Event, Recorder};
 use crate::harness::recording::references::References;
 use crate::harness::recording::saving;
-use crate::harness::selection::cases::Selection;
+use crate::harness::selection::cases::{Case, Group, Selection};
 use crate::harness::selection::place::Place;
-use crate::harness::settings::args::Flags;
+use crate::harness::settings::Settings;
 use crate::harness::spent;
 use crate::measure::limits::Limits;
 use crate::record::run::process_name;
-use crate::record::{Environment, Lock, ProcessRun, Provenance, Store, file};
+use crate::record::{Environment, FileError, Lock, ProcessRun, Provenance, Store, file};
 use crate::workload::{Effort, Work};
 use kernelgate_cuda::observe::telemetry::Telemetry;
 
-/// Verifies, times and records what was selected; the run, and how it ended.
+/// A process of `cargo bench`.
+struct BenchSession<'a> {
+    settings: &'a Settings,
+    effort: Effort,
+    store: &'a Store,
+    limits: Limits,
+    references: References,
+    recorder: Recorder,
+    deadline: Option<Deadline>,
+}
+
+impl Session for BenchSession<'_> {
+    fn prepare(&self, group: &Group<'_>, target: &Target) -> Result<Ready, CaseError> {
+        let mut ready = Ready::inputs(group, self.settings.seed, None, target)?;
+        ready.references = Some(self.references.clone());
+        ready.compute_reference(group)?;
+        Ok(ready)
+    }
+
+    fn verify(
+        &self,
+        ready: &mut Ready,
+        group: &Group<'_>,
+        case: &Case,
+        target: &Target,
+    ) -> Result<Verified, CaseError> {
+        ready.verify_once(group, case, target)
+    }
+
+    fn sampler(&self) -> Box<dyn Sampler + '_> {
+        Box::new(UnderCriterion::new(self.settings, self.effort, self.store))
+    }
+
+    fn record(&self, event: Event<'_>) -> Result<(), FileError> {
+        self.recorder.add(event)
+    }
+
+    fn limits(&self) -> Option<&Limits> {
+        Some(&self.limits)
+    }
+
+    fn out_of_time(&self) -> Option<String> {
+        self.deadline.as_ref().and_then(Deadline::passed)
+    }
+}
+
+/// Verifies, times and records the selected cases. Returns the exit code and the run.
 ///
 /// # Errors
 /// When the device fails before any case, or a file cannot be read or written.
 pub fn bench(
     name: &str,
-    flags: &Flags,
+    settings: &Settings,
     place: &Place,
-    (selection, effort): (&Selection<'_>, Effort),
+    selection: &Selection<'_>,
     store: &Store,
 ) -> Result<(Exit, ProcessRun), HarnessError> {
     let started = Instant::now();
     let opening = spent::on("open");
-    let target = flags.wanted().open(place)?;
+    let (target, effort) = (settings.device.open(place)?, settings.effort);
     let environment = Environment::of(&target);
     let (provenance, stated_commit) =
         Provenance::of_process(&store.root).map_err(HarnessError::Usage)?;
-    let progress = BenchProgress::new(flags, selection.count());
+    let progress = BenchProgress::new(settings.quiet, selection.count());
     let not_elsewhere = (place.kind == BackendKind::Cpu).then_some(place.otherwise.as_str());
-    let part = flags.shard.map_or(String::new(), |shard| format!(", shard {shard}"));
+    let part = settings.shard.map_or(String::new(), |shard| format!(", shard {shard}"));
     progress.start(
         &format!("{name}{part}"),
         &environment,
@@ -54,32 +105,33 @@ pub fn bench(
         selection.count(),
         not_elsewhere,
     );
-    let invocation = Invocation::of_process()?;
+    let invocation = Invocation::new(settings.process.session.clone());
     if effort == Effort::Thorough {
         let known = estimate::last_times(store, &environment);
-        progress.estimate(&estimate::text(selection, (effort, flags), &known));
+        progress.estimate(&estimate::text(selection, effort, settings, &known));
     }
-    let process = process_name(name, flags.shard);
+    let process = process_name(name, settings.shard);
     let path = store.run_path(&invocation.session, &process);
     let folder = path.parent().unwrap_or(&path);
-    let deadline = flags
+    let deadline = settings
         .budget
         .map(|budget| Deadline::after(budget, deadline::used_by(&invocation.id, folder)));
     let mut run = ProcessRun {
         effort: effort.name().to_owned(),
-        seed: flags.seed,
-        shard: flags.shard,
-        delays: trial::delays(flags, selection),
+        seed: settings.seed,
+        shard: settings.shard,
+        delays: trial::delays(settings, selection),
         skipped: selection.skipped.iter().cloned().collect(),
         unsupported: selection.unsupported.clone(),
-        executable: executable_hash(),
+        executable: executable_hash(settings.process.executable.as_deref()),
         package: store.package.clone(),
         invocation: Some(invocation.id.clone()),
         stated_commit,
         ..ProcessRun::start(name, &invocation.session, environment, provenance)
     };
-    let baseline = flags
-        .save_baseline
+    let baseline = settings
+        .baselines
+        .save
         .as_deref()
         .map(|baseline| saving::open(store, baseline, &run, selection))
         .transpose()?;
@@ -106,34 +158,28 @@ pub fn bench(
     progress.telemetry(&run.telemetry);
     let limits = run.limits.clone();
     let references = References::at(store.references.clone(), run.executable.clone());
-    let recorder = Recorder::start(run, path, flags.save_baseline.clone())?;
+    let recorder = Recorder::start(run, path, settings.baselines.save.clone())?;
     recorder.exit_on_interrupt()?;
     if target.kind() == BackendKind::Cpu {
-        recorder.exit_on_endless_launch(flags.host_timeout());
+        recorder.exit_on_endless_launch(settings.host_timeout);
     }
-    let execution = Execution {
-        flags,
-        effort,
-        target,
-        timer,
-        limits: Some(limits),
-        recorder: Some(recorder.clone()),
-        progress,
-        lost: None,
-        references: Some(references),
-        trial: None,
-        deadline,
+    let recorded = recorder.clone();
+    let session =
+        BenchSession { settings, effort, store, limits, references, recorder: recorded, deadline };
+    let execution = Execution::new(&session, settings, target, timer, progress);
+    let run_all = || execution.run(selection);
+    let exit = match settings.process.silent_criterion {
+        true => terse::without_output(run_all)?,
+        false => run_all()?,
     };
-    let run_all = || run_cases(execution, selection, store);
-    let exit = if terse::is_set() { terse::without_output(run_all)? } else { run_all()? };
     let checks = spent::whole(after_timing::ACTIVITY);
     let spent_s = spent::take();
-    let progress = BenchProgress::new(flags, 0);
+    let progress = BenchProgress::new(settings.quiet, 0);
     progress.spent(&spent_s, checks, started.elapsed());
     recorder.add_spent(spent_s, checks, started.elapsed());
     recorder.finish(telemetry.as_ref().map(Telemetry::read))?;
-    let saved = flags.save_baseline.as_deref().filter(|_| !recorder.run().cases.is_empty());
-    if flags.output_format == "criterion" || terse::is_set() {
+    let saved = settings.baselines.save.as_deref().filter(|_| !recorder.run().cases.is_empty());
+    if settings.table {
         let text = display::runs::text(&[recorder.run()], terminal::columns());
         terminal::print(&text);
     }
@@ -151,7 +197,7 @@ pub fn bench(
     Ok((exit, recorder.run()))
 }
 
-/// Content hash of this program's file.
-pub fn executable_hash() -> Option<String> {
-    file::content_hash(&std::env::current_exe().ok()?).ok()
+/// Content hash of a program's file.
+pub fn executable_hash(program: Option<&Path>) -> Option<String> {
+    file::content_hash(program?).ok()
 }

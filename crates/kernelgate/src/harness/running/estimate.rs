@@ -1,11 +1,11 @@
-//! How long a selection takes at least, told before it begins.
+//! How long a selection takes at least.
 
 use std::collections::BTreeMap;
 
 use super::timing::SamplingPlan;
 use crate::display::duration;
 use crate::harness::selection::cases::Selection;
-use crate::harness::settings::args::Flags;
+use crate::harness::settings::Settings;
 use crate::record::{Environment, ProcessRun, Store};
 use crate::stats::median;
 use crate::workload::Effort;
@@ -18,7 +18,8 @@ use std::time::Duration;
 /// references and verification, is left out, and that is said.
 pub fn text(
     selection: &Selection<'_>,
-    (effort, flags): (Effort, &Flags),
+    effort: Effort,
+    settings: &Settings,
     known_ns: &BTreeMap<String, f64>,
 ) -> String {
     let (mut time, mut known) = (Duration::ZERO, 0);
@@ -26,7 +27,7 @@ pub fn text(
         let on = case.row.backend;
         let launch_ns = known_ns.get(&case.id).copied();
         known += usize::from(launch_ns.is_some());
-        time += SamplingPlan::new(effort, on, launch_ns.unwrap_or(1.0), flags)
+        time += SamplingPlan::new(effort, on, launch_ns.unwrap_or(1.0), settings)
             .least(launch_ns.unwrap_or_default());
     }
     format!(
@@ -66,7 +67,7 @@ mod tests {
         let selection = select(own, Effort::Thorough, &place, &[], &Filter::All).unwrap();
         let (cases, problems) = (selection.count(), selection.groups.len());
         let estimate = |known: &BTreeMap<String, f64>| {
-            text(&selection, (Effort::Thorough, &Flags::defaults()), known)
+            text(&selection, Effort::Thorough, &Settings::defaults(), known)
         };
         let plain = estimate(&BTreeMap::new());
         let seconds = Duration::from_secs_f64(4.5 * cases as f64);

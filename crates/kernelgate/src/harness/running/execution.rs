@@ -1,39 +1,32 @@
 //! Going through the selected cases: inputs, reference, verification, timing, record.
 
-use crate::record::text::printable;
-use std::time::{Duration, Instant};
-
-use criterion::{BenchmarkGroup, Criterion, Throughput};
+use std::time::Instant;
 
 use super::case_error::{CaseError, guarded};
-use super::deadline::Deadline;
-use super::problem::Ready;
+use super::problem::{Ready, Verified};
 use super::progress::BenchProgress;
-use super::timing::{self, SamplingPlan};
-use super::trial::TrialState;
+use super::sampling::{GroupSampler, SampledCase};
+use super::session::Session;
 use crate::backend::{BackendError, BackendKind, Executable, Target};
 use crate::exit::Exit;
 use crate::harness::auditing::after_timing::{self, Checked};
 use crate::harness::auditing::device_memory::MemoryWatch;
 use crate::harness::error::HarnessError;
-use crate::harness::recording::recorder::Recorder;
-use crate::harness::recording::references::References;
+use crate::harness::recording::recorder::Event;
 use crate::harness::selection::cases::{Case, Group, Selection};
-use crate::harness::settings::args::Flags;
+use crate::harness::settings::Settings;
 use crate::harness::spent;
-use crate::measure::criterion::Elapsed;
 use crate::measure::delay::{Delay, Delayed};
 use crate::measure::events::EventTimer;
-use crate::measure::limits::{Limits, TimeLimit};
+use crate::measure::limits::TimeLimit;
 use crate::measure::wall::Wall;
 use crate::measure::{Cache, Stopwatch};
 use crate::record::run::{AfterTiming, VerificationRecord};
-use crate::record::{CaseRecord, Samples, Store, TrialSampling};
-use crate::workload::{Effort, Work};
-use kernelgate_cuda::driver::used::UsedKernels;
+use crate::record::text::printable;
+use crate::record::{CaseRecord, Samples};
 use kernelgate_cuda::observe::range::Range;
 
-/// What samples are taken with.
+/// Clock of the samples.
 pub enum Timer {
     /// Host wall time.
     Wall(Wall),
@@ -57,7 +50,8 @@ impl Timer {
     fn delay<'a>(
         &mut self,
         executable: &'a mut dyn Executable,
-        (delay, cache): (&Delay, Cache),
+        delay: &Delay,
+        cache: Cache,
     ) -> Result<Delayed<'a>, BackendError> {
         match self {
             Self::Wall(_) => Ok(Delayed::on_host(executable, delay)),
@@ -65,7 +59,7 @@ impl Timer {
         }
     }
 
-    /// The stopwatch for a case, with how it takes its samples.
+    /// The stopwatch for a case, which decides how it takes samples.
     fn case(
         &mut self,
         executable: &mut dyn Executable,
@@ -78,51 +72,65 @@ impl Timer {
     }
 }
 
-/// What stays the same while a process goes through its cases.
-pub struct Execution<'a> {
-    /// The process' flags.
-    pub flags: &'a Flags,
-    /// How long to time.
-    pub effort: Effort,
-    /// Where to compute.
-    pub target: Target,
-    /// The clock.
-    pub timer: Timer,
-    /// Measured only when timing.
-    pub limits: Option<Limits>,
-    /// Present only when timing.
-    pub recorder: Option<Recorder>,
-    /// What a person sees.
-    pub progress: BenchProgress,
-    /// Why nothing more can run, once the device was lost.
-    pub lost: Option<String>,
-    /// Where references are kept; none where each is computed.
-    pub references: Option<References>,
-    /// Present in a process of a comparison.
-    pub trial: Option<TrialState>,
-    /// After which no case begins.
-    pub deadline: Option<Deadline>,
+/// A verified case that is about to be timed.
+pub struct VerifiedCase<'a, 'g> {
+    /// Its problem.
+    pub group: &'a Group<'g>,
+    /// The case.
+    pub case: &'a Case,
+    /// Inputs and reference.
+    pub ready: &'a mut Ready,
+    /// Its implementation.
+    pub verified: &'a mut Verified,
+    /// Checks of earlier cases of that implementation.
+    pub checked: &'a mut Checked,
 }
 
-impl Execution<'_> {
+/// A process that goes through its cases.
+pub struct Execution<'a> {
+    session: &'a dyn Session,
+    settings: &'a Settings,
+    target: Target,
+    timer: Timer,
+    progress: BenchProgress,
+    /// Reason why nothing more can run, once the device was lost.
+    lost: Option<String>,
+}
+
+impl<'a> Execution<'a> {
+    /// A process on a target.
+    pub fn new(
+        session: &'a dyn Session,
+        settings: &'a Settings,
+        target: Target,
+        timer: Timer,
+        progress: BenchProgress,
+    ) -> Self {
+        Self { session, settings, target, timer, progress, lost: None }
+    }
+
     /// Verifies and times every case.
     ///
     /// # Errors
-    /// When the record cannot be written; what goes wrong with a case is that case's result.
-    pub fn run(
-        &mut self,
-        selection: &Selection<'_>,
-        mut criterion: Option<&mut Criterion<Elapsed>>,
-        elapsed: &Elapsed,
-    ) -> Result<Exit, HarnessError> {
+    /// When the record cannot be written; an error of a case is that case's result.
+    pub fn run(mut self, selection: &Selection<'_>) -> Result<Exit, HarnessError> {
+        let outcome = self.run_groups(selection);
+        if self.lost.is_some() {
+            // A lost device gives nothing back, and may never answer: it is left to the end of the
+            // process.
+            std::mem::forget(self);
+        }
+        outcome
+    }
+
+    fn run_groups(&mut self, selection: &Selection<'_>) -> Result<Exit, HarnessError> {
+        let mut sampler = self.session.sampler();
         let mut exit = Exit::Fine;
         for (done, group) in selection.groups.iter().enumerate() {
-            if let Some(why) = self.out_of_time() {
-                let left = selection.groups[done..].iter().flat_map(|group| &group.cases);
-                self.leave(left, &why)?;
+            if self.is_over(selection.groups[done..].iter().flat_map(|group| &group.cases))? {
                 break;
             }
-            exit = exit.max(self.run_group(group, criterion.as_deref_mut(), elapsed)?);
+            exit = exit.max(self.run_group(group, sampler.open(group).as_mut())?);
         }
         Ok(exit)
     }
@@ -130,110 +138,22 @@ impl Execution<'_> {
     fn run_group(
         &mut self,
         group: &Group<'_>,
-        criterion: Option<&mut Criterion<Elapsed>>,
-        elapsed: &Elapsed,
+        sampler: &mut dyn GroupSampler,
     ) -> Result<Exit, HarnessError> {
-        let work = group.bound.problem().work();
-        let mut exit = Exit::Fine;
-        let mut criterion_group = criterion.map(|criterion| open_group(criterion, group));
         let started = Instant::now();
-        let ready = match &self.lost {
-            Some(lost) => Err(CaseError::Fail(lost.clone())),
-            None => {
-                let kept = self.trial.as_ref().and_then(|trial| trial.inputs.as_deref());
-                Ready::inputs(group, self.flags.seed, kept, &self.target)
-            }
-        };
-        let ready = ready.and_then(|mut ready| {
-            ready.references.clone_from(&self.references);
-            // Where each case needs it: not beside a case, in whose memory it would count.
-            if self.trial.as_ref().is_none_or(|trial| trial.verified.is_none()) {
-                ready.compute_reference(group)?;
-            }
-            Ok(ready)
-        });
-        let mut ready = match ready {
+        let prepared = self.alive().and_then(|()| self.session.prepare(group, &self.target));
+        let mut ready = match prepared {
             Ok(ready) => ready,
-            Err(error) => {
-                for case in &group.cases {
-                    exit = exit.max(self.record_case_error(case, &error)?);
-                }
-                return Ok(exit);
-            }
+            Err(error) => return self.fail(&group.cases, &error),
         };
         self.progress.prepared(&ready.inputs, started.elapsed());
         if let Some(remark) = group.bound.problem().remark() {
             self.progress.remark(&group.id(), &remark);
         }
-        let implementations = group.cases.chunk_by(|a, b| a.index == b.index);
-        for cases in implementations {
-            if let Some(why) = self.out_of_time() {
-                self.leave(cases, &why)?;
-                continue;
-            }
-            self.progress.case(&cases[0].id);
-            let started = Instant::now();
-            let verified = match &self.lost {
-                Some(lost) => Err(CaseError::Fail(lost.clone())),
-                None => self.verify(&mut ready, group, &cases[0]),
-            };
-            let (mut executable, verification, launch) = match verified {
-                Ok(verified) => verified,
-                Err(error) => {
-                    for case in cases {
-                        exit = exit.max(self.record_case_error(case, &error)?);
-                    }
-                    continue;
-                }
-            };
-            self.progress.verified(&verification, started.elapsed());
-            let mut checked = Checked::default();
-            for (i, case) in cases.iter().enumerate() {
-                if i > 0 {
-                    if let Some(why) = self.out_of_time() {
-                        self.leave(&cases[i..], &why)?;
-                        break;
-                    }
-                    self.progress.case(&case.id);
-                }
-                let limit = self.limits.as_ref().and_then(|limits| limits.bound(&work, case.cache));
-                elapsed.shown().borrow_mut().limit.clone_from(&limit);
-                let timed = self.time(
-                    criterion_group.as_mut(),
-                    (group, case, &mut ready),
-                    (executable.as_mut(), &mut checked),
-                    (launch, &verification),
-                );
-                // Builds are compared by what their kernels are, once an executable.
-                let kernels = match &self.trial {
-                    Some(trial) if !trial.measures() => ready.kernels.describe(),
-                    _ => UsedKernels::new(),
-                };
-                let timed = timed.and_then(|(samples, after)| {
-                    let limits = self.limits.as_ref();
-                    let floor = limits.and_then(|limits| limits.floor(&work, case.cache));
-                    check_floor(&samples, floor.as_ref(), self.target.kind())?;
-                    Ok((samples, after))
-                });
-                match timed {
-                    Ok((samples, after)) => {
-                        let verification =
-                            VerificationRecord { after: Some(after), ..verification.clone() };
-                        let found = (verification, kernels);
-                        self.record((group, case), &work, limit, found, samples)?;
-                    }
-                    Err(error) => exit = exit.max(self.record_case_error(case, &error)?),
-                }
-            }
-            let _activity = spent::on("free");
-            if self.lost.is_some() {
-                // To free what a hung kernel uses is to wait for it.
-                std::mem::forget(executable);
-            } else {
-                drop(executable);
-                if let (Some(bytes), Some(recorder)) = (ready.memory.finish(), &self.recorder) {
-                    recorder.add_device_memory(cases.iter().map(|case| case.id.as_str()), bytes)?;
-                }
+        let mut exit = Exit::Fine;
+        for cases in group.cases.chunk_by(|a, b| a.index == b.index) {
+            if !self.is_over(cases)? {
+                exit = exit.max(self.run_implementation(group, cases, &mut ready, sampler)?);
             }
         }
         let _activity = spent::on("free");
@@ -241,19 +161,66 @@ impl Execution<'_> {
         Ok(exit)
     }
 
-    fn out_of_time(&self) -> Option<String> {
-        self.deadline.as_ref().and_then(Deadline::passed)
+    /// Verifies an implementation, and times it in each state of the caches.
+    fn run_implementation(
+        &mut self,
+        group: &Group<'_>,
+        cases: &[Case],
+        ready: &mut Ready,
+        sampler: &mut dyn GroupSampler,
+    ) -> Result<Exit, HarnessError> {
+        self.progress.case(&cases[0].id);
+        let started = Instant::now();
+        let verified = self.alive().and_then(|()| self.verify(ready, group, &cases[0]));
+        let mut verified = match verified {
+            Ok(verified) => verified,
+            Err(error) => return self.fail(cases, &error),
+        };
+        self.progress.verified(&verified.record, started.elapsed());
+        let (mut exit, mut checked) = (Exit::Fine, Checked::default());
+        for (i, case) in cases.iter().enumerate() {
+            if i > 0 {
+                if self.is_over(&cases[i..])? {
+                    break;
+                }
+                self.progress.case(&case.id);
+            }
+            let (verified, checked) = (&mut verified, &mut checked);
+            let timed = VerifiedCase { group, case, ready, verified, checked };
+            match self.time_within_limits(timed, sampler) {
+                Ok(record) => {
+                    let _activity = spent::on("record");
+                    self.session.record(Event::Timed(&case.id, Box::new(record)))?;
+                }
+                Err(error) => exit = exit.max(self.fail(std::slice::from_ref(case), &error)?),
+            }
+        }
+        let _activity = spent::on("free");
+        if self.lost.is_some() {
+            // To free what a hung kernel uses is to wait for it.
+            std::mem::forget(verified.executable);
+            return Ok(exit);
+        }
+        drop(verified.executable);
+        if let Some(bytes) = ready.memory.finish() {
+            let ids: Vec<&str> = cases.iter().map(|case| case.id.as_str()).collect();
+            self.session.record(Event::DeviceMemory(&ids, bytes))?;
+        }
+        Ok(exit)
     }
 
-    /// Records cases that do not begin.
-    fn leave<'c>(
-        &self,
-        cases: impl IntoIterator<Item = &'c Case>,
-        why: &str,
-    ) -> Result<(), HarnessError> {
+    /// An error once the device was lost.
+    fn alive(&self) -> Result<(), CaseError> {
+        self.lost.as_ref().map_or(Ok(()), |lost| Err(CaseError::Fail(lost.clone())))
+    }
+
+    /// Whether the time is over, so that these cases do not begin.
+    fn is_over<'c>(&self, cases: impl IntoIterator<Item = &'c Case>) -> Result<bool, HarnessError> {
+        let Some(why) = self.session.out_of_time() else { return Ok(false) };
         let ids: Vec<&str> = cases.into_iter().map(|case| case.id.as_str()).collect();
-        self.progress.left(ids.len(), why);
-        Ok(self.recorder.as_ref().map_or(Ok(()), |recorder| recorder.add_skips(&ids, why))?)
+        self.progress.left(ids.len(), &why);
+        self.session.record(Event::Skipped(&ids, &why))?;
+        Ok(true)
     }
 
     fn verify(
@@ -261,33 +228,46 @@ impl Execution<'_> {
         ready: &mut Ready,
         group: &Group<'_>,
         case: &Case,
-    ) -> Result<(Box<dyn Executable>, VerificationRecord, Duration), CaseError> {
-        // A process that measures times is to be short.
-        ready.memory = match &self.trial {
-            Some(trial) if trial.measures() => MemoryWatch::default(),
-            _ => MemoryWatch::start(&self.target),
+    ) -> Result<Verified, CaseError> {
+        ready.memory = match self.session.measures_costs() {
+            true => MemoryWatch::start(&self.target),
+            false => MemoryWatch::default(),
         };
-        let verified = self.verify_watched(ready, group, case)?;
+        let verified = self.session.verify(ready, group, case, &self.target)?;
         ready.memory.see();
         Ok(verified)
     }
 
-    fn verify_watched(
-        &self,
-        ready: &mut Ready,
-        group: &Group<'_>,
-        case: &Case,
-    ) -> Result<(Box<dyn Executable>, VerificationRecord, Duration), CaseError> {
-        match &self.trial {
-            Some(trial) => {
-                ready.outputs.clone_from(&trial.outputs);
-                ready.verify_bits(group, case, &self.target, trial.known(&case.id))
-            }
-            None => {
-                let (executable, comparison) = ready.verify(group, case, &self.target)?;
-                Ok((executable, ready.found(comparison, None), Duration::ZERO))
-            }
-        }
+    /// Times a case, and refuses samples that no launch can have taken.
+    fn time_within_limits(
+        &mut self,
+        timed: VerifiedCase<'_, '_>,
+        sampler: &mut dyn GroupSampler,
+    ) -> Result<CaseRecord, CaseError> {
+        let VerifiedCase { group, case, ready, verified, checked } = timed;
+        let session = self.session;
+        let (work, limits) = (group.bound.problem().work(), session.limits());
+        let limit = limits.and_then(|limits| limits.bound(&work, case.cache));
+        let floor = limits.and_then(|limits| limits.floor(&work, case.cache));
+        let timed =
+            VerifiedCase { group, case, ready: &mut *ready, verified: &mut *verified, checked };
+        let (samples, after) = self.time(timed, limit.as_ref(), sampler)?;
+        check_floor(&samples, floor.as_ref(), self.target.kind())?;
+        let axes = group.point.iter().map(|(axis, value)| (axis.to_owned(), value.to_owned()));
+        Ok(CaseRecord {
+            workload: group.suite.name().to_owned(),
+            revision: group.suite.revision(),
+            problem: axes.collect(),
+            implementation: case.row.name.to_owned(),
+            cache: case.cache.name().to_owned(),
+            work: (&work).into(),
+            limit,
+            verification: VerificationRecord { after: Some(after), ..verified.record.clone() },
+            device_bytes: group.bound.device_bytes(case.index),
+            measured_device_bytes: None,
+            kernels: session.kernels(ready),
+            samples,
+        })
     }
 
     /// Times a verified case and checks it.
@@ -296,24 +276,21 @@ impl Execution<'_> {
     /// The reason why it has no time.
     pub fn time(
         &mut self,
-        criterion_group: Option<&mut BenchmarkGroup<'_, Elapsed>>,
-        (group, case, ready): (&Group<'_>, &Case, &mut Ready),
-        (executable, checked): (&mut dyn Executable, &mut Checked),
-        (launch, verification): (Duration, &VerificationRecord),
+        timed: VerifiedCase<'_, '_>,
+        limit: Option<&TimeLimit>,
+        sampler: &mut dyn GroupSampler,
     ) -> Result<(Samples, AfterTiming), CaseError> {
-        if let Some(lost) = &self.lost {
-            return Err(CaseError::Fail(lost.clone()));
-        }
+        self.alive()?;
+        let VerifiedCase { group, case, ready, verified, checked } = timed;
+        let Verified { executable, record, launch } = verified;
         let _case = Range::new(&case.id);
-        let (timer, effort, flags) = (&mut self.timer, self.effort, self.flags);
-        let on = self.target.kind();
-        let sampling = self.trial.as_ref().map_or(TrialSampling::MEASURED, |trial| trial.sampling);
-        let mut delayed = match Delay::of(&flags.delay, &case.id) {
-            Some(delay) => Some(guarded(|| timer.delay(executable, (delay, case.cache)))?),
+        let (timer, executable) = (&mut self.timer, executable.as_mut());
+        let mut delayed = match Delay::of(&self.settings.delays, &case.id) {
+            Some(delay) => Some(guarded(|| timer.delay(executable, delay, case.cache))?),
             None => None,
         };
         if delayed.is_some() {
-            // Its memory is none of the case's.
+            // Memory of the delay does not count.
             ready.memory.skip();
         }
         let delay_size = delayed.as_ref().and_then(Delayed::size);
@@ -326,40 +303,23 @@ impl Execution<'_> {
         let mut stopwatch = guarded(|| timer.case(executable, case.cache))?;
         drop(making);
         let timing = spent::on("time");
-        let mut samples = guarded(|| {
-            let Some(criterion_group) = criterion_group else {
-                let power = flags.power.into();
-                return timing::trial(executable, stopwatch.as_mut(), sampling, launch, power);
-            };
-            let sample = stopwatch.time(executable, 1)?;
-            let plan =
-                SamplingPlan::new(effort, on, sample.elapsed_ns / sample.launches as f64, flags);
-            timing::run(
-                criterion_group,
-                &case.function(),
-                executable,
-                stopwatch.as_mut(),
-                plan,
-                flags,
-            )
-        })?;
+        let sampled = SampledCase { case, limit, launch: *launch };
+        let mut samples = guarded(|| sampler.sample(&sampled, executable, stopwatch.as_mut()))?;
         samples.delay_size = delay_size;
-        // A process of a comparison that measures is to be short.
-        let measures = self.trial.as_ref().is_some_and(TrialState::measures);
-        if self.target.kind() == BackendKind::Cuda && !measures {
-            samples.host_launch_ns = Some(guarded(|| timing::host_launch_ns(executable))?);
+        if self.target.kind() == BackendKind::Cuda && self.session.measures_costs() {
+            samples.host_launch_ns = Some(guarded(|| super::timing::host_launch_ns(executable))?);
         }
         drop(timing);
         ready.memory.see();
         // The bits of a case that an earlier process of this executable checked.
-        let digest = verification.by.as_ref().and(verification.digest.as_deref());
+        let digest = record.by.as_ref().and(record.digest.as_deref());
         let clock = Instant::now();
         let _activity = spent::on(after_timing::ACTIVITY);
         let inputs = &mut checked.inputs;
         let after =
-            after_timing::check(ready, group, (executable, inputs), stopwatch.as_mut(), digest);
+            after_timing::check(ready, group, executable, inputs, stopwatch.as_mut(), digest);
         if after.is_err() {
-            // A row that was the reference beside it is none of the cold case's either.
+            // A row that was the reference beside it does not count for the cold case either.
             ready.memory.skip();
         }
         let after = after?;
@@ -379,62 +339,34 @@ impl Execution<'_> {
         Ok((samples, after))
     }
 
-    fn record(
-        &self,
-        (group, case): (&Group<'_>, &Case),
-        work: &Work,
-        limit: Option<TimeLimit>,
-        (verification, kernels): (VerificationRecord, UsedKernels),
-        samples: Samples,
-    ) -> Result<(), HarnessError> {
-        let Some(recorder) = &self.recorder else { return Ok(()) };
-        let _activity = spent::on("record");
-        let record = CaseRecord {
-            workload: group.suite.name().to_owned(),
-            revision: group.suite.revision(),
-            problem: group
-                .point
-                .iter()
-                .map(|(axis, value)| (axis.to_owned(), value.to_owned()))
-                .collect(),
-            implementation: case.row.name.to_owned(),
-            cache: case.cache.name().to_owned(),
-            work: work.into(),
-            limit,
-            verification,
-            device_bytes: group.bound.device_bytes(case.index),
-            measured_device_bytes: None,
-            kernels,
-            samples,
+    /// Prints and records why cases have no result.
+    fn fail(&mut self, cases: &[Case], error: &CaseError) -> Result<Exit, HarnessError> {
+        let (exit, word) = match error {
+            CaseError::Skip(_) => (Exit::Fine, "skipped"),
+            CaseError::Fail(_) | CaseError::Lost(_) => (Exit::Regression, "error"),
         };
-        Ok(recorder.add_case(&case.id, record)?)
-    }
-
-    /// Says and records why a case has no result.
-    fn record_case_error(&mut self, case: &Case, error: &CaseError) -> Result<Exit, HarnessError> {
-        let (exit, reason) = match error {
-            CaseError::Skip(reason) => (Exit::Fine, reason),
-            CaseError::Fail(reason) | CaseError::Lost(reason) => (Exit::Regression, reason),
-        };
-        if matches!(error, CaseError::Lost(_)) {
-            self.lost = Some(format!("not run: {} lost the GPU", case.id));
-        }
-        let word = if exit == Exit::Fine { "skipped" } else { "error" };
-        eprintln!("{word}: {}: {}", case.id, printable(reason));
-        match (&self.recorder, error) {
-            (None, _) => {}
-            (Some(recorder), CaseError::Skip(reason)) => recorder.add_skip(&case.id, reason)?,
-            (Some(recorder), _) => recorder.add_failure(&case.id, reason)?,
+        for Case { id, .. } in cases {
+            let event = match error {
+                CaseError::Skip(reason) => Event::Skipped(&[id], reason),
+                CaseError::Fail(reason) | CaseError::Lost(reason) => Event::Failed(id, reason),
+            };
+            if matches!(error, CaseError::Lost(_)) {
+                self.lost = Some(format!("not run: {id} lost the GPU"));
+            }
+            let (CaseError::Skip(reason) | CaseError::Fail(reason) | CaseError::Lost(reason)) =
+                error;
+            eprintln!("{word}: {id}: {}", printable(reason));
+            self.session.record(event)?;
         }
         Ok(exit)
     }
 }
 
-/// Whether samples are slower than what no launch can be faster than, where that was measured. On
-/// the host ceilings are measured beside whatever else it computes, and refuse nothing.
+/// Refuses samples that are faster than any launch can be, where that was measured. On the host
+/// ceilings are measured beside whatever else it computes, and refuse nothing.
 ///
 /// # Errors
-/// A failure that says what the launch would take at least.
+/// A failure with the time that the launch would take at least.
 pub fn check_floor(
     samples: &Samples,
     floor: Option<&TimeLimit>,
@@ -443,48 +375,4 @@ pub fn check_floor(
     let floor = floor.filter(|_| on == BackendKind::Cuda);
     let fault = floor.and_then(|floor| floor.broken_by(&samples.per_launch_ns()));
     fault.map_or(Ok(()), |why| Err(CaseError::Fail(why)))
-}
-
-/// Goes through the cases; returns with the exit code where a trial spent its time.
-pub fn run_cases(
-    mut execution: Execution<'_>,
-    selection: &Selection<'_>,
-    store: &Store,
-) -> Result<Exit, HarnessError> {
-    let elapsed = Elapsed::default();
-    // A trial has no need of Criterion, which looks for gnuplot when it is made.
-    let mut criterion =
-        execution.trial.is_none().then(|| new_criterion(store, execution.effort, elapsed.clone()));
-    let outcome = execution.run(selection, criterion.as_mut(), &elapsed);
-    if execution.lost.is_some() {
-        // A lost device gives nothing back, and may never answer: it is left to the end of the
-        // process.
-        std::mem::forget(execution);
-    }
-    outcome
-}
-
-/// Criterion with our measurement, its store where it always is.
-pub fn new_criterion(store: &Store, effort: Effort, elapsed: Elapsed) -> Criterion<Elapsed> {
-    let criterion = Criterion::default()
-        .with_measurement(elapsed)
-        .output_directory(&store.criterion)
-        .configure_from_args();
-    // Plots of a case take as long as a quick look at it.
-    if effort == Effort::Quick { criterion.without_plots() } else { criterion }
-}
-
-/// Opens Criterion's group of a problem.
-pub fn open_group<'c>(
-    criterion: &'c mut Criterion<Elapsed>,
-    group: &Group<'_>,
-) -> BenchmarkGroup<'c, Elapsed> {
-    let mut criterion_group = criterion.benchmark_group(group.id());
-    let work = group.bound.problem().work();
-    // One throughput a problem: operations where GEMMs dominate, bytes elsewhere.
-    criterion_group.throughput(match work.matmul_flops() {
-        0 => Throughput::BytesDecimal(work.total_bytes()),
-        flops => Throughput::Elements(flops),
-    });
-    criterion_group
 }

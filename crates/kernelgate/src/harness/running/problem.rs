@@ -53,6 +53,16 @@ pub struct Ready {
     pub memory: MemoryWatch,
 }
 
+/// An implementation that computes its problem.
+pub struct Verified {
+    /// The implementation.
+    pub executable: Box<dyn Executable>,
+    /// Its comparison with the reference.
+    pub record: VerificationRecord,
+    /// Time of one launch, where that was measured.
+    pub launch: Duration,
+}
+
 impl Ready {
     /// Draws the inputs and computes the reference, if they fit in memory.
     ///
@@ -250,18 +260,17 @@ impl Ready {
     }
 
     /// Verifies a case of a trial: by the bits of its outputs where a run of the same executable
-    /// has compared them with the reference, else by the reference. Besides the time of one
-    /// launch.
+    /// has compared them with the reference, else by the reference. It also measures one launch.
     ///
     /// # Errors
-    /// As [`Self::verify`].
+    /// What [`Self::verify`] returns.
     pub fn verify_bits(
         &mut self,
         group: &Group<'_>,
         case: &Case,
         target: &Target,
         known: Option<VerificationRecord>,
-    ) -> Result<(Box<dyn Executable>, VerificationRecord, Duration), CaseError> {
+    ) -> Result<Verified, CaseError> {
         let known_digest = known.as_ref().and_then(|known| known.digest.as_deref());
         let _activity = spent::on("verify");
         let (mut executable, (digest, launch)) = guarded(|| {
@@ -274,19 +283,30 @@ impl Ready {
             self.expected.clear();
         }
         if let Some(known) = known.filter(|known| known.digest.as_ref() == Some(&digest)) {
-            return Ok((executable, known, launch));
+            return Ok(Verified { executable, record: known, launch });
         }
         self.compute_reference(group)?;
         let comparison = guarded(|| self.compare(group, case, outputs(executable.as_mut())?))?;
-        Ok((executable, self.found(comparison, Some(digest)), launch))
+        Ok(Verified { executable, record: self.found(comparison, Some(digest)), launch })
+    }
+
+    /// Verifies a case by its reference.
+    ///
+    /// # Errors
+    /// What [`Self::verify`] returns.
+    pub fn verify_once(
+        &mut self,
+        group: &Group<'_>,
+        case: &Case,
+        target: &Target,
+    ) -> Result<Verified, CaseError> {
+        let (executable, comparison) = self.verify(group, case, target)?;
+        let record = self.found(comparison, None);
+        Ok(Verified { executable, record, launch: Duration::ZERO })
     }
 
     /// A comparison with the reference, for the record.
-    pub fn found(
-        &self,
-        comparison: OutputComparison,
-        digest: Option<String>,
-    ) -> VerificationRecord {
+    fn found(&self, comparison: OutputComparison, digest: Option<String>) -> VerificationRecord {
         let told = digest.is_some() || self.one_data_set;
         let data_set = told.then(|| self.data_set());
         let allowed = Some((&self.bounds).into());

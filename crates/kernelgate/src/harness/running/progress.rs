@@ -8,7 +8,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::display;
-use crate::harness::settings::args::Flags;
 use crate::measure::limits::Limits;
 use crate::record::Environment;
 use crate::record::Verification;
@@ -16,7 +15,7 @@ use crate::record::run::{AfterTiming, VerificationRecord};
 use crate::workload::{Effort, Tensors};
 use kernelgate_cuda::observe::telemetry::Reading;
 
-/// Prints progress, unless told to be quiet.
+/// Prints progress, unless it is quiet.
 pub struct BenchProgress {
     quiet: bool,
     cases: usize,
@@ -24,9 +23,9 @@ pub struct BenchProgress {
 }
 
 impl BenchProgress {
-    /// For that many cases.
-    pub fn new(flags: &Flags, cases: usize) -> Self {
-        Self { quiet: flags.quiet, cases, started: Cell::new(0) }
+    /// Progress over so many cases.
+    pub fn new(quiet: bool, cases: usize) -> Self {
+        Self { quiet, cases, started: Cell::new(0) }
     }
 
     /// The process, what it will do and where; on the CPU also why not on the GPU.

@@ -4,39 +4,14 @@
 //! Criterion has no such setting. Its briefest format prints a line a case to standard output,
 //! which leads nowhere meanwhile.
 
-use std::ffi::OsString;
 #[cfg(unix)]
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 #[cfg(unix)]
 use rustix::stdio;
 
-use crate::harness::settings::args::{Flags, Mode};
-
-/// Set for the process that this one becomes, which has Criterion's flag for its briefest format.
-pub const VARIABLE: &str = "KERNELGATE_TERSE";
-
 /// Criterion's flag.
 pub const FLAG: [&str; 2] = ["--output-format", "bencher"];
-
-/// Whether this process has the flag because of us.
-pub fn is_set() -> bool {
-    std::env::var_os(VARIABLE).is_some_and(|value| !value.is_empty())
-}
-
-/// Whether Criterion's lines are to be left out, and are not yet: nobody asked for them, nor for
-/// what only they tell.
-pub fn is_wanted(flags: &Flags, arguments: &[OsString]) -> bool {
-    let format = |argument: &OsString| argument.to_string_lossy().starts_with(FLAG[0]);
-    let compares = [&flags.baseline, &flags.baseline_lenient, &flags.load_baseline];
-    cfg!(unix)
-        && flags.mode() == Mode::Bench
-        && flags.request.is_none()
-        && flags.trial.is_none()
-        && !flags.verbose
-        && compares.iter().all(|name| name.is_none())
-        && !arguments.iter().any(format)
-}
 
 /// Does something while standard output leads nowhere.
 #[cfg(unix)]
@@ -83,9 +58,9 @@ pub struct WithoutAdvice {
 
 #[cfg(unix)]
 impl WithoutAdvice {
-    /// Where Criterion's lines are left out; otherwise it changes nothing.
-    pub fn new() -> Self {
-        let ends = if is_set() { here_and_nowhere(stdio::stderr()) } else { None };
+    /// Takes effect if Criterion is silent.
+    pub fn new(silent: bool) -> Self {
+        let ends = if silent { here_and_nowhere(stdio::stderr()) } else { None };
         Self { ends: ends.filter(|(_, nowhere)| stdio::dup2_stderr(nowhere).is_ok()) }
     }
 
@@ -111,7 +86,7 @@ impl Drop for WithoutAdvice {
 
 #[cfg(not(unix))]
 impl WithoutAdvice {
-    pub fn new() -> Self {
+    pub fn new(_silent: bool) -> Self {
         Self {}
     }
 

@@ -12,7 +12,8 @@ use criterion::{BenchmarkGroup, SamplingMode};
 
 use super::terse::WithoutAdvice;
 use crate::backend::{BackendError, BackendKind, Executable};
-use crate::harness::settings::args::{Flags, Mode};
+use crate::harness::settings::Settings;
+use crate::harness::settings::args::Mode;
 use crate::harness::spent;
 use crate::measure::contention::CpuTime;
 use crate::measure::power::{
@@ -57,7 +58,7 @@ impl SamplingPlan {
     /// Plans from the time of one launch: 10 samples or more within the effort's budget. On a GPU
     /// the effort sets the number of samples only; their length, and so the load, is always the
     /// same. Criterion's warm-up is then as short as it may be, because the load is the warm-up.
-    pub fn new(effort: Effort, on: BackendKind, launch_ns: f64, flags: &Flags) -> Self {
+    pub fn new(effort: Effort, on: BackendKind, launch_ns: f64, settings: &Settings) -> Self {
         let on_gpu = |samples: f64| (samples * SAMPLE_S, 0.001, samples);
         let (budget_s, warm_up_s, most) = match (effort, on) {
             (Effort::Quick, BackendKind::Cuda) => on_gpu(MAX_SAMPLES),
@@ -69,11 +70,15 @@ impl SamplingPlan {
         };
         let samples = (budget_s / (launch_ns * 1e-9)).clamp(MIN_SAMPLES, most) as usize;
         Self {
-            samples: flags.sample_size.unwrap_or(samples),
-            warm_up: Duration::from_secs_f64(flags.warm_up_time.unwrap_or(warm_up_s)),
-            measurement: Duration::from_secs_f64(flags.measurement_time.unwrap_or(budget_s)),
-            resamples: if effort == Effort::Quick { 2_000 } else { 10_000 },
-            power: flags.power.into(),
+            samples: settings.plan.samples.unwrap_or(samples),
+            warm_up: Duration::from_secs_f64(settings.plan.warm_up_s.unwrap_or(warm_up_s)),
+            measurement: Duration::from_secs_f64(settings.plan.measurement_s.unwrap_or(budget_s)),
+            resamples: match (settings.plan.resamples, effort) {
+                (Some(chosen), _) => chosen,
+                (None, Effort::Quick) => 2_000,
+                (None, _) => 10_000,
+            },
+            power: settings.power,
         }
     }
 
@@ -95,26 +100,25 @@ pub fn run<M: Measurement<Value = f64>>(
     executable: &mut dyn Executable,
     stopwatch: &mut dyn Stopwatch,
     plan: SamplingPlan,
-    flags: &Flags,
+    settings: &Settings,
 ) -> Result<Samples, BackendError> {
     group
         .sampling_mode(SamplingMode::Flat)
         .sample_size(plan.samples)
         .warm_up_time(plan.warm_up)
-        .measurement_time(plan.measurement);
-    if flags.nresamples.is_none() {
-        group.nresamples(plan.resamples);
-    }
-    let lead = match flags.mode() {
-        Mode::Bench => Lead::run(executable, stopwatch, plan.power)?,
-        _ => Lead::none(),
+        .measurement_time(plan.measurement)
+        .nresamples(plan.resamples);
+    let measures = settings.mode == Mode::Bench;
+    let lead = match measures {
+        true => Lead::run(executable, stopwatch, plan.power)?,
+        false => Lead::none(),
     };
     let taken = RefCell::new(Vec::<Taken>::new());
     let started = Instant::now();
     let failure = RefCell::new(None);
     let (start, end) = (CpuTime::now(), Cell::new(None));
     // Criterion cannot be told of a failed launch: unwind out of it, without a panic message.
-    let advice = WithoutAdvice::new();
+    let advice = WithoutAdvice::new(settings.process.silent_criterion);
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         group.bench_function(function, |bencher| {
             bencher.iter_custom(|launches| {
@@ -145,7 +149,7 @@ pub fn run<M: Measurement<Value = f64>>(
     if let Err(panic) = outcome {
         resume_unwind(panic);
     }
-    if flags.mode() != Mode::Bench {
+    if !measures {
         return Ok(Samples::default());
     }
     let taken = taken.into_inner();

@@ -10,26 +10,12 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::harness::error::HarnessError;
 use crate::harness::selection::cases::Selection;
 use crate::harness::selection::filter::Filter;
-use crate::harness::settings::args::Flags;
+use crate::harness::settings::Settings;
 use crate::measure::delay::Delay;
-use crate::record::run::VerificationRecord;
-use crate::record::{ProcessRun, TrialRequest, TrialSampling, file, tensors};
+use crate::record::{ProcessRun, TrialRequest, file, tensors};
 use crate::workload::Tensors;
-
-/// What a process that carries out a trial request knows besides its flags.
-pub struct TrialState {
-    /// How long to time.
-    pub sampling: TrialSampling,
-    /// The run that verified this executable.
-    pub verified: Option<ProcessRun>,
-    /// Folder of inputs drawn earlier.
-    pub inputs: Option<PathBuf>,
-    /// Outputs of builds that no reference verifies.
-    pub outputs: BuildOutputs,
-}
 
 /// Outputs of one build as the reference of another, by case: folders.
 #[derive(Debug, Clone, Default)]
@@ -70,46 +56,15 @@ impl BuildOutputs {
     }
 }
 
-impl TrialState {
-    /// Whether times count; else the process only verifies.
-    pub fn measures(&self) -> bool {
-        self.sampling != TrialSampling::VERIFICATION_PASS
-    }
-
-    /// What an earlier process found of a case, if it was compared with the reference there.
-    pub fn known(&self, id: &str) -> Option<VerificationRecord> {
-        let run = self.verified.as_ref()?;
-        let found = &run.cases.get(id)?.verification;
-        Some(VerificationRecord {
-            by: Some(found.by.clone().unwrap_or_else(|| run.key())),
-            ..found.clone()
-        })
-    }
-}
-
-/// The trial request in that file.
-///
-/// # Errors
-/// When it is missing, broken, or of a newer protocol.
-pub fn read_request(path: &Path) -> Result<TrialRequest, HarnessError> {
-    Ok(file::read(path)?)
-}
-
-/// The filter of a trial request; the flags' where it names no cases.
-///
-/// # Errors
-/// When the flags' filter is no regular expression.
-pub fn filter(request: &TrialRequest, flags: &Flags) -> Result<Filter, HarnessError> {
-    match request.cases.clone() {
-        Some(cases) => Ok(Filter::OneOf(cases)),
-        None => flags.filter(),
-    }
+/// The filter of a trial request; that of the flags where it names no cases.
+pub fn filter(request: &TrialRequest, settings: &Settings) -> Filter {
+    request.cases.clone().map_or_else(|| settings.filter.clone(), Filter::OneOf)
 }
 
 /// The delays of the selected cases.
-pub fn delays(flags: &Flags, selection: &Selection<'_>) -> BTreeMap<String, u64> {
+pub fn delays(settings: &Settings, selection: &Selection<'_>) -> BTreeMap<String, u64> {
     let ids = selection.groups.iter().flat_map(|group| &group.cases).map(|case| &case.id);
-    ids.filter_map(|id| Some((id.clone(), Delay::of(&flags.delay, id)?.delay_ns))).collect()
+    ids.filter_map(|id| Some((id.clone(), Delay::of(&settings.delays, id)?.delay_ns))).collect()
 }
 
 /// Says that launches are delayed.

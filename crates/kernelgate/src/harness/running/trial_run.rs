@@ -1,23 +1,104 @@
 //! Carrying out the trial request of a comparison.
 
+use std::path::PathBuf;
 use std::time::Instant;
 
-use super::execution::{Execution, Timer, run_cases};
+use super::case_error::CaseError;
+use super::execution::{Execution, Timer};
+use super::problem::{Ready, Verified};
 use super::progress::BenchProgress;
-use super::trial::{BuildOutputs, TrialState, delays, warn_of_delays};
-use crate::backend::BackendKind;
+use super::sampling::{ByPlan, Sampler};
+use super::session::Session;
+use super::trial::{BuildOutputs, delays, warn_of_delays};
+use crate::backend::{BackendKind, Target};
 use crate::exit::Exit;
 use crate::harness::auditing::after_timing;
 use crate::harness::error::HarnessError;
-use crate::harness::recording::recorder::Recorder;
+use crate::harness::recording::recorder::{Event, Recorder};
 use crate::harness::recording::references::References;
-use crate::harness::selection::cases::Selection;
+use crate::harness::selection::cases::{Case, Group, Selection};
 use crate::harness::selection::place::Place;
-use crate::harness::settings::args::Flags;
+use crate::harness::settings::Settings;
 use crate::harness::spent;
-use crate::record::{Environment, ProcessRun, Provenance, Store, TrialRequest, file};
-use crate::workload::Effort;
+use crate::record::run::VerificationRecord;
+use crate::record::{
+    Environment, FileError, ProcessRun, Provenance, Store, TrialRequest, TrialSampling, file,
+};
+use kernelgate_cuda::driver::used::UsedKernels;
 use kernelgate_cuda::observe::telemetry::Telemetry;
+
+/// A trial of a comparison.
+pub struct TrialSession<'a> {
+    /// Flags and variables.
+    pub settings: &'a Settings,
+    /// How long to time.
+    pub sampling: TrialSampling,
+    /// The run that verified this executable.
+    pub verified: Option<ProcessRun>,
+    /// Folder of inputs drawn earlier.
+    pub inputs: Option<PathBuf>,
+    /// Outputs of builds that no reference verifies.
+    pub outputs: BuildOutputs,
+    /// Where references are kept.
+    pub references: Option<References>,
+    /// The trial's record.
+    pub recorder: Recorder,
+}
+
+impl TrialSession<'_> {
+    /// Whether times count; else the process only verifies.
+    fn measures(&self) -> bool {
+        self.sampling != TrialSampling::VERIFICATION_PASS
+    }
+
+    /// The comparison of a case with the reference in an earlier process.
+    fn earlier(&self, id: &str) -> Option<VerificationRecord> {
+        let run = self.verified.as_ref()?;
+        let earlier = &run.cases.get(id)?.verification;
+        let by = Some(earlier.by.clone().unwrap_or_else(|| run.key()));
+        Some(VerificationRecord { by, ..earlier.clone() })
+    }
+}
+
+impl Session for TrialSession<'_> {
+    fn prepare(&self, group: &Group<'_>, target: &Target) -> Result<Ready, CaseError> {
+        let mut ready = Ready::inputs(group, self.settings.seed, self.inputs.as_deref(), target)?;
+        ready.references.clone_from(&self.references);
+        ready.outputs.clone_from(&self.outputs);
+        // Not beside a case, in whose memory it would count.
+        if self.verified.is_none() {
+            ready.compute_reference(group)?;
+        }
+        Ok(ready)
+    }
+
+    fn verify(
+        &self,
+        ready: &mut Ready,
+        group: &Group<'_>,
+        case: &Case,
+        target: &Target,
+    ) -> Result<Verified, CaseError> {
+        ready.verify_bits(group, case, target, self.earlier(&case.id))
+    }
+
+    fn sampler(&self) -> Box<dyn Sampler + '_> {
+        Box::new(ByPlan { sampling: self.sampling, power: self.settings.power })
+    }
+
+    fn record(&self, event: Event<'_>) -> Result<(), FileError> {
+        self.recorder.add(event)
+    }
+
+    fn measures_costs(&self) -> bool {
+        !self.measures()
+    }
+
+    /// Builds are compared by their kernels once an executable.
+    fn kernels(&self, ready: &Ready) -> UsedKernels {
+        if self.measures() { UsedKernels::new() } else { ready.kernels.describe() }
+    }
+}
 
 /// Verifies and times the cases of a trial request, and records the run where it says.
 ///
@@ -25,47 +106,35 @@ use kernelgate_cuda::observe::telemetry::Telemetry;
 /// When a record cannot be read or written, or the device fails before any case.
 pub fn carry_out(
     bench: &str,
-    flags: &Flags,
+    settings: &Settings,
     request: TrialRequest,
     place: &Place,
-    (selection, effort): (&Selection<'_>, Effort),
+    selection: &Selection<'_>,
     store: &Store,
 ) -> Result<Exit, HarnessError> {
     let started = Instant::now();
     let opening = spent::on("open");
-    let executable =
-        std::env::current_exe().ok().map(|path| file::content_hash(&path)).transpose()?;
-    let target = flags.wanted().open(place)?;
+    let executable = settings.process.executable.as_deref().map(file::content_hash).transpose()?;
+    let target = settings.device.open(place)?;
     let environment = Environment::of(&target);
     drop(opening);
-    let mut trial = TrialState {
-        sampling: request.pace,
-        verified: None,
-        inputs: request.inputs,
-        outputs: BuildOutputs {
-            keep: request.keep_outputs,
-            base: request.base_outputs,
-            keep_verified: request.keep_verified,
-        },
-    };
     let mut run = ProcessRun {
-        effort: effort.name().to_owned(),
-        seed: flags.seed,
-        delays: delays(flags, selection),
+        effort: settings.effort.name().to_owned(),
+        seed: settings.seed,
+        delays: delays(settings, selection),
         executable,
         skipped: selection.skipped.iter().cloned().collect(),
         unsupported: selection.unsupported.clone(),
         ..ProcessRun::start(bench, &request.session, environment, Provenance::of(&store.root))
     };
-    if let Some(path) = &request.verified {
-        let earlier: ProcessRun = file::read(path)?;
-        // Another executable's bits, or another device's, say nothing about this one.
-        let same = earlier.executable.is_some()
+    let earlier: Option<ProcessRun> = request.verified.as_deref().map(file::read).transpose()?;
+    // Another executable's bits, or another device's, say nothing about this one.
+    let verified = earlier.filter(|earlier| {
+        earlier.executable.is_some()
             && earlier.executable == run.executable
             && earlier.seed == run.seed
-            && earlier.environment.same_place(&run.environment);
-        trial.verified = same.then_some(earlier);
-    }
+            && earlier.environment.same_place(&run.environment)
+    });
     let timer = {
         let _activity = spent::on("timer");
         Timer::new(&target)?
@@ -81,22 +150,23 @@ pub fn carry_out(
     let recorder = Recorder::start(run, request.record, None)?;
     recorder.exit_on_interrupt()?;
     if target.kind() == BackendKind::Cpu {
-        recorder.exit_on_endless_launch(flags.host_timeout());
+        recorder.exit_on_endless_launch(settings.host_timeout);
     }
-    let execution = Execution {
-        flags,
-        effort,
-        target,
-        timer,
-        limits: None,
-        recorder: Some(recorder.clone()),
-        progress: BenchProgress::new(flags, selection.count()),
-        lost: None,
+    let session = TrialSession {
+        settings,
+        sampling: request.pace,
+        verified,
+        inputs: request.inputs,
+        outputs: BuildOutputs {
+            keep: request.keep_outputs,
+            base: request.base_outputs,
+            keep_verified: request.keep_verified,
+        },
         references: Some(references),
-        trial: Some(trial),
-        deadline: None,
+        recorder: recorder.clone(),
     };
-    let exit = run_cases(execution, selection, store)?;
+    let progress = BenchProgress::new(settings.quiet, selection.count());
+    let exit = Execution::new(&session, settings, target, timer, progress).run(selection)?;
     let checks = spent::whole(after_timing::ACTIVITY);
     recorder.add_spent(spent::take(), checks, started.elapsed());
     recorder.finish(telemetry.as_ref().map(Telemetry::read))?;

@@ -8,7 +8,6 @@ use super::place::Place;
 use crate::backend::BackendKind;
 use crate::harness::error::HarnessError;
 use crate::harness::guard;
-use crate::harness::settings::args::{Flags, Mode};
 use crate::measure::Cache;
 use crate::record::{Shard, WorkRecord};
 use crate::suite::{BoundProblem, ImplementationInfo, Suite};
@@ -75,15 +74,6 @@ impl Selection<'_> {
         self.groups.iter().map(|group| group.cases.len()).sum()
     }
 
-    /// Says which part of so many cases a shard is. A bench run says it in its first line, and its
-    /// record holds it.
-    pub fn say_part(&self, name: &str, flags: &Flags, all: usize) {
-        let said = flags.mode() == Mode::Bench && flags.request.is_none();
-        if let Some(shard) = flags.shard.filter(|_| !said) {
-            eprintln!("{name}: shard {shard}: {} of {all} cases", self.count());
-        }
-    }
-
     /// Brings these cases before the others: problems that have one, and such a problem's own. The
     /// others stay in their order.
     pub fn bring_first(&mut self, first: &BTreeSet<String>) {
@@ -100,97 +90,127 @@ impl Selection<'_> {
     }
 }
 
-/// Selects cases.
-///
-/// A suite without an overridden axis, or which does not take its value, contributes nothing. One
-/// that takes each value but not all together is skipped, with what it says.
+/// Which cases to select.
+#[derive(Clone, Copy)]
+pub struct Choice<'c> {
+    /// Points that are selected.
+    pub effort: Effort,
+    /// Backend that runs them.
+    pub place: &'c Place,
+    /// Values that replace those of axes.
+    pub axes: &'c [Override],
+    /// Ids that are selected.
+    pub filter: &'c Filter,
+    /// Part of the problems.
+    pub shard: Option<Shard>,
+}
+
+/// Selects cases of all problems.
 ///
 /// # Errors
-/// When two cases share an id, a problem cannot say its work, or no suite takes the overrides.
+/// As [`Choice::select`].
 pub fn select<'a>(
     suites: impl IntoIterator<Item = &'a dyn Suite>,
     effort: Effort,
     place: &Place,
-    overrides: &[Override],
+    axes: &[Override],
     filter: &Filter,
 ) -> Result<Selection<'a>, HarnessError> {
-    select_part(suites, effort, place, (overrides, filter), None)
+    Choice { effort, place, axes, filter, shard: None }.select(suites)
 }
 
-/// The same of the problems of a shard.
-///
-/// # Errors
-/// As [`select`].
-pub fn select_part<'a>(
-    suites: impl IntoIterator<Item = &'a dyn Suite>,
-    effort: Effort,
-    place: &Place,
-    (overrides, filter): (&[Override], &Filter),
-    shard: Option<Shard>,
-) -> Result<Selection<'a>, HarnessError> {
-    let mut ids = BTreeSet::new();
-    let mut selection = Selection::default();
-    let (mut taken, mut refused) = (false, Vec::new());
-    for suite in suites {
-        let Ok(points) = suite.points(effort, place.kind.scale(), overrides) else { continue };
-        for point in points {
-            let bound = match suite.bind(&point) {
-                Ok(bound) => bound,
-                Err(error) => {
-                    refused.push((format!("{}/{point}", suite.name()), error.to_string()));
-                    continue;
-                }
-            };
-            taken = true;
-            let declared = guard::catch(|| bound.problem().work()).and_then(|work| {
-                WorkRecord::from(&work).validate()?;
-                Ok(work.total_bytes())
-            });
-            let bytes = declared.map_err(|wrong| {
-                HarnessError::Usage(format!("{}/{point}: declared work: {wrong}", suite.name()))
-            })?;
-            let mut group = Group { suite, point, bound, cases: Vec::new() };
-            if shard.is_some_and(|shard| !shard.has(&group.id())) {
+impl Choice<'_> {
+    /// Selects cases.
+    ///
+    /// A suite without an overridden axis, or which does not take its value, contributes nothing.
+    /// One that takes each value but not all together is skipped, with what it says.
+    ///
+    /// # Errors
+    /// When two cases share an id, a problem cannot say its work, or no suite takes the overrides.
+    pub fn select<'a>(
+        self,
+        suites: impl IntoIterator<Item = &'a dyn Suite>,
+    ) -> Result<Selection<'a>, HarnessError> {
+        let Self { axes, .. } = self;
+        let mut ids = BTreeSet::new();
+        let mut selection = Selection::default();
+        let (mut taken, mut refused) = (false, Vec::new());
+        for suite in suites {
+            let Ok(points) = suite.points(self.effort, self.place.kind.scale(), axes) else {
                 continue;
-            }
-            // Who overrides an axis has chosen the problems, and sees all of their rows.
-            let rows =
-                overrides.is_empty().then(|| suite.scan_rows(effort, &group.point)).flatten();
-            for (index, row) in suite.implementations().into_iter().enumerate() {
-                if rows.is_some_and(|rows| !rows.contains(&row.name)) {
-                    continue;
-                }
-                for &cache in caches(row.backend, bytes, place.l2_bytes) {
-                    let id = format!("{}/{}/{}", group.id(), row.name, cache.name());
-                    if !ids.insert(id.clone()) {
-                        return Err(HarnessError::Usage(format!("two cases have the id {id}")));
-                    }
-                    if !filter.matches(&id) {
+            };
+            for point in points {
+                let id = format!("{}/{point}", suite.name());
+                let bound = match suite.bind(&point) {
+                    Ok(bound) => bound,
+                    Err(error) => {
+                        refused.push((id, error.to_string()));
                         continue;
                     }
-                    if let Err(reason) = group.bound.supports(index) {
-                        selection.unsupported.insert(id.clone());
-                        selection.skipped.push((id, format!("{} {reason}", row.name)));
-                    } else if row.backend != place.kind {
-                        selection.skipped.push((id, place.otherwise.clone()));
-                    } else {
-                        group.cases.push(Case { index, row, cache, id });
-                    }
+                };
+                taken = true;
+                let declared = guard::catch(|| bound.problem().work()).and_then(|work| {
+                    WorkRecord::from(&work).validate()?;
+                    Ok(work.total_bytes())
+                });
+                let bytes = declared.map_err(|wrong| {
+                    HarnessError::Usage(format!("{id}: declared work: {wrong}"))
+                })?;
+                if self.shard.is_none_or(|shard| shard.has(&id)) {
+                    let group = Group { suite, point, bound, cases: Vec::new() };
+                    self.add_cases(&mut selection, group, bytes, &mut ids)?;
                 }
             }
-            if !group.cases.is_empty() {
-                selection.groups.push(group);
+        }
+        match refused.first() {
+            Some((id, reason)) if !taken || axes.is_empty() => {
+                return Err(HarnessError::Usage(format!("{id}: {reason}")));
+            }
+            _ => {}
+        }
+        selection.skipped.extend(refused.into_iter().filter(|(id, _)| self.filter.matches(id)));
+        Ok(selection)
+    }
+
+    /// Adds the matching cases of a problem that moves so many bytes.
+    fn add_cases<'a>(
+        self,
+        selection: &mut Selection<'a>,
+        mut group: Group<'a>,
+        bytes: u64,
+        ids: &mut BTreeSet<String>,
+    ) -> Result<(), HarnessError> {
+        let Self { place, .. } = self;
+        // A user who overrides an axis has chosen the problems, and sees all of their rows.
+        let rows = self.axes.is_empty().then(|| group.suite.scan_rows(self.effort, &group.point));
+        let rows = rows.flatten();
+        for (index, row) in group.suite.implementations().into_iter().enumerate() {
+            if rows.is_some_and(|rows| !rows.contains(&row.name)) {
+                continue;
+            }
+            for &cache in caches(row.backend, bytes, place.l2_bytes) {
+                let id = format!("{}/{}/{}", group.id(), row.name, cache.name());
+                if !ids.insert(id.clone()) {
+                    return Err(HarnessError::Usage(format!("two cases have the id {id}")));
+                }
+                if !self.filter.matches(&id) {
+                    continue;
+                }
+                if let Err(reason) = group.bound.supports(index) {
+                    selection.unsupported.insert(id.clone());
+                    selection.skipped.push((id, format!("{} {reason}", row.name)));
+                } else if row.backend != place.kind {
+                    selection.skipped.push((id, place.otherwise.clone()));
+                } else {
+                    group.cases.push(Case { index, row, cache, id });
+                }
             }
         }
-    }
-    match refused.first() {
-        Some((id, reason)) if !taken || overrides.is_empty() => {
-            return Err(HarnessError::Usage(format!("{id}: {reason}")));
+        if !group.cases.is_empty() {
+            selection.groups.push(group);
         }
-        _ => {}
+        Ok(())
     }
-    selection.skipped.extend(refused.into_iter().filter(|(id, _)| filter.matches(id)));
-    Ok(selection)
 }
 
 /// The states in which cases exist. The CPU backend has no means to empty the caches.

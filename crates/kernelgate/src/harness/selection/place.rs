@@ -3,8 +3,6 @@
 
 use std::time::Duration;
 
-use clap::ValueEnum;
-
 use crate::backend::{BackendKind, Target};
 use crate::harness::error::HarnessError;
 use crate::suite::Suite;
@@ -15,16 +13,6 @@ use kernelgate_cuda::driver::device::{self, DeviceError};
 pub const DEFAULT_TIMEOUT_S: u64 = 60;
 /// The same of launches on the host, which may be of a single core.
 pub const HOST_TIMEOUT_S: u64 = 600;
-
-/// Where to run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-#[allow(missing_docs)]
-pub enum BackendName {
-    #[default]
-    Auto,
-    Cpu,
-    Cuda,
-}
 
 /// Which backend the process runs on, and why not on the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,8 +28,8 @@ pub struct Place {
 /// What the user asked for.
 #[derive(Debug, Clone)]
 pub struct DeviceRequest {
-    /// The backend, or auto.
-    pub backend: BackendName,
+    /// The backend; `None`: a GPU if there is one, else the CPU.
+    pub backend: Option<BackendKind>,
     /// The GPUs, counted from 0; `None` if the user named none.
     pub devices: Option<Devices<usize>>,
     /// A kernel that runs longer is treated as hung.
@@ -72,11 +60,11 @@ impl DeviceRequest {
             l2_bytes: device::l2_bytes(*ordinals.one()),
         };
         match self.backend {
-            BackendName::Cpu => Ok(cpu("this run is on the CPU, as asked".to_owned())),
-            BackendName::Cuda => gpu().map_err(refused).map(|()| cuda()),
+            Some(BackendKind::Cpu) => Ok(cpu("this run is on the CPU, as asked".to_owned())),
+            Some(BackendKind::Cuda) => gpu().map_err(refused).map(|()| cuda()),
             // A GPU was named: not to use it is no answer.
-            BackendName::Auto if self.devices.is_some() => gpu().map_err(refused).map(|()| cuda()),
-            BackendName::Auto => {
+            None if self.devices.is_some() => gpu().map_err(refused).map(|()| cuda()),
+            None => {
                 if !suites.any(|suite| {
                     suite.implementations().iter().any(|row| row.backend == BackendKind::Cuda)
                 }) {

@@ -11,12 +11,11 @@ use std::time::Duration;
 use clap::{CommandFactory, FromArgMatches, Parser, ValueEnum};
 
 use super::variables;
+use crate::backend::BackendKind;
 use crate::display::duration;
 use crate::harness::error::HarnessError;
 use crate::harness::selection::filter::Filter;
-use crate::harness::selection::place::{
-    BackendName, DEFAULT_TIMEOUT_S, DeviceRequest, HOST_TIMEOUT_S,
-};
+use crate::harness::selection::place::{DEFAULT_TIMEOUT_S, DeviceRequest, HOST_TIMEOUT_S};
 use crate::measure::delay::Delay;
 use crate::measure::power::PowerMode;
 use crate::record::Shard;
@@ -234,6 +233,26 @@ pub enum EffortName {
     Thorough,
 }
 
+/// Backend as a flag value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+#[allow(missing_docs)]
+pub enum BackendName {
+    #[default]
+    Auto,
+    Cpu,
+    Cuda,
+}
+
+impl From<BackendName> for Option<BackendKind> {
+    fn from(name: BackendName) -> Self {
+        match name {
+            BackendName::Auto => None,
+            BackendName::Cpu => Some(BackendKind::Cpu),
+            BackendName::Cuda => Some(BackendKind::Cuda),
+        }
+    }
+}
+
 /// Name of a power state on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PowerName {
@@ -262,8 +281,8 @@ impl From<EffortName> for Effort {
     }
 }
 
-/// What the process is to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Task of the process.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Mode {
     /// Verify, time, record.
     Bench,
@@ -275,16 +294,29 @@ pub enum Mode {
     Profile,
     /// Show stored results.
     Load,
+    /// Answer the request in this file.
+    Respond(PathBuf),
+    /// Carry out the trial request in this file.
+    Trial(PathBuf),
 }
 
 impl Flags {
-    /// Those of a command line without any.
+    /// Flags of a command line without any.
     pub fn defaults() -> Self {
         Self::parse_from(["--bench"])
     }
 
-    /// What to do. Without cargo's `--bench` a bench binary only tests, as Criterion has it.
+    /// Task of the process. Without cargo's `--bench` a bench binary only tests, as Criterion has
+    /// it.
     pub fn mode(&self) -> Mode {
+        let ordered = self.request.clone().map(Mode::Respond);
+        match (self.criterion_mode(), ordered.or_else(|| self.trial.clone().map(Mode::Trial))) {
+            (Mode::Bench, Some(ordered)) => ordered,
+            (mode, _) => mode,
+        }
+    }
+
+    fn criterion_mode(&self) -> Mode {
         if self.list {
             Mode::List
         } else if self.test || !self.bench {
@@ -299,9 +331,9 @@ impl Flags {
     }
 
     /// Where to run.
-    pub fn wanted(&self) -> DeviceRequest {
+    pub fn device(&self) -> DeviceRequest {
         DeviceRequest {
-            backend: self.backend,
+            backend: self.backend.into(),
             devices: self.device.map(Devices::from),
             timeout: Duration::from_secs(self.timeout.unwrap_or(DEFAULT_TIMEOUT_S)),
         }
@@ -353,13 +385,13 @@ impl Flags {
                 return Err(HarnessError::Usage(why));
             }
         }
-        if self.trial.is_some() && self.mode() != Mode::Bench {
+        if self.trial.is_some() && self.criterion_mode() != Mode::Bench {
             return Err(HarnessError::Usage(
                 "KERNELGATE_TRIAL is for processes that measure: `kernelgate compare` sets it"
                     .to_owned(),
             ));
         }
-        if self.request.is_some() && self.mode() != Mode::Bench {
+        if self.request.is_some() && self.criterion_mode() != Mode::Bench {
             return Err(HarnessError::Usage(
                 "KERNELGATE_REQUEST is for processes that `kernelgate` runs: unset it".to_owned(),
             ));

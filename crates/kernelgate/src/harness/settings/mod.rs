@@ -1,5 +1,10 @@
-//! The boundary: flags and environment variables of a bench binary.
+//! The boundary of a bench binary: its flags and environment variables become [`Settings`] here,
+//! once. Below it no module reads either.
 
 pub mod args;
-pub mod own_flags;
+mod own_flags;
+mod parsed;
+pub mod process;
 pub mod variables;
+
+pub use parsed::Settings;

@@ -1,6 +1,7 @@
 //! The environment variables that stand for flags, for the bench binary and the program.
 //!
 //! An empty variable counts as none: that is how CI systems pass on what was not given.
+#![allow(clippy::disallowed_methods, reason = "the boundary: variables are read here")]
 
 use std::ffi::OsString;
 
@@ -76,6 +77,11 @@ fn of_variables(command: &Command) -> Vec<(String, String)> {
         Some((format!("--{}", arg.get_long()?), variable))
     });
     own.chain(command.get_subcommands().flat_map(of_variables)).collect()
+}
+
+/// Whether a panic prints its own message, as the user asked.
+pub fn has_backtrace() -> bool {
+    std::env::var_os("RUST_BACKTRACE").is_some_and(|value| value != "0")
 }
 
 /// A warning for each variable that looks like ours and that nothing reads.

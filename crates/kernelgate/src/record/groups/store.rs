@@ -8,6 +8,7 @@ use crate::record::files::file::{self, FileError};
 use crate::record::files::text::{MAX_FILE_NAME, is_file_name, quoted};
 use crate::record::numerics::Numerics;
 use crate::record::origin::package::Package;
+use crate::record::origin::process;
 use crate::record::run::ProcessRun;
 
 /// Names that Windows gives to devices, whatever their ending.
@@ -139,13 +140,10 @@ impl Store {
     /// The store of the package whose bench binary runs: `CARGO_MANIFEST_DIR`, as cargo sets it,
     /// else as [`Self::around`] the working folder.
     pub fn discover() -> Self {
-        let package = std::env::var_os("CARGO_MANIFEST_DIR")
-            .map(PathBuf::from)
-            .filter(|folder| folder.is_dir());
-        package.map_or_else(
-            || Self::around(&std::env::current_dir().unwrap_or_else(|_| PathBuf::from("."))),
-            Self::of,
-        )
+        let package = process::variable("CARGO_MANIFEST_DIR").map(PathBuf::from);
+        package
+            .filter(|folder| folder.is_dir())
+            .map_or_else(|| Self::around(&process::working_folder()), Self::of)
     }
 
     /// The store of the package that a folder belongs to: the nearest folder upwards with a
@@ -167,15 +165,14 @@ impl Store {
     /// The store of a package in that folder, with that target folder.
     pub fn at(root: &Path, target: &Path) -> Self {
         let work = target.join("kernelgate");
-        let history = std::env::var_os("KERNELGATE_HISTORY").filter(|folder| !folder.is_empty());
+        let history = process::variable("KERNELGATE_HISTORY");
         Self {
             baselines: root.join("baselines"),
             runs: history.map_or_else(|| work.clone(), |folder| root.join(folder)).join("runs"),
             numerics: work.join("numerics"),
             references: work.join("references"),
             work,
-            criterion: std::env::var_os("CRITERION_HOME")
-                .filter(|folder| !folder.is_empty())
+            criterion: process::variable("CRITERION_HOME")
                 .map_or_else(|| target.join("criterion"), PathBuf::from),
             package: Package::at(root),
             root: root.to_owned(),
@@ -316,10 +313,10 @@ pub fn check_name(name: &str) -> Result<(), StoreError> {
 /// The target folder: `CARGO_TARGET_DIR`, else the one this program was built into, else
 /// `<root>/target`.
 fn target_folder(root: &Path) -> PathBuf {
-    if let Some(folder) = std::env::var_os("CARGO_TARGET_DIR") {
+    if let Some(folder) = process::variable("CARGO_TARGET_DIR") {
         return root.join(folder);
     }
-    crate::record::origin::provenance::target_of_program().unwrap_or_else(|| root.join("target"))
+    process::target_of_program().unwrap_or_else(|| root.join("target"))
 }
 
 pub(in crate::record) fn entries(folder: &Path) -> Vec<PathBuf> {

@@ -5,6 +5,7 @@ pub mod comparable;
 pub mod environment;
 pub mod gpus;
 pub mod package;
+pub mod process;
 pub mod provenance;
 
 use self::environment::{Environment, Mismatch};

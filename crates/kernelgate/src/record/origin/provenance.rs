@@ -1,10 +1,11 @@
 //! Which code was measured: its commit, and whether tracked files differed from it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use serde::{Deserialize, Serialize};
 
+use super::process::{target_of_program, variable};
 use crate::record::files::text::one_line;
 
 /// Which code was measured.
@@ -27,9 +28,7 @@ impl Provenance {
     /// repository that it was built in (`COMMIT`, or `COMMIT+changes` when tracked files
     /// differed).
     pub fn of(root: &Path) -> Self {
-        if let Some(given) =
-            std::env::var("KERNELGATE_COMMIT").ok().filter(|given| !given.is_empty())
-        {
+        if let Some(given) = variable("KERNELGATE_COMMIT").and_then(|it| it.into_string().ok()) {
             return Self::parse(&given);
         }
         Self {
@@ -53,9 +52,8 @@ impl Provenance {
     /// # Errors
     /// When `KERNELGATE_COMMIT` is no commit.
     pub fn of_process(root: &Path) -> Result<(Self, bool), String> {
-        let given = std::env::var_os("KERNELGATE_COMMIT").filter(|given| !given.is_empty());
-        let Some(given) = given else {
-            let by_cargo = std::env::var_os("CARGO_MANIFEST_DIR").is_some();
+        let Some(given) = variable("KERNELGATE_COMMIT") else {
+            let by_cargo = variable("CARGO_MANIFEST_DIR").is_some();
             let here = by_cargo || target_of_program().is_some();
             return Ok((if here { Self::of(root) } else { Self::default() }, false));
         };
@@ -119,14 +117,6 @@ fn git(folder: &Path, arguments: &[&str]) -> Option<String> {
     command.arg("--no-optional-locks").args(WITHOUT_HOOKS).arg("-C").arg(folder).args(arguments);
     let output = command.output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-}
-
-/// The target folder that this program lies in; none where it was built elsewhere.
-pub(in crate::record) fn target_of_program() -> Option<PathBuf> {
-    // target/<profile>/program or target/<profile>/deps/program: cargo marks the target folder.
-    let program = std::env::current_exe().ok()?;
-    let mut folders = program.ancestors().skip(1).take(4);
-    folders.find(|folder| folder.join("CACHEDIR.TAG").is_file()).map(Path::to_owned)
 }
 
 #[cfg(test)]

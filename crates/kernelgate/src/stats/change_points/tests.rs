@@ -74,6 +74,7 @@ fn outliers_and_what_is_too_small_are_no_change() {
 /// them (docs/evidence.md has those of 4,000).
 #[test]
 fn a_step_of_five_deviations_is_found_in_five_values_and_false_alarms_are_rare() {
+    #[allow(clippy::disallowed_methods, reason = "a variable of this test alone")]
     let count = std::env::var("KERNELGATE_SIMULATIONS").ok().and_then(|it| it.parse().ok());
     let count: u64 = count.unwrap_or(100);
     for (name, noise) in [("normal", normal_noise as fn(u64, usize) -> _), ("wide", wide_noise)] {

@@ -1,0 +1,27 @@
+//! The process whose runs are recorded: its variables, its folder and its file, for [`Store`] and
+//! [`Provenance`], which are made once a process.
+//!
+//! [`Store`]: crate::record::Store
+//! [`Provenance`]: crate::record::Provenance
+#![allow(clippy::disallowed_methods, reason = "the boundary of records: the process is read here")]
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+/// A variable that is set and not empty.
+pub(in crate::record) fn variable(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
+}
+
+/// The working folder.
+pub(in crate::record) fn working_folder() -> PathBuf {
+    std::env::current_dir().unwrap_or_else(|_| PathBuf::from("."))
+}
+
+/// The target folder that this program lies in; none where it was built elsewhere.
+pub(in crate::record) fn target_of_program() -> Option<PathBuf> {
+    // target/<profile>/program or target/<profile>/deps/program: cargo marks the target folder.
+    let program = std::env::current_exe().ok()?;
+    let mut folders = program.ancestors().skip(1).take(4);
+    folders.find(|folder| folder.join("CACHEDIR.TAG").is_file()).map(Path::to_owned)
+}
