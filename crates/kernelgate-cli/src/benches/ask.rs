@@ -14,6 +14,7 @@ use kernelgate::record::text::{printable, quoted};
 
 use super::child::{Ended, Running, over_memory};
 use super::find::{BenchExecutable, FoundBenches};
+use super::output::FailureLines;
 
 /// What a bench may say while it works; the rest is dropped, and that is said.
 pub const MAX_SAID_BYTES: u64 = 1 << 20;
@@ -23,8 +24,6 @@ const MAX_RESPONSE_BYTES: u64 = 256_000_000;
 const MAX_CLOSE: usize = 3;
 /// Time for the rest of its output to arrive once it has ended.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
-/// Lines that are kept for the error where it breaks.
-const SHOWN_LINES: usize = 4;
 
 /// What every request of a verb has in common.
 #[derive(Clone)]
@@ -222,14 +221,14 @@ fn command(executable: &BenchExecutable, asking: &Asking<'_>, request: &Path) ->
 /// lines.
 fn pass_on(said: impl Read) -> Vec<String> {
     let mut said = BufReader::new(said);
-    let mut last: Vec<String> = Vec::new();
+    let mut last = FailureLines::default();
     let mut line = Vec::new();
     let mut read_bytes = 0;
     loop {
         line.clear();
         let read = said.by_ref().take(MAX_SAID_BYTES).read_until(b'\n', &mut line);
         if !matches!(read, Ok(1..)) {
-            return last;
+            return last.into_lines().iter().map(|line| quoted(line).into_owned()).collect();
         }
         let before = read_bytes;
         read_bytes += line.len() as u64;
@@ -237,10 +236,7 @@ fn pass_on(said: impl Read) -> Vec<String> {
             let text = String::from_utf8_lossy(&line);
             let text = printable(text.trim_end());
             eprintln!("{text}");
-            if last.len() == SHOWN_LINES {
-                last.remove(0);
-            }
-            last.push(quoted(&text).into_owned());
+            last.push(&text);
         } else if before <= MAX_SAID_BYTES {
             eprintln!("(it says more than {MAX_SAID_BYTES} bytes: the rest is left out)");
         }

@@ -1,5 +1,6 @@
 //! Cargo as the builder of bench executables.
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -54,6 +55,31 @@ pub struct Built {
     pub manifest: PathBuf,
 }
 
+/// What cargo built.
+#[derive(Debug, Default)]
+pub struct BuildOutput {
+    /// Bench executables.
+    pub benches: Vec<Built>,
+    /// Manifests of every package, dependencies included.
+    pub manifests: BTreeSet<PathBuf>,
+}
+
+impl BuildOutput {
+    /// Takes one line of cargo's messages.
+    fn note(&mut self, line: &str) {
+        let Ok(message) = serde_json::from_str::<Message>(line) else { return };
+        if message.reason != "compiler-artifact" {
+            return;
+        }
+        let manifest = message.manifest_path.unwrap_or_default();
+        self.manifests.insert(manifest.clone());
+        let target = message.target.filter(|target| target.kind.iter().any(|kind| kind == "bench"));
+        if let (Some(target), Some(path)) = (target, message.executable) {
+            self.benches.push(Built { bench: target.name, path, manifest });
+        }
+    }
+}
+
 /// Which benches are built, and how.
 #[derive(Debug, Clone, Copy)]
 pub struct BuildTargets<'a> {
@@ -101,7 +127,7 @@ pub fn build(
     command: &mut Command,
     (running, timeout): (&Running, Duration),
     said: impl Fn(&str) + Send,
-) -> Result<Vec<Built>, BuildError> {
+) -> Result<BuildOutput, BuildError> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let (stdout, stderr) = running.start(command).map_err(BuildError::Cargo)?;
     let lines_of = |stream: Option<Box<dyn Read + Send>>| {
@@ -114,12 +140,13 @@ pub fn build(
             lines.collect::<Vec<String>>()
         });
         let built = scope.spawn(move || {
-            lines_of(stdout).map_while(Result::ok).filter_map(|line| bench_of(&line)).collect()
+            let mut built = BuildOutput::default();
+            lines_of(stdout).map_while(Result::ok).for_each(|line| built.note(&line));
+            built
         });
         // Concurrent with the readers: a build that hangs holds its streams open.
         let ended = running.finish(timeout);
-        let built: Vec<Built> = built.join().unwrap_or_default();
-        (built, ended, lines.join().unwrap_or_default())
+        (built.join().unwrap_or_default(), ended, lines.join().unwrap_or_default())
     });
     match ended.map_err(BuildError::Cargo)? {
         Ended::Exited(status) if status.success() => Ok(messages),
@@ -131,16 +158,6 @@ pub fn build(
             Err(BuildError::Failed(last.join("\n")))
         }
     }
-}
-
-/// The bench executable that a line of cargo is about.
-fn bench_of(line: &str) -> Option<Built> {
-    let message: Message = serde_json::from_str(line).ok()?;
-    let target = message.target?;
-    let bench =
-        message.reason == "compiler-artifact" && target.kind.iter().any(|kind| kind == "bench");
-    let path = message.executable.filter(|_| bench)?;
-    Some(Built { bench: target.name, path, manifest: message.manifest_path.unwrap_or_default() })
 }
 
 #[cfg(test)]
@@ -156,20 +173,26 @@ mod tests {
                 r#"{{"reason":"{reason}","target":{target},"executable":{executable},{manifest}}}"#
             )
         };
-        let found = bench_of(&line("compiler-artifact", "bench", r#""/t/a-1""#)).unwrap();
+        let noted = |line: &str| {
+            let mut built = BuildOutput::default();
+            built.note(line);
+            built
+        };
+        let built = noted(&line("compiler-artifact", "bench", r#""/t/a-1""#));
+        assert_eq!(built.manifests, [PathBuf::from("/p/Cargo.toml")].into());
         let wanted = Built {
             bench: "a".to_owned(),
             path: PathBuf::from("/t/a-1"),
             manifest: PathBuf::from("/p/Cargo.toml"),
         };
-        assert_eq!(found, wanted);
+        assert_eq!(built.benches, [wanted]);
         for other in [
             line("compiler-artifact", "lib", r#""/t/a-1""#),
             line("compiler-artifact", "bench", "null"),
             r#"{"reason":"build-finished","success":true}"#.to_owned(),
             "not json".to_owned(),
         ] {
-            assert_eq!(bench_of(&other), None);
+            assert_eq!(noted(&other).benches, []);
         }
     }
 }

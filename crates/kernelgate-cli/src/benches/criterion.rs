@@ -9,8 +9,10 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
+use kernelgate::harness::filter::Filter;
 use kernelgate::record::TrialSampling;
 use kernelgate::record::criterion_store::unnumbered;
+use kernelgate::record::text::one_line;
 
 /// Samples of a case: as few as Criterion takes.
 pub const SAMPLES: usize = 10;
@@ -33,6 +35,15 @@ pub struct Listed {
     /// Titles that it listed more than once, of groups that do not know of each other: the store
     /// does not tell such cases apart.
     pub duplicates: BTreeSet<String>,
+}
+
+impl Listed {
+    /// Ids of the cases that Criterion's filter matches.
+    pub fn ids(&self, filter: Option<&str>) -> BTreeSet<String> {
+        let Ok(filter) = Filter::parse(filter, false) else { return BTreeSet::new() };
+        let ids = self.titles.iter().map(|title| unnumbered(title).unwrap_or(title));
+        ids.filter(|id| filter.matches(id)).map(one_line).collect()
+    }
 }
 
 /// Makes a command that is about to run a bench one that uses this store alone.
@@ -62,6 +73,16 @@ pub fn measure(filter: Option<&str>, sampling: &TrialSampling) -> Vec<String> {
     }
     arguments.extend(filter.into_iter().flat_map(|filter| ["--".to_owned(), filter.to_owned()]));
     arguments
+}
+
+/// The case that ran when a process ended, by the lines that Criterion writes on standard error:
+/// "Benchmarking sum of 100: Warming up for 3.0000 s".
+pub fn running(messages: &str) -> Option<&str> {
+    const STEPS: [&str; 4] = [": Warming up for ", ": Collecting ", ": Analyzing", ": Profiling "];
+    let lines = messages.split(['\n', '\r']);
+    let case = lines.filter_map(|line| line.trim().strip_prefix("Benchmarking ")).next_back()?;
+    let end = STEPS.iter().filter_map(|step| case.rfind(step)).min();
+    Some(end.map_or(case, |end| &case[..end]))
 }
 
 /// A filter for these cases and those of the same id; none where they are too many to be named.
@@ -123,6 +144,16 @@ mod tests {
         }
         let own = "3 tests, some benchmarks\na: benchmark";
         assert_eq!(parse_list(own).unwrap().titles.len(), 1, "a line of the bench's own");
+    }
+
+    #[test]
+    fn the_case_that_ran_last_is_read_from_the_messages() {
+        let text = "Benchmarking a\nBenchmarking a: Warming up for 1.0 ms\nBenchmarking a: Analyzing\n\
+                    Benchmarking g/b: 1\nBenchmarking g/b: 1: Collecting 10 samples in estimated 1 s\n\
+                    thread 'main' panicked at x";
+        assert_eq!(running(text), Some("g/b: 1"));
+        assert_eq!(running("Benchmarking of nothing\nthread 'main'"), Some("of nothing"));
+        assert_eq!(running("nothing of the kind"), None);
     }
 
     #[test]

@@ -127,7 +127,7 @@ impl BenchChoice {
             path: built.path,
             root: built.manifest.parent().map(Path::to_owned).unwrap_or_default(),
         };
-        Ok(built.into_iter().map(executable).collect())
+        Ok(built.benches.into_iter().map(executable).collect())
     }
 
     fn in_folder(&self, folder: &Path, root: &Path) -> anyhow::Result<Vec<BenchExecutable>> {

@@ -59,6 +59,74 @@ pub fn drain(mut stream: impl Read + Send + 'static, keep: Kept) -> Receiver<Cap
     receiver
 }
 
+/// Lines of a failed process that are shown.
+const SHOWN_LINES: usize = 4;
+
+/// The lines of a process that explain its failure: the message of its last panic, without the
+/// backtrace; its last lines where it did not panic, or printed more after it.
+#[derive(Default)]
+pub struct FailureLines {
+    lines: Vec<String>,
+    place: Place,
+}
+
+/// Part of the output that a line belongs to.
+#[derive(Default, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// No panic.
+    #[default]
+    Ordinary,
+    /// Message of a panic.
+    Message,
+    /// Behind the message: backtrace and notes of the runtime.
+    Backtrace,
+}
+
+impl FailureLines {
+    /// Takes the next line.
+    pub fn push(&mut self, line: &str) {
+        let text = line.trim();
+        if text.is_empty() {
+            return;
+        }
+        if text.starts_with("thread '") && text.contains(" panicked at ") {
+            (self.place, self.lines) = (Place::Message, vec![line.to_owned()]);
+            return;
+        }
+        let starts_trace = text == "stack backtrace:" || text.starts_with("note: run with `RUST_B");
+        match self.place {
+            Place::Message | Place::Backtrace if starts_trace => self.place = Place::Backtrace,
+            // The start of a message says more than its end.
+            Place::Message if self.lines.len() == SHOWN_LINES => {}
+            Place::Backtrace if is_frame(text) => {}
+            _ => {
+                if self.place == Place::Backtrace {
+                    self.place = Place::Ordinary;
+                    self.lines.clear();
+                }
+                if self.lines.len() == SHOWN_LINES {
+                    self.lines.remove(0);
+                }
+                self.lines.push(line.to_owned());
+            }
+        }
+    }
+
+    /// The lines.
+    pub fn into_lines(self) -> Vec<String> {
+        self.lines
+    }
+}
+
+/// Whether a line belongs to a backtrace: "5: criterion::analysis::common", "at src/lib.rs:1:2", and
+/// the note at its end.
+fn is_frame(text: &str) -> bool {
+    let number = text.split_once(':').map(|(number, _)| number);
+    number.is_some_and(|number| number.parse::<u32>().is_ok())
+        || text.starts_with("at ")
+        || text.starts_with("note: Some details are omitted")
+}
+
 /// What a process that has ended printed. It is not waited for without end: what the process left
 /// behind may hold its streams open.
 pub fn captured(stream: Option<Receiver<Captured>>) -> Captured {
@@ -68,6 +136,31 @@ pub fn captured(stream: Option<Receiver<Captured>>) -> Captured {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn failure(text: &str) -> Vec<String> {
+        let mut lines = FailureLines::default();
+        text.lines().for_each(|line| lines.push(line));
+        lines.into_lines()
+    }
+
+    #[test]
+    fn a_panic_explains_a_failure_and_its_backtrace_does_not() {
+        let panicked = "thread 'main' (7) panicked at src/lib.rs:1:2:\nBatch size is zero.\n";
+        let trace = "stack backtrace:\n   0: std::panicking\n             at /rustc/x.rs:1:2\n  1: main\n\
+                     note: Some details are omitted, run with `RUST_BACKTRACE=full`.\n";
+        let hint =
+            "note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace\n";
+        let message = ["thread 'main' (7) panicked at src/lib.rs:1:2:", "Batch size is zero."];
+        for end in ["", trace, hint] {
+            assert_eq!(failure(&format!("Benchmarking a\n\n{panicked}{end}")), message);
+        }
+        assert_eq!(failure(&format!("{panicked}{trace}error: a\nb")), ["error: a", "b"]);
+        let twice = failure(&format!("{}{hint}{panicked}", panicked.replace("zero", "one")));
+        assert_eq!(twice, message);
+        assert_eq!(failure("1\n2\n3\n4\n5"), ["2", "3", "4", "5"]);
+        let long: String = (0..9).map(|i| format!("line {i}\n")).collect();
+        assert_eq!(failure(&format!("{panicked}{long}"))[3], "line 1");
+    }
 
     #[test]
     fn of_a_flood_the_start_or_the_end_is_kept() {

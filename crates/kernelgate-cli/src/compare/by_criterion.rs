@@ -18,7 +18,7 @@ use kernelgate::gpu_time;
 use kernelgate::harness::filter::Filter;
 use kernelgate::measure::contention::CpuTime;
 use kernelgate::record::criterion_store::{self as store, StoredCase, unnumbered};
-use kernelgate::record::text::{check_plain, one_line};
+use kernelgate::record::text::{check_plain, one_line, printable};
 use kernelgate::record::{CaseRecord, ProcessRun, Provenance, Samples, TrialSampling, file};
 
 /// Exit code of a Rust program that panicked.
@@ -136,7 +136,9 @@ pub fn measure_listed(
     let wall_s = started.elapsed().as_secs_f64();
     let after = CpuTime::now_of_children();
     if !ended.status.success() {
-        return Err(ended.failure());
+        let messages = ended.messages();
+        let case = criterion::running(&messages).map(|case| format!("measuring `{case}`, "));
+        return Err(format!("{}{}", printable(&case.unwrap_or_default()), ended.failure()));
     }
     let contention =
         before.zip(after).and_then(|(before, after)| after.taken_by_others_since(&before));
@@ -179,7 +181,11 @@ pub fn measure_listed(
             let mut record = record(case, added_ns, contention);
             let of_gpu = own.as_ref().and_then(|own| own.cases.get(id));
             record.samples.host_bound = of_gpu.is_some_and(|of_gpu| of_gpu.samples.host_bound);
-            run.cases.insert(id.clone(), record);
+            match record.validate() {
+                Ok(()) => drop(run.cases.insert(id.clone(), record)),
+                // The other cases of the bench keep their times.
+                Err(why) => drop(skip(id, &format!("its samples cannot be recorded: {why}"))),
+            }
         }
     }
     Ok(run)

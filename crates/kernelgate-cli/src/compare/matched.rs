@@ -131,6 +131,13 @@ impl Matched {
         self.failed.extend(head.into_iter().flat_map(|run| run.failed.clone()));
     }
 
+    /// Adds the cases that a bench listed before it broke, where neither side has more of them.
+    pub fn abandon_listed(&mut self, cases: BTreeSet<String>, why: impl Fn() -> Option<String>) {
+        let known: BTreeSet<String> = self.ids().into_iter().collect();
+        let unknown = cases.into_iter().filter(|id| !known.contains(id));
+        self.unmeasured.extend(unknown.filter_map(|id| Some((id, why()?))));
+    }
+
     /// The refusals, by field.
     pub fn refusals(&self) -> Vec<Refusal> {
         let refusal =

@@ -37,6 +37,7 @@ mod session;
 mod sides;
 mod snapshot;
 mod submodules;
+mod surroundings;
 pub mod thresholds;
 
 use std::collections::BTreeMap;

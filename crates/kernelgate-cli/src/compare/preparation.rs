@@ -33,8 +33,10 @@ struct Verified {
 
 /// Why there is no such run.
 enum Unverified {
-    /// The side has no such bench, or it broke, which was told.
+    /// The side has no such bench.
     Absent,
+    /// It broke, which was told; the ids of the cases that it listed before.
+    Broke(BTreeSet<String>),
     /// It has no case that was asked for: the message.
     NoCase(String),
     /// It is no bench that can be driven: the reason.
@@ -56,10 +58,14 @@ impl Engine<'_> {
             .collect();
         let mut errors = Vec::new();
         for name in &names {
-            let mut undrivable = None;
+            let (mut undrivable, mut listed) = (None, BTreeSet::new());
             let mut verified = [Arm::Base, Arm::Head].map(|arm| match self.verify(arm, name) {
                 Ok(verified) => Some(verified),
                 Err(Unverified::Absent) => None,
+                Err(Unverified::Broke(cases)) => {
+                    listed.extend(cases);
+                    None
+                }
                 Err(Unverified::NoCase(why)) => {
                     errors.push(why);
                     None
@@ -76,6 +82,7 @@ impl Engine<'_> {
                 prepared.note(verified);
             }
             self.match_cases(&mut prepared, name, &mut verified, undrivable.as_deref());
+            prepared.matched.abandon_listed(listed, || self.failure_of(name));
         }
         if let Some(note) = without_effect(self.request, &prepared) {
             self.progress.detail(&note);
@@ -99,8 +106,7 @@ impl Engine<'_> {
         verified: &mut [Option<Verified>; 2],
         undrivable: Option<&str>,
     ) {
-        let broken = self.broken.iter().find(|broken| broken.bench == *name);
-        let error = broken.map(|broken| broken.case_error());
+        let error = self.failure_of(name);
         for run in verified.iter_mut().flatten() {
             prepared.matched.set_apart(&mut run.run, &prepared.owners, name);
         }
@@ -225,7 +231,7 @@ impl Engine<'_> {
             Ok(Some(run)) => Ok(Verified { run, path, took: started.elapsed(), driver }),
             Ok(None) => Err(Unverified::Absent),
             Err(reason) if reason.contains("no case matches") => Err(Unverified::NoCase(reason)),
-            Err(reason) => Err(self.broke_early(arm, bench, reason)),
+            Err(reason) => Err(self.broke_early(arm, bench, reason, BTreeSet::new())),
         }
     }
 
@@ -241,7 +247,9 @@ impl Engine<'_> {
         self.progress.now(&format!("trying {} {bench}", folder::name(arm)));
         let slot = match self.session.folder.point_slot(arm) {
             Ok(slot) => slot,
-            Err(error) => return Err(self.broke_early(arm, bench, error.to_string())),
+            Err(error) => {
+                return Err(self.broke_early(arm, bench, error.to_string(), BTreeSet::new()));
+            }
         };
         let package = self.session.sides[index(arm)].package_of(bench).clone();
         let program = slot.join("bin").join(bench);
@@ -249,7 +257,9 @@ impl Engine<'_> {
         let listed = match by_criterion::list(&self.setup(), (&program, &package), timeout) {
             Ok(listed) => listed,
             Err(NotListed::Undrivable(why)) => return Err(Unverified::Undrivable(why)),
-            Err(NotListed::Broken(why)) => return Err(self.broke_early(arm, bench, why)),
+            Err(NotListed::Broken(why)) => {
+                return Err(self.broke_early(arm, bench, why, BTreeSet::new()));
+            }
         };
         let request = TrialRequest {
             session: "verify".to_owned(),
@@ -270,7 +280,10 @@ impl Engine<'_> {
             .and_then(|trial| by_criterion::measure_listed(&self.setup(), &trial, &listed));
         let run = match run {
             Ok(run) => run,
-            Err(reason) => return Err(self.broke_early(arm, bench, reason)),
+            Err(reason) => {
+                let cases = listed.ids(self.request.filter.as_deref());
+                return Err(self.broke_early(arm, bench, reason, cases));
+            }
         };
         if run.cases.is_empty() {
             return Err(match (&self.request.filter, run.skipped.first_key_value()) {
@@ -282,7 +295,8 @@ impl Engine<'_> {
             });
         }
         if let Err(error) = file::write(&path, &run) {
-            return Err(self.broke_early(arm, bench, format!("failed to {error}")));
+            let cases = run.cases.into_keys().collect();
+            return Err(self.broke_early(arm, bench, format!("failed to {error}"), cases));
         }
         let driver = executable.driver;
         Ok(Verified { run, path, took: started.elapsed(), driver })
@@ -349,10 +363,22 @@ impl Engine<'_> {
         }
     }
 
-    /// A bench that broke in its first process is abandoned.
-    fn broke_early(&mut self, arm: Arm, bench: &str, reason: String) -> Unverified {
+    /// Abandons a bench that broke in its first process, with the cases that it had listed.
+    fn broke_early(
+        &mut self,
+        arm: Arm,
+        bench: &str,
+        reason: String,
+        cases: BTreeSet<String>,
+    ) -> Unverified {
         self.broke(arm, bench, reason, true);
-        Unverified::Absent
+        Unverified::Broke(cases)
+    }
+
+    /// Why the cases of a bench that broke have no times.
+    fn failure_of(&self, bench: &str) -> Option<String> {
+        let broken = self.broken.iter().find(|broken| broken.bench == *bench);
+        broken.map(|broken| broken.case_error())
     }
 
     fn verified_path(&self, arm: Arm, bench: &str) -> PathBuf {

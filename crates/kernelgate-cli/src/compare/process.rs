@@ -11,12 +11,9 @@ use super::install::Driver;
 use super::progress::ComparisonProgress;
 use crate::benches::ask::MAX_SAID_BYTES;
 use crate::benches::child::{Ended, Running, over_memory};
-use crate::benches::output::{Captured, Kept, captured, drain};
+use crate::benches::output::{Captured, FailureLines, Kept, captured, drain};
 use kernelgate::record::text::{printable, quoted};
 use kernelgate::record::{Environment, TrialRequest};
-
-/// Lines of a failed process that are shown.
-const SHOWN_LINES: usize = 4;
 
 /// What every trial of a comparison has in common.
 pub struct TrialSetup<'a> {
@@ -76,15 +73,18 @@ pub struct Finished {
 }
 
 impl Finished {
-    /// How it failed: its status and what it said last.
+    /// The end of its standard error.
+    pub fn messages(&self) -> String {
+        String::from_utf8_lossy(&self.said).into_owned()
+    }
+
+    /// How it failed: its status and the message of its panic, or its last lines.
     pub fn failure(&self) -> String {
-        let text = String::from_utf8_lossy(&self.said);
-        let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-        let last = &lines[lines.len().saturating_sub(SHOWN_LINES)..];
-        let last: Vec<_> = last.iter().map(|line| quoted(line)).collect();
-        let last = last.join("; ");
-        let last = printable(&last);
-        format!("{}{}{last}", self.status, if last.is_empty() { "" } else { ": " })
+        let mut lines = FailureLines::default();
+        self.messages().lines().for_each(|line| lines.push(line));
+        let lines: Vec<_> = lines.into_lines().iter().map(|it| quoted(it).into_owned()).collect();
+        let text = lines.join("; ");
+        format!("{}{}{}", self.status, if lines.is_empty() { "" } else { ": " }, printable(&text))
     }
 }
 

@@ -8,8 +8,9 @@ use super::folder::{self, Folder};
 use super::git::{Repository, Revision};
 use super::install::{InstalledBenches, Installing, install};
 use super::progress::ComparisonProgress;
-use super::seed::seed;
+use super::seed::{seed, seed_registry};
 use super::snapshot::{Taking, snapshot};
+use super::surroundings::{SOURCES, Surroundings};
 use super::{CompareError, ComparisonRequest, SideSource};
 use crate::benches::cargo::{self, BuildError, BuildTargets, Built};
 use crate::benches::child::Running;
@@ -69,7 +70,12 @@ fn both_sides(
             revisions.push(None);
             continue;
         };
-        let checkout = || Checkout::open(repository, &folder.side(arm).join("src"));
+        let checkout = || {
+            let (side, surroundings) =
+                (folder.side(arm), Surroundings::of_repository(&repository.top));
+            let checkout = Checkout::open(repository, &surroundings.copy(&side))?;
+            surroundings.link(&side).map(|()| checkout)
+        };
         revisions.push(match source {
             SideSource::Revision(name) => Some((repository.resolve(name)?, checkout()?)),
             SideSource::WorkTree => {
@@ -91,8 +97,7 @@ fn both_sides(
                 from_folder(request, folder, (arm, path), (running, built))?
             }
             (_, Some((revision, checkout)), Some(repository)) => {
-                let package = &repository.package;
-                let sources = (&revision, &checkout, package.as_path());
+                let sources = (&revision, &checkout, repository);
                 from_revision(request, folder, arm, sources, (progress, running))?
             }
             _ => return Err(CompareError::Usage("no repository".to_owned())),
@@ -139,12 +144,12 @@ pub fn prepare_twins(
     let [base, head] = both_sides(&same, folder, tools, true)?;
     #[cfg(unix)]
     {
-        let sources = folder.side(Arm::Head).join("src");
+        let sources = folder.side(Arm::Head).join(SOURCES);
         if std::fs::symlink_metadata(&sources).is_err()
-            && folder.side(Arm::Base).join("src").is_dir()
+            && folder.side(Arm::Base).join(SOURCES).is_dir()
         {
             let linked = std::os::unix::fs::symlink(
-                Path::new("..").join(folder::name(Arm::Base)).join("src"),
+                Path::new("..").join(folder::name(Arm::Base)).join(SOURCES),
                 &sources,
             );
             linked.map_err(|cause| CompareError::io("link", &sources, &cause))?;
@@ -197,25 +202,31 @@ fn from_revision(
     request: &ComparisonRequest,
     folder: &Folder,
     arm: Arm,
-    (revision, checkout, package): (&Revision, &Checkout, &Path),
+    (revision, checkout, repository): (&Revision, &Checkout, &Repository),
     (progress, running): (&ComparisonProgress, &Running),
 ) -> Result<Side, CompareError> {
     let side_name = folder::name(arm);
     let label = revision.label();
+    let surroundings = Surroundings::of_repository(&repository.top);
+    let package_in = |side: &Path| surroundings.copy(side).join(&repository.package);
     let notes = checkout.check_out(revision)?;
     notes.iter().for_each(|note| progress.say(&format!("{side_name}: {note}")));
     progress.now(&format!("building {side_name}: {label}"));
-    if arm == Arm::Head && seed(&folder.side(Arm::Base), &folder.side(arm)).is_err() {
-        // A full disk, say: cargo then builds the dependencies once more, or says what is wrong.
+    let seeded = match arm {
+        Arm::Head => seed(&folder.side(Arm::Base), &folder.side(arm)),
+        Arm::Base => seed_from_user(request, repository, &folder.side(arm)),
+    };
+    if seeded.is_err() {
+        // Cargo then compiles the dependencies once more; on a full disk it reports that.
         let _ = std::fs::remove_dir_all(folder.side(arm).join("target.partial"));
     }
     let wanted =
         BuildTargets { benches: &request.benches, package: None, profile: &request.profile };
     let build = |wanted: BuildTargets<'_>| {
         folder.in_slot(arm, |slot| {
-            let manifest = slot.join("src").join(package).join("Cargo.toml");
+            let manifest = package_in(slot).join("Cargo.toml");
             if !manifest.is_file() {
-                let name = package.join("Cargo.toml");
+                let name = repository.package.join("Cargo.toml");
                 return Err(CompareError::Unbuildable(format!(
                     "{side_name} {label} has no {}",
                     name.display()
@@ -235,7 +246,8 @@ fn from_revision(
                 };
                 // What is missing may be why.
                 let notes: String = notes.iter().map(|note| format!("\n{note}")).collect();
-                let text = format!("{side_name} {label} {why}{flag}{notes}");
+                let reach = reach_note(&why, slot);
+                let text = format!("{side_name} {label} {why}{flag}{notes}{reach}");
                 match why {
                     BuildError::Failed(_) => CompareError::Unbuildable(text),
                     _ => CompareError::Usage(text),
@@ -256,15 +268,50 @@ fn from_revision(
         Ok(below) => folder.side(arm).join(below),
         Err(_) => path,
     };
-    let packages = packages_of(&built)
+    for outside in surroundings.outside(&folder.slot(), &built.manifests) {
+        progress.say_once(&format!(
+            "{} lies outside of the repository: both sides use it as it is now",
+            outside.display()
+        ));
+    }
+    let packages = packages_of(&built.benches)
         .map_err(|why| CompareError::Usage(format!("{side_name} {label}: {why}")))?;
     let built: BTreeMap<String, PathBuf> =
-        built.into_iter().map(|built| (built.bench, relocated(built.path))).collect();
+        built.benches.into_iter().map(|built| (built.bench, relocated(built.path))).collect();
     let how = installing(request, true, running);
     let executables = install(&folder.side(arm), &built, &format!("{side_name} {label}"), how)?;
-    let package = folder.slot().join("src").join(package);
+    let package = package_in(&folder.slot());
     let commit = revision.commit.clone();
     Ok(Side { label, sources: Some(commit.clone()), commit, package, packages, executables })
+}
+
+/// Starts the first build of a side with the registry's crates that the user's own builds compiled.
+fn seed_from_user(
+    request: &ComparisonRequest,
+    repository: &Repository,
+    side: &Path,
+) -> std::io::Result<()> {
+    let profile = match request.profile.as_str() {
+        "bench" | "release" => "release",
+        "dev" | "test" => "debug",
+        own => own,
+    };
+    let locks = [repository.top.clone(), repository.top.join(&repository.package)];
+    let lock = locks.iter().find_map(|it| std::fs::read_to_string(it.join("Cargo.lock")).ok());
+    let count = lock.map(|lock| seed_registry(&request.target, profile, side, &lock));
+    count.transpose().map(drop)
+}
+
+/// The cause, where a build looked for a file in the folder of the sides that is not there.
+fn reach_note(why: &BuildError, slot: &Path) -> String {
+    let text = why.to_string();
+    let missing = ["No such file", "failed to read", "couldn't read"];
+    let cause =
+        missing.iter().any(|it| text.contains(it)) && text.contains(&*slot.to_string_lossy());
+    let note = "\nnote: sides are built from copies of the repository; relative paths that lead out \
+                of it by more than two folders, and untracked files that git ignores, are not found \
+                there. An absolute path works";
+    if cause { note.to_owned() } else { String::new() }
 }
 
 /// The folder of the package of each bench.
