@@ -1,7 +1,4 @@
-//! What the check after timing stands on: the symmetries of the workloads hold, and the sources
-//! that a workload names are all that its reference follows from.
-
-use std::path::{Path, PathBuf};
+//! The check after timing relies on the symmetries of the workloads.
 
 use kernelgate::workload::symmetry::check;
 use kernelgate::workload::{Effort, Scale};
@@ -33,60 +30,4 @@ fn symmetries_hold() {
             check(bound.problem(), 3, 1e-12).unwrap_or_else(|why| panic!("{name}: {why}"));
         assert_eq!(checked, *wanted, "{name}");
     }
-}
-
-/// Those of the folders' files that a definition imports are in its list.
-#[test]
-fn a_definition_names_every_source_that_it_imports() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).canonicalize().unwrap().join("src");
-    let text = |path: &Path| std::fs::read_to_string(path).unwrap();
-    let mut definitions = 0;
-    for file in [
-        "attention/definition.rs",
-        "attention/components.rs",
-        "st_bif/definition.rs",
-        "st_bif/rate/definition.rs",
-        "denoise/definition.rs",
-        "resnet18/definition.rs",
-    ] {
-        let path = folder.join(file);
-        let source = text(&path);
-        let list = source.split_once("const DEFINITION").expect("a list").1;
-        let list = list.split_once("];").expect("an end").0;
-        let named: Vec<PathBuf> = list
-            .split("include_str!(\"")
-            .skip(1)
-            .map(|rest| path.with_file_name(rest.split_once('"').unwrap().0))
-            .map(|path| path.canonicalize().unwrap())
-            .collect();
-        assert!(named.contains(&path), "{file} names itself");
-        for named_path in &named {
-            let whole = text(named_path);
-            let code = whole.split("#[cfg(test)]").next().unwrap();
-            for line in code.lines() {
-                let import = line.trim_start_matches("pub ").strip_prefix("use ");
-                // What work runs on, which no value follows from.
-                let apart = ["kernelgate", "crate::parallel;"];
-                let Some(import) =
-                    import.filter(|import| !apart.iter().any(|a| import.starts_with(a)))
-                else {
-                    continue;
-                };
-                let imported = if let Some(module) = import.strip_prefix("super::") {
-                    let module = module.split(|c: char| !c.is_alphanumeric() && c != '_').next();
-                    named_path.with_file_name(format!("{}.rs", module.unwrap()))
-                } else if let Some(item) = import.strip_prefix("crate::") {
-                    let module = item.split("::{").next().unwrap();
-                    let module =
-                        if module == item { item.rsplit_once("::").unwrap().0 } else { module };
-                    folder.join(module.replace("::", "/")).with_extension("rs")
-                } else {
-                    continue;
-                };
-                assert!(named.contains(&imported), "{file} does not name {}", imported.display());
-            }
-        }
-        definitions += 1;
-    }
-    assert_eq!(definitions, 6);
 }

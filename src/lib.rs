@@ -31,7 +31,7 @@ use kernelgate_cuda::instruments;
 use kernelgate_cuda::spec::ListedKernel;
 
 /// Every workload of every family, in the order they are shown.
-pub fn all() -> Vec<Box<dyn Suite>> {
+pub fn all() -> Vec<Suite> {
     [st_bif::suites(), attention::suites(), denoise::suites(), resnet18::suites()]
         .into_iter()
         .flatten()
@@ -50,11 +50,7 @@ pub fn st_bif_kernels() -> Vec<ListedKernel> {
 }
 
 /// `main` of a bench binary of this package; a filter may name a case of another one.
-pub fn bench(
-    name: &'static str,
-    suites: Vec<Box<dyn Suite>>,
-    kernels: Vec<ListedKernel>,
-) -> ExitCode {
+pub fn bench(name: &'static str, suites: Vec<Suite>, kernels: Vec<ListedKernel>) -> ExitCode {
     const PEERS: &[Peers] = &[st_bif::PEERS, attention::PEERS, denoise::PEERS, resnet18::PEERS];
     Harness::new(name, suites).siblings(all()).peers(PEERS).kernels(kernels).main()
 }

@@ -21,14 +21,8 @@ fn place(kind: BackendKind) -> Place {
 fn every_id_is_unique_and_fits_criterions_folders() {
     let suites = all();
     for kind in PLACES {
-        let selection = select(
-            suites.iter().map(AsRef::as_ref),
-            Effort::Thorough,
-            &place(kind),
-            &[],
-            &Filter::All,
-        )
-        .unwrap();
+        let selection =
+            select(suites.iter(), Effort::Thorough, &place(kind), &[], &Filter::All).unwrap();
         assert!(selection.count() > 100);
         let mut folders = BTreeSet::new();
         for group in &selection.groups {
@@ -42,9 +36,7 @@ fn every_id_is_unique_and_fits_criterions_folders() {
 fn default_cases_are_a_handful_and_part_of_the_sweep() {
     let suites = all();
     let ids = |effort, kind| -> BTreeSet<String> {
-        let selection =
-            select(suites.iter().map(AsRef::as_ref), effort, &place(kind), &[], &Filter::All)
-                .unwrap();
+        let selection = select(suites.iter(), effort, &place(kind), &[], &Filter::All).unwrap();
         selection
             .groups
             .iter()
@@ -65,7 +57,7 @@ fn scans_are_part_of_the_default_selection_on_a_gpu() {
     let suites = all();
     let ids = |effort, overrides: &[&str]| -> Vec<String> {
         let overrides: Vec<_> = overrides.iter().map(|text| text.parse().unwrap()).collect();
-        let suites = suites.iter().map(AsRef::as_ref);
+        let suites = suites.iter();
         let place = place(BackendKind::Cuda);
         let selection = select(suites, effort, &place, &overrides, &Filter::All).unwrap();
         selection.groups.into_iter().flat_map(|group| group.cases).map(|case| case.id).collect()

@@ -1,5 +1,5 @@
-//! docs/tutorial.md shows examples/tutorial.rs, piece by piece and whole; the compiler checks the
-//! example, this test that the page is the same.
+//! docs/tutorial.md shows examples/tutorial.rs, piece by piece and whole, and the README begins with
+//! examples/own_kernel.rs; the compiler checks the examples, these tests that the pages show them.
 
 #![allow(clippy::unwrap_used)]
 
@@ -25,4 +25,15 @@ fn the_tutorial_shows_the_example() {
     let rust = fences(&page, "rust").join("\n");
     assert_eq!(dense(&rust), dense(&read("examples/tutorial.rs")));
     assert_eq!(dense(&fences(&page, "cuda").join("\n")), dense(&read("examples/saxpy.cu")));
+}
+
+#[test]
+fn the_readme_begins_with_the_shortest_bench() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
+    let example = read("examples/own_kernel.rs");
+    let page = read("README.md");
+    let first = page.split("\n```").nth(1).unwrap();
+    assert_eq!(first.trim_end(), format!("rust\n{}", example.trim_end()));
+    assert!(example.lines().count() <= 30);
 }

@@ -115,16 +115,6 @@ impl ComponentShape {
     }
 }
 
-/// What inputs and references follow from.
-const DEFINITION: &[&str] = &[
-    include_str!("components.rs"),
-    include_str!("definition.rs"),
-    include_str!("../e4m3.rs"),
-    include_str!("quantised.rs"),
-    include_str!("reference.rs"),
-    include_str!("sample.rs"),
-];
-
 /// `attention/scores`: `q`, `k` `[b, h, s, d]` to `scores` `[b, h, s, s]` in f32.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Scores {
@@ -133,10 +123,6 @@ pub struct Scores {
 }
 
 impl Problem for Scores {
-    fn definition(&self) -> &'static [&'static str] {
-        DEFINITION
-    }
-
     fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
         for name in ["q", "k"] {
@@ -192,10 +178,6 @@ pub struct Softmax {
 }
 
 impl Problem for Softmax {
-    fn definition(&self) -> &'static [&'static str] {
-        DEFINITION
-    }
-
     fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
         inputs.insert("scores", draw(seed, "scores", &self.shape.pairs(), Dtype::F32, |x| x));
@@ -249,10 +231,6 @@ pub struct ValuesMatmul {
 }
 
 impl Problem for ValuesMatmul {
-    fn definition(&self) -> &'static [&'static str] {
-        DEFINITION
-    }
-
     fn inputs(&self, seed: u64) -> Tensors {
         let ComponentShape { s, dtype, .. } = self.shape;
         // x² / s of N(0, 1): positive, unequal, each row with a sum of about 1, and no exponential

@@ -127,16 +127,6 @@ pub const FORWARD_SCAN: AxisScan = AxisScan {
     rows: &["cuda/flash_wgmma", "cuda/flash_decode", "cuda/cudnn"],
 };
 
-/// What inputs and references follow from.
-pub(super) const DEFINITION: &[&str] = &[
-    include_str!("definition.rs"),
-    include_str!("../e4m3.rs"),
-    include_str!("quantised.rs"),
-    include_str!("gradients.rs"),
-    include_str!("reference.rs"),
-    include_str!("sample.rs"),
-];
-
 /// What both directions share. Tensors are `[b, h, s, d]`, keys and values `[b, h_kv, keys, d]`, all
 /// contiguous.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -425,10 +415,6 @@ pub struct AttentionForward {
 }
 
 impl Problem for AttentionForward {
-    fn definition(&self) -> &'static [&'static str] {
-        DEFINITION
-    }
-
     fn inputs(&self, seed: u64) -> Tensors {
         self.attention.inputs(seed, &["q", "k", "v"])
     }

@@ -4,7 +4,7 @@
 //! backward's inputs are q, k, v and the gradient of the output; out and the rows' normalisers are
 //! the implementation's own, computed before the timed work.
 
-use super::definition::{AXES, Attention, DEFINITION, Heads};
+use super::definition::{AXES, Attention, Heads};
 use super::reference::ROWS;
 use crate::parallel;
 use kernelgate::workload::{
@@ -68,10 +68,6 @@ pub struct AttentionBackward {
 }
 
 impl Problem for AttentionBackward {
-    fn definition(&self) -> &'static [&'static str] {
-        DEFINITION
-    }
-
     fn inputs(&self, seed: u64) -> Tensors {
         self.attention.inputs(seed, &["q", "k", "v", "grad_out"])
     }

@@ -16,7 +16,7 @@ use kernelgate::harness::Peers;
 use kernelgate::suite::{Suite, suite, suite_with_scan};
 
 /// The workloads of the family, each with its rows.
-pub fn suites() -> Vec<Box<dyn Suite>> {
+pub fn suites() -> Vec<Suite> {
     vec![
         suite_with_scan(&FORWARD, cpu::FORWARD.iter().chain(cuda::forward()), FORWARD_SCAN),
         suite_with_scan(&BACKWARD, cpu::BACKWARD.iter().chain(cuda::backward()), SCAN),

@@ -93,17 +93,6 @@ const DTYPE: Axis = Axis::one_of(
 const STEP_TIME: f32 = 0.7;
 const MAX_STEPS: usize = 1 << 10;
 
-/// What inputs and references follow from.
-const DEFINITION: &[&str] = &[
-    include_str!("../e4m3.rs"),
-    include_str!("definition.rs"),
-    include_str!("fp8.rs"),
-    include_str!("int4.rs"),
-    include_str!("reference.rs"),
-    include_str!("model.rs"),
-    include_str!("shape.rs"),
-];
-
 /// One velocity.
 pub const STEP: Workload<DenoiseStep> = Workload {
     name: "denoise/step",
@@ -170,10 +159,6 @@ pub struct DenoiseStep {
 }
 
 impl Problem for DenoiseStep {
-    fn definition(&self) -> &'static [&'static str] {
-        DEFINITION
-    }
-
     fn inputs(&self, seed: u64) -> Tensors {
         self.expert.inputs(seed).with("t", [1], vec![STEP_TIME])
     }
@@ -222,10 +207,6 @@ pub struct DenoiseLoop {
 }
 
 impl Problem for DenoiseLoop {
-    fn definition(&self) -> &'static [&'static str] {
-        DEFINITION
-    }
-
     fn inputs(&self, seed: u64) -> Tensors {
         self.expert.inputs(seed)
     }

@@ -17,7 +17,7 @@ use kernelgate::harness::Peers;
 use kernelgate::suite::{Suite, suite_with_scan};
 
 /// The workloads of the family, each with its rows.
-pub fn suites() -> Vec<Box<dyn Suite>> {
+pub fn suites() -> Vec<Suite> {
     vec![
         suite_with_scan(&STEP, cpu::STEP.iter().chain(cuda::STEP), STEP_SCAN),
         suite_with_scan(&LOOP, cpu::LOOP.iter().chain(cuda::LOOP), LOOP_SCAN),

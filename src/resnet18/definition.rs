@@ -62,7 +62,6 @@ use kernelgate::workload::{
     Axis, Breakdown, Dtype, Expected, Problem, Symmetry, Tensor, Tensors, Tolerance, Unit, Work,
     Workload, random,
 };
-use std::sync::OnceLock;
 
 const STEM: Axis = Axis::one_of(
     "stem",
@@ -86,19 +85,6 @@ const DTYPE: Axis = Axis::one_of(
     "what weights and images are exact in, and the least precision of GEMM operands",
 );
 const AXES: &[Axis] = &[STEM, W, B, T, LEVEL, WEIGHTS, DTYPE];
-
-/// What inputs and references follow from.
-const DEFINITION: &[&str] = &[
-    include_str!("definition.rs"),
-    include_str!("reference.rs"),
-    include_str!("gradient.rs"),
-    include_str!("convolution.rs"),
-    include_str!("network.rs"),
-    include_str!("breakdown.rs"),
-    include_str!("shape.rs"),
-    include_str!("weights_file.rs"),
-    include_str!("../st_bif/neuron.rs"),
-];
 
 /// Factor of the momentum.
 pub const MOMENTUM: f32 = 0.9;
@@ -148,15 +134,6 @@ pub const TRAIN_STEP: Workload<TrainStep> = Workload {
     bind: |point| Ok(TrainStep { shape: NetworkShape::bind(point)? }),
 };
 
-/// What inputs and references of a shape follow from.
-fn definition(shape: &NetworkShape) -> &'static [&'static str] {
-    static OF_FILE: OnceLock<Vec<&'static str>> = OnceLock::new();
-    match shape.draw {
-        Draw::File => OF_FILE.get_or_init(|| [DEFINITION, &[weights_file::content()]].concat()),
-        _ => DEFINITION,
-    }
-}
-
 /// Whether there is a file of weights, if they are of one.
 fn check(shape: &NetworkShape) -> Result<(), String> {
     match shape.draw {
@@ -174,10 +151,6 @@ pub struct Inference {
 }
 
 impl Problem for Inference {
-    fn definition(&self) -> &'static [&'static str] {
-        definition(&self.shape)
-    }
-
     fn check(&self) -> Result<(), String> {
         check(&self.shape)
     }
@@ -259,10 +232,6 @@ impl TrainStep {
 }
 
 impl Problem for TrainStep {
-    fn definition(&self) -> &'static [&'static str] {
-        definition(&self.shape)
-    }
-
     fn check(&self) -> Result<(), String> {
         check(&self.shape)
     }

@@ -19,7 +19,7 @@ use kernelgate::harness::Peers;
 use kernelgate::suite::{Suite, suite_with_scan};
 
 /// The workloads of the family, each with its rows.
-pub fn suites() -> Vec<Box<dyn Suite>> {
+pub fn suites() -> Vec<Suite> {
     vec![
         suite_with_scan(&INFERENCE, cpu::INFERENCE.iter().chain(cuda::INFERENCE), INFERENCE_SCAN),
         suite_with_scan(

@@ -6,11 +6,9 @@
 //! names of others, and statistics to fold.
 
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 
 use super::network::{CLASSES, Network};
 use kernelgate::attach::safetensors::SafeTensors;
-use kernelgate::record::file::content_hash;
 use kernelgate::workload::Dtype;
 
 /// The environment variable that names the file.
@@ -23,16 +21,6 @@ pub(super) const VARIABLE: &str = "RESNET18_WEIGHTS";
 pub(super) fn path() -> Result<PathBuf, String> {
     let path = std::env::var_os(VARIABLE).filter(|path| !path.is_empty());
     path.map(PathBuf::from).ok_or_else(|| format!("weights=file: {VARIABLE} names no file"))
-}
-
-/// What a reference follows from beside its sources: the file's content, as it was when it was first
-/// asked for.
-pub(super) fn content() -> &'static str {
-    static HASH: OnceLock<String> = OnceLock::new();
-    HASH.get_or_init(|| {
-        let hash = path().ok().and_then(|path| content_hash(&path).ok());
-        hash.unwrap_or_default()
-    })
 }
 
 /// The network's parameters as they lie, channels innermost.

@@ -138,9 +138,6 @@ pub const BACKWARD: Workload<StBifBackward> = Workload {
     bind: |point| Ok(StBifBackward { neurons: Neurons::bind(point)? }),
 };
 
-/// What inputs and references follow from.
-const DEFINITION: &[&str] = &[include_str!("definition.rs"), include_str!("neuron.rs")];
-
 /// What both directions share: how many neurons, for how long, in which dtype.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Neurons {
@@ -262,10 +259,6 @@ pub struct StBifForward {
 }
 
 impl Problem for StBifForward {
-    fn definition(&self) -> &'static [&'static str] {
-        DEFINITION
-    }
-
     fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
         inputs.insert("x", self.neurons.currents(seed));
@@ -320,10 +313,6 @@ pub struct StBifBackward {
 }
 
 impl Problem for StBifBackward {
-    fn definition(&self) -> &'static [&'static str] {
-        DEFINITION
-    }
-
     fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
         inputs.insert("x", self.neurons.currents(seed));

@@ -74,6 +74,22 @@ fn attached_rows_are_listed_and_timed_where_there_is_a_gpu() {
     cubin.expect(0, &[words]);
 }
 
+/// The first code of the README, and the same with a tensor that its definition lacks.
+#[test]
+fn the_shortest_bench_runs_or_skips_and_its_mistakes_need_no_gpu() {
+    let code = include_str!("../../../examples/own_kernel.rs");
+    let unknown = code.replace(r#"["x", "y", "out"], |at"#, r#"["x", "z", "out"], |at"#);
+    let outside = Outside::new(&[("own_kernel", code), ("unknown", &unknown)]);
+    let bench = |name: &str| -> Outcome {
+        let line = format!("bench --offline --bench {name} -- --quick --noplot");
+        outside.command(env!("CARGO"), &line).output().unwrap().into()
+    };
+    let skipped = "no GPU";
+    let timed = kernelgate_cuda::testing::gpu().is_some();
+    bench("own_kernel").expect(0, &[if timed { "cuda/saxpy/hot" } else { skipped }]);
+    bench("unknown").expect(2, &["takes a tensor `z`, the definition has `x`, `y`, `out`"]);
+}
+
 /// A workload of which nothing says what is right, on the host.
 const UNKNOWN: &str = r#"
 use std::process::ExitCode;
@@ -114,6 +130,15 @@ const A: f32 = 2.0;
 
 fn main() -> ExitCode { Harness::new("unknown", vec![suite(&SCALE, ROWS)]).main() }
 "#;
+
+#[test]
+fn a_filter_for_one_bench_of_a_package_is_no_error_in_the_other() {
+    let other = UNKNOWN.replace("unknown/scale", "other/scale");
+    let outside = Outside::new(&[("first", UNKNOWN), ("second", &other)]);
+    let line = "bench --offline -- --quick --noplot --backend cpu other/scale";
+    let both: Outcome = outside.command(env!("CARGO"), line).output().unwrap().into();
+    both.expect(0, &["no case matches `other/scale`", "other/scale/n4096"]);
+}
 
 #[test]
 fn what_nothing_verifies_is_marked_and_compared_with_the_build_before() {

@@ -1,17 +1,18 @@
-//! A workload with its implementations, with the problem's type erased: what the harness and the
-//! command line walk over.
+//! A workload with its implementations, without the type of its problem: the unit that the harness
+//! and the command line go over.
 
+use std::borrow::{Borrow, Cow};
 use std::sync::Arc;
 
 use crate::backend::{BackendError, BackendKind, Executable, Implementation, Prepare, Target};
 use crate::workload::{
-    Axis, AxisError, Effort, Override, Point, Problem, Scale, Tensors, Workload, axis,
+    Axis, AxisError, Effort, Lines, Override, Point, Problem, Scale, Tensors, Workload, axis,
 };
 use kernelgate_cuda::driver::persistence;
 
 /// Problems along one axis after another around a central one, for which a few rows are enough:
 /// part of the default selection on an accelerator.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct AxisScan {
     /// Lines of [`axis::expand`].
     pub lines: &'static [&'static str],
@@ -20,39 +21,31 @@ pub struct AxisScan {
 }
 
 /// A workload and its implementations.
-pub trait Suite: Sync {
-    /// `family/operation`.
-    fn name(&self) -> &'static str;
-    /// One line.
-    fn about(&self) -> &'static str;
-    /// Revision of the definition.
-    fn revision(&self) -> u32;
-    /// What can vary.
-    fn axes(&self) -> &'static [Axis];
-    /// Name, description and backend of each implementation, in ladder order.
-    fn implementations(&self) -> Vec<ImplementationInfo>;
-    /// The points that an effort selects.
-    ///
-    /// # Errors
-    /// On an override that the axes do not allow.
-    fn points(
-        &self,
-        effort: Effort,
-        scale: Scale,
-        overrides: &[Override],
-    ) -> Result<Vec<Point>, AxisError>;
-    /// The implementations that an effort selects for a point; `None`: all of them.
-    fn scan_rows(&self, _effort: Effort, _point: &Point) -> Option<&'static [&'static str]> {
-        None
-    }
-    /// The problem of a point.
-    ///
-    /// # Errors
-    /// When the point's values do not go together.
-    fn bind(&self, point: &Point) -> Result<Box<dyn BoundProblem + '_>, AxisError>;
+pub struct Suite {
+    facts: Facts,
+    rows: Vec<ImplementationInfo>,
+    bind: Box<Bind>,
 }
 
-/// What `list` shows of an implementation.
+type Bind = dyn Fn(&Point) -> Result<Box<dyn BoundProblem>, AxisError> + Send + Sync;
+
+/// Name, axes and selections of a workload.
+pub struct Facts {
+    /// `family/operation`.
+    pub name: &'static str,
+    /// One line.
+    pub about: &'static str,
+    /// Revision of the definition, where one is declared.
+    pub revision: Option<u32>,
+    /// Axes along which problems vary.
+    pub axes: Cow<'static, [Axis]>,
+    /// Points of each effort.
+    pub lines: Lines,
+    /// Further points, for a few rows.
+    pub scan: AxisScan,
+}
+
+/// An implementation in lists.
 #[derive(Debug, Clone, Copy)]
 pub struct ImplementationInfo {
     /// Name, part of the case id.
@@ -67,7 +60,7 @@ pub struct ImplementationInfo {
 pub trait BoundProblem {
     /// The problem.
     fn problem(&self) -> &dyn Problem;
-    /// Whether implementation `index` computes this problem, or the reason why not.
+    /// Whether implementation `index` computes this problem.
     ///
     /// # Errors
     /// The reason, as a fragment.
@@ -91,102 +84,141 @@ pub trait BoundProblem {
 pub fn suite<P: Problem>(
     workload: &'static Workload<P>,
     implementations: impl IntoIterator<Item = &'static Implementation<P>>,
-) -> Box<dyn Suite> {
-    suite_with_scan(workload, implementations, AxisScan { lines: &[], rows: &[] })
+) -> Suite {
+    suite_with_scan(workload, implementations, AxisScan::default())
 }
 
-/// The same with a scan along axes.
+/// Joins a workload and its implementations, and adds a scan along axes.
 pub fn suite_with_scan<P: Problem>(
     workload: &'static Workload<P>,
     implementations: impl IntoIterator<Item = &'static Implementation<P>>,
     scan: AxisScan,
-) -> Box<dyn Suite> {
-    Box::new(Typed { workload, implementations: implementations.into_iter().collect(), scan })
+) -> Suite {
+    let facts = Facts {
+        name: workload.name,
+        about: workload.about,
+        revision: Some(workload.revision),
+        axes: Cow::Borrowed(workload.axes),
+        lines: workload.lines(),
+        scan,
+    };
+    Suite::new(facts, implementations.into_iter().collect(), workload.bind)
 }
 
-struct Typed<P: 'static> {
-    workload: &'static Workload<P>,
-    implementations: Vec<&'static Implementation<P>>,
-    scan: AxisScan,
-}
-
-struct TypedBound<'a, P: 'static> {
-    problem: P,
-    implementations: &'a [&'static Implementation<P>],
-}
-
-impl<P: Problem> Suite for Typed<P> {
-    fn name(&self) -> &'static str {
-        self.workload.name
+impl Suite {
+    /// A workload whose problems `bind` makes of points.
+    pub fn new<P: Problem, R: Borrow<Implementation<P>> + Send + Sync + 'static>(
+        facts: Facts,
+        implementations: Vec<R>,
+        bind: impl Fn(&Point) -> Result<P, AxisError> + Send + Sync + 'static,
+    ) -> Self {
+        let info = |row: &R| {
+            let row: &Implementation<P> = row.borrow();
+            ImplementationInfo { name: row.name, about: row.about, backend: row.backend() }
+        };
+        let rows = implementations.iter().map(info).collect();
+        let implementations: Arc<[R]> = implementations.into();
+        let bind = move |point: &Point| {
+            let (problem, rows) = (bind(point)?, Arc::clone(&implementations));
+            Ok(Box::new(Bound { problem, rows }) as Box<dyn BoundProblem>)
+        };
+        Self { facts, rows, bind: Box::new(bind) }
     }
 
-    fn about(&self) -> &'static str {
-        self.workload.about
+    /// `family/operation`.
+    pub const fn name(&self) -> &'static str {
+        self.facts.name
     }
 
-    fn revision(&self) -> u32 {
-        self.workload.revision
+    /// One line.
+    pub const fn about(&self) -> &'static str {
+        self.facts.about
     }
 
-    fn axes(&self) -> &'static [Axis] {
-        self.workload.axes
+    /// Revision of the definition; 1 where none is declared.
+    pub fn revision(&self) -> u32 {
+        self.facts.revision.unwrap_or(1)
     }
 
-    fn implementations(&self) -> Vec<ImplementationInfo> {
-        self.implementations
-            .iter()
-            .map(|row| ImplementationInfo {
-                name: row.name,
-                about: row.about,
-                backend: row.backend(),
-            })
-            .collect()
+    /// Revision of the definition, where one is declared.
+    pub const fn declared_revision(&self) -> Option<u32> {
+        self.facts.revision
     }
 
-    fn points(
+    /// Axes along which problems vary.
+    pub fn axes(&self) -> &[Axis] {
+        &self.facts.axes
+    }
+
+    /// Implementations, in ladder order.
+    pub fn implementations(&self) -> &[ImplementationInfo] {
+        &self.rows
+    }
+
+    /// The points that an effort selects.
+    ///
+    /// # Errors
+    /// On an override that the axes do not allow.
+    pub fn points(
         &self,
         effort: Effort,
         scale: Scale,
         overrides: &[Override],
     ) -> Result<Vec<Point>, AxisError> {
-        let mut points = self.workload.points(effort, scale, overrides)?;
+        let Facts { axes, lines, scan, .. } = &self.facts;
+        let mut points = axis::expand(axes, &lines.select(effort, scale), overrides)?;
         if scale == Scale::Accelerator || effort == Effort::Thorough {
-            let scanned = axis::expand(self.workload.axes, self.scan.lines, overrides)?;
+            let scanned = axis::expand(axes, scan.lines, overrides)?;
             let new = scanned.into_iter().filter(|point| !points.contains(point));
             points.extend(new.collect::<Vec<_>>());
         }
         Ok(points)
     }
 
-    fn scan_rows(&self, effort: Effort, point: &Point) -> Option<&'static [&'static str]> {
-        if effort == Effort::Thorough || self.scan.lines.is_empty() {
+    /// The implementations that an effort selects for a point; `None`: all of them.
+    pub fn scan_rows(&self, effort: Effort, point: &Point) -> Option<&'static [&'static str]> {
+        let Facts { axes, lines, scan, .. } = &self.facts;
+        if effort == Effort::Thorough || scan.lines.is_empty() {
             return None;
         }
-        let among = |points: Result<Vec<Point>, _>| points.is_ok_and(|all| all.contains(point));
-        let scanned = among(axis::expand(self.workload.axes, self.scan.lines, &[]));
-        let whole = among(self.workload.points(effort, Scale::Accelerator, &[]));
-        (scanned && !whole).then_some(self.scan.rows)
+        let among = |lines: &[&str]| {
+            axis::expand(axes, lines, &[]).is_ok_and(|points| points.contains(point))
+        };
+        let whole = lines.select(effort, Scale::Accelerator);
+        (among(scan.lines) && !among(&whole)).then_some(scan.rows)
     }
 
-    fn bind(&self, point: &Point) -> Result<Box<dyn BoundProblem + '_>, AxisError> {
-        Ok(Box::new(TypedBound {
-            problem: (self.workload.bind)(point)?,
-            implementations: &self.implementations,
-        }))
+    /// The problem of a point.
+    ///
+    /// # Errors
+    /// When the point's values do not go together.
+    pub fn bind(&self, point: &Point) -> Result<Box<dyn BoundProblem>, AxisError> {
+        (self.bind)(point)
     }
 }
 
-impl<P: Problem> BoundProblem for TypedBound<'_, P> {
+struct Bound<P, R> {
+    problem: P,
+    rows: Arc<[R]>,
+}
+
+impl<P: Problem, R: Borrow<Implementation<P>>> Bound<P, R> {
+    fn row(&self, index: usize) -> &Implementation<P> {
+        self.rows[index].borrow()
+    }
+}
+
+impl<P: Problem, R: Borrow<Implementation<P>>> BoundProblem for Bound<P, R> {
     fn problem(&self) -> &dyn Problem {
         &self.problem
     }
 
     fn supports(&self, index: usize) -> Result<(), String> {
-        (self.implementations[index].supports)(&self.problem)
+        (self.row(index).supports)(&self.problem)
     }
 
     fn device_bytes(&self, index: usize) -> Option<u64> {
-        self.implementations[index].device_bytes(&self.problem)
+        self.row(index).device_bytes(&self.problem)
     }
 
     fn prepare(
@@ -195,7 +227,7 @@ impl<P: Problem> BoundProblem for TypedBound<'_, P> {
         inputs: Arc<Tensors>,
         target: &Target,
     ) -> Result<Box<dyn Executable>, BackendError> {
-        let row = self.implementations[index];
+        let row = self.row(index);
         if let Target::Cuda(devices) = target {
             devices.iter().try_for_each(|device| persistence::restore(device))?;
         }

@@ -6,8 +6,8 @@ use kernelgate::harness::Harness;
 use libloading::Library;
 
 fn main() -> std::process::ExitCode {
-    let suite = Attached::new("attached/axpy", &["n=16777216"]).define(axpy);
-    let suite = suite.row("cuda/c_library", |at| {
+    let suite = Attached::new("attached/axpy", &["n=16777216"], axpy);
+    let suite = suite.row("cuda/c_library", ["x", "y", "out"], |at, [x, y, out]| {
         let failed = |error: libloading::Error| BackendError::Launch(error.to_string());
         // Stays loaded: what is launched is in it.
         let library =
@@ -15,12 +15,11 @@ fn main() -> std::process::ExitCode {
         let load = unsafe { library.get::<Load>(b"axpy_load") }.map_err(failed)?;
         let axpy = *unsafe { library.get::<Axpy>(b"axpy") }.map_err(failed)?;
         let (kernel, stream) = (unsafe { load(PTX.as_ptr()) }, at.stream().pointer());
-        let (x, y, out) = (at.input("x")?, at.input("y")?, at.output("out")?);
         let n = at.number("n")? as u32;
         Ok(Launches::new(move || match unsafe { axpy(kernel, stream, A, x, y, out, n) } {
             0 => Ok(()),
             error => Err(format!("axpy: CUDA error {error}")),
         }))
     });
-    Harness::new("c_library", vec![suite.suite()]).main()
+    Harness::new("c_library", [suite]).main()
 }

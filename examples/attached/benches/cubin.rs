@@ -7,15 +7,14 @@ use kernelgate::harness::Harness;
 const CUBIN: &[u8] = include_bytes!("../kernels/axpy.sm_90.cubin");
 
 fn main() -> std::process::ExitCode {
-    let suite = Attached::new("attached/axpy", &["n=16777216"]).define(axpy);
-    let suite = suite.row("cuda/cubin", |at| {
+    let suite = Attached::new("attached/axpy", &["n=16777216"], axpy);
+    let suite = suite.row("cuda/cubin", ["x", "y", "out"], |at, [x, y, out]| {
         let kernel = at.kernel(&Image::from_bytes("axpy.sm_90.cubin", CUBIN)?, "axpy")?;
         let n = at.number("n")? as u32;
-        let (x, y, out) = (at.input("x")?, at.input("y")?, at.output("out")?);
         let parameters = Parameters::new().value(A).address(x).address(y).address(out).value(n);
         let dims = LaunchDims::new([n.div_ceil(256), 1, 1], [256, 1, 1]);
         let launch = PreparedLaunch::new(at.device(), kernel, dims, parameters)?;
         Ok(Launches::new(move || launch.launch()))
     });
-    Harness::new("cubin", vec![suite.suite()]).main()
+    Harness::new("cubin", [suite]).main()
 }

@@ -6,14 +6,14 @@ use kernelgate::attach::*;
 use kernelgate::harness::Harness;
 
 fn main() -> std::process::ExitCode {
-    let suite = Attached::new("attached/axpy", &["n=16777216"]).define(axpy);
-    let suite = suite.row("cuda/other_cudarc", |at| {
+    let suite = Attached::new("attached/axpy", &["n=16777216"], axpy);
+    let suite = suite.row("cuda/other_cudarc", ["x", "y", "out"], |at, [x, y, out]| {
         let failed = |error: result::DriverError| BackendError::Launch(error.to_string());
         let module = unsafe { result::module::load_data(PTX.as_ptr().cast()) }.map_err(failed)?;
         let axpy = unsafe { result::module::get_function(module, c"axpy".into()) };
         let (axpy, stream) = (axpy.map_err(failed)?, at.stream().pointer::<sys::CUstream_st>());
-        let (mut a, mut x, mut y) = (A, at.input("x")?, at.input("y")?);
-        let (mut out, mut n) = (at.output("out")?, at.number("n")? as u32);
+        let (mut a, mut x, mut y, mut out) = (A, x, y, out);
+        let mut n = at.number("n")? as u32;
         Ok(Launches::new(move || unsafe {
             let mut all = [
                 (&raw mut a).cast(),
@@ -25,5 +25,5 @@ fn main() -> std::process::ExitCode {
             result::launch_kernel(axpy, (n.div_ceil(256), 1, 1), (256, 1, 1), 0, stream, &mut all)
         }))
     });
-    Harness::new("other_cudarc", vec![suite.suite()]).main()
+    Harness::new("other_cudarc", [suite]).main()
 }

@@ -2,7 +2,9 @@
 
 use std::ffi::{c_int, c_void};
 
-use kernelgate::attach::{AxisError, Definition, Dtype, Expected, Point};
+use kernelgate::attach::{
+    AxisError, Definition, Dtype, Expected, Point, Reference, TensorSpec, Tolerances,
+};
 
 pub const A: f32 = 2.5;
 
@@ -18,10 +20,13 @@ pub type Axpy = unsafe extern "C" fn(*mut c_void, *mut c_void, f32, u64, u64, u6
 
 pub fn axpy(point: &Point) -> Result<Definition, AxisError> {
     let n = point.number("n")?;
-    let tensors = Definition::new().input("x", [n], Dtype::F32).input("y", [n], Dtype::F32);
-    Ok(tensors.output("out", [n], Dtype::F32).code(move |inputs| {
+    let [x, y, out] = ["x", "y", "out"].map(|name| TensorSpec::new(name, [n], Dtype::F32));
+    let (inputs, outputs) = (vec![x, y], vec![out]);
+    let reference = Reference::code(move |inputs| {
         let pairs = inputs.f32("x").iter().zip(inputs.f32("y"));
         let out = pairs.map(|(&x, &y)| f64::from(A) * f64::from(x) + f64::from(y));
         vec![Expected::all("out", [n], out.collect::<Vec<f64>>())]
-    }))
+    });
+    let (work, tolerance) = (Definition::traffic(&inputs, &outputs), Tolerances::by_dtype());
+    Ok(Definition { inputs, outputs, reference, work, tolerance })
 }

@@ -35,9 +35,6 @@ pub const RATE: Workload<FiringRate> = Workload {
     },
 };
 
-/// What inputs and references follow from.
-const DEFINITION: &[&str] = &[include_str!("definition.rs")];
-
 /// `st_bif/rate`: `spikes [T, N]` in {-1, 0, 1} to `rate [N]` in f32.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FiringRate {
@@ -51,10 +48,6 @@ pub struct FiringRate {
 const COLUMNS: usize = 1 << 16;
 
 impl Problem for FiringRate {
-    fn definition(&self) -> &'static [&'static str] {
-        DEFINITION
-    }
-
     fn inputs(&self, seed: u64) -> Tensors {
         // Of N(0, 1) the outer halves: about 31 % of the neurons spike in a step, as many up as
         // down.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::definition::Declared;
+use super::definition::TensorSpec;
 use super::safetensors::SafeTensors;
 use crate::workload::{Dtype, Tensors};
 
@@ -13,8 +13,8 @@ use crate::workload::{Dtype, Tensors};
 /// A fragment that names the file, and the tensor that is missing or of another shape or dtype.
 pub(super) fn read(
     path: &Path,
-    inputs: &[Declared],
-    outputs: &[Declared],
+    inputs: &[TensorSpec],
+    outputs: &[TensorSpec],
 ) -> Result<(Tensors, Tensors), String> {
     let of_file = |what: String| format!("golden tensors {}: {what}", path.display());
     let file = SafeTensors::read(path).map_err(of_file)?;
@@ -57,8 +57,8 @@ mod tests {
     use super::*;
     use safetensors::tensor::TensorView;
 
-    fn declared(name: &'static str, shape: &[usize], dtype: Dtype) -> Declared {
-        Declared { name, shape: shape.to_vec(), dtype }
+    fn declared(name: &'static str, shape: &[usize], dtype: Dtype) -> TensorSpec {
+        TensorSpec { name, shape: shape.to_vec(), dtype }
     }
 
     #[test]

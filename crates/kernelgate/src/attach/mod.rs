@@ -3,27 +3,28 @@
 //!
 //! ```no_run
 //! use kernelgate::attach::*;
-//! use kernelgate::harness::Harness;
 //!
-//! # fn their_axpy(_: *mut u8, _: u64, _: u64, _: usize) -> Result<(), String> { Ok(()) }
+//! # fn their_copy(_: *mut u8, _: u64, _: u64, _: usize) -> Result<(), String> { Ok(()) }
 //! fn main() -> std::process::ExitCode {
-//!     let axpy = Attached::new("mine/axpy", &["n=16777216"])
-//!         .define(|point| {
-//!             let n = point.number("n")?;
-//!             Ok(Definition::new().input("x", [n], Dtype::F32).output("y", [n], Dtype::F32))
-//!         })
-//!         .row("cuda/theirs", |at| {
-//!             let (stream, n) = (at.stream().pointer(), at.number("n")?);
-//!             let (x, y) = (at.input("x")?, at.output("y")?);
-//!             Ok(Launches::new(move || their_axpy(stream, x, y, n)))
-//!         });
-//!     Harness::new("axpy", vec![axpy.suite()]).main()
+//!     let copy = Attached::new("mine/copy", &["n=16777216"], |point| {
+//!         let n = point.number("n")?;
+//!         let inputs = vec![TensorSpec::new("x", [n], Dtype::F32)];
+//!         let outputs = vec![TensorSpec::new("y", [n], Dtype::F32)];
+//!         let work = Definition::traffic(&inputs, &outputs);
+//!         let (reference, tolerance) = (Reference::None, Tolerances::by_dtype());
+//!         Ok(Definition { inputs, outputs, reference, work, tolerance })
+//!     });
+//!     let copy = copy.row("cuda/theirs", ["x", "y"], |at, [x, y]| {
+//!         let (stream, n) = (at.stream().pointer(), at.number("n")?);
+//!         Ok(Launches::new(move || their_copy(stream, x, y, n)))
+//!     });
+//!     Harness::new("copy", [copy]).main()
 //! }
 //! ```
 //!
 //! The harness draws the inputs, copies them to the device, allocates the outputs and passes
-//! addresses, stream and context. A row loads what it launches while it is prepared ([`Image`] for
-//! cubin, fatbin and PTX), and its closure enqueues on the stream, or on one that it joined
+//! addresses, stream and context. A row loads what it launches while it is prepared
+//! ([`At::compile`] for source, [`Image`] for cubin, fatbin and PTX), and its closure enqueues on the stream, or on one that it joined
 //! ([`At::join`]). It may not wait, allocate, change the current context or leave a capture open:
 //! each is an error and no time, but for a wait that cannot be told from a full queue: where CUPTI
 //! is missing, and the launch is of more than 400 commands or cannot be captured and returns before
@@ -32,8 +33,7 @@
 //! another row, or nothing: what nothing verifies is timed and marked "unverified".
 //!
 //! A definition that is more than this is a [`Workload`](crate::workload::Workload) with rows of
-//! its own. Deliberately absent: rows for the CPU, source ([`At::device`] compiles it), and how
-//! anything is timed.
+//! its own. Deliberately absent: rows for the CPU, and how anything is timed.
 
 mod definition;
 mod golden;
@@ -42,7 +42,7 @@ mod row;
 pub mod safetensors;
 mod suite;
 
-pub use definition::{Definition, Reference};
+pub use definition::{Definition, Reference, TensorSpec, Tolerances};
 pub use row::{At, Launches};
 pub use suite::Attached;
 

@@ -1,29 +1,46 @@
 //! A definition as the harness sees it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use half::{bf16, f16};
 
-use super::definition::{Declared, Definition, Reference};
+use super::definition::{Definition, Reference, TensorSpec};
 use super::golden;
+use crate::backend::BackendError;
+use crate::backend::cuda::{CudaTask, Device};
 use crate::workload::{
-    Data, Dtype, Expected, Problem, ReferenceFrom, Tensors, Tolerance, Work, random,
+    AxisError, Data, Dtype, Expected, Point, Problem, ReferenceFrom, Tensors, Tolerance, Work,
+    random,
 };
 
-/// A definition with what its golden file holds.
+/// A row over a raw stream.
+pub(super) struct Row {
+    pub name: &'static str,
+    /// Tensors that it takes.
+    pub tensors: Vec<&'static str>,
+    pub prepare: Box<PrepareRow>,
+}
+
+type PrepareRow =
+    dyn Fn(&Bound, &Tensors, &Arc<Device>) -> Result<CudaTask, BackendError> + Send + Sync;
+
+/// The definition of a point, with the tensors of its golden file.
 pub(super) struct Bound {
+    pub point: Point,
+    pub rows: Arc<[Row]>,
     pub definition: Definition,
     /// Inputs and outputs of the golden file; empty where there is none.
     golden: Result<(Tensors, Tensors), String>,
 }
 
 impl Bound {
-    pub fn new(definition: Definition) -> Self {
+    pub fn new(point: Point, rows: Arc<[Row]>, definition: Definition) -> Self {
         let golden = match &definition.reference {
             Reference::Golden(path) => golden::read(path, &definition.inputs, &definition.outputs),
             _ => Ok(Default::default()),
         };
-        Self { definition, golden }
+        Self { point, rows, definition, golden }
     }
 
     fn golden(&self) -> Option<&(Tensors, Tensors)> {
@@ -33,11 +50,43 @@ impl Bound {
     /// Device memory of inputs and outputs.
     pub fn device_bytes(&self) -> u64 {
         let Definition { inputs, outputs, .. } = &self.definition;
-        inputs.iter().chain(outputs).map(|declared| declared.bytes() as u64).sum()
+        inputs.iter().chain(outputs).map(TensorSpec::bytes).sum()
+    }
+
+    /// Checks that rows name tensors of the definition.
+    ///
+    /// # Errors
+    /// Names the tensor, and those that there are.
+    pub fn check_names(&self) -> Result<(), AxisError> {
+        let Definition { inputs, outputs, .. } = &self.definition;
+        let names: Vec<_> = inputs.iter().chain(outputs).map(|tensor| tensor.name).collect();
+        for Row { name, tensors, .. } in self.rows.iter() {
+            if let Some(unknown) = tensors.iter().find(|tensor| !names.contains(tensor)) {
+                return Err(AxisError::Combination(format!(
+                    "the row `{name}` takes a tensor `{unknown}`, the definition has `{}`",
+                    names.join("`, `")
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Prepares the row of that name.
+    ///
+    /// # Errors
+    /// What the row returns, or when device memory is short.
+    pub fn prepare(
+        &self,
+        row: &str,
+        inputs: &Tensors,
+        device: &Arc<Device>,
+    ) -> Result<CudaTask, BackendError> {
+        let row = self.rows.iter().find(|it| it.name == row).expect("implementations are rows");
+        (row.prepare)(self, inputs, device)
     }
 }
 
-fn draw(declared: &Declared, seed: u64) -> Data {
+fn draw(declared: &TensorSpec, seed: u64) -> Data {
     let (name, len) = (declared.name, declared.len());
     let spread = |x: f32| (32.0 * x).round().clamp(-128.0, 127.0) as i8;
     match declared.dtype {
@@ -100,14 +149,14 @@ impl Problem for Bound {
 
     fn check(&self) -> Result<(), String> {
         let fp8 = self.definition.outputs.iter().find(|output| output.dtype == Dtype::Fp8);
-        if let Some(Declared { name, .. }) = fp8 {
+        if let Some(TensorSpec { name, .. }) = fp8 {
             return Err(format!(
                 "output `{name}` is in fp8, which nothing here compares: declare it as i8, whose \
                  bytes are compared exactly, or a wider float that the row converts it to"
             ));
         }
         let is_output = |name: &&str| self.definition.outputs.iter().any(|it| it.name == *name);
-        if let Some(name) = self.definition.tolerances.keys().find(|name| !is_output(name)) {
+        if let Some(name) = self.definition.tolerance.outputs().find(|name| !is_output(name)) {
             return Err(format!("a tolerance of output `{name}`, which is not declared"));
         }
         self.golden.as_ref().map(drop).map_err(Clone::clone)
@@ -132,9 +181,7 @@ impl Problem for Bound {
     }
 
     fn work(&self) -> Work {
-        let bytes = |all: &[Declared]| all.iter().map(|it| it.bytes() as u64).sum();
-        let Definition { inputs, outputs, work, .. } = &self.definition;
-        work.clone().unwrap_or_else(|| Work::bytes(bytes(inputs), bytes(outputs)))
+        self.definition.work.clone()
     }
 
     /// That of the output which is allowed the most.
@@ -148,52 +195,65 @@ impl Problem for Bound {
 
     fn tolerances(&self) -> BTreeMap<String, Tolerance> {
         let outputs = self.definition.outputs.iter();
-        outputs.map(|it| (it.name.to_owned(), self.definition.allowed(it))).collect()
+        outputs.map(|it| (it.name.to_owned(), self.definition.tolerance.of(it))).collect()
     }
 
     /// Inputs twice, because others replace them, outputs, and both in fp64.
     fn host_bytes(&self) -> u64 {
         let Definition { inputs, outputs, .. } = &self.definition;
-        let elements: usize = inputs.iter().chain(outputs).map(Declared::len).sum();
+        let elements: usize = inputs.iter().chain(outputs).map(TensorSpec::len).sum();
         2 * self.device_bytes() + 8 * elements as u64
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::definition::Tolerances;
     use super::*;
     use crate::verify;
+    use crate::workload::{Axis, axis};
+
+    fn bound(outputs: &[Dtype], reference: Reference, tolerance: Tolerances) -> Bound {
+        let names = ["y", "z"].into_iter().zip(outputs);
+        let outputs = names.map(|(name, dtype)| TensorSpec::new(name, [4], *dtype)).collect();
+        let inputs = vec![TensorSpec::new("x", [1 << 16], Dtype::Fp8)];
+        let work = Work::default();
+        let point = axis::expand(&[Axis::number("n", "")], &["n=1"], &[]).unwrap().remove(0);
+        Bound::new(point, Arc::new([]), Definition { inputs, outputs, reference, work, tolerance })
+    }
+
+    fn unverified(outputs: &[Dtype], tolerance: Tolerances) -> Bound {
+        bound(outputs, Reference::None, tolerance)
+    }
 
     #[test]
     fn inputs_in_fp8_are_numbers_and_outputs_in_it_are_refused() {
-        let fp8 = Definition::new().input("x", [1 << 16], Dtype::Fp8);
-        let bound = Bound::new(fp8.clone());
-        assert_eq!(bound.check(), Ok(()));
-        let inputs = bound.inputs(7);
-        let codes: Vec<u8> = inputs.tensor("x").as_bytes().to_vec();
+        let fp8 = unverified(&[], Tolerances::by_dtype());
+        assert_eq!(fp8.check(), Ok(()));
+        let codes: Vec<u8> = fp8.inputs(7).tensor("x").as_bytes().to_vec();
         assert!(codes.iter().all(|code| (0x20..0x40).contains(&(code & 0x7f))));
         let negative = codes.iter().filter(|&&code| code & 0x80 != 0).count();
         assert!((1 << 14..3 << 14).contains(&negative), "{negative} of {}", codes.len());
-        let refused = Bound::new(fp8.output("y", [4], Dtype::Fp8)).check().unwrap_err();
+        let refused = unverified(&[Dtype::Fp8], Tolerances::by_dtype()).check().unwrap_err();
         assert!(refused.contains("output `y` is in fp8"), "{refused}");
     }
 
     #[test]
-    fn golden_tensors_are_read_anew() {
-        let golden = Definition::new().golden("nowhere.safetensors");
-        assert!(Bound::new(golden).reads_files());
-        assert!(!Bound::new(Definition::new().code(|_| Vec::new())).reads_files());
-    }
-
-    fn outputs(dtypes: &[Dtype]) -> Definition {
-        let names = ["y", "z"].into_iter().zip(dtypes);
-        names.fold(Definition::new(), |all, (name, dtype)| all.output(name, [4], *dtype))
+    fn golden_tensors_are_read_anew_and_are_one_data_set() {
+        let facts = |reference| {
+            let bound = bound(&[Dtype::F32], reference, Tolerances::by_dtype());
+            (bound.reads_files(), bound.one_data_set())
+        };
+        assert_eq!(facts(Reference::Golden("nowhere.safetensors".into())), (true, true));
+        for other in [Reference::code(|_| Vec::new()), Reference::None, Reference::Row("x")] {
+            assert_eq!(facts(other), (false, false));
+        }
     }
 
     #[test]
-    fn an_undeclared_tolerance_is_of_the_outputs_dtype_and_a_declared_one_stays() {
-        let allowed = |definition: Definition| {
-            let Tolerance { max_error, relative_l2 } = Bound::new(definition).tolerance();
+    fn an_undeclared_tolerance_follows_from_the_dtype() {
+        let allowed = |dtypes: &[Dtype], tolerance| {
+            let Tolerance { max_error, relative_l2 } = unverified(dtypes, tolerance).tolerance();
             (max_error, relative_l2)
         };
         for (dtypes, error) in [
@@ -204,36 +264,28 @@ mod tests {
             (&[Dtype::F32, Dtype::Bf16], 4.0 * 0.5f64.powi(8)),
             (&[Dtype::F32, Dtype::Fp8], 1e-5),
         ] {
-            assert_eq!(allowed(outputs(dtypes)), (error, error), "{dtypes:?}");
+            assert_eq!(allowed(dtypes, Tolerances::by_dtype()), (error, error), "{dtypes:?}");
         }
-        assert_eq!(allowed(outputs(&[Dtype::Bf16]).tolerance(1e-3, 1e-4)), (1e-3, 1e-4));
+        assert_eq!(allowed(&[Dtype::Bf16], Tolerances::all(1e-3, 1e-4)), (1e-3, 1e-4));
     }
 
     #[test]
-    fn each_output_is_held_to_its_own_tolerance() {
-        let each = |definition: Definition| {
-            let all = Bound::new(definition).tolerances();
+    fn each_output_has_its_own_tolerance() {
+        let mixed = |tolerance| unverified(&[Dtype::Bf16, Dtype::F32], tolerance);
+        let each = |tolerance| {
+            let all = mixed(tolerance).tolerances();
             ["y", "z"].map(|name| all[name].max_error)
         };
-        let mixed = outputs(&[Dtype::Bf16, Dtype::F32]);
-        assert_eq!(each(mixed.clone()), [4.0 * 0.5f64.powi(8), 1e-5]);
-        assert_eq!(each(mixed.clone().tolerance(1e-3, 1e-3)), [1e-3; 2]);
-        let one = mixed.clone().tolerance_of("z", 2e-4, 1e-4);
-        assert_eq!(each(one.clone()), [4.0 * 0.5f64.powi(8), 2e-4]);
-        assert_eq!(each(one.tolerance(1e-3, 1e-3)), [1e-3, 2e-4]);
-        let unknown = Bound::new(mixed.tolerance_of("x", 1.0, 1.0)).check().unwrap_err();
+        let (by_dtype, all) = (Tolerances::by_dtype(), Tolerances::all(1e-3, 1e-3));
+        assert_eq!(each(by_dtype.clone()), [4.0 * 0.5f64.powi(8), 1e-5]);
+        assert_eq!(each(all.clone()), [1e-3; 2]);
+        assert_eq!(each(by_dtype.clone().with("z", 2e-4, 1e-4)), [4.0 * 0.5f64.powi(8), 2e-4]);
+        assert_eq!(each(all.with("z", 2e-4, 1e-4)), [1e-3, 2e-4]);
+        let unknown = mixed(by_dtype.with("x", 1.0, 1.0)).check().unwrap_err();
         assert_eq!(unknown, "a tolerance of output `x`, which is not declared");
     }
 
-    #[test]
-    fn golden_tensors_are_one_data_set_whatever_the_seed() {
-        let one = |definition: Definition| Bound::new(definition).one_data_set();
-        assert!(one(outputs(&[Dtype::F32]).golden("none.safetensors")));
-        assert!(!one(outputs(&[Dtype::F32])) && !one(outputs(&[Dtype::F32]).like_row("x")));
-        assert!(!one(outputs(&[Dtype::F32]).code(|_| Vec::new())));
-    }
-
-    /// What `compare` does with a row without a reference.
+    /// `compare` treats a row without a reference like this.
     #[test]
     fn outputs_one_unit_in_the_last_place_apart_are_alike() {
         let ys = |bits: u16| {
@@ -242,7 +294,7 @@ mod tests {
         };
         // 1 and its neighbours: 2^-7 above, where units are widest.
         let base = verify::as_expected(&ys(0x3f80));
-        let tolerance = Bound::new(outputs(&[Dtype::Bf16])).tolerance();
+        let tolerance = unverified(&[Dtype::Bf16], Tolerances::by_dtype()).tolerance();
         assert!(verify::compare(&ys(0x3f81), &base, tolerance).is_ok());
         assert!(verify::compare(&ys(0x3f84), &base, tolerance).is_err());
     }

@@ -1,25 +1,23 @@
 //! What a row gets while it is prepared, and what it gives.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
 use crate::backend::BackendError;
 use crate::backend::cuda::{
-    Buffer, Device, Image, JoinedStream, Kernel, Output, RawContext, RawStream,
+    Device, Image, JoinedStream, Kernel, LaunchDims, Parameters, PreparedLaunch, RawContext,
+    RawStream, Source,
 };
 use crate::workload::Point;
 
-/// Where a row launches: stream, context, and the addresses of its tensors.
+/// Where a row launches: point, stream, context and device.
 pub struct At<'a> {
     pub(super) point: &'a Point,
     pub(super) device: &'a Arc<Device>,
-    pub(super) inputs: &'a BTreeMap<&'static str, Buffer>,
-    pub(super) outputs: &'a [(&'static str, Output)],
 }
 
-pub(super) fn missing(what: &str, name: &str) -> BackendError {
-    BackendError::Launch(format!("the definition has no {what} `{name}`"))
+pub(super) fn missing(name: &str) -> BackendError {
+    BackendError::Launch(format!("the definition has no input `{name}`"))
 }
 
 impl At<'_> {
@@ -46,23 +44,6 @@ impl At<'_> {
         self.device.facts().ordinal
     }
 
-    /// The address of an input on the device.
-    ///
-    /// # Errors
-    /// When the definition has none of that name.
-    pub fn input(&self, name: &str) -> Result<u64, BackendError> {
-        self.inputs.get(name).map(Buffer::address).ok_or_else(|| missing("input", name))
-    }
-
-    /// The address of an output on the device.
-    ///
-    /// # Errors
-    /// When the definition has none of that name.
-    pub fn output(&self, name: &str) -> Result<u64, BackendError> {
-        let output = self.outputs.iter().find(|(known, _)| *known == name);
-        output.map(|(_, output)| output.address()).ok_or_else(|| missing("output", name))
-    }
-
     /// Joins a stream of the row's own code, made in this context: what is enqueued inside
     /// [`JoinedStream::around`] counts as if it were enqueued on [`Self::stream`].
     ///
@@ -81,7 +62,35 @@ impl At<'_> {
         self.device.load_image(image)?.kernel(symbol)
     }
 
-    /// The device, for what else a row needs: scratch memory, kernels from source.
+    /// A kernel of CUDA source, compiled by NVRTC.
+    ///
+    /// # Errors
+    /// When it does not compile or load.
+    pub fn compile(
+        &self,
+        source: &'static str,
+        symbol: &'static str,
+    ) -> Result<Kernel, BackendError> {
+        self.device.kernel(&Source::new(symbol, source).build(&[]), symbol)
+    }
+
+    /// Launches of one kernel of CUDA source.
+    ///
+    /// # Errors
+    /// When it does not compile or load, or cannot be launched with these.
+    pub fn launch(
+        &self,
+        source: &'static str,
+        symbol: &'static str,
+        dims: LaunchDims,
+        parameters: Parameters,
+    ) -> Result<Launches, BackendError> {
+        let kernel = self.compile(source, symbol)?;
+        let launch = PreparedLaunch::new(self.device, kernel, dims, parameters)?;
+        Ok(Launches::new(move || launch.launch()))
+    }
+
+    /// The device, for what else a row needs: scratch memory, kernels with headers and macros.
     pub const fn device(&self) -> &Arc<Device> {
         self.device
     }

@@ -37,6 +37,13 @@ pub enum Prepare<P> {
         /// Makes it ready.
         prepare: CudaPrepare<P>,
     },
+    /// On an NVIDIA GPU, by a closure that the problem holds under the row's name.
+    CudaByName {
+        /// Device memory of inputs, outputs and scratch, bytes.
+        device_bytes: fn(&P) -> u64,
+        /// Makes the row of that name ready.
+        prepare: fn(&P, &str, &Tensors, &Arc<Device>) -> Result<cuda::CudaTask, BackendError>,
+    },
     /// On an NVIDIA GPU, as the list of launches that the function writes, which declares its
     /// memory itself.
     Program(fn(&P) -> Program, Capture),
@@ -50,9 +57,7 @@ impl<P> Implementation<P> {
     pub fn backend(&self) -> BackendKind {
         match self.prepare {
             Prepare::Cpu(_) => BackendKind::Cpu,
-            Prepare::Cuda(_) | Prepare::CudaWithin { .. } | Prepare::Program(..) => {
-                BackendKind::Cuda
-            }
+            _ => BackendKind::Cuda,
         }
     }
 
@@ -60,7 +65,9 @@ impl<P> Implementation<P> {
     /// declared.
     pub fn device_bytes(&self, problem: &P) -> Option<u64> {
         match self.prepare {
-            Prepare::CudaWithin { device_bytes, .. } => Some(device_bytes(problem)),
+            Prepare::CudaWithin { device_bytes, .. } | Prepare::CudaByName { device_bytes, .. } => {
+                Some(device_bytes(problem))
+            }
             Prepare::Program(write, _) => Some(write(problem).device_bytes()),
             Prepare::Cpu(_) | Prepare::Cuda(_) => None,
         }
@@ -82,6 +89,10 @@ impl<P> Implementation<P> {
             Prepare::CudaWithin { device_bytes, prepare } => {
                 memory::require(device, device_bytes(problem))?;
                 prepare(problem, inputs, device)
+            }
+            Prepare::CudaByName { device_bytes, prepare } => {
+                memory::require(device, device_bytes(problem))?;
+                prepare(problem, self.name, inputs, device)
             }
             Prepare::Program(write, capture) => {
                 let program = write(problem);

@@ -18,6 +18,7 @@ use crate::backend::Target;
 use crate::exit::Exit;
 use crate::measure::criterion::Elapsed;
 use crate::protocol::{Action, Part, Request, Response, ResponseBody};
+use crate::record::text::printable;
 use crate::record::{Environment, ProcessRun, Shard, Store, TrialRequest, file, trial_request};
 use crate::suite::Suite;
 use crate::workload::Effort;
@@ -27,21 +28,22 @@ use kernelgate_cuda::spec::ListedKernel;
 /// A bench binary's workloads.
 pub struct Harness {
     name: &'static str,
-    suites: Vec<Box<dyn Suite>>,
-    siblings: Vec<Box<dyn Suite>>,
+    suites: Vec<Suite>,
+    siblings: Vec<Suite>,
     peers: &'static [Peers],
     kernels: Vec<ListedKernel>,
 }
 
 impl Harness {
     /// A bench binary called `name` (as in `[[bench]]`), with the workloads it times.
-    pub fn new(name: &'static str, suites: Vec<Box<dyn Suite>>) -> Self {
+    pub fn new(name: &'static str, suites: impl IntoIterator<Item: Into<Suite>>) -> Self {
+        let suites = suites.into_iter().map(Into::into).collect();
         Self { name, suites, siblings: Vec::new(), peers: &[], kernels: Vec::new() }
     }
 
-    /// Workloads of the package's other bench binaries: `cargo bench -- FILTER` runs every binary,
-    /// and a filter for another one's cases is then no mistake in this one.
-    pub fn siblings(mut self, siblings: Vec<Box<dyn Suite>>) -> Self {
+    /// Workloads of the package's other bench binaries, so that a filter which matches nothing in any
+    /// of them is an error. Without them it is an error only in a package with one bench.
+    pub fn siblings(mut self, siblings: Vec<Suite>) -> Self {
         self.siblings = siblings;
         self
     }
@@ -73,17 +75,17 @@ impl Harness {
     }
 
     /// Workloads of the other bench binaries; the siblings may name this one's too.
-    fn others(&self) -> impl Iterator<Item = &dyn Suite> {
+    fn others(&self) -> impl Iterator<Item = &Suite> {
         let own = |name| self.suites.iter().any(|suite| suite.name() == name);
-        self.siblings.iter().map(AsRef::as_ref).filter(move |suite: &&dyn Suite| !own(suite.name()))
+        self.siblings.iter().filter(move |suite| !own(suite.name()))
     }
 
-    fn everything(&self) -> impl Iterator<Item = &dyn Suite> {
-        self.suites.iter().map(AsRef::as_ref).chain(self.others())
+    fn everything(&self) -> impl Iterator<Item = &Suite> {
+        self.suites.iter().chain(self.others())
     }
 
-    fn own(&self) -> impl Iterator<Item = &dyn Suite> {
-        self.suites.iter().map(AsRef::as_ref)
+    fn own(&self) -> impl Iterator<Item = &Suite> {
+        self.suites.iter()
     }
 
     fn run(&self, settings: &Settings) -> Result<Exit, HarnessError> {
@@ -97,7 +99,16 @@ impl Harness {
         }
         cases::check_overrides(self.everything(), &settings.axes)?;
         let place = settings.device.place(self.own())?;
-        let selected = self.select(settings, &place, &settings.filter, settings.shard)?;
+        let selected = match self.select(settings, &place, &settings.filter, settings.shard) {
+            // `cargo bench -- FILTER` runs every bench of the package.
+            Err(error @ HarnessError::NoMatch(_))
+                if self.siblings.is_empty() && settings.process.has_other_benches =>
+            {
+                eprintln!("{}: {}", self.name, printable(&error.to_string()));
+                None
+            }
+            selected => selected?,
+        };
         let Some(selection) = selected else { return Ok(Exit::Fine) };
         let store = Store::discover();
         let baselines = &settings.baselines;

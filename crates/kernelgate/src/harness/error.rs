@@ -10,6 +10,9 @@ pub enum HarnessError {
     /// Flags, filter or axes that make no sense.
     #[error("{0}")]
     Usage(String),
+    /// A filter that matches no case.
+    #[error("{0}")]
+    NoMatch(String),
     /// The device fails before any case.
     #[error(transparent)]
     Backend(#[from] BackendError),

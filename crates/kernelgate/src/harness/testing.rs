@@ -47,7 +47,7 @@ pub struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    fn select<'s>(&self, suite: &'s dyn Suite) -> Selection<'s> {
+    fn select<'s>(&self, suite: &'s Suite) -> Selection<'s> {
         let place = Place { kind: self.target.kind(), otherwise: String::new(), l2_bytes: 0 };
         let axes = self.axes.split_whitespace().map(|axis| axis.parse());
         let axes: Vec<_> = axes.collect::<Result<_, _>>().expect("tests name axes");
@@ -61,7 +61,7 @@ impl Bench<'_> {
     ///
     /// # Panics
     /// When no case of the suite has these axes.
-    pub fn time(&self, suite: &dyn Suite) -> Timed {
+    pub fn time(&self, suite: &Suite) -> Timed {
         self.time_verified(suite, None)
     }
 
@@ -73,15 +73,11 @@ impl Bench<'_> {
     ///
     /// # Panics
     /// When no case of the suite has these axes, or its first launch has other bits.
-    pub fn time_verified_before(
-        &self,
-        suite: &dyn Suite,
-        verified: fn(&Tensors) -> Tensors,
-    ) -> Timed {
+    pub fn time_verified_before(&self, suite: &Suite, verified: fn(&Tensors) -> Tensors) -> Timed {
         self.time_verified(suite, Some(verified))
     }
 
-    fn time_verified(&self, suite: &dyn Suite, verified: Option<fn(&Tensors) -> Tensors>) -> Timed {
+    fn time_verified(&self, suite: &Suite, verified: Option<fn(&Tensors) -> Tensors>) -> Timed {
         let selection = self.select(suite);
         let group = &selection.groups[0];
         let case = group.cases.iter().find(|case| case.cache == self.cache);
@@ -104,7 +100,7 @@ impl Bench<'_> {
     ///
     /// # Panics
     /// When no case of the suite has these axes.
-    pub fn verify(&self, suite: &dyn Suite) -> Vec<Result<OutputComparison, CaseError>> {
+    pub fn verify(&self, suite: &Suite) -> Vec<Result<OutputComparison, CaseError>> {
         let selection = self.select(suite);
         let group = &selection.groups[0];
         let each = |case| {

@@ -26,6 +26,8 @@ pub enum Values {
     Number,
     /// One of these words or numbers.
     OneOf(&'static [&'static str]),
+    /// One of those that lines of [`expand`] give the axis.
+    InLines(&'static [&'static str]),
 }
 
 impl Axis {
@@ -43,15 +45,49 @@ impl Axis {
         Self { name, values: Values::OneOf(values), about }
     }
 
+    /// The axes of lines of [`expand`], in their order. An axis whose values are all numbers takes any
+    /// number, another one the words of the lines.
+    pub fn in_lines(lines: &'static [&'static str]) -> Vec<Self> {
+        let mut axes: Vec<Self> = Vec::new();
+        for (name, _) in items(lines) {
+            if axes.iter().any(|axis| axis.name == name) {
+                continue;
+            }
+            let axis = Self { name, values: Values::InLines(lines), about: "" };
+            let numbers = axis.words().iter().flatten().all(|word| word.parse::<u64>().is_ok());
+            axes.push(if numbers { Self::number(name, "") } else { axis });
+        }
+        axes
+    }
+
+    /// Its valid words; `None` if it takes any number.
+    pub fn words(&self) -> Option<Vec<&'static str>> {
+        match self.values {
+            Values::Number => None,
+            Values::OneOf(words) => Some(words.to_vec()),
+            Values::InLines(lines) => {
+                let own = items(lines).filter(|(name, _)| *name == self.name);
+                let mut words = Vec::new();
+                for word in own.flat_map(|(_, values)| values.split(',')) {
+                    if !words.contains(&word) {
+                        words.push(word);
+                    }
+                }
+                Some(words)
+            }
+        }
+    }
+
     fn check(&self, value: &str) -> Result<(), AxisError> {
-        let valid = match self.values {
+        let words = self.words();
+        let valid = match &words {
             // `u64` and no sign or leading zero: one spelling a value, so that ids are unique.
-            Values::Number => {
+            None => {
                 value.parse::<u64>().is_ok_and(|n| n >= 1)
                     && value.bytes().all(|b| b.is_ascii_digit())
                     && !value.starts_with('0')
             }
-            Values::OneOf(words) => words.contains(&value),
+            Some(words) => words.contains(&value),
         };
         if valid {
             return Ok(());
@@ -59,12 +95,18 @@ impl Axis {
         Err(AxisError::Value {
             axis: self.name.to_owned(),
             value: value.to_owned(),
-            expected: match self.values {
-                Values::Number => "a whole number from 1".to_owned(),
-                Values::OneOf(words) => format!("one of {}", words.join(", ")),
+            expected: match words {
+                None => "a whole number from 1".to_owned(),
+                Some(words) => format!("one of {}", words.join(", ")),
             },
         })
     }
+}
+
+/// Axes of lines and their values, not yet apart.
+fn items(lines: &'static [&'static str]) -> impl Iterator<Item = (&'static str, &'static str)> {
+    let parts = lines.iter().flat_map(|line| line.split_whitespace());
+    parts.map(|part| part.split_once('=').unwrap_or((part, "")))
 }
 
 /// Why a point could not be made.
@@ -189,7 +231,7 @@ impl std::str::FromStr for Override {
 /// # Errors
 /// On an unknown axis, an invalid value or a malformed line.
 pub fn expand(
-    axes: &'static [Axis],
+    axes: &[Axis],
     lines: &[&str],
     overrides: &[Override],
 ) -> Result<Vec<Point>, AxisError> {
@@ -222,11 +264,7 @@ fn united(overrides: &[Override]) -> Vec<Override> {
     united
 }
 
-fn expand_line(
-    axes: &'static [Axis],
-    line: &str,
-    overrides: &[Override],
-) -> Result<Vec<Point>, AxisError> {
+fn expand_line(axes: &[Axis], line: &str, overrides: &[Override]) -> Result<Vec<Point>, AxisError> {
     let items = line.split_whitespace().map(str::parse).collect::<Result<Vec<Override>, _>>()?;
     for item in &items {
         let axis = find(axes, &item.axis)?;
@@ -254,7 +292,7 @@ fn expand_line(
     Ok(points.into_iter().map(Point).collect())
 }
 
-fn find(axes: &'static [Axis], name: &str) -> Result<&'static Axis, AxisError> {
+fn find<'a>(axes: &'a [Axis], name: &str) -> Result<&'a Axis, AxisError> {
     axes.iter().find(|axis| axis.name == name).ok_or_else(|| AxisError::Unknown {
         axis: name.to_owned(),
         known: axes.iter().map(|axis| axis.name).collect::<Vec<_>>().join(", "),

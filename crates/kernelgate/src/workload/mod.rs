@@ -46,13 +46,6 @@ pub trait Problem: Send + Sync + 'static {
         ReferenceFrom::Definition
     }
 
-    /// Text of the source files that inputs and reference follow from (`include_str!`): until one
-    /// of them changes, the reference is kept on disk. Without any it is kept until the bench
-    /// executable changes.
-    fn definition(&self) -> &'static [&'static str] {
-        &[]
-    }
-
     /// Whether inputs or reference are read from a file that may change between two runs: they are
     /// then kept nowhere else, and read again each time.
     fn reads_files(&self) -> bool {
@@ -178,7 +171,8 @@ pub struct Workload<P> {
     /// One line for `kernelgate list`.
     pub about: &'static str,
     /// Grows when the mathematics, the inputs or the declared work change: results of two
-    /// revisions are not comparable.
+    /// revisions are not comparable. References are kept on disk by revision and inputs, so that a
+    /// change of the reference without another revision has no effect.
     pub revision: u32,
     /// What can vary.
     pub axes: &'static [Axis],
@@ -226,7 +220,41 @@ impl Effort {
     }
 }
 
+/// Points of each effort, as lines of [`axis::expand`].
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Lines {
+    /// By default.
+    pub default: &'static [&'static str],
+    /// By default on an accelerator; empty where the same problems do.
+    pub accelerator: &'static [&'static str],
+    /// In the whole sweep.
+    pub thorough: &'static [&'static str],
+}
+
+impl Lines {
+    /// The lines that an effort selects.
+    pub fn select(&self, effort: Effort, scale: Scale) -> Vec<&'static str> {
+        match (effort, scale) {
+            (Effort::Quick | Effort::Default, Scale::Accelerator)
+                if !self.accelerator.is_empty() =>
+            {
+                self.accelerator.to_vec()
+            }
+            (Effort::Quick | Effort::Default, _) => self.default.to_vec(),
+            // The default problems are part of the sweep, so that a filter finds them at any
+            // effort.
+            (Effort::Thorough, _) => [self.default, self.accelerator, self.thorough].concat(),
+        }
+    }
+}
+
 impl<P> Workload<P> {
+    /// Points of each effort.
+    pub const fn lines(&self) -> Lines {
+        let Self { default, accelerator, thorough, .. } = *self;
+        Lines { default, accelerator, thorough }
+    }
+
     /// The points that an effort selects, with the overrides applied.
     ///
     /// # Errors
@@ -237,17 +265,6 @@ impl<P> Workload<P> {
         scale: Scale,
         overrides: &[Override],
     ) -> Result<Vec<Point>, AxisError> {
-        let lines = match (effort, scale) {
-            (Effort::Quick | Effort::Default, Scale::Accelerator)
-                if !self.accelerator.is_empty() =>
-            {
-                self.accelerator.to_vec()
-            }
-            (Effort::Quick | Effort::Default, _) => self.default.to_vec(),
-            // The default problems are part of the sweep, so that a filter finds them at any
-            // effort.
-            (Effort::Thorough, _) => [self.default, self.accelerator, self.thorough].concat(),
-        };
-        axis::expand(self.axes, &lines, overrides)
+        axis::expand(self.axes, &self.lines().select(effort, scale), overrides)
     }
 }

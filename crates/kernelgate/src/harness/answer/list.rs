@@ -4,11 +4,10 @@ use crate::harness::selection::cases::Selection;
 use crate::harness::selection::place::Place;
 use crate::protocol::{CaseStatus, ListedCase, ListedProblem, ListedRow, Listing};
 use crate::suite::Suite;
-use crate::workload::Values;
 
 /// Workloads, implementations and selected cases.
 pub fn list<'a>(
-    suites: impl Iterator<Item = &'a dyn Suite>,
+    suites: impl Iterator<Item = &'a Suite>,
     selection: &Selection<'_>,
     place: &Place,
 ) -> Listing {
@@ -41,15 +40,12 @@ pub fn list<'a>(
     Listing { backend, otherwise, workloads: suites.map(workload).collect(), cases }
 }
 
-fn workload(suite: &dyn Suite) -> ListedProblem {
+fn workload(suite: &Suite) -> ListedProblem {
     let axis = |axis: &crate::workload::Axis| {
-        let values = match axis.values {
-            Values::Number => "a number".to_owned(),
-            Values::OneOf(words) => words.join(" "),
-        };
+        let values = axis.words().map_or("a number".to_owned(), |words| words.join(" "));
         [axis.name.to_owned(), values, axis.about.to_owned()]
     };
-    let row = |row: crate::suite::ImplementationInfo| ListedRow {
+    let row = |row: &crate::suite::ImplementationInfo| ListedRow {
         name: row.name.to_owned(),
         about: row.about.to_owned(),
     };
@@ -57,6 +53,6 @@ fn workload(suite: &dyn Suite) -> ListedProblem {
         name: suite.name().to_owned(),
         about: suite.about().to_owned(),
         axes: suite.axes().iter().map(axis).collect(),
-        implementations: suite.implementations().into_iter().map(row).collect(),
+        implementations: suite.implementations().iter().map(row).collect(),
     }
 }

@@ -193,8 +193,7 @@ impl Ready {
             self.compute_reference(group)?;
         }
         let Some(mut changed) = self.changed.take() else { return Ok(false) };
-        let made = changed
-            .compute_expected(&self.inputs, |names, inputs| self.reference(group, names, inputs));
+        let made = changed.compute_expected(&self.inputs, |inputs| self.reference(group, inputs));
         self.changed = Some(changed);
         match made {
             Ok(()) => Ok(true),

@@ -112,20 +112,19 @@ impl ChangedInputs {
     }
 
     /// Makes sure that the reference of inputs that were drawn anew is there: by `compute`, which
-    /// gets the names of those that are, and all of them.
+    /// gets all inputs.
     ///
     /// # Errors
     /// What `compute` returns.
     pub fn compute_expected<E>(
         &mut self,
         inputs: &Tensors,
-        compute: impl FnOnce(&[&str], Arc<Tensors>) -> Result<Vec<Expected>, E>,
+        compute: impl FnOnce(Arc<Tensors>) -> Result<Vec<Expected>, E>,
     ) -> Result<(), E> {
         if self.expected.is_some() || self.by_symmetry() {
             return Ok(());
         }
-        let names: Vec<&str> = self.values.iter().map(|(name, _)| name).collect();
-        self.expected = Some(compute(&names, Arc::new(inputs.replaced_by(&self.values)))?);
+        self.expected = Some(compute(Arc::new(inputs.replaced_by(&self.values)))?);
         Ok(())
     }
 }

@@ -130,7 +130,10 @@ impl Peak {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attach::{Attached, Definition, Launches};
+    use crate::attach::{
+        At, Attached, Definition, LaunchDims, Launches, Parameters, PreparedLaunch, Reference,
+        TensorSpec, Tolerances,
+    };
     use crate::backend::BackendKind;
     use crate::harness::recording::recorder::Recorder;
     use crate::harness::running::execution::{Execution, Timer};
@@ -142,10 +145,9 @@ mod tests {
     use crate::harness::selection::place::Place;
     use crate::harness::settings::Settings;
     use crate::record::{Environment, ProcessRun, Provenance, TrialSampling};
-    use crate::workload::{Dtype, Effort};
-    use kernelgate_cuda::Source;
+    use crate::suite::Suite;
+    use crate::workload::{Dtype, Effort, Point};
     use kernelgate_cuda::testing::gpu;
-    use kernelgate_cuda::{LaunchDims, Parameters, PreparedLaunch};
 
     const MIB: u64 = 1 << 20;
 
@@ -208,31 +210,32 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
     const N: usize = 1 << 22;
 
     /// Copies, with so much scratch.
-    fn suite() -> Attached {
+    fn suite() -> Suite {
         let row = |scratch: u64| {
-            move |at: &crate::attach::At<'_>| {
-                let device = at.device();
-                let kernel = device.kernel(&Source::new("copy", KERNEL).build(&[]), "copy")?;
+            move |at: &At<'_>, [x, y]: [u64; 2]| {
+                let kernel = at.compile(KERNEL, "copy")?;
                 let dims = LaunchDims::new([(N as u32).div_ceil(256), 1, 1], [256, 1, 1]);
-                let parameters = Parameters::new()
-                    .address(at.input("x")?)
-                    .address(at.output("y")?)
-                    .value(N as i64);
-                let copy = PreparedLaunch::new(device, kernel, dims, parameters)?;
-                let scratch = device.allocate(scratch as usize)?;
+                let parameters = Parameters::new().address(x).address(y).value(N as i64);
+                let copy = PreparedLaunch::new(at.device(), kernel, dims, parameters)?;
+                let scratch = at.device().allocate(scratch as usize)?;
                 Ok(Launches::new(move || {
                     let _kept = &scratch;
                     copy.launch()
                 }))
             }
         };
-        Attached::new("memory/copy", &["n=1"])
-            .define(|_| {
-                Ok(Definition::new().input("x", [N], Dtype::F32).output("y", [N], Dtype::F32))
-            })
-            .row("cuda/first", row(0))
-            .row("cuda/scratch", row(512 * MIB))
-            .row("cuda/last", row(0))
+        let define = |_: &Point| {
+            let inputs = vec![TensorSpec::new("x", [N], Dtype::F32)];
+            let outputs = vec![TensorSpec::new("y", [N], Dtype::F32)];
+            let work = Definition::traffic(&inputs, &outputs);
+            let (reference, tolerance) = (Reference::None, Tolerances::by_dtype());
+            Ok(Definition { inputs, outputs, reference, work, tolerance })
+        };
+        Attached::new("memory/copy", &["n=1"], define)
+            .row("cuda/first", ["x", "y"], row(0))
+            .row("cuda/scratch", ["x", "y"], row(512 * MIB))
+            .row("cuda/last", ["x", "y"], row(0))
+            .into()
     }
 
     #[test]
@@ -242,8 +245,8 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
         let others = target.telemetry().and_then(|telemetry| telemetry.other_processes());
         let settings = Settings::defaults();
         let place = Place { kind: BackendKind::Cuda, otherwise: String::new(), l2_bytes: 0 };
-        let suites = [suite().suite()];
-        let own = suites.iter().map(AsRef::as_ref);
+        let suites = [suite()];
+        let own = suites.iter();
         let selection = select(own, Effort::Default, &place, &[], &Filter::All).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let run = ProcessRun::start("b", "s", Environment::of(&target), Provenance::default());

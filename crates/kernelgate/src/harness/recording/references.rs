@@ -1,14 +1,12 @@
 //! References kept on disk: the fp64 reference of a problem takes seconds, reading it back a
 //! fraction of one.
 //!
-//! A file is named by everything that its content follows from: workload, revision, point, seed,
-//! and the text of the sources that define the workload ([`Problem::definition`]); where a workload
-//! does not name its sources, the bench executable's content in their place. Each file holds a hash
-//! of its content. A file that is missing, cut or altered costs a computation, nothing else. The
-//! folder lies in the target folder and is safe to delete. What is read from a file that may change
-//! ([`Problem::reads_files`]) is not kept.
+//! A file is named by workload, revision, point and a hash of the inputs; a workload without a
+//! declared revision also by the bench executable. Each file holds a hash of its content. A file
+//! that is missing, cut or altered costs a computation, nothing else. The folder lies in the target
+//! folder and is safe to delete. References that are read from a file ([`Problem::reads_files`]) are
+//! not kept.
 //!
-//! [`Problem::definition`]: crate::workload::Problem::definition
 //! [`Problem::reads_files`]: crate::workload::Problem::reads_files
 
 use std::collections::BTreeMap;
@@ -27,10 +25,8 @@ const WORTHWHILE: Duration = Duration::from_millis(50);
 const MAX_BYTES: usize = 1 << 30;
 /// Most bytes of all files; beyond, the oldest go.
 const MAX_FOLDER_BYTES: u64 = 8 << 30;
-/// Sources of this crate that inputs are drawn by.
-const DRAWN_BY: &str = include_str!("../../workload/random.rs");
-/// The source of this crate that a limit follows from.
-const PRECISION: &str = include_str!("../../verify/precision.rs");
+/// Version of these files, and of the limits of a precision.
+const VERSION: &str = "2";
 /// The tensor that holds the hash of the others.
 const HASH: &str = "hash";
 
@@ -42,16 +38,9 @@ pub struct References {
     executable: Option<String>,
 }
 
-/// The reference of a problem for `inputs`: those of that seed, or where `changed` names some, those
-/// with others in the place of these. Read where it is kept, else computed, and then kept.
-pub fn get(
-    kept: Option<&References>,
-    group: &Group<'_>,
-    seed: u64,
-    changed: &[&str],
-    inputs: &Tensors,
-) -> Vec<Expected> {
-    let path = kept.and_then(|kept| kept.path(group, seed, changed));
+/// The reference of a problem for these inputs: read where it is kept, else computed and then kept.
+pub fn get(kept: Option<&References>, group: &Group<'_>, inputs: &Tensors) -> Vec<Expected> {
+    let path = kept.and_then(|kept| kept.path(group, inputs, "outputs"));
     let reading = spent::on("references read");
     if let Some(expected) = path.as_deref().and_then(read) {
         return expected;
@@ -75,7 +64,6 @@ pub fn get(
 pub fn precision_limit(
     kept: Option<&References>,
     group: &Group<'_>,
-    seed: u64,
     inputs: &Tensors,
     expected: &[Expected],
 ) -> Option<PrecisionLimit> {
@@ -86,7 +74,7 @@ pub fn precision_limit(
     let declared = problem.precision()?;
     let bits = precision::lower_bits(declared)?;
     let what = format!("limits of {bits} bits, by output");
-    let path = kept.and_then(|kept| kept.path(group, seed, &[&what, PRECISION]));
+    let path = kept.and_then(|kept| kept.path(group, inputs, &what));
     if let Some(known) = path.as_deref().and_then(read) {
         let limits = known.into_iter().filter_map(|one| match one.values {
             Data::F64(values) => Some((one.name, *values.first()?)),
@@ -108,23 +96,21 @@ pub fn precision_limit(
 }
 
 impl References {
-    /// In that folder, which is made when there is something to keep; `executable` is the content
-    /// hash of this one.
+    /// References in a folder, which is made when there is something to keep.
     pub fn at(folder: PathBuf, executable: Option<String>) -> Self {
         Self { folder, executable }
     }
 
-    /// None where what would be kept may change under the same name.
-    fn path(&self, group: &Group<'_>, seed: u64, changed: &[&str]) -> Option<PathBuf> {
+    /// File of `what` follows from these inputs; `None` if it may change under the same name.
+    fn path(&self, group: &Group<'_>, inputs: &Tensors, what: &str) -> Option<PathBuf> {
         if group.bound.problem().reads_files() {
             return None;
         }
-        let problem = format!("{} {} {seed}", group.id(), group.suite.revision());
-        let sources = match group.bound.problem().definition() {
-            [] => vec![self.executable.as_deref()?],
-            sources => sources.iter().copied().chain([DRAWN_BY]).collect(),
+        let code = match group.suite.declared_revision() {
+            Some(revision) => format!("revision {revision}"),
+            None => self.executable.clone()?,
         };
-        let parts = sources.into_iter().chain([problem.as_str()]).chain(changed.iter().copied());
+        let parts = [VERSION, &group.id(), &code, &verify::digest(inputs), what];
         Some(self.folder.join(format!("{}.reference", file::hash_of_all(parts))))
     }
 }
@@ -202,13 +188,13 @@ fn prune(folder: &Path, most_bytes: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attach::{Attached, Definition, Launches};
+    use crate::attach::{At, Attached, Definition, Launches, Reference, Tolerances};
     use crate::backend::BackendKind;
     use crate::harness::selection::cases::select;
     use crate::harness::selection::filter::Filter;
     use crate::harness::selection::place::Place;
     use crate::suite::Suite;
-    use crate::workload::Effort;
+    use crate::workload::{Effort, Point, Work};
 
     fn expected() -> Vec<Expected> {
         vec![
@@ -238,21 +224,27 @@ mod tests {
 
     #[test]
     fn what_is_read_from_a_file_is_kept_under_no_name() {
-        let define = |reference: fn(Definition) -> Definition| {
-            Attached::new("kept/golden", &["n=1"])
-                .define(move |_| Ok(reference(Definition::new())))
-                .row("cuda/row", |_| Ok(Launches::new(|| Ok::<_, String>(()))))
-                .suite()
+        let define = |reference: Reference| -> Suite {
+            let define = move |_: &Point| {
+                Ok(Definition {
+                    inputs: Vec::new(),
+                    outputs: Vec::new(),
+                    reference: reference.clone(),
+                    work: Work::default(),
+                    tolerance: Tolerances::by_dtype(),
+                })
+            };
+            let row = |_: &At<'_>, _| Ok(Launches::new(|| Ok::<_, String>(())));
+            Attached::new("kept/golden", &["n=1"], define).row("cuda/row", [], row).into()
         };
         let kept = References::at(PathBuf::from("kept"), Some("executable".to_owned()));
-        let path = |suite: Box<dyn Suite>| {
+        let path = |suite: Suite| {
             let place = Place { kind: BackendKind::Cuda, otherwise: String::new(), l2_bytes: 0 };
-            let selection =
-                select([suite.as_ref()], Effort::Default, &place, &[], &Filter::All).unwrap();
-            kept.path(&selection.groups[0], 1, &[])
+            let selection = select([&suite], Effort::Default, &place, &[], &Filter::All).unwrap();
+            kept.path(&selection.groups[0], &Tensors::new(), "outputs")
         };
-        assert_eq!(path(define(|it| it.golden("changes.safetensors"))), None);
-        assert!(path(define(|it| it.code(|_| Vec::new()))).is_some());
+        assert_eq!(path(define(Reference::Golden("changes.safetensors".into()))), None);
+        assert!(path(define(Reference::code(|_| Vec::new()))).is_some());
     }
 
     #[test]

@@ -138,12 +138,12 @@ impl Ready {
     /// When the workload panics.
     pub fn compute_reference(&mut self, group: &Group<'_>) -> Result<(), CaseError> {
         if !self.has_reference {
-            self.expected = self.reference(group, &[], Arc::clone(&self.inputs))?;
+            self.expected = self.reference(group, Arc::clone(&self.inputs))?;
             let outputs = self.expected.iter().map(|expected| expected.name.as_str());
             names::check_tensors("output", outputs).map_err(CaseError::Fail)?;
             let kept = self.references.as_ref();
             let limit = guard::catch(|| {
-                references::precision_limit(kept, group, self.seed, &self.inputs, &self.expected)
+                references::precision_limit(kept, group, &self.inputs, &self.expected)
             });
             self.bounds.check_outputs(&self.expected).map_err(CaseError::Fail)?;
             self.bounds.precision = limit.map_err(|panic| {
@@ -154,8 +154,8 @@ impl Ready {
         Ok(())
     }
 
-    /// What the outputs for these inputs are compared with; `changed` names those that are not of
-    /// the seed. Nothing where the workload has no reference.
+    /// The values that outputs for these inputs are compared with; empty if the workload has no
+    /// reference.
     ///
     /// # Errors
     /// When the workload panics, or the row that is the reference fails; a skip where that row
@@ -163,13 +163,12 @@ impl Ready {
     pub fn reference(
         &self,
         group: &Group<'_>,
-        changed: &[&str],
         inputs: Arc<Tensors>,
     ) -> Result<Vec<Expected>, CaseError> {
         let made = guard::catch(|| match group.bound.problem().reference_from() {
             ReferenceFrom::Definition => {
                 let kept = self.references.as_ref();
-                Ok(references::get(kept, group, self.seed, changed, &inputs))
+                Ok(references::get(kept, group, &inputs))
             }
             ReferenceFrom::Row(row) => self.of_row(group, row, inputs),
             ReferenceFrom::Nothing => Ok(Vec::new()),

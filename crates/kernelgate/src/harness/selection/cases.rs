@@ -21,11 +21,11 @@ const BEYOND_L2: u64 = 4;
 /// A problem and the implementations of it that were selected.
 pub struct Group<'a> {
     /// The workload and its implementations.
-    pub suite: &'a dyn Suite,
+    pub suite: &'a Suite,
     /// The problem's axes.
     pub point: Point,
     /// The problem.
-    pub bound: Box<dyn BoundProblem + 'a>,
+    pub bound: Box<dyn BoundProblem>,
     /// Selected implementations that can compute it.
     pub cases: Vec<Case>,
 }
@@ -110,7 +110,7 @@ pub struct Choice<'c> {
 /// # Errors
 /// As [`Choice::select`].
 pub fn select<'a>(
-    suites: impl IntoIterator<Item = &'a dyn Suite>,
+    suites: impl IntoIterator<Item = &'a Suite>,
     effort: Effort,
     place: &Place,
     axes: &[Override],
@@ -129,7 +129,7 @@ impl Choice<'_> {
     /// When two cases share an id, a problem cannot say its work, or no suite takes the overrides.
     pub fn select<'a>(
         self,
-        suites: impl IntoIterator<Item = &'a dyn Suite>,
+        suites: impl IntoIterator<Item = &'a Suite>,
     ) -> Result<Selection<'a>, HarnessError> {
         let Self { axes, .. } = self;
         let mut ids = BTreeSet::new();
@@ -184,7 +184,7 @@ impl Choice<'_> {
         // A user who overrides an axis has chosen the problems, and sees all of their rows.
         let rows = self.axes.is_empty().then(|| group.suite.scan_rows(self.effort, &group.point));
         let rows = rows.flatten();
-        for (index, row) in group.suite.implementations().into_iter().enumerate() {
+        for (index, &row) in group.suite.implementations().iter().enumerate() {
             if rows.is_some_and(|rows| !rows.contains(&row.name)) {
                 continue;
             }
@@ -228,7 +228,7 @@ fn caches(backend: BackendKind, bytes: u64, l2_bytes: u64) -> &'static [Cache] {
 /// # Errors
 /// The first workload's error, or an unknown axis with the axes there are.
 pub fn check_overrides<'a>(
-    suites: impl Iterator<Item = &'a dyn Suite>,
+    suites: impl Iterator<Item = &'a Suite>,
     overrides: &[Override],
 ) -> Result<(), HarnessError> {
     let suites: Vec<_> = suites.collect();
@@ -261,12 +261,12 @@ pub fn check_overrides<'a>(
 /// The error for axes that no case of these suites has: a value that none of those with its axis
 /// takes, or values that are taken one by one and not together.
 pub fn nothing_has<'a>(
-    suites: impl Iterator<Item = &'a dyn Suite>,
+    suites: impl Iterator<Item = &'a Suite>,
     overrides: &[Override],
 ) -> HarnessError {
     let suites: Vec<_> = suites.collect();
     for wanted in overrides {
-        let has_axis = |suite: &&&dyn Suite| suite.axes().iter().any(|a| a.name == wanted.axis);
+        let has_axis = |suite: &&&Suite| suite.axes().iter().any(|a| a.name == wanted.axis);
         let one = std::slice::from_ref(wanted);
         let tried = suites.iter().filter(has_axis);
         let tried: Vec<_> =
@@ -288,7 +288,7 @@ pub fn nothing_has<'a>(
 }
 
 /// Every id of every effort.
-pub fn all_ids<'a>(suites: impl Iterator<Item = &'a dyn Suite>) -> Vec<String> {
+pub fn all_ids<'a>(suites: impl Iterator<Item = &'a Suite>) -> Vec<String> {
     let anywhere = Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0 };
     let everything = select(suites, Effort::Thorough, &anywhere, &[], &Filter::All);
     let Ok(selection) = everything else { return Vec::new() };
@@ -300,7 +300,7 @@ pub fn all_ids<'a>(suites: impl Iterator<Item = &'a dyn Suite>) -> Vec<String> {
 /// The error for a filter that no case matches.
 pub fn nothing_matches<'a>(
     filter: &Filter,
-    suites: impl Iterator<Item = &'a dyn Suite>,
+    suites: impl Iterator<Item = &'a Suite>,
 ) -> HarnessError {
     let text = filter.text().unwrap_or_default();
     let close = suggestions(filter, &all_ids(suites));
@@ -309,7 +309,7 @@ pub fn nothing_matches<'a>(
     } else {
         format!("did you mean {}?", close.join(" or "))
     };
-    HarnessError::Usage(format!("no case matches `{}`; {hint}", in_short(text)))
+    HarnessError::NoMatch(format!("no case matches `{}`; {hint}", in_short(text)))
 }
 
 /// Longest text that is compared with ids, and shown: comparing costs the product of both lengths,
@@ -379,10 +379,10 @@ mod tests {
     #[test]
     fn a_workload_that_refuses_a_value_is_left_out_with_what_it_says() {
         let place = Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0 };
-        let of = |suites: &[Box<dyn Suite>], overrides: &[&str], filter: Option<&str>| {
+        let of = |suites: &[Suite], overrides: &[&str], filter: Option<&str>| {
             let overrides: Vec<_> = overrides.iter().map(|item| item.parse().unwrap()).collect();
             let filter = Filter::parse(filter, false).unwrap();
-            let suites = suites.iter().map(AsRef::as_ref);
+            let suites = suites.iter();
             select(suites, Effort::Default, &place, &overrides, &filter)
                 .map(|selection| (selection.count(), selection.skipped))
                 .map_err(|error| error.to_string())
@@ -403,7 +403,7 @@ mod tests {
     fn work_that_cannot_be_counted_is_refused_by_its_problem() {
         let place = Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0 };
         let suites = huge();
-        let suites = suites.iter().map(AsRef::as_ref);
+        let suites = suites.iter();
         let refused = select(suites, Effort::Default, &place, &[], &Filter::All).err().unwrap();
         let wanted = "spike/huge/n8: declared work: more work than any machine does: read \
                       18446744073709551615 B, write 1 B";
@@ -414,7 +414,7 @@ mod tests {
     fn what_is_to_be_first_comes_before_the_rest() {
         let suites = all();
         let place = Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0 };
-        let suites = suites.iter().map(AsRef::as_ref);
+        let suites = suites.iter();
         let mut selection = select(suites, Effort::Default, &place, &[], &Filter::All).unwrap();
         let ids = |selection: &Selection<'_>| -> Vec<String> {
             let cases = selection.groups.iter().flat_map(|group| &group.cases);
@@ -439,8 +439,7 @@ mod tests {
     fn overrides_must_suit_some_workload() {
         let suites = all();
         let check = |item: &str| {
-            check_overrides(suites.iter().map(AsRef::as_ref), &[item.parse().unwrap()])
-                .map_err(|e| e.to_string())
+            check_overrides(suites.iter(), &[item.parse().unwrap()]).map_err(|e| e.to_string())
         };
         assert_eq!(check("t=3"), Ok(()));
         assert_eq!(check("level=5").unwrap_err(), "axis `level` takes one of 4, 8, 16, not `5`");

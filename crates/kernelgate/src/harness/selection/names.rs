@@ -4,16 +4,12 @@
 use crate::harness::error::HarnessError;
 use crate::record::text::{check_name, check_names};
 use crate::suite::Suite;
-use crate::workload::Values;
 
 /// Checks a bench binary's own name and those of its workloads, axes and implementations.
 ///
 /// # Errors
 /// Names the first that is empty, holds a control character, or has a `/` in the wrong place.
-pub fn check<'a>(
-    bench: &str,
-    suites: impl Iterator<Item = &'a dyn Suite>,
-) -> Result<(), HarnessError> {
+pub fn check<'a>(bench: &str, suites: impl Iterator<Item = &'a Suite>) -> Result<(), HarnessError> {
     let refused =
         |what: String| move |problem: String| HarnessError::Usage(format!("{what} {problem}"));
     check_name(bench).map_err(refused("the bench's name".to_owned()))?;
@@ -22,7 +18,7 @@ pub fn check<'a>(
         check_names(workload).map_err(refused("the workload's name".to_owned()))?;
         for axis in suite.axes() {
             check_name(axis.name).map_err(refused(format!("{workload}: the axis")))?;
-            let values = if let Values::OneOf(values) = axis.values { values } else { &[] };
+            let values = axis.words().unwrap_or_default();
             let of_axis = || format!("{workload}: a value of axis `{}`:", axis.name);
             values.iter().try_for_each(|value| check_name(value).map_err(refused(of_axis())))?;
         }
@@ -46,10 +42,11 @@ pub fn check_tensors<'a>(
 
 #[cfg(test)]
 mod tests {
-    use super::super::sample::all;
+    use super::super::sample::{all, row};
     use super::*;
-    use crate::suite::{BoundProblem, ImplementationInfo};
-    use crate::workload::{Axis, AxisError, Effort, Override, Point, Scale};
+    use crate::backend::Implementation;
+    use crate::suite::{AxisScan, Facts};
+    use crate::workload::{Axis, AxisError, Lines};
 
     struct Named {
         workload: &'static str,
@@ -63,46 +60,27 @@ mod tests {
         implementation: "cpu/c",
     };
 
-    impl Suite for Named {
-        fn name(&self) -> &'static str {
-            self.workload
-        }
-
-        fn about(&self) -> &'static str {
-            ""
-        }
-
-        fn revision(&self) -> u32 {
-            1
-        }
-
-        fn axes(&self) -> &'static [Axis] {
-            self.axes
-        }
-
-        fn implementations(&self) -> Vec<ImplementationInfo> {
-            vec![ImplementationInfo {
-                name: self.implementation,
+    impl From<&Named> for Suite {
+        fn from(named: &Named) -> Self {
+            let facts = Facts {
+                name: named.workload,
                 about: "",
-                backend: crate::backend::BackendKind::Cpu,
-            }]
-        }
-
-        fn points(&self, _: Effort, _: Scale, _: &[Override]) -> Result<Vec<Point>, AxisError> {
-            Ok(Vec::new())
-        }
-
-        fn bind(&self, _: &Point) -> Result<Box<dyn BoundProblem + '_>, AxisError> {
-            Err(AxisError::Missing { axis: "none" })
+                revision: None,
+                axes: named.axes.into(),
+                lines: Lines::default(),
+                scan: AxisScan::default(),
+            };
+            let row = Implementation { name: named.implementation, ..row() };
+            Self::new(facts, vec![row], |_| Err(AxisError::Missing { axis: "none" }))
         }
     }
 
     #[test]
     fn what_a_bench_declares_is_refused_by_name() {
         let suites = all();
-        assert!(check("all", suites.iter().map(AsRef::as_ref)).is_ok());
+        assert!(check("all", suites.iter()).is_ok());
         let of = |suite: &Named| {
-            check("b", std::iter::once(suite as &dyn Suite)).map_err(|error| error.to_string())
+            check("b", [&suite.into()].into_iter()).map_err(|error| error.to_string())
         };
         assert_eq!(of(&FINE), Ok(()));
         for (wrong, wanted) in [

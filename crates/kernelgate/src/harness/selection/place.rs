@@ -47,7 +47,7 @@ impl DeviceRequest {
     /// When a GPU was asked for and cannot be had.
     pub fn place<'a>(
         &self,
-        mut suites: impl Iterator<Item = &'a dyn Suite>,
+        mut suites: impl Iterator<Item = &'a Suite>,
     ) -> Result<Place, HarnessError> {
         let ordinals = self.ordinals();
         let gpu = || ordinals.iter().try_for_each(|&ordinal| device::check(ordinal));

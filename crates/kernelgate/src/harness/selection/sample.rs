@@ -9,7 +9,8 @@ use crate::workload::{
     Axis, AxisError, Dtype, Expected, Problem, Tensors, Tolerance, Work, Workload,
 };
 
-struct Nothing {
+/// Computes nothing.
+pub struct Nothing {
     read_bytes: u64,
 }
 
@@ -74,26 +75,32 @@ static HUGE: Workload<Nothing> = Workload {
     ..workload("spike/huge", &[N], &["n=8"])
 };
 
-static ROWS: [Implementation<Nothing>; 1] = [Implementation {
-    name: "cpu",
-    about: "nothing",
-    supports: |_| Ok(()),
-    prepare: Prepare::Cpu(|_, _: Arc<Tensors>| {
-        CpuTask::new(Arc::default(), Tensors::new().with_output("y", [1], Dtype::F32), |_, _| {})
-    }),
-}];
+static ROWS: [Implementation<Nothing>; 1] = [row()];
+
+/// A row that computes nothing.
+pub const fn row() -> Implementation<Nothing> {
+    Implementation {
+        name: "cpu",
+        about: "nothing",
+        supports: |_| Ok(()),
+        prepare: Prepare::Cpu(|_, _: Arc<Tensors>| {
+            let outputs = Tensors::new().with_output("y", [1], Dtype::F32);
+            CpuTask::new(Arc::default(), outputs, |_, _| {})
+        }),
+    }
+}
 
 /// The binary's own.
-pub fn own() -> Vec<Box<dyn Suite>> {
+pub fn own() -> Vec<Suite> {
     vec![suite(&FORWARD, &ROWS), suite(&BACKWARD, &ROWS)]
 }
 
 /// Those of every binary of the package.
-pub fn all() -> Vec<Box<dyn Suite>> {
+pub fn all() -> Vec<Suite> {
     vec![suite(&FORWARD, &ROWS), suite(&BACKWARD, &ROWS), suite(&SOFTMAX, &ROWS)]
 }
 
 /// Declares more bytes than can be counted.
-pub fn huge() -> Vec<Box<dyn Suite>> {
+pub fn huge() -> Vec<Suite> {
     vec![suite(&HUGE, &ROWS)]
 }

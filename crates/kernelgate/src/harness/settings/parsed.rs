@@ -47,6 +47,8 @@ pub struct ProcessFacts {
     pub session: Option<String>,
     /// File of this program.
     pub executable: Option<PathBuf>,
+    /// Whether the package has other benches, which a filter may be for.
+    pub has_other_benches: bool,
 }
 
 /// Flags and variables of a bench process.

@@ -83,9 +83,23 @@ pub fn settings() -> Result<Settings, ExitCode> {
     guard::keep_panics(variables::has_backtrace());
     let process = || {
         let silent_criterion = variable(SILENT).is_some();
-        Ok(ProcessFacts { silent_criterion, session: session()?, executable: executable() })
+        let (session, executable) = (session()?, executable());
+        let has_other_benches = has_other_benches();
+        Ok(ProcessFacts { silent_criterion, session, executable, has_other_benches })
     };
     process().and_then(|process| Settings::new(&flags, process)).map_err(|error| fail(&error))
+}
+
+/// Whether the package that cargo runs has several benches, by its manifest and its folder.
+fn has_other_benches() -> bool {
+    let Some(package) = variable("CARGO_MANIFEST_DIR").map(PathBuf::from) else { return false };
+    let manifest = std::fs::read_to_string(package.join("Cargo.toml")).unwrap_or_default();
+    let declared = manifest.lines().filter(|line| line.trim() == "[[bench]]").count();
+    let entries = std::fs::read_dir(package.join("benches")).into_iter().flatten().flatten();
+    let benches = entries.map(|entry| entry.path()).filter(|path| {
+        path.extension().is_some_and(|it| it == "rs") || path.join("main.rs").is_file()
+    });
+    declared.max(benches.count()) > 1
 }
 
 /// Prints an error.
