@@ -13,7 +13,7 @@ use crate::package::{Package, fixture_path};
 /// One test at a time on the device, or none.
 fn gpu() -> Option<MutexGuard<'static, ()>> {
     static DEVICE: Mutex<()> = Mutex::new(());
-    match device::check(0) {
+    match device::check(0, None) {
         Ok(()) => Some(DEVICE.lock().unwrap_or_else(PoisonError::into_inner)),
         Err(error) => {
             assert!(std::env::var_os("KERNELGATE_REQUIRE_GPU").is_none(), "no GPU: {error}");

@@ -7,7 +7,9 @@
 /// Names an architecture to run as, in place of the card's own.
 pub const VARIABLE: &str = "KERNELGATE_ARCH";
 
-/// The architecture that the user wants in place of the card's own, as it is written.
+/// The architecture that the user wants in place of the card's own, as it is written: for
+/// [`DeviceOptions`](crate::DeviceOptions), and for the choice of NVRTC, which a process makes once.
+#[allow(clippy::disallowed_methods, reason = "the boundary: becomes an option of devices")]
 pub fn named() -> Option<String> {
     let named = std::env::var_os(VARIABLE).filter(|named| !named.is_empty())?;
     Some(named.to_string_lossy().into_owned())

@@ -8,17 +8,12 @@
 
 use std::fmt::Write as _;
 
-/// The environment variable that numbers a layout.
+/// The macro and the environment variable that number a layout.
 pub const VARIABLE: &str = "KERNELGATE_LAYOUT";
 
-/// The layout that was asked for; none where the variable is not set or no number.
-pub fn asked() -> Option<u32> {
-    std::env::var(VARIABLE).ok()?.parse().ok()
-}
-
-/// Moves what the process allocates on the host from now on, where a layout is asked for.
-pub fn pad_heap() {
-    if let Some(layout) = asked() {
+/// Moves what the process allocates on the host from now on, if it has a layout.
+pub fn pad_heap(layout: Option<u32>) {
+    if let Some(layout) = layout {
         std::mem::forget(Vec::<u8>::with_capacity(1040 * (layout as usize % 97 + 1)));
     }
 }

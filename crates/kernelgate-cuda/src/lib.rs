@@ -47,6 +47,7 @@ pub use driver::dims::LaunchDims;
 pub use driver::image::Image;
 pub use driver::joined::JoinedStream;
 pub use driver::kernel::{Kernel, LaunchAttributes, LaunchShape};
+pub use driver::options::DeviceOptions;
 pub use driver::prepared::{Parameters, PreparedLaunch};
 pub use driver::raw_stream::{RawContext, RawStream};
 pub use driver::tensor_map::{COPY_ALIGNMENT, MapElement, TensorBoxes};

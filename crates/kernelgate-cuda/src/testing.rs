@@ -1,15 +1,15 @@
 //! For tests that need a GPU, here and in packages that use this crate.
+#![allow(clippy::disallowed_methods, reason = "variables of tests")]
 
 mod c_library;
 pub mod raw;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use cudarc::driver::sys::{CUfunc_cache, CUlimit_enum};
 
 pub use self::c_library::CLibrary;
-use crate::{BackendError, Device};
+use crate::{BackendError, Device, DeviceOptions};
 
 /// The first GPU, one test of the process at a time: memory is measured for the whole device. Says
 /// so where there is none, which `KERNELGATE_REQUIRE_GPU=1` makes a failure.
@@ -18,7 +18,7 @@ use crate::{BackendError, Device};
 /// When there is no GPU and `KERNELGATE_REQUIRE_GPU` is set.
 pub fn gpu() -> Option<(Arc<Device>, MutexGuard<'static, ()>)> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    match Device::open(0, Duration::from_secs(60)) {
+    match Device::open(0, &DeviceOptions::from_environment()) {
         Ok(device) => Some((device, ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner))),
         Err(error) => {
             assert!(
@@ -37,7 +37,7 @@ pub fn gpu() -> Option<(Arc<Device>, MutexGuard<'static, ()>)> {
 /// # Panics
 /// When there is one GPU and `KERNELGATE_REQUIRE_GPUS` is set.
 pub fn second_gpu() -> Option<Arc<Device>> {
-    match Device::open(1, Duration::from_secs(60)) {
+    match Device::open(1, &DeviceOptions::from_environment()) {
         Ok(device) => Some(device),
         Err(error) => {
             assert!(

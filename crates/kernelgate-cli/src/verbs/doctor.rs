@@ -12,6 +12,7 @@ use kernelgate::harness::args;
 use kernelgate::record::environment::available_memory;
 use kernelgate::record::text::{printable, quoted, shortened};
 use kernelgate::record::{Environment, Provenance, Store};
+use kernelgate_cuda::DeviceOptions;
 use kernelgate_cuda::architecture;
 use kernelgate_cuda::compiler::cache;
 use kernelgate_cuda::driver::device::{self, Device};
@@ -220,8 +221,10 @@ fn gpus() -> Vec<Check> {
             return vec![check(format!("none: {error}"), Some("cases run on the CPU".to_owned()))];
         }
     };
+    let timeout = Duration::from_secs(1);
+    let options = DeviceOptions { timeout, ..DeviceOptions::from_environment() };
     (0..count)
-        .map(|ordinal| match Device::open(ordinal, Duration::from_secs(1)) {
+        .map(|ordinal| match Device::open(ordinal, &options) {
             Ok(device) => {
                 let facts = device.facts();
                 let memory = device.memory().map_or_else(

@@ -55,7 +55,7 @@ pub fn content_hash(build: &Build, arch: &str) -> Result<String, CompileError> {
 
 fn key(build: &Build, arch: &str, compiler: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
-    let Build { source, defines, constants } = build;
+    let Build { source, defines, constants, .. } = build;
     (source.file, build.text(), build.headers()).hash(&mut hasher);
     (defines, constants, build.options(arch), compiler).hash(&mut hasher);
     hasher.finish()
@@ -70,6 +70,7 @@ pub fn place() -> Option<(PathBuf, bool)> {
     })
 }
 
+#[allow(clippy::disallowed_methods, reason = "the user's cache folder is not a setting")]
 fn folder() -> Option<PathBuf> {
     // What is relative depends on where the process was started.
     let variable =

@@ -83,8 +83,19 @@ impl Source {
             source: self,
             defines: defines.iter().map(ToString::to_string).collect(),
             constants: Vec::new(),
+            variant: Variant::default(),
         }
     }
+}
+
+/// Another form of the same code.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Variant {
+    /// Number of a layout ([`layout`]).
+    pub layout: Option<u32>,
+    /// Whether machine code names its source lines, for profilers and compute-sanitizer; without,
+    /// an edit of a comment changes no machine code.
+    pub line_info: bool,
 }
 
 /// A kernel file with its macros.
@@ -96,6 +107,8 @@ pub struct Build {
     pub defines: Vec<String>,
     /// Macros that are not, because they follow from those: name and value.
     pub constants: Vec<(&'static str, usize)>,
+    /// Form of the code, of which its name says nothing.
+    pub variant: Variant,
 }
 
 impl Build {
@@ -107,9 +120,9 @@ impl Build {
             .join(" ")
     }
 
-    /// What is compiled: the file, after further functions where another layout is asked for.
+    /// Text that is compiled: the file, after the further functions of a layout.
     pub fn text(&self) -> Cow<'static, str> {
-        match layout::asked() {
+        match self.variant.layout {
             Some(layout) => (layout::padding_functions(layout) + self.source.text).into(),
             None => self.source.text.into(),
         }
@@ -132,9 +145,7 @@ impl Build {
     }
 
     /// The compiler's options for an architecture: a real one such as `sm_90a`, or a virtual one
-    /// such as `compute_80`, for PTX. With `KERNELGATE_LINE_INFO` set, machine code names its source
-    /// lines, for profilers and compute-sanitizer; without, an edit of a comment changes no machine
-    /// code.
+    /// such as `compute_80`, for PTX.
     pub fn options(&self, arch: &str) -> Vec<String> {
         let fixed = [
             format!("--gpu-architecture={arch}"),
@@ -143,9 +154,8 @@ impl Build {
         ];
         let defines = self.defines.iter().map(|define| format!("-D{define}"));
         let constants = self.constants.iter().map(|(name, value)| format!("-D{name}={value}"));
-        let line_info = std::env::var_os("KERNELGATE_LINE_INFO").filter(|value| !value.is_empty());
-        let line_info = line_info.map(|_| "--generate-line-info".to_owned());
-        let layout = layout::asked().map(|layout| format!("-D{}={layout}", layout::VARIABLE));
+        let line_info = self.variant.line_info.then(|| "--generate-line-info".to_owned());
+        let layout = self.variant.layout.map(|layout| format!("-D{}={layout}", layout::VARIABLE));
         fixed.into_iter().chain(line_info).chain(layout).chain(defines).chain(constants).collect()
     }
 }

@@ -139,15 +139,16 @@ pub fn l2_bytes(ordinal: usize) -> u64 {
     count().ok().and_then(|_| tell()).map_or(0, |bytes| bytes.max(0) as u64)
 }
 
-/// Whether there is such a GPU and what running on it needs; opens nothing.
+/// Whether there is such a GPU and what running on it needs, perhaps as another architecture; opens
+/// nothing.
 ///
 /// # Errors
 /// The first thing that is missing.
-pub fn check(ordinal: usize) -> Result<(), DeviceError> {
+pub fn check(ordinal: usize, architecture: Option<&str>) -> Result<(), DeviceError> {
     let failed =
         |action| move |error: DriverError| DeviceError::Driver { action, error: describe(&error) };
     // The user set it: also without a GPU it is wrong.
-    named_number(architecture::named().as_deref())?;
+    named_number(architecture)?;
     let count = count()?;
     if count == 0 {
         return Err(DeviceError::NoDevice);
@@ -156,7 +157,7 @@ pub fn check(ordinal: usize) -> Result<(), DeviceError> {
         return Err(DeviceError::NoSuchDevice { wanted: ordinal, count });
     }
     let own = result::device::get(ordinal as i32).and_then(own_arch);
-    let code = Code::of(&own.map_err(failed("tell its architecture"))?)?;
+    let code = Code::of(&own.map_err(failed("tell its architecture"))?, architecture)?;
     check_compiler(&code.arch)
 }
 
@@ -233,12 +234,8 @@ impl Code {
         Self { code: own.clone(), arch: own, named: false }
     }
 
-    /// On a card of that architecture.
-    pub fn of(own: &str) -> Result<Self, DeviceError> {
-        Self::for_named(own, architecture::named())
-    }
-
-    fn for_named(own: &str, named: Option<String>) -> Result<Self, DeviceError> {
+    /// Code for a card of an architecture, or for the one that the user named.
+    pub fn of(own: &str, named: Option<&str>) -> Result<Self, DeviceError> {
         let number = architecture::number;
         if number(own).is_none_or(|own| own < architecture::LEAST) {
             return Err(DeviceError::OldDevice(own.to_owned()));
@@ -247,7 +244,7 @@ impl Code {
             return Ok(Self { arch: own.to_owned(), code: own.to_owned(), named: false });
         };
         let wrong = |what: String| Err(DeviceError::Architecture(what));
-        if named_number(Some(&arch))? > number(own) {
+        if named_number(Some(arch))? > number(own) {
             return wrong(format!("this GPU is {own} and runs no code of {arch}"));
         }
         let specific = !arch.ends_with(|c: char| c.is_ascii_digit());
@@ -256,7 +253,8 @@ impl Code {
                 "code of {arch} runs on that architecture only, this GPU is {own}"
             ));
         }
-        Ok(Self { code: arch.replacen("sm_", "compute_", 1), arch, named: true })
+        let code = arch.replacen("sm_", "compute_", 1);
+        Ok(Self { code, arch: arch.to_owned(), named: true })
     }
 }
 
@@ -266,9 +264,7 @@ mod tests {
 
     #[test]
     fn a_named_architecture_is_one_that_the_card_can_run_as() {
-        let of = |own, named: &str| {
-            Code::for_named(own, Some(named.to_owned())).map(|code| (code.arch, code.code))
-        };
+        let of = |own, named: &str| Code::of(own, Some(named)).map(|code| (code.arch, code.code));
         let fine = |arch: &str, code: &str| Ok((arch.to_owned(), code.to_owned()));
         assert_eq!(of("sm_90a", "sm_80"), fine("sm_80", "compute_80"));
         assert_eq!(of("sm_90a", "sm_90a"), fine("sm_90a", "compute_90a"));
@@ -288,9 +284,9 @@ mod tests {
             let told = of(own, named).unwrap_err().to_string();
             assert_eq!(told, format!("KERNELGATE_ARCH: {problem}"));
         }
-        let own = Code::for_named("sm_86", None).map(|code| (code.arch, code.code));
+        let own = Code::of("sm_86", None).map(|code| (code.arch, code.code));
         assert_eq!(own, fine("sm_86", "sm_86"));
-        let old = Code::for_named("sm_75", Some("sm_80".to_owned())).map(drop).unwrap_err();
+        let old = Code::of("sm_75", Some("sm_80")).map(drop).unwrap_err();
         assert_eq!(old.to_string(), "the GPU is sm_75, sm_80 (Ampere) or later is needed");
     }
 }

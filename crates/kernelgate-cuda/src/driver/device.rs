@@ -19,6 +19,7 @@ use super::check::{Code, own_arch};
 pub use super::check::{DeviceError, check, count, l2_bytes, older_nvrtc};
 use super::context_settings::ContextSettings;
 use super::kernel::{Kernel, LaunchShape};
+use super::options::DeviceOptions;
 use super::raw_stream::{RawContext, RawStream};
 use super::stages::{StageCounters, StagedKernel};
 use super::staging::Staging;
@@ -86,7 +87,7 @@ pub struct Device {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     marker: Arc<CudaEvent>,
-    timeout: Duration,
+    options: Arc<DeviceOptions>,
     modules: Arc<Mutex<BTreeMap<Build, LoadedBuild>>>,
     settings: ContextSettings,
     stream_settings: StreamSettings,
@@ -100,12 +101,12 @@ pub struct Device {
 }
 
 impl Device {
-    /// Opens a GPU. A kernel that runs longer than `timeout` is treated as hung.
+    /// Opens a GPU.
     ///
     /// # Errors
     /// When a library is missing or old, there is no such GPU, or the driver fails.
-    pub fn open(ordinal: usize, timeout: Duration) -> Result<Arc<Self>, DeviceError> {
-        check(ordinal)?;
+    pub fn open(ordinal: usize, options: &DeviceOptions) -> Result<Arc<Self>, DeviceError> {
+        check(ordinal, options.architecture.as_deref())?;
         let failed = |action| {
             move |error: DriverError| DeviceError::Driver { action, error: describe(&error) }
         };
@@ -118,11 +119,12 @@ impl Device {
         let stream_settings = StreamSettings::of(&stream);
         let device = context.cu_device();
         let own = own_arch(device).map_err(failed("tell its architecture"))?;
-        let facts = facts_of(device, Code::of(&own)?).map_err(failed("describe the GPU"))?;
+        let facts = facts_of(device, Code::of(&own, options.architecture.as_deref())?)
+            .map_err(failed("describe the GPU"))?;
         let marker = context.new_event(Some(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING));
         let marker = Arc::new(marker.map_err(failed("make an event"))?);
         let staging = Arc::new(Staging::new(Arc::clone(&context)));
-        let padding = layout::asked().map(layout::padding_bytes);
+        let padding = options.variant.layout.map(layout::padding_bytes);
         let padding = padding.map(|bytes| stream.alloc_zeros(bytes)).transpose();
         let padding = padding.map_err(failed("allocate the padding of a layout"))?;
         Ok(Arc::new(Self {
@@ -130,7 +132,7 @@ impl Device {
             context,
             stream,
             marker,
-            timeout,
+            options: Arc::new(options.clone()),
             modules: Arc::default(),
             settings,
             stream_settings,
@@ -142,8 +144,13 @@ impl Device {
     }
 
     /// Time after which a kernel is treated as hung.
-    pub(super) const fn timeout(&self) -> Duration {
-        self.timeout
+    pub(super) fn timeout(&self) -> Duration {
+        self.options.timeout
+    }
+
+    /// Options that it was opened with.
+    pub fn options(&self) -> &DeviceOptions {
+        &self.options
     }
 
     /// A view of the same device, and the kernels that are loaded through it from now on.
@@ -168,7 +175,7 @@ impl Device {
             context: Arc::clone(&self.context),
             stream: Arc::clone(&self.stream),
             marker: Arc::clone(&self.marker),
-            timeout: self.timeout,
+            options: Arc::clone(&self.options),
             modules: Arc::clone(&self.modules),
             settings: self.settings.clone(),
             stream_settings: self.stream_settings.clone(),
@@ -270,7 +277,7 @@ impl Device {
     /// # Errors
     /// When something that was launched failed or hangs.
     pub fn synchronize(&self) -> Result<(), BackendError> {
-        wait::finish(&self.stream, &self.marker, self.timeout)
+        wait::finish(&self.stream, &self.marker, self.options.timeout)
     }
 
     /// Waits for everything on the stream, however long it takes: for what has finished.
@@ -304,14 +311,13 @@ impl Device {
 
     /// Device memory, freed with the buffer. Every byte is 0xff, which is NaN in every float
     /// format: what a kernel reads there before it was written is never what an earlier case left.
-    /// With `KERNELGATE_UNFILLED` set nothing is written: only so can compute-sanitizer's initcheck
-    /// tell what was never written.
+    /// [`DeviceOptions::fills_memory`] decides whether it is written.
     ///
     /// # Errors
     /// When there is not enough.
     pub fn allocate(&self, bytes: usize) -> Result<Buffer, BackendError> {
         let buffer = self.uninitialised(bytes)?;
-        if std::env::var_os("KERNELGATE_UNFILLED").is_none_or(|value| value.is_empty()) {
+        if self.options.fills_memory {
             buffer.fill(0xff)?;
         }
         Ok(buffer)
@@ -371,9 +377,9 @@ impl Device {
     /// When it does not compile or load; the error names it.
     pub fn kernel(&self, build: &Build, symbol: &str) -> Result<Kernel, BackendError> {
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        let name = build.name();
+        let (name, build) = (build.name(), self.variant(build));
         let loaded = match modules.entry(build.clone()) {
-            Entry::Vacant(entry) => entry.insert(self.load(build)?),
+            Entry::Vacant(entry) => entry.insert(self.load(&build)?),
             Entry::Occupied(entry) => entry.into_mut(),
         };
         let function = loaded
@@ -402,6 +408,11 @@ impl Device {
         }
     }
 
+    /// A build in the form that this device runs.
+    fn variant(&self, build: &Build) -> Build {
+        Build { variant: self.options.variant, ..build.clone() }
+    }
+
     pub(crate) const fn clocks_stages(&self) -> bool {
         self.clocks_stages
     }
@@ -412,7 +423,7 @@ impl Device {
     /// When its module has no counters.
     pub(crate) fn stage_counters(&self, build: &Build) -> Result<StageCounters, BackendError> {
         let modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        let loaded = modules.get(build).map(|loaded| Arc::clone(&loaded.module));
+        let loaded = modules.get(&self.variant(build)).map(|loaded| Arc::clone(&loaded.module));
         drop(modules);
         let name = build.name();
         let module =

@@ -1,9 +1,9 @@
 //! The GPUs that a case runs on. Deliberately absent: work over several of them.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::device::{Device, DeviceError};
+use super::options::DeviceOptions;
 use super::used::LoadedKernels;
 
 /// GPUs in a fixed order, at least one: open ones, or the ordinals of those to open. Code that runs
@@ -27,13 +27,13 @@ impl<D> Devices<D> {
 }
 
 impl Devices<usize> {
-    /// Opens the GPUs of these ordinals. A kernel that runs longer than `timeout` is treated as hung.
+    /// Opens the GPUs of these ordinals.
     ///
     /// # Errors
     /// As [`Device::open`].
-    pub fn open(&self, timeout: Duration) -> Result<Devices, DeviceError> {
-        let first = Device::open(self.first, timeout)?;
-        let others = self.others.iter().map(|&ordinal| Device::open(ordinal, timeout));
+    pub fn open(&self, options: &DeviceOptions) -> Result<Devices, DeviceError> {
+        let first = Device::open(self.first, options)?;
+        let others = self.others.iter().map(|&ordinal| Device::open(ordinal, options));
         Ok(Devices { first, others: others.collect::<Result<_, _>>()? })
     }
 }
@@ -94,7 +94,7 @@ mod tests {
             return;
         }
         let set = Devices { first: 1, others: vec![0] };
-        let devices = set.open(Duration::from_secs(60)).unwrap();
+        let devices = set.open(&DeviceOptions::from_environment()).unwrap();
         let opened: Vec<usize> = devices.iter().map(|device| device.facts().ordinal).collect();
         assert_eq!(opened, [1, 0]);
     }

@@ -18,6 +18,7 @@ pub mod joined;
 pub mod kernel;
 pub mod mailbox;
 pub mod memory;
+pub mod options;
 pub mod persistence;
 pub mod prepared;
 pub mod raw_stream;

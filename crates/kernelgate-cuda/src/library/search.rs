@@ -1,5 +1,6 @@
 //! Where libraries may lie: the folders that the user names, the loader's path, toolkits, and
 //! wheels of the active Python environment, in this order.
+#![allow(clippy::disallowed_methods, reason = "searches where the system loader does")]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

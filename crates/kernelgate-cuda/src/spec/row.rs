@@ -94,7 +94,11 @@ impl<P> KernelSpec<P> {
 
     /// What is compiled for `p`.
     pub fn build(&self, p: &P) -> Build {
-        Build { source: self.source, defines: (self.defines)(p), constants: (self.constants)(p) }
+        Build {
+            defines: (self.defines)(p),
+            constants: (self.constants)(p),
+            ..self.source.build(&[])
+        }
     }
 
     /// The same with clocks of its stages, for a grid of so many blocks.

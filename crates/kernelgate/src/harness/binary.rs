@@ -91,7 +91,7 @@ impl Harness {
     fn run(&self, settings: &Settings) -> Result<Exit, HarnessError> {
         names::check(self.name, self.everything())?;
         let _session = Range::new(self.name);
-        kernelgate_cuda::layout::pad_heap();
+        kernelgate_cuda::layout::pad_heap(settings.device.options.variant.layout);
         match &settings.mode {
             Mode::Respond(path) => return self.respond(settings, file::read(path)?),
             Mode::Trial(path) => return self.trial(settings, file::read(path)?),

@@ -123,8 +123,8 @@ enum Tool {
 }
 
 impl Tool {
-    fn requested() -> Result<Option<Self>, GemmError> {
-        match std::env::var("KERNELGATE_GEMMS").unwrap_or_default().as_str() {
+    fn parse(text: &str) -> Result<Option<Self>, GemmError> {
+        match text {
             "" => Ok(None),
             "seen" => Ok(Some(Self::Seen)),
             "none" => Ok(Some(Self::None)),
@@ -155,7 +155,7 @@ impl Gemm {
             layouts: [std::ptr::null_mut(); 4],
             algorithms: Vec::new(),
             chosen: 0,
-            tool: Tool::requested()?,
+            tool: Tool::parse(&blas.device.options().gemms)?,
         };
         gemm.describe()?;
         gemm.describe_layouts()?;

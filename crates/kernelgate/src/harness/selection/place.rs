@@ -1,13 +1,11 @@
 //! Which backend a process runs on: the GPU if there is one and somebody wrote kernels for it, else
 //! the CPU; and why.
 
-use std::time::Duration;
-
 use crate::backend::{BackendKind, Target};
 use crate::harness::error::HarnessError;
 use crate::suite::Suite;
-use kernelgate_cuda::Devices;
 use kernelgate_cuda::driver::device::{self, DeviceError};
+use kernelgate_cuda::{DeviceOptions, Devices};
 
 /// Longer than any sensible launch.
 pub const DEFAULT_TIMEOUT_S: u64 = 60;
@@ -32,8 +30,8 @@ pub struct DeviceRequest {
     pub backend: Option<BackendKind>,
     /// The GPUs, counted from 0; `None` if the user named none.
     pub devices: Option<Devices<usize>>,
-    /// A kernel that runs longer is treated as hung.
-    pub timeout: Duration,
+    /// How they are opened.
+    pub options: DeviceOptions,
 }
 
 impl DeviceRequest {
@@ -49,8 +47,8 @@ impl DeviceRequest {
         &self,
         mut suites: impl Iterator<Item = &'a Suite>,
     ) -> Result<Place, HarnessError> {
-        let ordinals = self.ordinals();
-        let gpu = || ordinals.iter().try_for_each(|&ordinal| device::check(ordinal));
+        let (ordinals, architecture) = (self.ordinals(), self.options.architecture.as_deref());
+        let gpu = || ordinals.iter().try_for_each(|&ordinal| device::check(ordinal, architecture));
         let refused =
             |error: DeviceError| HarnessError::Usage(format!("no GPU to run on: {error}"));
         let cpu = |otherwise: String| Place { kind: BackendKind::Cpu, otherwise, l2_bytes: 0 };
@@ -89,7 +87,7 @@ impl DeviceRequest {
     pub fn open(&self, place: &Place) -> Result<Target, HarnessError> {
         match place.kind {
             BackendKind::Cpu => Ok(Target::Cpu),
-            BackendKind::Cuda => match self.ordinals().open(self.timeout) {
+            BackendKind::Cuda => match self.ordinals().open(&self.options) {
                 Ok(devices) => Ok(Target::Cuda(devices)),
                 Err(error) => Err(HarnessError::Usage(format!("no GPU to run on: {error}"))),
             },

@@ -22,7 +22,7 @@ use crate::record::Shard;
 use crate::record::store::check_name;
 use crate::record::text::one_line;
 use crate::workload::{Effort, Override};
-use kernelgate_cuda::Devices;
+use kernelgate_cuda::{DeviceOptions, Devices};
 
 /// Everything a bench binary accepts.
 #[derive(Debug, Parser)]
@@ -335,7 +335,10 @@ impl Flags {
         DeviceRequest {
             backend: self.backend.into(),
             devices: self.device.map(Devices::from),
-            timeout: Duration::from_secs(self.timeout.unwrap_or(DEFAULT_TIMEOUT_S)),
+            options: DeviceOptions {
+                timeout: Duration::from_secs(self.timeout.unwrap_or(DEFAULT_TIMEOUT_S)),
+                ..DeviceOptions::from_environment()
+            },
         }
     }
 

@@ -1,0 +1,56 @@
+//! How a device is opened and what is compiled for it, beside the card's own facts.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "the boundary: variables of the process become options here"
+)]
+
+use std::time::Duration;
+
+use crate::architecture;
+use crate::compiler::source::Variant;
+
+/// Options of a device, which it holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceOptions {
+    /// A kernel that runs longer is treated as hung.
+    pub timeout: Duration,
+    /// Architecture to run as, in place of the card's own.
+    pub architecture: Option<String>,
+    /// Layout of code and memory, line information of code.
+    pub variant: Variant,
+    /// Whether allocated memory is filled. Only unfilled memory lets compute-sanitizer's initcheck
+    /// find bytes that were never written.
+    pub fills_memory: bool,
+    /// What GEMMs do for compute-sanitizer: nothing, `seen` or `none`.
+    pub gemms: String,
+}
+
+impl Default for DeviceOptions {
+    fn default() -> Self {
+        Self {
+            timeout: Duration::from_secs(60),
+            architecture: None,
+            variant: Variant::default(),
+            fills_memory: true,
+            gemms: String::new(),
+        }
+    }
+}
+
+impl DeviceOptions {
+    /// Options by the variables of the process: `KERNELGATE_ARCH`, `KERNELGATE_LAYOUT`,
+    /// `KERNELGATE_LINE_INFO`, `KERNELGATE_UNFILLED` and `KERNELGATE_GEMMS`.
+    pub fn from_environment() -> Self {
+        let variable = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
+        Self {
+            architecture: architecture::named(),
+            variant: Variant {
+                layout: variable("KERNELGATE_LAYOUT").and_then(|text| text.parse().ok()),
+                line_info: variable("KERNELGATE_LINE_INFO").is_some(),
+            },
+            fills_memory: variable("KERNELGATE_UNFILLED").is_none(),
+            gemms: variable("KERNELGATE_GEMMS").unwrap_or_default(),
+            ..Self::default()
+        }
+    }
+}
