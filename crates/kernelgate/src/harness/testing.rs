@@ -8,7 +8,7 @@ pub use super::running::execution::check_floor;
 use super::running::execution::{Execution, Timer, VerifiedCase};
 use super::running::problem::{Ready, Verified};
 use super::running::progress::BenchProgress;
-use super::running::sampling::{ByPlan, Sampler};
+use super::running::sampling::Sampler;
 use super::running::session::Session;
 use super::selection::cases::{Case, Group, Selection, select};
 use super::selection::filter::Filter;
@@ -92,7 +92,7 @@ impl Bench<'_> {
         Execution::new(&session, &settings, self.target.clone(), timer, progress).time(
             timed,
             None,
-            session.sampler().open(group).as_mut(),
+            &mut session.sampler().open(group),
         )
     }
 
@@ -149,8 +149,8 @@ impl Session for OneCase {
         Ok(verified)
     }
 
-    fn sampler(&self) -> Box<dyn Sampler + '_> {
-        Box::new(ByPlan { sampling: self.sampling, power: PowerMode::Steady })
+    fn sampler(&self) -> Sampler<'_> {
+        Sampler::Plan(self.sampling, PowerMode::Steady)
     }
 
     fn record(&self, _: Event<'_>) -> Result<(), FileError> {

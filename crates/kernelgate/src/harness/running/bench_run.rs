@@ -7,9 +7,9 @@ use super::case_error::CaseError;
 use super::deadline::{self, Deadline};
 use super::estimate;
 use super::execution::{Execution, Timer};
-use super::problem::{Ready, Verified};
+use super::problem::Ready;
 use super::progress::BenchProgress;
-use super::sampling::{Sampler, UnderCriterion};
+use super::sampling::Sampler;
 use super::session::Session;
 use super::terse;
 use super::trial;
@@ -22,7 +22,7 @@ use crate::harness::recording::invocation::Invocation;
 use crate::harness::recording::recorder::{Event, Recorder};
 use crate::harness::recording::references::References;
 use crate::harness::recording::saving;
-use crate::harness::selection::cases::{Case, Group, Selection};
+use crate::harness::selection::cases::{Group, Selection};
 use crate::harness::selection::place::Place;
 use crate::harness::settings::Settings;
 use crate::harness::spent;
@@ -35,7 +35,6 @@ use kernelgate_cuda::observe::telemetry::Telemetry;
 /// A process of `cargo bench`.
 struct BenchSession<'a> {
     settings: &'a Settings,
-    effort: Effort,
     store: &'a Store,
     limits: Limits,
     references: References,
@@ -51,18 +50,8 @@ impl Session for BenchSession<'_> {
         Ok(ready)
     }
 
-    fn verify(
-        &self,
-        ready: &mut Ready,
-        group: &Group<'_>,
-        case: &Case,
-        target: &Target,
-    ) -> Result<Verified, CaseError> {
-        ready.verify_once(group, case, target)
-    }
-
-    fn sampler(&self) -> Box<dyn Sampler + '_> {
-        Box::new(UnderCriterion::new(self.settings, self.effort, self.store))
+    fn sampler(&self) -> Sampler<'_> {
+        Sampler::under_criterion(self.settings, self.store)
     }
 
     fn record(&self, event: Event<'_>) -> Result<(), FileError> {
@@ -165,7 +154,7 @@ pub fn bench(
     }
     let recorded = recorder.clone();
     let session =
-        BenchSession { settings, effort, store, limits, references, recorder: recorded, deadline };
+        BenchSession { settings, store, limits, references, recorder: recorded, deadline };
     let execution = Execution::new(&session, settings, target, timer, progress);
     let run_all = || execution.run(selection);
     let exit = match settings.process.silent_criterion {

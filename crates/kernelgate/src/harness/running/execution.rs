@@ -130,7 +130,7 @@ impl<'a> Execution<'a> {
             if self.is_over(selection.groups[done..].iter().flat_map(|group| &group.cases))? {
                 break;
             }
-            exit = exit.max(self.run_group(group, sampler.open(group).as_mut())?);
+            exit = exit.max(self.run_group(group, &mut sampler.open(group))?);
         }
         Ok(exit)
     }
@@ -138,7 +138,7 @@ impl<'a> Execution<'a> {
     fn run_group(
         &mut self,
         group: &Group<'_>,
-        sampler: &mut dyn GroupSampler,
+        sampler: &mut GroupSampler<'_>,
     ) -> Result<Exit, HarnessError> {
         let started = Instant::now();
         let prepared = self.alive().and_then(|()| self.session.prepare(group, &self.target));
@@ -167,7 +167,7 @@ impl<'a> Execution<'a> {
         group: &Group<'_>,
         cases: &[Case],
         ready: &mut Ready,
-        sampler: &mut dyn GroupSampler,
+        sampler: &mut GroupSampler<'_>,
     ) -> Result<Exit, HarnessError> {
         self.progress.case(&cases[0].id);
         let started = Instant::now();
@@ -242,7 +242,7 @@ impl<'a> Execution<'a> {
     fn time_within_limits(
         &mut self,
         timed: VerifiedCase<'_, '_>,
-        sampler: &mut dyn GroupSampler,
+        sampler: &mut GroupSampler<'_>,
     ) -> Result<CaseRecord, CaseError> {
         let VerifiedCase { group, case, ready, verified, checked } = timed;
         let session = self.session;
@@ -278,7 +278,7 @@ impl<'a> Execution<'a> {
         &mut self,
         timed: VerifiedCase<'_, '_>,
         limit: Option<&TimeLimit>,
-        sampler: &mut dyn GroupSampler,
+        sampler: &mut GroupSampler<'_>,
     ) -> Result<(Samples, AfterTiming), CaseError> {
         self.alive()?;
         let VerifiedCase { group, case, ready, verified, checked } = timed;

@@ -16,9 +16,38 @@ use crate::record::{Samples, Store, TrialSampling};
 use crate::workload::Effort;
 
 /// Takes the samples of a process.
-pub trait Sampler {
+pub enum Sampler<'a> {
+    /// Criterion, in the mode of the process; without measurement there are no samples.
+    Criterion(Box<Criterion<Elapsed>>, Elapsed, &'a Settings),
+    /// The plan of a trial: Criterion takes no fewer than ten samples, and analyses each case alone.
+    Plan(TrialSampling, PowerMode),
+}
+
+impl<'a> Sampler<'a> {
+    /// Criterion, with its store where it always is.
+    pub fn under_criterion(settings: &'a Settings, store: &Store) -> Self {
+        let elapsed = Elapsed::default();
+        let criterion = new_criterion(store, settings.effort, elapsed.clone());
+        Self::Criterion(Box::new(criterion), elapsed, settings)
+    }
+
     /// Begins a problem.
-    fn open<'s>(&'s mut self, group: &Group<'_>) -> Box<dyn GroupSampler + 's>;
+    pub fn open(&mut self, group: &Group<'_>) -> GroupSampler<'_> {
+        match self {
+            Self::Criterion(criterion, elapsed, settings) => {
+                GroupSampler::Criterion(open_group(criterion, group), elapsed, settings)
+            }
+            Self::Plan(sampling, power) => GroupSampler::Plan(*sampling, *power),
+        }
+    }
+}
+
+/// Takes the samples of a problem's cases.
+pub enum GroupSampler<'s> {
+    /// Criterion's group of the problem.
+    Criterion(BenchmarkGroup<'s, Elapsed>, &'s Elapsed, &'s Settings),
+    /// The plan of a trial.
+    Plan(TrialSampling, PowerMode),
 }
 
 /// A case that is sampled.
@@ -31,92 +60,29 @@ pub struct SampledCase<'a> {
     pub launch: Duration,
 }
 
-/// Takes the samples of a problem's cases.
-pub trait GroupSampler {
+impl GroupSampler<'_> {
     /// Times a case.
     ///
     /// # Errors
     /// When a launch fails.
-    fn sample(
-        &mut self,
-        sampled: &SampledCase<'_>,
-        executable: &mut dyn Executable,
-        stopwatch: &mut dyn Stopwatch,
-    ) -> Result<Samples, BackendError>;
-}
-
-/// Criterion in the mode of the process; without measurement there are no samples.
-pub struct UnderCriterion<'a> {
-    settings: &'a Settings,
-    effort: Effort,
-    criterion: Criterion<Elapsed>,
-    elapsed: Elapsed,
-}
-
-impl<'a> UnderCriterion<'a> {
-    /// Criterion, with its store where it always is.
-    pub fn new(settings: &'a Settings, effort: Effort, store: &Store) -> Self {
-        let elapsed = Elapsed::default();
-        let criterion = new_criterion(store, effort, elapsed.clone());
-        Self { settings, effort, criterion, elapsed }
-    }
-}
-
-impl Sampler for UnderCriterion<'_> {
-    fn open<'s>(&'s mut self, group: &Group<'_>) -> Box<dyn GroupSampler + 's> {
-        let Self { settings, effort, criterion, elapsed } = self;
-        let group = open_group(criterion, group);
-        Box::new(CriterionGroup { settings, effort: *effort, group, elapsed })
-    }
-}
-
-struct CriterionGroup<'s> {
-    settings: &'s Settings,
-    effort: Effort,
-    group: BenchmarkGroup<'s, Elapsed>,
-    elapsed: &'s Elapsed,
-}
-
-impl GroupSampler for CriterionGroup<'_> {
-    fn sample(
+    pub fn sample(
         &mut self,
         sampled: &SampledCase<'_>,
         executable: &mut dyn Executable,
         stopwatch: &mut dyn Stopwatch,
     ) -> Result<Samples, BackendError> {
-        self.elapsed.shown().borrow_mut().limit = sampled.limit.cloned();
+        let (group, elapsed, settings) = match self {
+            Self::Criterion(group, elapsed, settings) => (group, elapsed, settings),
+            Self::Plan(sampling, power) => {
+                return timing::trial(executable, stopwatch, *sampling, sampled.launch, *power);
+            }
+        };
+        elapsed.shown().borrow_mut().limit = sampled.limit.cloned();
         let sample = stopwatch.time(executable, 1)?;
         let launch_ns = sample.elapsed_ns / sample.launches as f64;
-        let backend = sampled.case.row.backend;
-        let plan = SamplingPlan::new(self.effort, backend, launch_ns, self.settings);
-        let function = sampled.case.function();
-        timing::run(&mut self.group, &function, executable, stopwatch, plan, self.settings)
-    }
-}
-
-/// The plan of a trial. Criterion takes no fewer than ten samples, and analyses each case alone.
-#[derive(Clone, Copy)]
-pub struct ByPlan {
-    /// How long to time.
-    pub sampling: TrialSampling,
-    /// Power state of a GPU.
-    pub power: PowerMode,
-}
-
-impl Sampler for ByPlan {
-    fn open<'s>(&'s mut self, _: &Group<'_>) -> Box<dyn GroupSampler + 's> {
-        Box::new(*self)
-    }
-}
-
-impl GroupSampler for ByPlan {
-    fn sample(
-        &mut self,
-        sampled: &SampledCase<'_>,
-        executable: &mut dyn Executable,
-        stopwatch: &mut dyn Stopwatch,
-    ) -> Result<Samples, BackendError> {
-        timing::trial(executable, stopwatch, self.sampling, sampled.launch, self.power)
+        let (backend, function) = (sampled.case.row.backend, sampled.case.function());
+        let plan = SamplingPlan::new(settings.effort, backend, launch_ns, settings);
+        timing::run(group, &function, executable, stopwatch, plan, settings)
     }
 }
 

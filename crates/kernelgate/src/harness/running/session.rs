@@ -29,10 +29,12 @@ pub trait Session {
         group: &Group<'_>,
         case: &Case,
         target: &Target,
-    ) -> Result<Verified, CaseError>;
+    ) -> Result<Verified, CaseError> {
+        ready.verify_once(group, case, target)
+    }
 
     /// Takes the samples of all cases.
-    fn sampler(&self) -> Box<dyn Sampler + '_>;
+    fn sampler(&self) -> Sampler<'_>;
 
     /// Records outcomes, where this session has a record.
     ///

@@ -6,15 +6,15 @@ use std::time::Duration;
 use super::case_error::CaseError;
 use super::deadline::Deadline;
 use super::execution::{Execution, Timer};
-use super::problem::{Ready, Verified};
+use super::problem::Ready;
 use super::progress::BenchProgress;
-use super::sampling::{Sampler, UnderCriterion};
+use super::sampling::Sampler;
 use super::session::Session;
 use crate::backend::Target;
 use crate::exit::Exit;
 use crate::harness::error::HarnessError;
 use crate::harness::recording::recorder::Event;
-use crate::harness::selection::cases::{Case, Group, Selection};
+use crate::harness::selection::cases::{Group, Selection};
 use crate::harness::selection::place::Place;
 use crate::harness::settings::Settings;
 use crate::record::{FileError, Store};
@@ -30,18 +30,8 @@ impl Session for TestSession<'_> {
         Ready::new(group, self.settings.seed, target)
     }
 
-    fn verify(
-        &self,
-        ready: &mut Ready,
-        group: &Group<'_>,
-        case: &Case,
-        target: &Target,
-    ) -> Result<Verified, CaseError> {
-        ready.verify_once(group, case, target)
-    }
-
-    fn sampler(&self) -> Box<dyn Sampler + '_> {
-        Box::new(UnderCriterion::new(self.settings, self.settings.effort, self.store))
+    fn sampler(&self) -> Sampler<'_> {
+        Sampler::under_criterion(self.settings, self.store)
     }
 
     fn record(&self, _: Event<'_>) -> Result<(), FileError> {

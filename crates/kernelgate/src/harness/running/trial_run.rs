@@ -7,7 +7,7 @@ use super::case_error::CaseError;
 use super::execution::{Execution, Timer};
 use super::problem::{Ready, Verified};
 use super::progress::BenchProgress;
-use super::sampling::{ByPlan, Sampler};
+use super::sampling::Sampler;
 use super::session::Session;
 use super::trial::{BuildOutputs, delays, warn_of_delays};
 use crate::backend::{BackendKind, Target};
@@ -82,8 +82,8 @@ impl Session for TrialSession<'_> {
         ready.verify_bits(group, case, target, self.earlier(&case.id))
     }
 
-    fn sampler(&self) -> Box<dyn Sampler + '_> {
-        Box::new(ByPlan { sampling: self.sampling, power: self.settings.power })
+    fn sampler(&self) -> Sampler<'_> {
+        Sampler::Plan(self.sampling, self.settings.power)
     }
 
     fn record(&self, event: Event<'_>) -> Result<(), FileError> {
