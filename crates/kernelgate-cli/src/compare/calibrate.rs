@@ -67,8 +67,9 @@ pub fn run(
     request: &ComparisonRequest,
     wanted: &CalibrationRequest,
 ) -> Result<(Calibration, usize), CompareError> {
+    let started = Instant::now();
     let session = Session::open(request, true, Tools::watched()?)?;
-    let outcome = measure(request, wanted, &session);
+    let outcome = measure(request, wanted, &session, started);
     session.progress.end();
     outcome
 }
@@ -77,6 +78,7 @@ fn measure(
     request: &ComparisonRequest,
     wanted: &CalibrationRequest,
     session: &Session,
+    started: Instant,
 ) -> Result<(Calibration, usize), CompareError> {
     let mut prepared = Engine::new(request, session, Trials::default()).prepare()?;
     let left_out: BTreeSet<String> = prepared
@@ -102,17 +104,23 @@ fn measure(
     let tasks = schedule(wanted);
     let open: Vec<(ComparisonKind, usize)> =
         tasks.iter().copied().filter(|task| !is_done(&calibration, *task)).collect();
-    let (started, mut done) = (Instant::now(), 0);
+    let (measuring, mut done) = (Instant::now(), 0);
     for (kind, number) in open.iter().copied() {
-        // As long as the longest so far the next one may take.
-        let longest_s =
-            calibration.comparisons.iter().map(|known| known.wall_s).fold(0.0, f64::max);
-        let after = started.elapsed() + Duration::from_secs_f64(longest_s);
-        if wanted.total.is_some_and(|total| after >= total) {
+        // The next comparison may take as long as the longest one; the first as long as its budget.
+        let walls_s = calibration.comparisons.iter().map(|known| known.wall_s);
+        let longest_s = walls_s.reduce(f64::max).unwrap_or(request.budget.as_secs_f64());
+        let end = started.elapsed() + Duration::from_secs_f64(longest_s);
+        if let Some(total) = wanted.total.filter(|total| end > *total) {
+            session.progress.say(&format!(
+                "no further comparison: one may take {}, and {} of --total-time {} are spent",
+                progress::duration(Duration::from_secs_f64(longest_s)),
+                progress::duration(started.elapsed()),
+                progress::duration(total)
+            ));
             break;
         }
         let ahead =
-            progress::duration(left(&calibration, open.len() - done, started.elapsed(), done));
+            progress::duration(left(&calibration, open.len() - done, measuring.elapsed(), done));
         let label = format!(
             "{} of {} comparisons done, {ahead} left; {}",
             tasks.len() - open.len() + done,

@@ -20,6 +20,9 @@ use kernelgate::record::{
     FileError, ProcessRun, TrialRecord, TrialRequest, TrialSampling, Trials, Verification, file,
 };
 
+/// Blocks from which the scatter between pairs is known well enough to estimate the time left.
+const ESTIMATED_FROM: usize = 4;
+
 /// Failed processes of a side after which its bench is abandoned.
 const MAX_BROKEN: usize = 2;
 
@@ -364,12 +367,12 @@ impl<'a> Engine<'a> {
         let facts = self.facts_of(round);
         let blocks = facts.map_or(0, |facts| facts.blocks);
         let block = self.block_time(round);
-        let ahead = match blocks {
-            0 => format!("at most {} ahead", progress::duration(left)),
-            _ => format!(
-                "about {} left",
-                progress::duration(rounds::time_left(outcome, blocks, &self.plan, block, left))
-            ),
+        let most = progress::duration(left);
+        let ahead = if blocks < ESTIMATED_FROM {
+            format!("at most {most} left")
+        } else {
+            let likely = rounds::time_left(outcome, blocks, &self.plan, block, left);
+            format!("about {} left, at most {most}", progress::duration(likely))
         };
         let decided = wanted.saturating_sub(todo.len());
         self.progress.now(&format!(

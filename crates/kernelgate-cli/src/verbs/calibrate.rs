@@ -53,12 +53,14 @@ pub struct Arguments {
     #[arg(long, value_name = "COUNT", default_value_t = 0)]
     layouts: usize,
     /// Comparisons with every core of the host, or the GPU, busy while the head's processes run
-    #[arg(long, value_name = "COUNT", default_value_t = 10)]
-    sham: usize,
+    /// [default: one for 20 of --comparisons]
+    #[arg(long, value_name = "COUNT")]
+    sham: Option<usize>,
     /// Time of a comparison's round, after which undecided cases are inconclusive
     #[arg(long, value_name = "TIME", default_value = "3m", value_parser = parse_duration)]
     budget: Duration,
-    /// Start no comparison that may not end within this time; --resume goes on
+    /// Start no comparison that may not end within this time, builds included: one may take as long
+    /// as the longest before it, the first as long as --budget; --resume goes on
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     total_time: Option<Duration>,
     /// Most cases that are chosen where none are named
@@ -95,6 +97,12 @@ pub struct Arguments {
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     format: OutputFormat,
+}
+
+impl Arguments {
+    fn sham(&self) -> usize {
+        self.sham.unwrap_or(self.comparisons / 20)
+    }
 }
 
 /// Flags that say where this machine keeps its files and how it prints, not what is measured.
@@ -151,7 +159,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         work: arguments.work.clone(),
         each: arguments.power_comparisons,
         single: arguments.single,
-        sham: arguments.sham,
+        sham: arguments.sham(),
         shard: arguments.shard,
         plan,
         cases: arguments.cases,
@@ -210,7 +218,7 @@ fn check(arguments: &Arguments) -> anyhow::Result<()> {
         ("--power-comparisons", arguments.power_comparisons),
         ("--single", arguments.single),
         ("--layouts", arguments.layouts),
-        ("--sham", arguments.sham),
+        ("--sham", arguments.sham()),
     ] {
         anyhow::ensure!(count <= 100_000, "{flag} takes a number up to 100000");
     }
