@@ -149,7 +149,8 @@ impl<'a> Delayed<'a> {
     pub fn on_device(
         inner: &'a mut dyn Executable,
         delay: &Delay,
-        (events, cache): (&mut EventTimer, Cache),
+        events: &mut EventTimer,
+        cache: Cache,
     ) -> Result<Self, BackendError> {
         let device = events.device();
         let (wait, per_ns) = if delay.by_work {
@@ -177,7 +178,7 @@ impl<'a> Delayed<'a> {
             );
             return Err(BackendError::Unsupported(why));
         }
-        let (size, added_ns) = fitted((delay_ns, least_ns, per_ns), |size| {
+        let (size, added_ns) = fitted(delay_ns, least_ns, per_ns, |size| {
             delayed.wait.resize(size as u64);
             delayed.added_ns(&mut without, events, cache)
         })?;
@@ -241,7 +242,9 @@ impl<'a> Delayed<'a> {
 /// that is too small and one that is too large, closer at each measurement. It need not be
 /// proportional; the best that was measured is returned, with what it adds.
 fn fitted(
-    (delay_ns, least_ns, per_ns): (f64, f64, f64),
+    delay_ns: f64,
+    least_ns: f64,
+    per_ns: f64,
     mut added_ns: impl FnMut(f64) -> Result<f64, BackendError>,
 ) -> Result<(f64, f64), BackendError> {
     let (mut below, mut above) = ((0.0, least_ns), None);
@@ -436,7 +439,7 @@ mod tests {
         for delay_ns in [2_500.0, 3_400.0, 7_000.0, 90_000.0] {
             for per_ns in [1.0, 4.0, 20.0] {
                 let mut measured = 0;
-                let size = fitted((delay_ns, 2_000.0, per_ns), |size| {
+                let size = fitted(delay_ns, 2_000.0, per_ns, |size| {
                     measured += 1;
                     Ok(added(size))
                 });
@@ -447,10 +450,10 @@ mod tests {
             }
         }
         // Where nothing makes it longer, nothing is added.
-        assert_eq!(fitted((9.0, 9.0, 1.0), |_| Ok(99.0)).unwrap(), (0.0, 9.0));
+        assert_eq!(fitted(9.0, 9.0, 1.0, |_| Ok(99.0)).unwrap(), (0.0, 9.0));
         // A size that makes a step over what was asked for is told by what it adds.
-        assert_eq!(fitted((50.0, 9.0, 1.0), |_| Ok(99.0)).unwrap().1, 9.0);
-        let fails = fitted((9.0, 1.0, 1.0), |_| Err(BackendError::Lost("gone".to_owned())));
+        assert_eq!(fitted(50.0, 9.0, 1.0, |_| Ok(99.0)).unwrap().1, 9.0);
+        let fails = fitted(9.0, 1.0, 1.0, |_| Err(BackendError::Lost("gone".to_owned())));
         assert!(matches!(fails, Err(BackendError::Lost(_))));
     }
 
@@ -463,9 +466,9 @@ mod tests {
                 let mut slow = slow(&device);
                 let mut delay: Delay = delay.parse().unwrap();
                 let mut without = events.plan(&mut slow, cache).unwrap();
-                let fitted = Delayed::on_device(&mut slow, &delay, (&mut events, cache));
+                let fitted = Delayed::on_device(&mut slow, &delay, &mut events, cache);
                 delay.size = fitted.unwrap().size();
-                let again = Delayed::on_device(&mut slow, &delay, (&mut events, cache));
+                let again = Delayed::on_device(&mut slow, &delay, &mut events, cache);
                 let mut again = again.unwrap();
                 assert_eq!(again.size(), delay.size);
                 let added_ns = again.added_ns(&mut without, &mut events, cache).unwrap();
@@ -474,8 +477,7 @@ mod tests {
             }
         }
         let mut slow = slow(&device);
-        let short =
-            Delayed::on_device(&mut slow, &"a=1".parse().unwrap(), (&mut events, Cache::Hot));
+        let short = Delayed::on_device(&mut slow, &"a=1".parse().unwrap(), &mut events, Cache::Hot);
         let why = short.err().unwrap().to_string();
         assert!(why.contains("a delay of 1 ns cannot be made: a further kernel alone"), "{why}");
     }

@@ -28,7 +28,7 @@ use crate::harness::spent;
 use crate::measure::Stopwatch;
 use crate::measure::audit::{Refusal, reuse};
 use crate::record::run::{AfterTiming, InputChange};
-use crate::verify::{self, VerifyError};
+use crate::verify::{self, OutputComparison, VerifyError};
 use crate::workload::Tensors;
 
 /// What a process' time for these checks is kept under.
@@ -92,61 +92,14 @@ pub fn check(
     if next == CurrentInputs::Original {
         ready.compute_reference(group)?;
     }
-    let changed = ready.changed.as_ref().filter(|_| changes);
-    let compared = guard::catch(|| {
-        if ready.expected.is_empty() && group.bound.problem().reference_from().is_nothing() {
-            // Its bits were known, so that nobody compared this row's outputs.
-            verify::launch_on_poison(executable)?;
-            ready.expected = verify::as_expected(outputs(executable)?);
-        }
-        let replace = |executable: &mut dyn Executable| {
-            let _activity = spent::on("inputs replaced");
-            for (name, values) in changed.iter().flat_map(|changed| changed.values.iter()) {
-                let original = || ready.inputs.tensor(name);
-                let next = if next == CurrentInputs::Changed { values } else { original() };
-                executable.replace_input(name, next)?;
-            }
-            Ok::<_, BackendError>(())
-        };
-        reuse::without_results(executable)?;
-        // Without other inputs nothing else tells what the reset computes of them.
-        let before = match executable.carries_state() && changed.is_none() {
-            true => Some(verify::digest(outputs(executable)?)),
-            false => None,
-        };
-        replace(executable)?;
-        *current = next;
-        let first = stopwatch.replay(executable)?;
-        let outputs = outputs(executable)?;
-        let after = before.is_some().then(|| verify::digest(outputs));
-        let compare = spent::on("compare");
-        let (outputs, expected) = match changed.filter(|_| next == CurrentInputs::Changed) {
-            Some(changed) => changed
-                .comparable(outputs, &ready.expected)
-                .map_err(|problem| VerifyError::Reference { output: "all".to_owned(), problem })?,
-            None => (Cow::Borrowed(outputs), ready.expected.as_slice()),
-        };
-        let comparison = verify::compare(&outputs, expected, &ready.bounds)?;
-        drop(compare);
-        if before.is_some() && before == after {
-            return Err(BackendError::from(Refusal::ComputedByReset).into());
-        }
-        let replaced = changed.iter().flat_map(|changed| changed.values.iter());
-        let names: Vec<&str> = replaced.map(|(name, _)| name).collect();
-        let draw = |turn: u64| match names.is_empty() {
-            true => Tensors::new(),
-            false => group.bound.problem().redraw(&names, ready.seed ^ turn),
-        };
-        let reuse = reuse::check(first, (executable, stopwatch), &draw);
-        if !matches!(reuse, Ok(false)) {
-            replace(executable)?;
-        }
-        reuse?;
-        Ok(comparison)
-    });
     let carries_state = executable.carries_state();
-    let how = changed.map_or(InputChange::Same, ChangedInputs::change);
-    let comparison = compared.map_err(CaseError::Fail)?.map_err(|error| match error {
+    let inputs = NextInputs { changes, next, current };
+    let replay = guard::catch(|| replay(ready, group, executable, stopwatch, inputs));
+    let how = match changes {
+        true => ready.changed.as_ref().map_or(InputChange::Same, ChangedInputs::change),
+        false => InputChange::Same,
+    };
+    let comparison = replay.map_err(CaseError::Fail)?.map_err(|error| match error {
         VerifyError::Backend(_) => error.into(),
         wrong => CaseError::Fail(format!(
             "after timing, {}: {wrong}; what was timed does not compute its outputs from its \
@@ -164,6 +117,75 @@ pub fn check(
         max_error: comparison.errors.max_error,
         relative_l2: comparison.errors.relative_l2,
     })
+}
+
+/// Inputs that a check puts in the place of the current ones.
+struct NextInputs<'a> {
+    /// Whether there are others than the original ones.
+    changes: bool,
+    next: CurrentInputs,
+    current: &'a mut CurrentInputs,
+}
+
+/// Puts the next inputs in place, runs what was timed, and compares; then checks whether it reuses
+/// results.
+fn replay(
+    ready: &mut Ready,
+    group: &Group<'_>,
+    executable: &mut dyn Executable,
+    stopwatch: &mut dyn Stopwatch,
+    NextInputs { changes, next, current }: NextInputs<'_>,
+) -> Result<OutputComparison, VerifyError> {
+    if ready.expected.is_empty() && group.bound.problem().reference_from().is_nothing() {
+        // Its bits were known, so that nobody compared this row's outputs.
+        verify::launch_on_poison(executable)?;
+        ready.expected = verify::as_expected(outputs(executable)?);
+    }
+    let changed = ready.changed.as_ref().filter(|_| changes);
+    let replace = |executable: &mut dyn Executable| {
+        let _activity = spent::on("inputs replaced");
+        for (name, values) in changed.iter().flat_map(|changed| changed.values.iter()) {
+            let original = || ready.inputs.tensor(name);
+            let next = if next == CurrentInputs::Changed { values } else { original() };
+            executable.replace_input(name, next)?;
+        }
+        Ok::<_, BackendError>(())
+    };
+    reuse::without_results(executable)?;
+    // Without other inputs only this shows that the reset computes outputs.
+    let before = match executable.carries_state() && changed.is_none() {
+        true => Some(verify::digest(outputs(executable)?)),
+        false => None,
+    };
+    replace(executable)?;
+    *current = next;
+    let first = stopwatch.replay(executable)?;
+    let outputs = outputs(executable)?;
+    let after = before.is_some().then(|| verify::digest(outputs));
+    let compare = spent::on("compare");
+    let (outputs, expected) = match changed.filter(|_| next == CurrentInputs::Changed) {
+        Some(changed) => changed
+            .comparable(outputs, &ready.expected)
+            .map_err(|problem| VerifyError::Reference { output: "all".to_owned(), problem })?,
+        None => (Cow::Borrowed(outputs), ready.expected.as_slice()),
+    };
+    let comparison = verify::compare(&outputs, expected, &ready.bounds)?;
+    drop(compare);
+    if before.is_some() && before == after {
+        return Err(BackendError::from(Refusal::ComputedByReset).into());
+    }
+    let replaced = changed.iter().flat_map(|changed| changed.values.iter());
+    let names: Vec<&str> = replaced.map(|(name, _)| name).collect();
+    let draw = |turn: u64| match names.is_empty() {
+        true => Tensors::new(),
+        false => group.bound.problem().redraw(&names, ready.seed ^ turn),
+    };
+    let reuse = reuse::check(first, executable, stopwatch, &draw);
+    if !matches!(reuse, Ok(false)) {
+        replace(executable)?;
+    }
+    reuse?;
+    Ok(comparison)
 }
 
 impl Ready {

@@ -80,44 +80,15 @@ pub fn bench(
 ) -> Result<(Exit, ProcessRun), HarnessError> {
     let started = Instant::now();
     let opening = spent::on("open");
-    let (target, effort) = (settings.device.open(place)?, settings.effort);
-    let environment = Environment::of(&target);
-    let (provenance, stated_commit) =
-        Provenance::of_process(&store.root).map_err(HarnessError::Usage)?;
+    let target = settings.device.open(place)?;
     let progress = BenchProgress::new(settings.quiet, selection.count());
-    let not_elsewhere = (place.kind == BackendKind::Cpu).then_some(place.otherwise.as_str());
-    let part = settings.shard.map_or(String::new(), |shard| format!(", shard {shard}"));
-    progress.start(
-        &format!("{name}{part}"),
-        &environment,
-        effort,
-        selection.count(),
-        not_elsewhere,
-    );
     let invocation = Invocation::new(settings.process.session.clone());
-    if effort == Effort::Thorough {
-        let known = estimate::last_times(store, &environment);
-        progress.estimate(&estimate::text(selection, effort, settings, &known));
-    }
+    let mut run = start(name, settings, selection, store, &invocation, Environment::of(&target))?;
+    announce(&progress, &run, place, selection, settings, store);
     let process = process_name(name, settings.shard);
     let path = store.run_path(&invocation.session, &process);
-    let folder = path.parent().unwrap_or(&path);
-    let deadline = settings
-        .budget
-        .map(|budget| Deadline::after(budget, deadline::used_by(&invocation.id, folder)));
-    let mut run = ProcessRun {
-        effort: effort.name().to_owned(),
-        seed: settings.seed,
-        shard: settings.shard,
-        delays: trial::delays(settings, selection),
-        skipped: selection.skipped.iter().cloned().collect(),
-        unsupported: selection.unsupported.clone(),
-        executable: executable_hash(settings.process.executable.as_deref()),
-        package: store.package.clone(),
-        invocation: Some(invocation.id.clone()),
-        stated_commit,
-        ..ProcessRun::start(name, &invocation.session, environment, provenance)
-    };
+    let used = deadline::used_by(&invocation.id, path.parent().unwrap_or(&path));
+    let deadline = settings.budget.map(|budget| Deadline::after(budget, used));
     let baseline = settings
         .baselines
         .save
@@ -130,15 +101,8 @@ pub fn bench(
     // Before the limits: a folder that cannot be written should not cost two seconds.
     let path = invocation.record(store, &process, |_| run.clone())?;
     drop(opening);
-    let ceilings = spent::on("ceilings");
-    let works: Vec<Work> =
-        selection.groups.iter().map(|group| group.bound.problem().work()).collect();
     let mut timer = Timer::new(&target)?;
-    run.limits = match &mut timer {
-        Timer::Wall(_) => Limits::measure_cpu(&works),
-        Timer::Events(events) => Limits::measure_cuda(events, &works)?,
-    };
-    drop(ceilings);
+    run.limits = ceilings(&mut timer, selection)?;
     progress.limits(&run.limits);
     trial::warn_of_delays(&run);
     // After the limits: a card that has just worked shows the clock it works at.
@@ -173,17 +137,78 @@ pub fn bench(
         terminal::print(&text);
     }
     if let Some((path, baseline)) = baseline.zip(saved) {
-        let unsaved = |cause| HarnessError::Unsaved {
-            cause: Box::new(cause),
-            name: baseline.to_owned(),
-            session: recorder.path().parent().unwrap_or(&path).display().to_string(),
-        };
-        // Waited for outside of the recorder: an interrupt need not wait.
-        let _lock = Lock::of(&path).map_err(unsaved)?;
-        recorder.save_baseline(|run| saving::save(&path, baseline, run)).map_err(unsaved)?;
+        save(&recorder, &path, baseline)?;
     }
     progress.end(&recorder.path(), &store.page(), saved);
     Ok((exit, recorder.run()))
+}
+
+/// The run before its first case.
+fn start(
+    name: &str,
+    settings: &Settings,
+    selection: &Selection<'_>,
+    store: &Store,
+    invocation: &Invocation,
+    environment: Environment,
+) -> Result<ProcessRun, HarnessError> {
+    let (provenance, stated_commit) =
+        Provenance::of_process(&store.root).map_err(HarnessError::Usage)?;
+    Ok(ProcessRun {
+        effort: settings.effort.name().to_owned(),
+        seed: settings.seed,
+        shard: settings.shard,
+        delays: trial::delays(settings, selection),
+        skipped: selection.skipped.iter().cloned().collect(),
+        unsupported: selection.unsupported.clone(),
+        executable: executable_hash(settings.process.executable.as_deref()),
+        package: store.package.clone(),
+        invocation: Some(invocation.id.clone()),
+        stated_commit,
+        ..ProcessRun::start(name, &invocation.session, environment, provenance)
+    })
+}
+
+/// Prints what the process will do and where, and how long it takes at least.
+fn announce(
+    progress: &BenchProgress,
+    run: &ProcessRun,
+    place: &Place,
+    selection: &Selection<'_>,
+    settings: &Settings,
+    store: &Store,
+) {
+    let not_elsewhere = (place.kind == BackendKind::Cpu).then_some(place.otherwise.as_str());
+    let part = settings.shard.map_or(String::new(), |shard| format!(", shard {shard}"));
+    let (bench, cases) = (format!("{}{part}", run.bench), selection.count());
+    progress.start(&bench, &run.environment, settings.effort, cases, not_elsewhere);
+    if settings.effort == Effort::Thorough {
+        let known = estimate::last_times(store, &run.environment);
+        progress.estimate(&estimate::text(selection, settings.effort, settings, &known));
+    }
+}
+
+/// Measures the ceilings that bound the selected work.
+fn ceilings(timer: &mut Timer, selection: &Selection<'_>) -> Result<Limits, HarnessError> {
+    let _activity = spent::on("ceilings");
+    let works: Vec<Work> =
+        selection.groups.iter().map(|group| group.bound.problem().work()).collect();
+    Ok(match timer {
+        Timer::Wall(_) => Limits::measure_cpu(&works),
+        Timer::Events(events) => Limits::measure_cuda(events, &works)?,
+    })
+}
+
+/// Merges the run into a baseline.
+fn save(recorder: &Recorder, path: &Path, baseline: &str) -> Result<(), HarnessError> {
+    let unsaved = |cause| HarnessError::Unsaved {
+        cause: Box::new(cause),
+        name: baseline.to_owned(),
+        session: recorder.path().parent().unwrap_or(path).display().to_string(),
+    };
+    // Waited for outside of the recorder: an interrupt need not wait.
+    let _lock = Lock::of(path).map_err(unsaved)?;
+    recorder.save_baseline(|run| saving::save(path, baseline, run)).map_err(unsaved)
 }
 
 /// Content hash of a program's file.

@@ -55,7 +55,7 @@ impl Timer {
     ) -> Result<Delayed<'a>, BackendError> {
         match self {
             Self::Wall(_) => Ok(Delayed::on_host(executable, delay)),
-            Self::Events(events) => Delayed::on_device(executable, delay, (events, cache)),
+            Self::Events(events) => Delayed::on_device(executable, delay, events, cache),
         }
     }
 

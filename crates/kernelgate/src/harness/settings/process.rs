@@ -83,7 +83,9 @@ pub fn settings() -> Result<Settings, ExitCode> {
     guard::keep_panics(variables::has_backtrace());
     let process = || {
         let silent_criterion = variable(SILENT).is_some();
-        let (session, executable) = (session()?, executable());
+        // Only a bench run is recorded in a session of its own.
+        let session = if flags.mode() == Mode::Bench { session()? } else { None };
+        let executable = executable();
         let has_other_benches = has_other_benches();
         Ok(ProcessFacts { silent_criterion, session, executable, has_other_benches })
     };

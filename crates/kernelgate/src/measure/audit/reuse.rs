@@ -21,7 +21,8 @@ const TRIES: usize = 3;
 /// [`BackendError::NotTimed`] if each of [`TRIES`] first replays takes longer; when a launch fails.
 pub fn check(
     first: Option<Replay>,
-    (executable, stopwatch): (&mut dyn Executable, &mut dyn Stopwatch),
+    executable: &mut dyn Executable,
+    stopwatch: &mut dyn Stopwatch,
     draw: &dyn Fn(u64) -> Tensors,
 ) -> Result<bool, BackendError> {
     let mut first = first;
@@ -98,7 +99,7 @@ mod tests {
             drawn.set(drawn.get() + 1);
             x()
         };
-        let found = check(first_ns.into().map(replay), (&mut task, &mut takes), &draw);
+        let found = check(first_ns.into().map(replay), &mut task, &mut takes, &draw);
         assert!(takes.0.is_empty(), "{:?} are left", takes.0);
         (found, drawn.get())
     }
