@@ -346,9 +346,8 @@ fn template(id: &str, case: &CaseRecord) -> Case {
 /// The ceilings of both; where both have one, the later one.
 fn more_known(mut before: Limits, after: Limits) -> Limits {
     before.flops_per_s.extend(after.flops_per_s);
-    if after.bandwidth.len() >= before.bandwidth.len() {
-        before.bandwidth = after.bandwidth;
-    }
+    before.memory.retain(|limit| after.memory.iter().all(|later| later.traffic != limit.traffic));
+    before.memory.extend(after.memory);
     before.overhead = after.overhead.or(before.overhead);
     before
 }

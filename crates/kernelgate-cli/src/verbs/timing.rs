@@ -125,14 +125,14 @@ fn print(report: &TimingReport, show: impl Fn(&Table) -> String) {
     }
     println!("\n{}", show(&table));
     if let Some(limits) = &report.limits {
-        let mut table = Table::new(&["working set", "read", "copy", "write"]);
-        let rate = |rate: f64| format!("{:.0} GB/s", rate / 1e9);
-        for at in &limits.bandwidth {
+        let mut table = Table::new(&["read", "written", "time", "rate", "fastest pass"]);
+        for limit in &limits.memory {
             table.row(vec![
-                bytes(at.working_set_bytes),
-                rate(at.read),
-                rate(at.copy),
-                rate(at.write),
+                bytes(limit.traffic.read_bytes),
+                bytes(limit.traffic.write_bytes),
+                time(limit.time_ns),
+                format!("{:.0} GB/s", limit.bytes_per_s() / 1e9),
+                limit.pass.clone(),
             ]);
         }
         println!("\n{}", show(&table));

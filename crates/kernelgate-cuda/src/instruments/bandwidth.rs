@@ -1,9 +1,9 @@
-//! The kernels whose speed is the memory's: read, write and copy a buffer.
+//! The kernels whose speed is the memory's: read and copy a buffer.
 
 use crate::{Argument, BackendError, Buffer, Device, KernelSpec, LoadedKernel, Source};
 
 /// The rows; what their grids depend on are packets.
-pub(super) const KERNELS: &[KernelSpec<usize>] = &[READ, WRITE, COPY];
+pub(super) const KERNELS: &[KernelSpec<usize>] = &[READ, COPY];
 
 const READ_THREADS: usize = 1024;
 const READ_PACKETS: usize = 8;
@@ -18,22 +18,6 @@ const READ: KernelSpec<usize> = KernelSpec {
         "measure_read_bandwidth",
         READ_THREADS,
         |packets| [packets.div_ceil(READ_THREADS * READ_PACKETS), 1, 1],
-    )
-};
-
-const WRITE_THREADS: usize = 256;
-const WRITE_PACKETS: usize = 1;
-const WRITE: KernelSpec<usize> = KernelSpec {
-    constants: |_| vec![("PACKETS", WRITE_PACKETS)],
-    variants: || vec![1],
-    ..KernelSpec::new(
-        Source::new(
-            "measure/write_bandwidth",
-            include_str!("../../kernels/measure/write_bandwidth.cu"),
-        ),
-        "measure_write_bandwidth",
-        WRITE_THREADS,
-        |packets| [packets.div_ceil(WRITE_THREADS * WRITE_PACKETS), 1, 1],
     )
 };
 
@@ -56,7 +40,6 @@ const COPY: KernelSpec<usize> = KernelSpec {
 /// A buffer and the kernels that pass over its first bytes.
 pub struct Passes {
     read: LoadedKernel,
-    write: LoadedKernel,
     copy: LoadedKernel,
     buffer: Buffer,
     guard: Buffer,
@@ -74,7 +57,6 @@ impl Passes {
     pub fn new(device: &Device, bytes: usize, pattern: &[u8]) -> Result<Self, BackendError> {
         Ok(Self {
             read: READ.load(device, &1)?,
-            write: WRITE.load(device, &1)?,
             copy: COPY.load(device, &1)?,
             buffer: device.repeat(pattern, bytes)?,
             guard: device.upload(&[0; 4])?,
@@ -96,20 +78,6 @@ impl Passes {
             Argument::from(&self.guard),
         ];
         self.read.kernel().launch(READ.shape(&packets)?, &arguments)
-    }
-
-    /// Writes that many bytes.
-    ///
-    /// # Errors
-    /// As [`Self::read`].
-    pub fn write(&self, bytes: u64) -> Result<(), BackendError> {
-        let packets = self.packets(bytes)?;
-        let arguments = [
-            Argument::from(&self.buffer),
-            Argument::I64(packets as i64),
-            Argument::U32(0x9e37_79b9),
-        ];
-        self.write.kernel().launch(WRITE.shape(&packets)?, &arguments)
     }
 
     /// Reads the first half of that many bytes and writes them to the second.
@@ -161,10 +129,6 @@ mod tests {
         let copied = after(&|| passes.copy(moved).unwrap());
         assert!(copied[..half] == pattern[..half] && copied[half..2 * half] == pattern[..half]);
         assert!(copied[2 * half..] == pattern[2 * half..]);
-        let written = after(&|| passes.write(moved).unwrap());
-        let packets = written.chunks(PACKET as usize).zip(pattern.chunks(PACKET as usize));
-        let changed: Vec<bool> = packets.map(|(now, before)| now != before).collect();
-        assert!(changed[..PACKETS].iter().all(|changed| *changed) && !changed[PACKETS]);
         assert!(passes.read(bytes as u64 + PACKET).is_err());
     }
 }

@@ -1,14 +1,23 @@
 //! The kernels that measuring needs, embedded: how they are used is decided in `kernelgate`.
 
 pub mod bandwidth;
+pub mod matmul;
 pub mod spin;
 pub mod timing;
+pub mod traffic;
 
 use crate::spec::{ListedKernel, list};
 
 /// Every kernel of `kernels/measure`.
 pub fn kernels() -> Vec<ListedKernel> {
-    [list(bandwidth::KERNELS), list(spin::KERNELS), list(timing::KERNELS)].concat()
+    [
+        list(bandwidth::KERNELS),
+        list(spin::KERNELS),
+        list(timing::KERNELS),
+        list(traffic::KERNELS),
+        list(matmul::KERNELS),
+    ]
+    .concat()
 }
 
 #[cfg(test)]
@@ -29,7 +38,8 @@ mod tests {
             .collect();
         files.sort();
         listed.sort();
+        listed.dedup();
         assert_eq!(files, listed);
-        assert!(kernels().iter().all(|kernel| kernel.name() == kernel.build.source.file));
+        assert!(kernels().iter().all(|kernel| kernel.name().starts_with(kernel.build.source.file)));
     }
 }

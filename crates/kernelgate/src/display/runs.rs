@@ -132,7 +132,7 @@ pub fn text(runs: &[ProcessRun], columns: Option<usize>) -> String {
 fn table(runs: &[ProcessRun]) -> Table {
     let low_clocks =
         runs.iter().any(|run| run.cases.values().any(|case| clock(run, case).is_some()));
-    let mut header = vec!["case", "time", "spread", "rate", "of limit", "limited by", ""];
+    let mut header = vec!["case", "time", "spread", "rate", "limit", "of limit", "limited by", ""];
     header.extend(low_clocks.then_some("SM clock"));
     let mut table = Table::new(&header);
     let mut problems: BTreeMap<Vec<(String, u64)>, Vec<Timed<'_>>> = BTreeMap::new();
@@ -194,7 +194,8 @@ impl<'a> Timed<'a> {
 
     fn cells(&self, best: bool) -> Vec<String> {
         let Self { name, case, spread, clock, .. } = self;
-        let known = case.limit.as_ref().map(|limit| (limit.fraction(spread.median), &limit.by));
+        let limit = case.limit.as_ref();
+        let fraction = limit.map(|limit| limit.fraction(spread.median));
         let dash = || "-".to_owned();
         let mut cells = vec![
             match (self.problem.is_empty(), best) {
@@ -204,9 +205,10 @@ impl<'a> Timed<'a> {
             time(spread.median),
             format!("±{:.1}%", 100.0 * spread.relative()),
             case_rate(case, spread.median),
-            known.map_or_else(dash, |(fraction, _)| share(fraction)),
-            known.map_or_else(dash, |(_, by)| by.clone()),
-            known.map_or_else(String::new, |(fraction, _)| bar(fraction)),
+            limit.map_or_else(dash, |limit| time(limit.time_ns)),
+            fraction.map_or_else(dash, share),
+            limit.map_or_else(dash, |limit| limit.by.clone()),
+            fraction.map_or_else(String::new, bar),
         ];
         cells.extend(clock.clone());
         cells

@@ -4,7 +4,7 @@
 use super::auditing::after_timing::Checked;
 use super::recording::recorder::Event;
 pub use super::running::case_error::CaseError;
-pub use super::running::execution::check_floor;
+pub use super::running::execution::check_limit;
 use super::running::execution::{Execution, Timer, VerifiedCase};
 use super::running::problem::{Ready, Verified};
 use super::running::progress::BenchProgress;

@@ -76,6 +76,8 @@ const REPEATS: usize = 15;
 const COPIES: [u64; 7] = [8 << 20, 16 << 20, 48 << 20, 96 << 20, 256 << 20, 1 << 30, 4 << 30];
 /// Bytes of the reads that are timed hot and cold: all of them fit L2.
 const READS: [u64; 3] = [4 << 20, 16 << 20, 32 << 20];
+/// Bytes of a read that comes from memory: far more than any L2.
+const BEYOND_CACHES: u64 = 2 << 30;
 
 /// Times spins.
 ///
@@ -202,12 +204,14 @@ fn spans_ns(record: &Activity, launches: usize) -> Result<Vec<f64>, String> {
     Ok(spans.chunks(each).map(span_ns).collect())
 }
 
-/// Reads what fits L2, hot and cold. `rate` is the best rate of reading memory, bytes a second.
+/// Reads what fits L2, hot and cold.
 ///
 /// # Errors
 /// When the device fails.
-pub fn cold(events: &mut EventTimer, rate: f64) -> Result<Vec<ColdRow>, BackendError> {
+pub fn cold(events: &mut EventTimer) -> Result<Vec<ColdRow>, BackendError> {
     let passes = passes(events)?;
+    let memory_ns = events.typical_ns(&mut || passes.read(BEYOND_CACHES))?;
+    let ns_per_byte = memory_ns / BEYOND_CACHES as f64;
     let mut rows = Vec::new();
     for bytes in READS {
         let read = &mut || passes.read(bytes);
@@ -216,7 +220,7 @@ pub fn cold(events: &mut EventTimer, rate: f64) -> Result<Vec<ColdRow>, BackendE
             bytes,
             hot_ns: median(&events.launches_ns(REPEATS, Cache::Hot, read)?),
             cold_ns: median(&events.launches_ns(REPEATS, Cache::Cold, read)?),
-            memory_ns: bytes as f64 / rate * 1e9,
+            memory_ns: bytes as f64 * ns_per_byte,
         });
     }
     Ok(rows)

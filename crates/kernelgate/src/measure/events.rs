@@ -8,7 +8,7 @@ mod calibration;
 mod case;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub use case::CasePlan;
 
@@ -150,8 +150,22 @@ impl EventTimer {
         Ok(intervals_ns.into_iter().map(|interval| interval - around_ns).collect())
     }
 
-    /// The median time of a hot launch of few commands, nanoseconds. Short launches are captured
-    /// together, as in a case.
+    /// Launches of a ceiling, ready to be timed as those of a case are: short hot ones captured
+    /// together.
+    ///
+    /// # Errors
+    /// As [`Self::launches_ns`].
+    pub fn ceiling<'a>(
+        &'a mut self,
+        cache: Cache,
+        launch: &'a mut dyn FnMut() -> Result<(), BackendError>,
+    ) -> Result<Ceiling<'a>, BackendError> {
+        self.burst(3, cache, 1, launch)?;
+        let batch = self.batch(cache, 1, launch)?;
+        Ok(Ceiling { timer: self, cache, batch, launch, last: None })
+    }
+
+    /// The median time of a hot launch of one command in the steady power state, nanoseconds.
     ///
     /// # Errors
     /// As [`Self::launches_ns`].
@@ -159,24 +173,10 @@ impl EventTimer {
         &mut self,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<f64, BackendError> {
-        self.burst(3, Cache::Hot, 1, launch)?;
-        let batch = self.batch(Cache::Hot, 1, launch)?;
-        let (around_ns, launches) = match &batch {
-            Some(batch) => (self.overhead.around_graph_ns, batch.launches),
-            None => (self.overhead.around_launch_ns, 1),
-        };
-        self.clock.begin();
-        let mut load = CeilingLoad { timer: self, batch, launch, last: None };
-        power::settle(&mut load)?;
-        // The last burst of the load is the first in the steady state.
-        let Some(burst) = load.last else { return Err(Refusal::HostHeldUp.into()) };
-        let burst = burst.without_host()?;
-        self.typical_clock_mhz = burst.clock_mhz;
-        let elapsed_ns = (stats::median(&burst.intervals_ns) - around_ns).max(RESOLUTION_NS);
-        Ok(elapsed_ns / launches as f64)
+        self.ceiling(Cache::Hot, launch)?.settled_ns()
     }
 
-    /// SM clock of the last time that [`Self::typical_ns`] gave, MHz, where the probes compare.
+    /// SM clock of the last ceiling that was timed, MHz, where the probes compare.
     pub const fn typical_clock_mhz(&self) -> Option<f64> {
         self.typical_clock_mhz
     }
@@ -297,29 +297,84 @@ impl EventTimer {
 }
 
 /// The launches of a ceiling, burst after burst.
-struct CeilingLoad<'a> {
+pub struct Ceiling<'a> {
     timer: &'a mut EventTimer,
+    cache: Cache,
     batch: Option<Batch>,
     launch: &'a mut dyn FnMut() -> Result<(), BackendError>,
     last: Option<Burst>,
 }
 
-impl Load for CeilingLoad<'_> {
-    fn sample(&mut self) -> Result<LoadSample, BackendError> {
+impl Ceiling<'_> {
+    /// Median time of a launch in one burst, nanoseconds.
+    ///
+    /// # Errors
+    /// When a launch fails; [`BackendError::NotTimed`] where the host's time is in them.
+    pub fn burst_ns(&mut self) -> Result<f64, BackendError> {
         const REPEATS: usize = 15;
-        let burst = match &self.batch {
+        let Self { timer, cache, batch, launch, last } = self;
+        let (launches, around_ns, burst) = match batch {
             Some(batch) => {
-                self.timer.burst(REPEATS, Cache::Hot, 1, &mut || batch.graph.launch())?
+                let burst = timer.burst(REPEATS, *cache, 1, &mut || batch.graph.launch())?;
+                (batch.launches, timer.overhead.around_graph_ns, burst)
             }
-            None => self.timer.burst(REPEATS, Cache::Hot, 1, self.launch)?,
+            None => {
+                let burst = timer.burst(REPEATS, *cache, 1, launch)?;
+                (1, timer.overhead.around_launch_ns, burst)
+            }
         };
-        let sample = LoadSample {
-            launches: REPEATS as u64,
-            elapsed_ns: burst.intervals_ns.iter().sum(),
-            clock_mhz: burst.clock_mhz,
-        };
-        self.last = Some(burst);
-        Ok(sample)
+        let burst = last.insert(burst.without_host()?);
+        timer.typical_clock_mhz = burst.clock_mhz;
+        let elapsed_ns = (stats::median(&burst.intervals_ns) - around_ns).max(RESOLUTION_NS);
+        Ok(elapsed_ns / launches as f64)
+    }
+
+    /// Median time of a launch in the steady power state, nanoseconds, behind a load.
+    ///
+    /// # Errors
+    /// When a launch fails; [`BackendError::NotTimed`] where the host's time is in them.
+    pub fn settled_ns(&mut self) -> Result<f64, BackendError> {
+        power::settle(self)?;
+        self.burst_ns()
+    }
+
+    /// Mean time of a launch in the fastest of some windows in the steady power state, nanoseconds:
+    /// at the power cap the clock wanders, and a ceiling is at its highest.
+    ///
+    /// # Errors
+    /// When a launch fails; [`BackendError::NotTimed`] where the host's time is in them.
+    pub fn fastest_window_ns(&mut self) -> Result<f64, BackendError> {
+        const WINDOWS: usize = 4;
+        power::settle(self)?;
+        let mut fastest_ns = f64::INFINITY;
+        for _ in 0..WINDOWS {
+            let (begun, mut total_ns, mut bursts) = (Instant::now(), 0.0, 0.0);
+            while begun.elapsed() < power::WINDOW {
+                total_ns += self.burst_ns()?;
+                bursts += 1.0;
+            }
+            fastest_ns = fastest_ns.min(total_ns / bursts);
+        }
+        Ok(fastest_ns)
+    }
+
+    /// Whether the power cap may have held the clock down in the last burst.
+    pub fn may_be_capped(&mut self) -> bool {
+        let clock_mhz = self.timer.typical_clock_mhz;
+        self.cap_reading(clock_mhz).may_be_capped()
+    }
+}
+
+impl Load for Ceiling<'_> {
+    fn sample(&mut self) -> Result<LoadSample, BackendError> {
+        self.burst_ns()?;
+        let intervals_ns = self.last.as_ref().map(|burst| &burst.intervals_ns[..]);
+        let intervals_ns = intervals_ns.unwrap_or_default();
+        Ok(LoadSample {
+            launches: intervals_ns.len() as u64,
+            elapsed_ns: intervals_ns.iter().sum(),
+            clock_mhz: self.timer.typical_clock_mhz,
+        })
     }
 
     fn cap_reading(&mut self, clock_mhz: Option<f64>) -> CapReading {

@@ -1,6 +1,9 @@
-//! All cases under the device's ceilings: operations a second over operations a byte.
+//! All cases under their limits: operations a second over operations a byte. The limit of a case is
+//! the one of its record, from which tables compute the share that it reaches.
 
 use std::collections::BTreeMap;
+
+use kernelgate::measure::limits::MemoryLimit;
 
 use super::Figure;
 use crate::pages::measured::{Case, Measured};
@@ -9,9 +12,12 @@ use crate::plot::{Axis, Body, Chart, Guide, Mark, Quantity, ScaleKind, Series, X
 /// Of the cases that declare operations and bytes; none where there is no such case.
 pub fn roofline(measured: &Measured) -> Option<Figure> {
     let mut series: BTreeMap<&str, Vec<Mark>> = BTreeMap::new();
+    let mut limits: Vec<Mark> = Vec::new();
     for case in measured.cases.iter().filter(|case| case.cache != "cold") {
         if let Some((x, y)) = point(case) {
             series.entry(&case.workload).or_default().push(Mark::at(x, y));
+            let limit = case.of_limit().map(|share| Mark::at(x, y / share));
+            limits.extend(limit.filter(|limit| !limits.contains(limit)));
         }
     }
     let marks = || series.values().flatten();
@@ -21,7 +27,8 @@ pub fn roofline(measured: &Measured) -> Option<Figure> {
         return None;
     }
     let guides = guides(measured, (low, high));
-    let series = series.into_iter().enumerate().map(|(colour, (name, marks))| Series {
+    let named = series.into_iter().chain((!limits.is_empty()).then_some(("limit", limits)));
+    let series = named.enumerate().map(|(colour, (name, marks))| Series {
         name: name.to_owned(),
         colour,
         joined: false,
@@ -29,7 +36,8 @@ pub fn roofline(measured: &Measured) -> Option<Figure> {
     });
     let subtitle = match guides.is_empty() {
         true => "a point a case; the records hold no ceilings".to_owned(),
-        false => "a point a case with hot caches; lines: measured ceilings".to_owned(),
+        false => "a point a case with hot caches, its limit above it; lines: measured ceilings"
+            .to_owned(),
     };
     let chart = Chart {
         title: "Roofline".to_owned(),
@@ -59,28 +67,24 @@ fn point(case: &Case) -> Option<(f64, f64)> {
     (flops > 0.0 && bytes > 0.0).then(|| (flops / bytes, flops / case.time_ns() * 1e9))
 }
 
-/// Bandwidths rise up to the highest measured rate of operations, and rates lie flat from where
-/// memory allows them.
+/// The bandwidth of the largest traffic rises up to the highest measured rate of operations, and rates
+/// lie flat from where memory allows them.
 fn guides(measured: &Measured, (low, high): (f64, f64)) -> Vec<Guide> {
     let limits = &measured.limits;
     let top = limits.flops_per_s.values().copied().fold(0.0, f64::max);
+    let memory = limits.largest_memory().map(MemoryLimit::bytes_per_s);
     let mut guides = Vec::new();
-    let memory = limits.bandwidth.last();
-    let fastest = limits.bandwidth.iter().max_by(|a, b| a.read.total_cmp(&b.read));
-    let caches = fastest.filter(|fastest| Some(*fastest) != memory);
-    let named = [(memory, "memory"), (caches, "caches")];
-    for (bandwidth, name) in named {
-        let Some(bandwidth) = bandwidth else { continue };
-        let end = if top > 0.0 { (top / bandwidth.read).min(high) } else { high };
+    if let Some(rate) = memory {
+        let end = if top > 0.0 { (top / rate).min(high) } else { high };
         if end > low {
             guides.push(Guide {
-                name: format!("{name} {}", Quantity::Rate("B").text(bandwidth.read)),
-                points: vec![(low, low * bandwidth.read), (end, end * bandwidth.read)],
+                name: format!("memory {}", Quantity::Rate("B").text(rate)),
+                points: vec![(low, low * rate), (end, end * rate)],
             });
         }
     }
     for (unit, rate) in &limits.flops_per_s {
-        let from = memory.map_or(low, |memory| (rate / memory.read).clamp(low, high));
+        let from = memory.map_or(low, |memory| (rate / memory).clamp(low, high));
         guides.push(Guide {
             name: format!("{unit} {}", Quantity::Rate("FLOP").text(*rate)),
             points: vec![(from, *rate), (high, *rate)],

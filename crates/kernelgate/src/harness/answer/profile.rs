@@ -18,7 +18,7 @@ use crate::harness::running::problem::{CaseError, Ready};
 use crate::harness::selection::cases::{Case, Group, Selection};
 use crate::measure::Cache;
 use crate::measure::events::EventTimer;
-use crate::measure::limits::Limits;
+use crate::measure::limits::{CaseWork, Limits};
 use crate::protocol::{
     CaseRecording, ProfiledCase, RecordedPart, RecordedStages, Repetitions, ResponseBody,
 };
@@ -52,7 +52,7 @@ pub fn profile(
     let device = devices.one();
     // Before recording, which slows launches.
     let mut events = EventTimer::new(devices)?;
-    let works: Vec<_> = selection.groups.iter().map(|group| group.bound.problem().work()).collect();
+    let works: Vec<CaseWork> = selection.groups.iter().flat_map(works_with_parts).collect();
     let limits = Limits::measure_cuda(&mut events, &works)?;
     drop(events);
     // Before anything is captured: graphs made earlier are recorded without their ranges.
@@ -107,6 +107,14 @@ pub fn profile(
         ProfiledCase { case, status, summary, phases: Vec::new(), samples, reason, recording }
     });
     Ok(ResponseBody::Profile(profiled.collect()))
+}
+
+/// Work of a problem and of its parts, with hot caches.
+fn works_with_parts(group: &Group<'_>) -> Vec<CaseWork> {
+    let problem = group.bound.problem();
+    let parts = problem.breakdown().parts.into_iter().map(|part| part.work);
+    let all = std::iter::once(problem.work()).chain(parts);
+    all.map(|work| CaseWork { work, cache: Cache::Hot }).collect()
 }
 
 /// Records from now on; with it what that adds to the host's part of a launch, nanoseconds. `None`

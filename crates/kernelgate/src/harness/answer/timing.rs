@@ -9,9 +9,10 @@ use crate::backend::{BackendError, Target};
 use crate::display::time;
 use crate::harness::running::problem::{CaseError, Ready};
 use crate::harness::selection::cases::{Case, Group, Selection};
+use crate::measure::Cache;
 use crate::measure::accuracy::{self, TraceRow};
 use crate::measure::events::EventTimer;
-use crate::measure::limits::Limits;
+use crate::measure::limits::{CaseWork, Limits};
 use crate::protocol::{Part, TimingReport};
 use crate::record::Environment;
 use crate::verify::VerifyError;
@@ -30,18 +31,10 @@ pub fn timing(devices: &Devices, only: Option<Part>) -> Result<TimingReport, Bac
     let mut notes = Vec::new();
     let mut events = EventTimer::new(devices)?;
     let spins = wanted(Part::Spins).then(|| accuracy::spins(&mut events)).transpose()?;
-    let limits = if wanted(Part::Limits) {
-        Some(Limits::measure_cuda_all(&mut events)?)
-    } else if wanted(Part::Cold) {
-        Some(Limits::measure_cuda(&mut events, &[Work::bytes(1, 0)])?)
-    } else {
-        None
-    };
-    let memory = limits.as_ref().and_then(|limits| limits.bandwidth.last());
-    let cold = match memory {
-        Some(memory) if wanted(Part::Cold) => Some(accuracy::cold(&mut events, memory.read)?),
-        _ => None,
-    };
+    let limits = wanted(Part::Limits)
+        .then(|| Limits::measure_cuda_all(&mut events, &working_sets()))
+        .transpose()?;
+    let cold = wanted(Part::Cold).then(|| accuracy::cold(&mut events)).transpose()?;
     readings.extend(read());
     // Last: CUPTI stays attached to the process and slows every later launch.
     let cupti = if wanted(Part::Cupti) { accuracy::against_cupti(&mut events)? } else { None };
@@ -59,6 +52,16 @@ pub fn timing(devices: &Devices, only: Option<Part>) -> Result<TimingReport, Bac
         cupti,
         notes,
     })
+}
+
+/// Reads, copies and writes of working sets inside L2, about its size, and far beyond it.
+fn working_sets() -> Vec<CaseWork> {
+    let sets = [2 << 20, 8 << 20, 32 << 20, 128 << 20, 512 << 20, 2 << 30];
+    let of = |bytes: u64| {
+        let works = [(bytes, 0), (bytes / 2, bytes / 2), (0, bytes)];
+        works.map(|(read, write)| CaseWork { work: Work::bytes(read, write), cache: Cache::Hot })
+    };
+    sets.into_iter().flat_map(of).collect()
 }
 
 /// Times cases by events and by CUPTI, one an implementation.

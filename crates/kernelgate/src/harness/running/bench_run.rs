@@ -26,10 +26,10 @@ use crate::harness::selection::cases::{Group, Selection};
 use crate::harness::selection::place::Place;
 use crate::harness::settings::Settings;
 use crate::harness::spent;
-use crate::measure::limits::Limits;
+use crate::measure::limits::{CaseWork, Limits};
 use crate::record::run::process_name;
 use crate::record::{Environment, FileError, Lock, ProcessRun, Provenance, Store, file};
-use crate::workload::{Effort, Work};
+use crate::workload::Effort;
 use kernelgate_cuda::observe::telemetry::Telemetry;
 
 /// A process of `cargo bench`.
@@ -191,8 +191,7 @@ fn announce(
 /// Measures the ceilings that bound the selected work.
 fn ceilings(timer: &mut Timer, selection: &Selection<'_>) -> Result<Limits, HarnessError> {
     let _activity = spent::on("ceilings");
-    let works: Vec<Work> =
-        selection.groups.iter().map(|group| group.bound.problem().work()).collect();
+    let works: Vec<CaseWork> = selection.groups.iter().flat_map(Group::works).collect();
     Ok(match timer {
         Timer::Wall(_) => Limits::measure_cpu(&works),
         Timer::Events(events) => Limits::measure_cuda(events, &works)?,

@@ -248,11 +248,10 @@ impl<'a> Execution<'a> {
         let session = self.session;
         let (work, limits) = (group.bound.problem().work(), session.limits());
         let limit = limits.and_then(|limits| limits.bound(&work, case.cache));
-        let floor = limits.and_then(|limits| limits.floor(&work, case.cache));
         let timed =
             VerifiedCase { group, case, ready: &mut *ready, verified: &mut *verified, checked };
         let (samples, after) = self.time(timed, limit.as_ref(), sampler)?;
-        check_floor(&samples, floor.as_ref(), self.target.kind())?;
+        check_limit(&samples, limit.as_ref(), self.target.kind())?;
         let axes = group.point.iter().map(|(axis, value)| (axis.to_owned(), value.to_owned()));
         Ok(CaseRecord {
             workload: group.suite.name().to_owned(),
@@ -362,17 +361,17 @@ impl<'a> Execution<'a> {
     }
 }
 
-/// Refuses samples that are faster than any launch can be, where that was measured. On the host
-/// ceilings are measured beside whatever else it computes, and refuse nothing.
+/// Refuses samples of a GPU that are far faster than the limit. On the host ceilings are measured
+/// beside whatever else it computes, and refuse nothing.
 ///
 /// # Errors
-/// A failure with the time that the launch would take at least.
-pub fn check_floor(
+/// A failure with the least time of a launch.
+pub fn check_limit(
     samples: &Samples,
-    floor: Option<&TimeLimit>,
+    limit: Option<&TimeLimit>,
     on: BackendKind,
 ) -> Result<(), CaseError> {
-    let floor = floor.filter(|_| on == BackendKind::Cuda);
-    let fault = floor.and_then(|floor| floor.broken_by(&samples.per_launch_ns()));
+    let limit = limit.filter(|_| on == BackendKind::Cuda);
+    let fault = limit.and_then(|limit| limit.broken_by(&samples.per_launch_ns()));
     fault.map_or(Ok(()), |why| Err(CaseError::Fail(why)))
 }

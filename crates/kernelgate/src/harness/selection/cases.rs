@@ -9,6 +9,7 @@ use crate::backend::BackendKind;
 use crate::harness::error::HarnessError;
 use crate::harness::guard;
 use crate::measure::Cache;
+use crate::measure::limits::CaseWork;
 use crate::record::{Shard, WorkRecord};
 use crate::suite::{BoundProblem, ImplementationInfo, Suite};
 use crate::workload::{AxisError, Effort, Override, Point, Scale};
@@ -34,6 +35,12 @@ impl Group<'_> {
     /// `workload/problem`: Criterion's group.
     pub fn id(&self) -> String {
         format!("{}/{}", self.suite.name(), self.point)
+    }
+
+    /// Declared work of each case.
+    pub fn works(&self) -> impl Iterator<Item = CaseWork> {
+        let work = self.bound.problem().work();
+        self.cases.iter().map(move |case| CaseWork { work: work.clone(), cache: case.cache })
     }
 }
 

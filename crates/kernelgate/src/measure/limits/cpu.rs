@@ -1,24 +1,28 @@
-//! The host's ceilings: bandwidths with every core and, with the feature `matmul-ceiling`, GEMMs.
+//! The host's ceilings: memory traffic with one thread and with all of them and, with the feature
+//! `matmul-ceiling`, GEMMs.
 
 use std::hint::black_box;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
-use pulp::Arch;
-use rayon::prelude::*;
+use pulp::{Arch, Simd, WithSimd};
 
-use super::fastest::fastest_s;
-use super::{Bandwidth, Limits};
-use crate::workload::{Work, random};
+use super::fastest::{brief_s, fastest_s};
+use super::{CaseWork, Limits, MemoryLimit, Traffic};
+
+/// Bytes of a float.
+const FLOAT: u64 = size_of::<f32>() as u64;
+/// Passes of each traffic that are measured at length, the fastest in a brief trial first.
+const CONTESTANTS: usize = 2;
 
 impl Limits {
-    /// Measures those ceilings of the host that bound any of the works: bandwidths at four working
-    /// sets, GEMMs. Takes about two seconds.
-    pub fn measure_cpu(works: &[Work]) -> Self {
+    /// Measures those ceilings of the host that bound any of the works, on the threads that rows
+    /// use. Takes about a fifth of a second for each distinct traffic.
+    pub fn measure_cpu(works: &[CaseWork]) -> Self {
         let mut limits = Self::default();
-        if works.iter().any(|work| work.total_bytes() > 0) {
-            limits.bandwidth = measure_bandwidths();
-        }
+        limits.memory.extend(Traffic::distinct(works).into_iter().map(memory_limit));
         #[cfg(feature = "matmul-ceiling")]
-        if works.iter().any(|work| work.matmul_flops() > 0) {
+        if works.iter().any(|of| of.work.matmul_flops() > 0) {
             let unit = crate::workload::Unit::Matmul.name();
             limits.flops_per_s.insert(format!("{unit} f32"), super::cpu_matmul::flops_per_s());
         }
@@ -26,60 +30,198 @@ impl Limits {
     }
 }
 
-/// Working sets measured: inside the private caches, around the shared cache, and far beyond it.
-const WORKING_SETS: [usize; 4] = [2 << 20, 16 << 20, 128 << 20, 512 << 20];
-fn measure_bandwidths() -> Vec<Bandwidth> {
-    let floats = WORKING_SETS[WORKING_SETS.len() - 1] / size_of::<f32>();
-    let mut buffer = random::normal(0, "bandwidth", 1 << 16).repeat(floats >> 16);
-    WORKING_SETS
-        .iter()
-        .map(|&bytes| measure_bandwidth(&mut buffer[..bytes / size_of::<f32>()]))
-        .collect()
+/// One way to move the bytes of a launch on the host.
+#[derive(Clone, Copy)]
+struct Pass {
+    threads: Threads,
+    moves: Moves,
 }
 
-fn measure_bandwidth(buffer: &mut [f32]) -> Bandwidth {
-    let bytes = size_of_val(buffer);
-    let chunk = |len: usize| len.div_ceil(8 * rayon::current_num_threads()).max(1024);
-    let read = fastest_s(|| {
-        let sum: f32 = buffer
-            .par_chunks(chunk(buffer.len()))
-            .map(|part| Arch::new().dispatch(|| sum(part)))
-            .sum();
-        black_box(sum);
-    });
-    let half = buffer.len() / 2;
-    let (source, target) = buffer.split_at_mut(half);
-    let copy = fastest_s(|| {
-        target
-            .par_chunks_mut(chunk(half))
-            .zip(source.par_chunks(chunk(half)))
-            .for_each(|(to, from)| to.copy_from_slice(from));
-        black_box(&target);
-    });
-    let mut value = 0.5;
-    let write = fastest_s(|| {
-        value += 1.0;
-        let size = chunk(buffer.len());
-        buffer.par_chunks_mut(size).for_each(|part| part.fill(value));
-        black_box(&buffer);
-    });
-    let rate = |seconds: f64| bytes as f64 / seconds;
-    Bandwidth {
-        working_set_bytes: bytes as u64,
-        read: rate(read),
-        copy: rate(copy),
-        write: rate(write),
+/// Threads of a pass. Waking the others takes longer than a small pass on one thread.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Threads {
+    One,
+    All,
+}
+
+/// Instructions of a pass.
+#[derive(Clone, Copy)]
+enum Moves {
+    /// Reads everything, then writes everything, with vectors of the widest kind.
+    Apart,
+    /// Copies what is both read and written with such vectors, and reads or writes the rest.
+    Copy,
+    /// Copies, reads and writes with the C library's functions, which bypass the caches where that is faster.
+    LibraryCopy,
+}
+
+impl Pass {
+    const ALL: [Self; 6] = [
+        Self { threads: Threads::One, moves: Moves::Apart },
+        Self { threads: Threads::One, moves: Moves::Copy },
+        Self { threads: Threads::One, moves: Moves::LibraryCopy },
+        Self { threads: Threads::All, moves: Moves::Apart },
+        Self { threads: Threads::All, moves: Moves::Copy },
+        Self { threads: Threads::All, moves: Moves::LibraryCopy },
+    ];
+
+    fn name(self) -> String {
+        let threads = match self.threads {
+            Threads::One => "1 thread".to_owned(),
+            Threads::All => format!("{} threads", rayon::current_num_threads()),
+        };
+        let moves = match self.moves {
+            Moves::Apart => "reads, then writes",
+            Moves::Copy => "copy by vectors",
+            Moves::LibraryCopy => "copy by the C library",
+        };
+        format!("{threads}, {moves}")
     }
 }
 
-/// Sum with enough independent accumulators to be bound by loads, not by additions.
-#[inline(always)]
-fn sum(values: &[f32]) -> f32 {
-    let mut lanes = [0f32; 64];
-    for chunk in values.chunks_exact(64) {
-        for (lane, value) in lanes.iter_mut().zip(chunk) {
-            *lane += value;
+fn memory_limit(traffic: Traffic) -> MemoryLimit {
+    let mut slices = [Slices::new(traffic, 1), Slices::new(traffic, rayon::current_num_threads())];
+    let mut run = |pass: Pass| match pass.threads {
+        Threads::One => slices[0].run_on_one(pass.moves),
+        Threads::All => slices[1].run_on_all(pass.moves),
+    };
+    let mut tried: Vec<(f64, Pass)> =
+        Pass::ALL.into_iter().map(|pass| (brief_s(|| run(pass)), pass)).collect();
+    tried.sort_by(|one, other| one.0.total_cmp(&other.0));
+    for (seconds, pass) in tried.iter_mut().take(CONTESTANTS) {
+        *seconds = seconds.min(fastest_s(|| run(*pass)));
+    }
+    tried.sort_by(|one, other| one.0.total_cmp(&other.0));
+    let (seconds, pass) = tried[0];
+    MemoryLimit { traffic, time_ns: seconds * 1e9, pass: pass.name() }
+}
+
+/// The memory of a pass, a slice a thread: each thread finds what it moved before in its own caches.
+struct Slices(Vec<Mutex<Slice>>);
+
+struct Slice {
+    source: Vec<f32>,
+    target: Vec<f32>,
+}
+
+impl Slices {
+    fn new(traffic: Traffic, threads: usize) -> Self {
+        let part = |bytes: u64, thread: usize| {
+            let floats = bytes.div_ceil(FLOAT) as usize;
+            let range: Range<usize> = floats * thread / threads..floats * (thread + 1) / threads;
+            vec![0.5f32; range.len()]
+        };
+        let slice = |thread| Slice {
+            source: part(traffic.read_bytes, thread),
+            target: part(traffic.write_bytes, thread),
+        };
+        Self((0..threads).map(|thread| Mutex::new(slice(thread))).collect())
+    }
+
+    fn run_on_one(&mut self, moves: Moves) {
+        for slice in &mut self.0 {
+            slice.get_mut().unwrap_or_else(PoisonError::into_inner).run(moves);
         }
     }
-    lanes.iter().sum()
+
+    fn run_on_all(&self, moves: Moves) {
+        rayon::broadcast(|thread| {
+            let slice = self.0[thread.index()].lock();
+            slice.unwrap_or_else(PoisonError::into_inner).run(moves);
+        });
+    }
+}
+
+impl Slice {
+    fn run(&mut self, moves: Moves) {
+        let Self { source, target } = self;
+        let both = match moves {
+            Moves::Apart => 0,
+            Moves::Copy | Moves::LibraryCopy => source.len().min(target.len()),
+        };
+        let (copied, read) = source.split_at(both);
+        let (copy, written) = target.split_at_mut(both);
+        let arch = Arch::new();
+        match moves {
+            Moves::Apart => {}
+            Moves::Copy => arch.dispatch(Copy { source: copied, target: copy }),
+            Moves::LibraryCopy => copy.copy_from_slice(copied),
+        }
+        black_box(arch.dispatch(Read(read)));
+        match moves {
+            // Every byte is the same: a call of `memset`.
+            Moves::LibraryCopy => bytemuck::cast_slice_mut::<f32, u8>(written).fill(0x3f),
+            Moves::Apart | Moves::Copy => arch.dispatch(Write(written)),
+        }
+        black_box(&target);
+    }
+}
+
+/// Independent vectors in flight: enough that loads bound, not additions.
+const UNROLL: usize = 8;
+
+/// Sum of floats.
+struct Read<'a>(&'a [f32]);
+
+impl WithSimd for Read<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> f32 {
+        let (vectors, tail) = S::as_simd_f32s(self.0);
+        let mut sums = [simd.splat_f32s(0.0); UNROLL];
+        let (groups, rest) = vectors.as_chunks::<UNROLL>();
+        for group in groups {
+            for (sum, &vector) in sums.iter_mut().zip(group) {
+                *sum = simd.add_f32s(*sum, vector);
+            }
+        }
+        for &vector in rest {
+            sums[0] = simd.add_f32s(sums[0], vector);
+        }
+        let all = sums.into_iter().reduce(|one, other| simd.add_f32s(one, other));
+        all.map_or(0.0, |all| simd.reduce_sum_f32s(all)) + tail.iter().sum::<f32>()
+    }
+}
+
+/// Fills floats.
+struct Write<'a>(&'a mut [f32]);
+
+impl WithSimd for Write<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let (vectors, tail) = S::as_mut_simd_f32s(self.0);
+        let value = simd.splat_f32s(black_box(0.75));
+        let (groups, rest) = vectors.as_chunks_mut::<UNROLL>();
+        groups.iter_mut().for_each(|group| *group = [value; UNROLL]);
+        rest.fill(value);
+        tail.fill(0.75);
+    }
+}
+
+/// Copies floats.
+struct Copy<'a> {
+    source: &'a [f32],
+    target: &'a mut [f32],
+}
+
+impl WithSimd for Copy<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        // Without an addition the compiler calls the C library.
+        let zero = simd.splat_f32s(black_box(0.0));
+        let (from, from_tail) = S::as_simd_f32s(self.source);
+        let (to, to_tail) = S::as_mut_simd_f32s(self.target);
+        let (from_groups, from_rest) = from.as_chunks::<UNROLL>();
+        let (to_groups, to_rest) = to.as_chunks_mut::<UNROLL>();
+        for (to, from) in to_groups.iter_mut().zip(from_groups) {
+            *to = from.map(|vector| simd.add_f32s(vector, zero));
+        }
+        to_rest.copy_from_slice(from_rest);
+        to_tail.copy_from_slice(from_tail);
+    }
 }

@@ -1,59 +1,80 @@
-//! The GPU's ceilings: bandwidths by our own passes, GEMMs by cuBLASLt, and what launching costs.
+//! The GPU's ceilings: memory traffic and matrix instructions by our own kernels, GEMMs by cuBLASLt
+//! where there is no such kernel, and the cost of launching.
 
-use super::{Bandwidth, Limits};
+use super::{CaseWork, Limits, MEMORY, MemoryLimit, Traffic};
 use crate::backend::BackendError;
+use crate::measure::Cache;
 use crate::measure::events::EventTimer;
 use crate::workload::{Unit, Work, random};
-use kernelgate_cuda::instruments::bandwidth::Passes;
+use kernelgate_cuda::instruments::matmul::{Operand, ResidentMatmul};
+use kernelgate_cuda::instruments::traffic::{Moved, Pass, TrafficPasses};
 use kernelgate_cuda::libraries::cublaslt::{Operands, SquareGemm};
 
-/// Working sets measured: far inside L2, about L2, and far beyond it.
-const WORKING_SETS: [u64; 6] = [2 << 20, 8 << 20, 32 << 20, 128 << 20, 512 << 20, 2 << 30];
-/// Side of the square GEMMs: large enough that every multiprocessor is busy to the end.
-const MATMUL_SIZE: u64 = 8192;
+/// Passes of each traffic that are measured at length, the fastest in one burst first.
+const CONTESTANTS: usize = 3;
+/// Bursts of each of those.
+const BURSTS: usize = 3;
+/// Offsets of the data of passes that nearly fill L2, bytes: on an H200 their times differ by 3 %.
+const PLACES: [u64; 3] = [0, 17 << 20, 47 << 20];
+/// Sides of the square GEMMs: large enough that every multiprocessor is busy to the end.
+const MATMUL_SIZES: [u64; 2] = [4096, 8192];
 /// How often an operand repeats what was drawn for it. Drawing all of it takes the host longer than
 /// the measurement; bits of neighbours, which the clock depends on, are as random.
 const REPEATS: usize = 16;
 
 impl Limits {
-    /// Measures those ceilings of the GPU that bound any of the works. Takes about a second.
+    /// Measures those ceilings of the GPU that bound any of the works. Takes about 80 ms for each
+    /// distinct traffic and half a second for each dtype that is multiplied.
     ///
     /// # Errors
     /// When the device fails; a unit whose library is missing is left out.
-    pub fn measure_cuda(events: &mut EventTimer, works: &[Work]) -> Result<Self, BackendError> {
+    pub fn measure_cuda(events: &mut EventTimer, works: &[CaseWork]) -> Result<Self, BackendError> {
         let mut limits = Self::default();
-        let pattern = random::normal(0, "bandwidth", 1 << 20);
-        let (free, _) = events.device().memory()?;
-        let sets: Vec<u64> = WORKING_SETS.into_iter().filter(|&bytes| 2 * bytes < free).collect();
-        let largest = sets.last().copied().unwrap_or(WORKING_SETS[0]);
-        let passes =
-            Passes::new(events.device(), largest as usize, bytemuck::cast_slice(&pattern))?;
-        if works.iter().any(|work| work.total_bytes() > 0) {
-            limits.bandwidth = sets
-                .into_iter()
-                .map(|bytes| bandwidth(events, &passes, bytes))
-                .collect::<Result<_, _>>()?;
-            limits.note_clock("memory", events.typical_clock_mhz());
-        }
-        drop(passes);
-        let wanted = |operands: &Operands| works.iter().any(|work| bounds(*operands, work));
-        for operands in Operands::ALL.into_iter().filter(wanted) {
+        limits.add_memory(events, &Traffic::distinct(works).into_iter().collect::<Vec<_>>())?;
+        let multiplied = |operands: &Operands| works.iter().any(|of| bounds(*operands, &of.work));
+        for operands in Operands::ALL.into_iter().filter(multiplied) {
             limits.add_matmul(events, operands)?;
         }
         limits.overhead = Some(events.overhead());
         Ok(limits)
     }
 
-    /// Measures all of them: bandwidths, and GEMMs of every dtype. Takes some seconds.
+    /// Measures the ceilings of these works, and matmuls of every dtype.
     ///
     /// # Errors
     /// As [`Self::measure_cuda`].
-    pub fn measure_cuda_all(events: &mut EventTimer) -> Result<Self, BackendError> {
-        let mut limits = Self::measure_cuda(events, &[Work::bytes(1, 1)])?;
+    pub fn measure_cuda_all(
+        events: &mut EventTimer,
+        works: &[CaseWork],
+    ) -> Result<Self, BackendError> {
+        let mut limits = Self::measure_cuda(events, works)?;
         for operands in Operands::ALL {
             limits.add_matmul(events, operands)?;
         }
         Ok(limits)
+    }
+
+    fn add_memory(
+        &mut self,
+        events: &mut EventTimer,
+        traffic: &[Traffic],
+    ) -> Result<(), BackendError> {
+        let most = |bytes: fn(&Traffic) -> u64| traffic.iter().map(bytes).max();
+        let (Some(read_bytes), Some(write_bytes)) =
+            (most(|of| of.read_bytes), most(|of| of.write_bytes))
+        else {
+            return Ok(());
+        };
+        let pattern = random::normal(0, "bandwidth", 1 << 20);
+        let pattern = bytemuck::cast_slice(&pattern);
+        let room = PLACES[PLACES.len() - 1];
+        let room = (read_bytes + room, write_bytes + room);
+        let passes = TrafficPasses::new(events.device(), room, pattern)?;
+        for &traffic in traffic {
+            self.memory.push(memory_limit(events, &passes, traffic)?);
+        }
+        self.note_clock(MEMORY, events.typical_clock_mhz());
+        Ok(())
     }
 
     fn add_matmul(
@@ -61,10 +82,10 @@ impl Limits {
         events: &mut EventTimer,
         operands: Operands,
     ) -> Result<(), BackendError> {
-        if let Some((rate, clock_mhz)) = matmul(events, operands)? {
-            let key = format!("{} {}", Unit::Matmul.name(), operands.name());
-            self.note_clock(&key, clock_mhz);
-            self.flops_per_s.insert(key, rate);
+        let key = format!("{} {}", Unit::Matmul.name(), operands.name());
+        if let Some(rate) = matmul(events, operands)? {
+            self.note_clock(&key, rate.clock_mhz);
+            self.flops_per_s.insert(key, rate.per_s);
         }
         Ok(())
     }
@@ -81,47 +102,120 @@ fn bounds(operands: Operands, work: &Work) -> bool {
         .any(|flops| flops.unit == Unit::Matmul && flops.dtype.name() == operands.name())
 }
 
-fn bandwidth(
+/// The fastest pass in one burst each, then the fastest of those in several bursts.
+fn memory_limit(
     events: &mut EventTimer,
-    passes: &Passes,
-    bytes: u64,
-) -> Result<Bandwidth, BackendError> {
-    let mut rate = |pass: &dyn Fn() -> Result<(), BackendError>| -> Result<f64, BackendError> {
-        Ok(bytes as f64 / events.typical_ns(&mut || pass())? * 1e9)
-    };
-    Ok(Bandwidth {
-        working_set_bytes: bytes,
-        read: rate(&|| passes.read(bytes))?,
-        copy: rate(&|| passes.copy(bytes))?,
-        write: rate(&|| passes.write(bytes))?,
-    })
-}
-
-/// The fastest of the algorithms that cuBLASLt proposes, operations a second, and the SM clock,
-/// MHz; `None` where the library is missing.
-fn matmul(
-    events: &mut EventTimer,
-    operands: Operands,
-) -> Result<Option<(f64, Option<f64>)>, BackendError> {
-    let elements = (MATMUL_SIZE * MATMUL_SIZE) as usize;
-    let operand = |name| random_operand(operands, name, elements / REPEATS).repeat(REPEATS);
-    let (a, b) = (operand("a"), operand("b"));
-    let Some(gemm) = SquareGemm::new(events.device(), operands, MATMUL_SIZE, [&a, &b])? else {
-        return Ok(None);
-    };
-    let (mut fastest_ns, mut clock_mhz) = (f64::INFINITY, None);
-    for algorithm in 0..gemm.algorithms() {
-        // One that the library proposes and then refuses is no ceiling.
-        if gemm.launch(algorithm).is_ok() {
-            let typical_ns = events.typical_ns(&mut || gemm.launch(algorithm))?;
-            if typical_ns < fastest_ns {
-                (fastest_ns, clock_mhz) = (typical_ns, events.typical_clock_mhz());
+    passes: &TrafficPasses,
+    traffic: Traffic,
+) -> Result<MemoryLimit, BackendError> {
+    let Traffic { read_bytes, write_bytes, cache } = traffic;
+    let moved = |offset| Moved { read_bytes, write_bytes, offset };
+    let mut tried = Vec::new();
+    for pass in Pass::ALL {
+        let mut launch = || passes.launch(pass, moved(0));
+        tried.push((events.ceiling(cache, &mut launch)?.burst_ns()?, pass));
+    }
+    tried.sort_by(|one, other| one.0.total_cmp(&other.0));
+    let l2_bytes = events.device().facts().l2_bytes;
+    let near_l2 = (l2_bytes / 4..2 * l2_bytes).contains(&traffic.total_bytes());
+    let places = if cache == Cache::Hot && near_l2 { &PLACES[..] } else { &PLACES[..1] };
+    let (mut time_ns, mut fastest) = (f64::INFINITY, tried[0].1);
+    for &(_, pass) in tried.iter().take(CONTESTANTS) {
+        for &place in places {
+            let mut launch = || passes.launch(pass, moved(place));
+            let mut ceiling = events.ceiling(cache, &mut launch)?;
+            let mut pass_ns = f64::INFINITY;
+            for _ in 0..BURSTS {
+                pass_ns = pass_ns.min(ceiling.burst_ns()?);
+            }
+            if ceiling.may_be_capped() {
+                pass_ns = ceiling.settled_ns()?;
+            }
+            if pass_ns < time_ns {
+                (time_ns, fastest) = (pass_ns, pass);
             }
         }
     }
-    events.device().synchronize()?;
-    let rate = || 2.0 * (MATMUL_SIZE as f64).powi(3) / fastest_ns * 1e9;
-    Ok(fastest_ns.is_finite().then(|| (rate(), clock_mhz)))
+    Ok(MemoryLimit { traffic, time_ns, pass: fastest.to_string() })
+}
+
+/// Operations a second and the SM clock in MHz: of instructions whose operands stay in shared memory
+/// where this architecture has them, else of the fastest GEMM of cuBLASLt. Absent where neither is
+/// known.
+fn matmul(events: &mut EventTimer, operands: Operands) -> Result<Option<Rate>, BackendError> {
+    let resident = match operands {
+        Operands::Fp8 => Some(Operand::E4m3),
+        Operands::Bf16 => Some(Operand::Bf16),
+        Operands::F16 => Some(Operand::F16),
+        Operands::Tf32 => Some(Operand::Tf32),
+        Operands::F32 => None,
+    };
+    if let Some(operand) = resident {
+        let elements = ResidentMatmul::OPERAND_BYTES / operands.bytes();
+        let bytes = random_operand(operands, "resident", elements);
+        match ResidentMatmul::new(events.device(), operand, &bytes) {
+            Ok(matmul) => {
+                let mut launch = || matmul.launch();
+                return Rate::settled(events, matmul.flops(), &mut launch).map(Some);
+            }
+            Err(BackendError::Unsupported(_)) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let mut fastest: Option<Rate> = None;
+    for size in MATMUL_SIZES {
+        let rate = library_matmul(events, operands, size)?;
+        let best = fastest.into_iter().chain(rate).max_by(|a, b| a.per_s.total_cmp(&b.per_s));
+        fastest = best;
+    }
+    Ok(fastest)
+}
+
+/// Operations a second, and the SM clock meanwhile.
+struct Rate {
+    per_s: f64,
+    clock_mhz: Option<f64>,
+}
+
+impl Rate {
+    /// Rate of the fastest window in the steady power state, of launches of so many operations.
+    fn settled(
+        events: &mut EventTimer,
+        flops: f64,
+        launch: &mut dyn FnMut() -> Result<(), BackendError>,
+    ) -> Result<Self, BackendError> {
+        let launch_ns = events.ceiling(Cache::Hot, launch)?.fastest_window_ns()?;
+        let clock_mhz = events.typical_clock_mhz();
+        events.device().synchronize()?;
+        Ok(Self { per_s: flops / launch_ns * 1e9, clock_mhz })
+    }
+}
+
+/// The fastest of the algorithms that cuBLASLt proposes for square matrices.
+fn library_matmul(
+    events: &mut EventTimer,
+    operands: Operands,
+    size: u64,
+) -> Result<Option<Rate>, BackendError> {
+    let elements = (size * size) as usize;
+    let operand = |name| random_operand(operands, name, elements / REPEATS).repeat(REPEATS);
+    let (a, b) = (operand("a"), operand("b"));
+    let Some(gemm) = SquareGemm::new(events.device(), operands, size, [&a, &b])? else {
+        return Ok(None);
+    };
+    let mut tried = Vec::new();
+    for algorithm in 0..gemm.algorithms() {
+        // One that the library proposes and then refuses is no ceiling.
+        if gemm.launch(algorithm).is_ok() {
+            let mut launch = || gemm.launch(algorithm);
+            tried.push((events.ceiling(Cache::Hot, &mut launch)?.burst_ns()?, algorithm));
+        }
+    }
+    let fastest = tried.into_iter().min_by(|one, other| one.0.total_cmp(&other.0));
+    let flops = 2.0 * (size as f64).powi(3);
+    fastest
+        .map(|(_, algorithm)| Rate::settled(events, flops, &mut || gemm.launch(algorithm)))
+        .transpose()
 }
 
 /// Elements of a random operand, never zeros: a bf16 GEMM of zeros runs faster.

@@ -1,17 +1,16 @@
 //! The device's measured ceilings, and the time they allow for declared work.
 //!
-//! Bandwidth depends on where the working set lives, so it is measured at several sizes and
-//! interpolated between them: a case whose data fits a cache is bounded by the bandwidth of that
-//! cache. Fractions are not clamped: above 100 % is a finding.
+//! The memory ceiling of a case is the time of the fastest of our own passes that moves as many bytes
+//! as the case declares, with its caches hot or cold; each distinct traffic is measured once.
+//! Nothing is interpolated. Fractions are not clamped: above 100 % is a finding.
 
 mod cpu;
 #[cfg(feature = "matmul-ceiling")]
 mod cpu_matmul;
 mod cuda;
 mod fastest;
-mod floor;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -22,8 +21,9 @@ use crate::workload::Work;
 /// Measured ceilings of a device.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Limits {
-    /// Bandwidths by working set, smallest first.
-    pub bandwidth: Vec<Bandwidth>,
+    /// Memory ceilings by traffic; empty in records from before they were measured so.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub memory: Vec<MemoryLimit>,
     /// Operations a second, by unit and dtype ("matmul f32").
     pub flops_per_s: BTreeMap<String, f64>,
     /// What launching costs, on a device that is launched on.
@@ -33,6 +33,62 @@ pub struct Limits {
     /// "matmul f32"); empty where the device does not tell.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub clock_mhz: BTreeMap<String, f64>,
+}
+
+/// Declared work of a case, with the state of its caches.
+#[derive(Debug, Clone)]
+pub struct CaseWork {
+    /// Work of a launch.
+    pub work: Work,
+    /// Caches when the launch begins.
+    pub cache: Cache,
+}
+
+/// Bytes that a launch moves, and the state of the caches before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Traffic {
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+    /// Caches when the launch begins.
+    pub cache: Cache,
+}
+
+impl Traffic {
+    /// Traffic of a work.
+    pub const fn new(work: &Work, cache: Cache) -> Self {
+        Self { read_bytes: work.read_bytes, write_bytes: work.write_bytes, cache }
+    }
+
+    /// Bytes read and written.
+    pub const fn total_bytes(self) -> u64 {
+        self.read_bytes + self.write_bytes
+    }
+
+    /// Each traffic of the works once, smallest first; works that move nothing have none.
+    fn distinct(works: &[CaseWork]) -> BTreeSet<Self> {
+        let all = works.iter().map(|of| Self::new(&of.work, of.cache));
+        all.filter(|traffic| traffic.total_bytes() > 0).collect()
+    }
+}
+
+/// Memory ceiling for one traffic.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct MemoryLimit {
+    /// Bytes moved.
+    pub traffic: Traffic,
+    /// Time of the fastest pass, nanoseconds.
+    pub time_ns: f64,
+    /// The fastest pass, in words.
+    pub pass: String,
+}
+
+impl MemoryLimit {
+    /// Bytes a second.
+    pub fn bytes_per_s(&self) -> f64 {
+        self.traffic.total_bytes() as f64 / self.time_ns * 1e9
+    }
 }
 
 /// What launching and timing cost on a GPU, nanoseconds.
@@ -52,30 +108,8 @@ pub struct Overhead {
     pub around_graph_ns: f64,
 }
 
-/// Bandwidths with one working set: all bytes that the pass touches.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Bandwidth {
-    /// Bytes touched.
-    pub working_set_bytes: u64,
-    /// Bytes a second when everything is read.
-    pub read: f64,
-    /// Bytes a second when half is read and half is written, both counted.
-    pub copy: f64,
-    /// Bytes a second when everything is written.
-    pub write: f64,
-}
-
-impl Bandwidth {
-    /// Reads cost what the read pass measured; writes concurrent with reads cost what a copy takes
-    /// beyond its reads. Nanoseconds.
-    fn time_ns(&self, read_bytes: u64, write_bytes: u64) -> f64 {
-        // What a copy takes beyond its reads; inside a cache the two overlap, and then half the
-        // time of writes alone is the least.
-        let beside_reads = (2.0 / self.copy - 1.0 / self.read).max(0.5 / self.write);
-        let write_s = if read_bytes == 0 { 1.0 / self.write } else { beside_reads };
-        (read_bytes as f64 / self.read + write_bytes as f64 * write_s) * 1e9
-    }
-}
+/// Name of the memory ceiling in [`TimeLimit::by`].
+const MEMORY: &str = "memory";
 
 /// The time that the ceilings allow, and which ceiling sets it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -100,9 +134,8 @@ impl TimeLimit {
         self.time_ns / elapsed_ns
     }
 
-    /// Why these times of a launch cannot be true, if they cannot, of the least time that the work
-    /// may take ([`Limits::floor`]): ceilings are measured to a few per cent, and no kernel is twice
-    /// as fast as they allow unless it does less than the declared work.
+    /// Why these times of a launch cannot be true, if they cannot: ceilings are measured to a few per
+    /// cent, and no kernel is twice as fast as they allow unless it does less than the declared work.
     pub fn broken_by(&self, per_launch_ns: &[f64]) -> Option<String> {
         const MAX_FRACTION: f64 = 2.0;
         if per_launch_ns.is_empty() {
@@ -133,9 +166,8 @@ impl Limits {
     /// # Errors
     /// A fragment that says what is wrong.
     pub fn validate(&self) -> Result<(), String> {
-        for Bandwidth { read, copy, write, .. } in &self.bandwidth {
-            let mut all = [read, copy, write].into_iter();
-            all.try_for_each(|rate| possible::check_rate("a bandwidth", *rate))?;
+        for limit in &self.memory {
+            possible::check_launch_ns("a memory limit", limit.time_ns)?;
         }
         for (unit, rate) in &self.flops_per_s {
             possible::check_rate(&format!("a ceiling ({unit})"), *rate)?;
@@ -155,14 +187,14 @@ impl Limits {
         self.bounds(work, cache).into_iter().max_by(|a, b| a.time_ns.total_cmp(&b.time_ns))
     }
 
-    /// The least times for the work that memory and each unit allow. Units whose ceiling was not
-    /// measured do not bound. With cold caches the data comes from memory, however small it is.
+    /// The least times for the work that memory and each unit allow. Traffic and units that were not
+    /// measured do not bound.
     pub fn bounds(&self, work: &Work, cache: Cache) -> Vec<TimeLimit> {
-        let mut bounds = Vec::new();
-        if let Some(time_ns) = self.memory_ns(work.read_bytes, work.write_bytes, cache) {
-            bounds.push(TimeLimit { time_ns, by: "memory".to_owned() });
-        }
-        bounds.extend(self.unit_bounds(work));
+        let traffic = Traffic::new(work, cache);
+        let memory = self.memory.iter().find(|limit| limit.traffic == traffic);
+        let memory =
+            memory.map(|limit| TimeLimit { time_ns: limit.time_ns, by: MEMORY.to_owned() });
+        let mut bounds: Vec<TimeLimit> = memory.into_iter().chain(self.unit_bounds(work)).collect();
         bounds.retain(|bound| bound.time_ns > 0.0);
         bounds
     }
@@ -179,52 +211,21 @@ impl Limits {
         bounds
     }
 
-    fn memory_ns(&self, read_bytes: u64, write_bytes: u64, cache: Cache) -> Option<f64> {
-        let at = match cache {
-            Cache::Hot => self.bandwidth_at(read_bytes + write_bytes)?,
-            Cache::Cold => *self.bandwidth.last()?,
-        };
-        Some(at.time_ns(read_bytes, write_bytes))
+    /// The memory ceiling of the largest traffic.
+    pub fn largest_memory(&self) -> Option<&MemoryLimit> {
+        self.memory.iter().max_by_key(|limit| limit.traffic.total_bytes())
     }
 
-    /// Bandwidths for a working set, by linear interpolation of seconds a byte over the logarithm
-    /// of the size.
-    fn bandwidth_at(&self, working_set_bytes: u64) -> Option<Bandwidth> {
-        let (first, last) = (*self.bandwidth.first()?, *self.bandwidth.last()?);
-        let above = self
-            .bandwidth
-            .iter()
-            .position(|measured| measured.working_set_bytes >= working_set_bytes);
-        let (low, high) = match above {
-            Some(0) => (first, first),
-            Some(i) => (self.bandwidth[i - 1], self.bandwidth[i]),
-            None => (last, last),
-        };
-        if low.working_set_bytes == high.working_set_bytes {
-            return Some(low);
-        }
-        let log = |bytes: u64| (bytes as f64).ln();
-        let share = (log(working_set_bytes) - log(low.working_set_bytes))
-            / (log(high.working_set_bytes) - log(low.working_set_bytes));
-        let mix = |low: f64, high: f64| 1.0 / ((1.0 - share) / low + share / high);
-        Some(Bandwidth {
-            working_set_bytes,
-            read: mix(low.read, high.read),
-            copy: mix(low.copy, high.copy),
-            write: mix(low.write, high.write),
-        })
-    }
-
-    /// The ceilings in one line, at the largest working set.
+    /// The ceilings in one line; of memory, that of the largest traffic.
     pub fn summary(&self) -> String {
         let mut parts = Vec::new();
-        if let Some(last) = self.bandwidth.last() {
-            let gb = |rate: f64| rate / 1e9;
+        if let Some(largest) = self.largest_memory() {
+            let gb = |bytes: u64| bytes as f64 / 1e9;
             parts.push(format!(
-                "read {:.1} GB/s, copy {:.1} GB/s, write {:.1} GB/s",
-                gb(last.read),
-                gb(last.copy),
-                gb(last.write)
+                "memory {:.1} GB/s ({:.3} GB read, {:.3} GB written)",
+                largest.bytes_per_s() / 1e9,
+                gb(largest.traffic.read_bytes),
+                gb(largest.traffic.write_bytes)
             ));
         }
         if let Some(overhead) = &self.overhead {
@@ -247,14 +248,18 @@ mod tests {
     use crate::workload::{Dtype, Unit};
 
     fn limits() -> Limits {
-        let at = |working_set_bytes, scale: f64| Bandwidth {
-            working_set_bytes,
-            read: 4e9 * scale,
-            copy: 4e9 * scale,
-            write: 2e9 * scale,
+        let at = |read_bytes, write_bytes, cache, time_ns| MemoryLimit {
+            traffic: Traffic { read_bytes, write_bytes, cache },
+            time_ns,
+            pass: "of a test".to_owned(),
         };
         Limits {
-            bandwidth: vec![at(1000, 4.0), at(1_000_000, 1.0)],
+            memory: vec![
+                at(500, 0, Cache::Hot, 30.0),
+                at(500, 0, Cache::Cold, 120.0),
+                at(500, 100, Cache::Hot, 40.0),
+                at(4, 0, Cache::Hot, 1.0),
+            ],
             flops_per_s: BTreeMap::from([("matmul f32".to_owned(), 1e9)]),
             overhead: None,
             clock_mhz: BTreeMap::new(),
@@ -262,26 +267,31 @@ mod tests {
     }
 
     #[test]
-    fn memory_bounds_by_reads_and_writes() {
-        let bound = |read, write| limits().bound(&Work::bytes(read, write), Cache::Hot).unwrap();
-        // 4 GB/s read; a copy at 4 GB/s leaves 4 GB/s for its writes.
-        assert_eq!(bound(4_000_000, 0), TimeLimit { time_ns: 1e6, by: "memory".to_owned() });
-        assert!((bound(4_000_000, 4_000_000).time_ns - 2e6).abs() < 1e-3);
-        // Writes alone are bounded by the write pass.
-        assert!((bound(0, 4_000_000).time_ns - 2e6).abs() < 1e-3);
+    fn memory_bounds_traffic_that_was_measured() {
+        let bound = |read, write, cache| {
+            limits().bound(&Work::bytes(read, write), cache).map(|bound| bound.time_ns)
+        };
+        assert_eq!(bound(500, 0, Cache::Hot), Some(30.0));
+        assert_eq!(bound(500, 0, Cache::Cold), Some(120.0));
+        assert_eq!(bound(500, 100, Cache::Hot), Some(40.0));
+        assert_eq!(bound(500, 101, Cache::Hot), None);
     }
 
     #[test]
-    fn small_working_sets_are_held_against_the_cache() {
-        let rate = |bytes: u64| {
-            bytes as f64 / limits().bound(&Work::bytes(bytes, 0), Cache::Hot).unwrap().time_ns
-        };
-        assert!((rate(500) - 16.0).abs() < 1e-9);
-        assert!((rate(10_000_000) - 4.0).abs() < 1e-9);
-        let between = rate(31_623);
-        assert!(between > 4.0 && between < 16.0, "{between}");
-        let cold = limits().bound(&Work::bytes(500, 0), Cache::Cold).unwrap();
-        assert!((500.0 / cold.time_ns - 4.0).abs() < 1e-9);
+    fn each_traffic_is_measured_once() {
+        let of = |read, write, cache| CaseWork { work: Work::bytes(read, write), cache };
+        let works = [
+            of(8, 0, Cache::Hot),
+            of(4, 4, Cache::Hot),
+            of(8, 0, Cache::Cold),
+            of(8, 0, Cache::Hot),
+            of(0, 0, Cache::Hot),
+        ];
+        let distinct: Vec<_> = Traffic::distinct(&works)
+            .into_iter()
+            .map(|traffic| (traffic.read_bytes, traffic.write_bytes, traffic.cache))
+            .collect();
+        assert_eq!(distinct, [(4, 4, Cache::Hot), (8, 0, Cache::Hot), (8, 0, Cache::Cold)]);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 use super::*;
-use crate::measure::limits::Bandwidth;
+use crate::measure::Cache;
+use crate::measure::limits::{MemoryLimit, Traffic};
 
 #[test]
 fn what_names_files_is_a_name_and_errors_are_numbers_from_0() {
@@ -85,9 +86,10 @@ fn a_run_is_as_strict_as_the_baseline_of_it() {
         refused(&format!("a host launch of {shown} ns"), &|_, case| {
             case.samples.host_launch_ns = Some(bad);
         });
-        let rates = |copy| Bandwidth { working_set_bytes: 1, read: 1e9, copy, write: 1e9 };
-        refused(&format!("a bandwidth of {shown} a second"), &|run, _| {
-            run.limits.bandwidth = vec![rates(1e9), rates(bad)];
+        let traffic = Traffic { read_bytes: 4, write_bytes: 0, cache: Cache::Hot };
+        let at = |time_ns| MemoryLimit { traffic, time_ns, pass: "a pass".to_owned() };
+        refused(&format!("a memory limit of {shown} ns a launch"), &|run, _| {
+            run.limits.memory = vec![at(1.0), at(bad)];
         });
         refused(&format!("a ceiling (other f32) of {shown} a second"), &|run, _| {
             run.limits.flops_per_s = [("other f32".to_owned(), bad)].into();

@@ -1,0 +1,79 @@
+// The ceiling of the tensor cores: warpgroup MMAs whose operands never leave shared memory.
+//
+//   d[64][256] += a[64][k] b[256][k]^T, round after round; d begins anew every eight rounds
+//
+// A GEMM also moves its operands, which draws power: at the power cap it runs at a lower clock than
+// these instructions alone. The sum of d is written only if it equals a given number, so that the
+// instructions cannot be dropped.
+//
+// Threads: two warpgroups, each with rows of its own against the same columns.
+// Shared memory: b, 256 rows of 128 bytes, then a of each warpgroup, 64 rows of 128 bytes.
+// Grid: a block a multiprocessor.
+// Bound: 2 * 2 * 64 * 256 * 128 / (bytes of an element) operations a block and round.
+//
+// TYPE is the operands' name in PTX, STEP how many of them are 32 bytes.
+#include "common/wgmma.cuh"
+
+#if STEP == 16
+#define TRANSPOSES ", 0, 0"
+#else
+#define TRANSPOSES ""
+#endif
+
+constexpr int kTileWords = (256 + 2 * 64) * 128 / 4;
+constexpr int kInstructions = 4;  // of 32 bytes along k
+constexpr int kStepBytes = 32;
+
+#define TEXT_OF(x) #x
+#define TEXT(x) TEXT_OF(x)
+#define ACCUMULATORS                                                                             \
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
+  "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31," \
+  "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47," \
+  "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63," \
+  "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79," \
+  "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95," \
+  "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111," \
+  "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+
+// d += a b^T where it `continues`, else d = a b^T.
+__device__ __forceinline__ void multiply(float (&d)[128], u64 a, u64 b, int continues) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k" TEXT(STEP) ".f32." TEXT(TYPE) "." TEXT(TYPE)
+      " {" ACCUMULATORS "}, %128, %129, p, 1, 1" TRANSPOSES ";\n}"
+      : ACCUMULATORS_32(d, 0), ACCUMULATORS_32(d, 32), ACCUMULATORS_32(d, 64),
+        ACCUMULATORS_32(d, 96)
+      : "l"(a), "l"(b), "r"(continues));
+}
+
+extern "C" __global__ void __launch_bounds__(256, 1)
+    measure_resident_matmul(const u32* __restrict__ operands, int rounds, float improbable,
+                            float* guard) {
+  __shared__ __align__(1024) u32 tiles[kTileWords];
+  for (int i = threadIdx.x; i < kTileWords; i += blockDim.x) tiles[i] = operands[i];
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  __syncthreads();
+
+  const u32 shared = static_cast<u32>(__cvta_generic_to_shared(tiles));
+  const u64 b = operand(shared);
+  const u64 a = operand(shared + 256 * 128 + threadIdx.x / 128 * 64 * 128);
+  float d[128];
+#pragma unroll
+  for (int i = 0; i < 128; ++i) d[i] = 0.0f;
+  for (int round = 0; round < rounds; ++round) {
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kInstructions; ++i) {
+      multiply(d, operand_after(a, i * kStepBytes), operand_after(b, i * kStepBytes),
+               i > 0 || round % 8 != 0);
+    }
+    wgmma_commit();
+    wgmma_wait<1>();
+  }
+  wgmma_wait<0>();
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 128; ++i) sum += d[i];
+  if (sum == improbable) *guard = sum;
+}

@@ -1,0 +1,112 @@
+//! The ceiling of the tensor cores of sm_90a: warpgroup MMAs whose operands stay in shared memory.
+//! Deliberately absent: other architectures, whose ceiling is that of a library's GEMMs.
+
+use crate::{Argument, BackendError, Buffer, Device, KernelSpec, LoadedKernel, Requires, Source};
+
+/// The rows.
+pub(super) const KERNELS: &[KernelSpec<(Operand, usize)>] = &[RESIDENT];
+
+const RESIDENT: KernelSpec<(Operand, usize)> = KernelSpec {
+    defines: |(operand, _)| operand.macros(),
+    requires: Requires::Exactly("sm_90a"),
+    variants: || Operand::ALL.map(|operand| (operand, 1)).to_vec(),
+    ..KernelSpec::new(
+        Source::new(
+            "measure/resident_matmul",
+            include_str!("../../kernels/measure/resident_matmul.cu"),
+        ),
+        "measure_resident_matmul",
+        256,
+        |&(_, multiprocessors)| [multiprocessors, 1, 1],
+    )
+};
+
+/// Type of both operands; sums are f32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operand {
+    /// 8-bit floats of 4 exponent and 3 mantissa bits.
+    E4m3,
+    /// Brain floats.
+    Bf16,
+    /// IEEE half precision.
+    F16,
+    /// f32 rounded to 10 mantissa bits.
+    Tf32,
+}
+
+impl Operand {
+    const ALL: [Self; 4] = [Self::E4m3, Self::Bf16, Self::F16, Self::Tf32];
+
+    /// Elements of 32 bytes, which an instruction has along k.
+    const fn step(self) -> u64 {
+        match self {
+            Self::E4m3 => 32,
+            Self::Bf16 | Self::F16 => 16,
+            Self::Tf32 => 8,
+        }
+    }
+
+    fn macros(self) -> Vec<String> {
+        let name = match self {
+            Self::E4m3 => "e4m3",
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+            Self::Tf32 => "tf32",
+        };
+        vec![format!("TYPE={name}"), format!("STEP={}", self.step())]
+    }
+}
+
+/// Operands in device memory, and the kernel that multiplies them over and over.
+pub struct ResidentMatmul {
+    kernel: LoadedKernel,
+    operands: Buffer,
+    guard: Buffer,
+    flops: f64,
+}
+
+impl ResidentMatmul {
+    /// Bytes of the operands of a block.
+    pub const OPERAND_BYTES: usize = (256 + 2 * 64) * 128;
+    /// Rounds of a launch: about a millisecond, of which beginning and end are little.
+    const ROUNDS: i32 = 2000;
+    /// Instructions of a round: four of each of the two warpgroups.
+    const INSTRUCTIONS: u64 = 8;
+
+    /// Compiles the kernel and uploads the operands, which every block reads: random numbers, as
+    /// zeros draw less power.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] where the GPU is not of sm_90a; others when the kernel does not
+    /// compile, or memory is short.
+    pub fn new(device: &Device, operand: Operand, operands: &[u8]) -> Result<Self, BackendError> {
+        let multiprocessors = u64::from(device.facts().multiprocessors);
+        let kernel = RESIDENT.load(device, &(operand, multiprocessors as usize))?;
+        let instruction = 2 * 64 * 256 * operand.step();
+        let instructions = Self::INSTRUCTIONS * Self::ROUNDS as u64 * multiprocessors;
+        Ok(Self {
+            kernel,
+            operands: device.repeat(operands, Self::OPERAND_BYTES)?,
+            guard: device.upload(&[0; 4])?,
+            flops: (instruction * instructions) as f64,
+        })
+    }
+
+    /// Operations of a launch.
+    pub const fn flops(&self) -> f64 {
+        self.flops
+    }
+
+    /// Enqueues a launch.
+    ///
+    /// # Errors
+    /// When the launch is refused.
+    pub fn launch(&self) -> Result<(), BackendError> {
+        self.kernel.launch(&[
+            Argument::from(&self.operands),
+            Argument::I32(Self::ROUNDS),
+            Argument::F32(f32::MIN_POSITIVE),
+            Argument::from(&self.guard),
+        ])
+    }
+}
