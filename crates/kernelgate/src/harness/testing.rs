@@ -1,6 +1,9 @@
 //! One case at a time, for tests of the checks that a case passes; `cargo bench` does the same with
 //! each of its cases.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
 use super::auditing::after_timing::Checked;
 use super::recording::recorder::Event;
 pub use super::running::case_error::CaseError;
@@ -82,7 +85,7 @@ impl Bench<'_> {
         let group = &selection.groups[0];
         let case = group.cases.iter().find(|case| case.cache == self.cache);
         let case = case.expect("tests name caches that cases have");
-        let session = OneCase { sampling: self.sampling, verified };
+        let session = OneCase { sampling: self.sampling, verified, errors: RefCell::default() };
         let mut ready = session.prepare(group, self.target)?;
         let mut verified = session.verify(&mut ready, group, case, self.target)?;
         let (settings, timer) = (Settings::defaults(), Timer::new(self.target)?);
@@ -94,6 +97,24 @@ impl Bench<'_> {
             None,
             &mut session.sampler().open(group),
         )
+    }
+
+    /// Verifies and times the first problem of a suite in each state of the caches. Returns the error
+    /// of each case by id; absent where it has a time.
+    ///
+    /// # Errors
+    /// When the device fails.
+    ///
+    /// # Panics
+    /// When no case of the suite has these axes.
+    pub fn errors(&self, suite: &Suite) -> Result<BTreeMap<String, Option<String>>, CaseError> {
+        let session =
+            OneCase { sampling: self.sampling, verified: None, errors: RefCell::default() };
+        let (settings, timer) = (Settings::defaults(), Timer::new(self.target)?);
+        let progress = BenchProgress::new(settings.quiet, 1);
+        let execution = Execution::new(&session, &settings, self.target.clone(), timer, progress);
+        execution.run(&self.select(suite)).expect("nothing is written");
+        Ok(session.errors.into_inner())
     }
 
     /// Verifies each row of a suite on inputs of its own, as `kernelgate verify` does.
@@ -126,6 +147,8 @@ struct OneCase {
     sampling: TrialSampling,
     /// Outputs that an earlier process found right.
     verified: Option<fn(&Tensors) -> Tensors>,
+    /// Error of each case; absent where it has a time.
+    errors: RefCell<BTreeMap<String, Option<String>>>,
 }
 
 impl Session for OneCase {
@@ -153,7 +176,13 @@ impl Session for OneCase {
         Sampler::Plan(self.sampling, PowerMode::Steady)
     }
 
-    fn record(&self, _: Event<'_>) -> Result<(), FileError> {
+    fn record(&self, event: Event<'_>) -> Result<(), FileError> {
+        let mut errors = self.errors.borrow_mut();
+        match event {
+            Event::Timed(id, _) => drop(errors.insert(id.to_owned(), None)),
+            Event::Failed(id, why) => drop(errors.insert(id.to_owned(), Some(why.to_owned()))),
+            Event::DeviceMemory(..) | Event::Skipped(..) => {}
+        }
         Ok(())
     }
 

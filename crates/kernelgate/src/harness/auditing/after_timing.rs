@@ -180,7 +180,15 @@ fn replay(
         true => Tensors::new(),
         false => group.bound.problem().redraw(&names, ready.seed ^ turn),
     };
-    let reuse = reuse::check(first, executable, stopwatch, &draw);
+    let mut reuse = reuse::check(first, executable, stopwatch, &draw);
+    if let (Ok(replaced), Some(changed)) = (&reuse, changed) {
+        let replaced = *replaced;
+        let new: Vec<_> = changed.values.iter().collect();
+        let named = |&(name, _): &(_, _)| (name, ready.inputs.tensor(name));
+        let original: Vec<_> = new.iter().map(named).collect();
+        let short = reuse::check_short(executable, stopwatch, [&original, &new]);
+        reuse = short.map(|also| also || replaced);
+    }
     if !matches!(reuse, Ok(false)) {
         replace(executable)?;
     }

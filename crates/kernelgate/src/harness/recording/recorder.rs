@@ -34,7 +34,7 @@ pub enum Event<'a> {
     DeviceMemory(&'a [&'a str], u64),
     /// Cases cannot run here, or did not begin.
     Skipped(&'a [&'a str], &'a str),
-    /// A case is wrong or broke.
+    /// A case is wrong or broke; it has no time, also where it had one.
     Failed(&'a str, &'a str),
 }
 
@@ -71,7 +71,10 @@ impl Recorder {
                 let each = ids.iter().map(|id| ((*id).to_owned(), reason.to_owned()));
                 run.skipped.extend(each);
             }
-            Event::Failed(id, error) => drop(run.failed.insert(id.to_owned(), error.to_owned())),
+            Event::Failed(id, error) => {
+                run.cases.remove(id);
+                run.failed.insert(id.to_owned(), error.to_owned());
+            }
         })
     }
 

@@ -192,7 +192,13 @@ impl<'a> Execution<'a> {
                     let _activity = spent::on("record");
                     self.session.record(Event::Timed(&case.id, Box::new(record)))?;
                 }
-                Err(error) => exit = exit.max(self.fail(std::slice::from_ref(case), &error)?),
+                Err(error) => {
+                    exit = exit.max(self.fail(std::slice::from_ref(case), &error)?);
+                    if matches!(error, CaseError::Fail(_)) {
+                        self.withhold(case, cases)?;
+                        break;
+                    }
+                }
             }
         }
         let _activity = spent::on("free");
@@ -207,6 +213,17 @@ impl<'a> Execution<'a> {
             self.session.record(Event::DeviceMemory(&ids, bytes))?;
         }
         Ok(exit)
+    }
+
+    /// Fails the other cache states of an implementation that failed in one of them: its outputs are
+    /// wrong, or it does not do its work, and another state may only hide that.
+    fn withhold(&mut self, failed: &Case, cases: &[Case]) -> Result<(), HarnessError> {
+        let why = format!("has no time: {} of the same implementation failed", failed.id);
+        let error = CaseError::Fail(why);
+        for case in cases.iter().filter(|case| case.id != failed.id) {
+            self.fail(std::slice::from_ref(case), &error)?;
+        }
+        Ok(())
     }
 
     /// An error once the device was lost.

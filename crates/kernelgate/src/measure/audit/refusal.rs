@@ -142,6 +142,18 @@ pub enum Refusal {
         /// Time of the next launch, nanoseconds.
         next_ns: f64,
     },
+    /// A launch alone takes longer than each of those that are captured together.
+    #[error(
+        "a launch that is captured alone takes {:.1} µs, each of those that are captured together \
+         {:.1} µs: they reuse what one of them computed",
+        alone_ns / 1e3, together_ns / 1e3
+    )]
+    ReusesInBatch {
+        /// Time of a launch captured alone, nanoseconds.
+        alone_ns: f64,
+        /// Time of each launch captured with others, nanoseconds.
+        together_ns: f64,
+    },
     /// The reset computes the results.
     #[error("a launch leaves the outputs as its reset made them, which is not in the time")]
     ComputedByReset,

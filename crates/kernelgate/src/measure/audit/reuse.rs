@@ -3,11 +3,16 @@
 //! After timing the inputs are new and the outputs poisoned. The first replay then has to compute;
 //! the next one finds the same inputs and its own results. A row that reuses results is faster the
 //! second time, and the samples are of such launches.
+//!
+//! One pair of replays tells some microseconds apart, because the first launch after an idle moment
+//! takes longer. That hides reuse by short launches. [`check_short`] therefore repeats pairs of
+//! single launches with equal pauses and compares their medians.
 
 use super::refusal::Refusal;
 use crate::backend::{BackendError, Executable};
 use crate::measure::{Replay, Stopwatch};
-use crate::workload::Tensors;
+use crate::stats;
+use crate::workload::{Tensor, Tensors};
 
 /// First replays, each for inputs of its own, that all have to take longer than the next one.
 const TRIES: usize = 3;
@@ -47,6 +52,77 @@ pub fn check(
         }
     }
     Ok(true)
+}
+
+/// Pairs of a short launch: one for other inputs than the launch before, with poisoned outputs, then
+/// one for the same inputs.
+const PAIRS: usize = 9;
+/// Additional time of the first of a pair that is noise: share of a launch, and nanoseconds.
+const SHORT_NOISE: (f64, f64) = (0.10, 150.0);
+
+/// Checks whether short launches for other inputs take longer than those for the same inputs,
+/// alternating between both sets of inputs. Returns whether it replaced inputs.
+///
+/// # Errors
+/// [`BackendError::NotTimed`] if they do; when a launch fails.
+pub fn check_short(
+    executable: &mut dyn Executable,
+    stopwatch: &mut dyn Stopwatch,
+    inputs: [&[(&str, &Tensor)]; 2],
+) -> Result<bool, BackendError> {
+    if stopwatch.replay_short(executable)?.is_none() {
+        return Ok(false);
+    }
+    let (mut others_ns, mut same_ns) = (Vec::new(), Vec::new());
+    // The inputs before the first pair may be those of either set.
+    for pair in 0..=PAIRS {
+        let mut launch_ns = |poison: bool| {
+            for (name, values) in inputs[pair % 2] {
+                executable.replace_input(name, values)?;
+            }
+            if poison {
+                executable.poison_outputs()?;
+            }
+            executable.settle()?;
+            stopwatch.replay_short(executable)
+        };
+        let (Some(other), Some(same)) = (launch_ns(true)?, launch_ns(false)?) else {
+            return Ok(true);
+        };
+        if pair > 0 {
+            others_ns.push(other);
+            same_ns.push(same);
+        }
+    }
+    compare_short(&others_ns, &same_ns).map(|()| true)
+}
+
+fn compare_short(others_ns: &[f64], same_ns: &[f64]) -> Result<(), BackendError> {
+    let more_ns: Vec<f64> =
+        others_ns.iter().zip(same_ns).map(|(other, same)| other - same).collect();
+    let (more_ns, next_ns) = (stats::median(&more_ns), stats::median(same_ns));
+    let (share, noise_ns) = SHORT_NOISE;
+    if more_ns > share * next_ns + noise_ns {
+        return Err(Refusal::Reuses { more_ns, next_ns }.into());
+    }
+    Ok(())
+}
+
+/// Additional time of a launch that is captured alone, beyond each captured with others, that is
+/// noise: share of a launch, and nanoseconds.
+const ALONE_NOISE: (f64, f64) = (0.25, 2000.0);
+
+/// Checks that launches that are captured together take as long as one that is captured alone: the
+/// first of a capture may compute what the others return.
+///
+/// # Errors
+/// If they take less.
+pub fn check_batch(alone_ns: f64, together_ns: f64) -> Result<(), Refusal> {
+    let (share, noise_ns) = ALONE_NOISE;
+    if alone_ns > (1.0 + share) * together_ns + noise_ns {
+        return Err(Refusal::ReusesInBatch { alone_ns, together_ns });
+    }
+    Ok(())
 }
 
 /// Poisons outputs and resets the state that launches carry on. Inputs are replaced after the reset,
@@ -102,6 +178,22 @@ mod tests {
         let found = check(first_ns.into().map(replay), &mut task, &mut takes, &draw);
         assert!(takes.0.is_empty(), "{:?} are left", takes.0);
         (found, drawn.get())
+    }
+
+    #[test]
+    fn short_launches_for_other_inputs_take_as_long_as_for_the_same() {
+        let same = [5000.0, 5100.0, 4900.0];
+        assert!(compare_short(&[5100.0, 5200.0, 8000.0], &same).is_ok());
+        let why = compare_short(&[6000.0, 6200.0, 5800.0], &same).unwrap_err().to_string();
+        assert!(why.contains("takes 1.0 µs longer") && why.contains("takes 5.0 µs"), "{why}");
+    }
+
+    #[test]
+    fn a_launch_alone_takes_as_long_as_each_of_a_batch() {
+        assert_eq!(check_batch(14_000.0, 10_000.0), Ok(()));
+        assert_eq!(check_batch(2_000.0, 3_000.0), Ok(()));
+        let why = check_batch(40_000.0, 4_000.0).unwrap_err().to_string();
+        assert!(why.contains("alone takes 40.0 µs") && why.contains("together 4.0 µs"), "{why}");
     }
 
     #[test]

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use super::{ATTEMPTS, Batch, EventTimer, RESOLUTION_NS, unless_held_up};
 use crate::backend::{BackendError, Executable};
-use crate::measure::audit::{commands, cupti, duration, launches};
+use crate::measure::audit::{commands, cupti, duration, launches, reuse};
 use crate::measure::power::PowerMeter;
 use crate::measure::queue::{self, MAX_BURST, MAX_QUEUED};
 use crate::measure::{Cache, Replay, Sample, Stopwatch, Technique};
+use crate::stats;
 use kernelgate_cuda::driver::graph::Graph;
 use kernelgate_cuda::driver::persistence;
 
@@ -87,12 +88,33 @@ impl EventTimer {
         };
         if let Some(batch) = &batch {
             commands::check_alike(batch.graph.nodes(), batch.launches, commands)?;
+            self.check_batch(batch, executable)?;
         }
         let host_bound = commands > MAX_QUEUED;
         let counted = counted.map(|nodes| nodes as u64);
         self.clock.begin();
         let keeps_lines = persistence::set_aside(&device).is_ok_and(|kept| kept > 0);
         Ok(CasePlan { cache, commands, counted, batch, host_bound, keeps_lines })
+    }
+
+    /// Compares launches that are captured together with one that is captured alone, hot.
+    fn check_batch(
+        &mut self,
+        batch: &Batch,
+        executable: &mut dyn Executable,
+    ) -> Result<(), BackendError> {
+        if batch.launches == 1 {
+            return Ok(());
+        }
+        let device = Arc::clone(self.devices.one());
+        let alone = Graph::capture_repeated(&device, 1, &mut || executable.launch())?;
+        let mut launch_ns = |graph: &Graph, launches: u64| -> Result<f64, BackendError> {
+            let burst = self.burst(5, Cache::Hot, 1, &mut || graph.launch())?;
+            let elapsed_ns = stats::median(&burst.intervals_ns) - self.overhead.around_graph_ns;
+            Ok(elapsed_ns / launches as f64)
+        };
+        let alone_ns = launch_ns(&alone, 1)?;
+        Ok(reuse::check_batch(alone_ns, launch_ns(&batch.graph, batch.launches)?)?)
     }
 
     /// A sample of so many launches, or somewhat more where they are captured together; taken again
@@ -207,6 +229,20 @@ impl Stopwatch for CaseTimer<'_> {
             MORE_OF_LAUNCH * elapsed_ns / launches as f64 + MORE_OF_ALL * elapsed_ns + MORE_NS;
         let replay = Replay { elapsed_ns, clock_mhz: burst.clock_mhz, launches, allowed_ns };
         Ok((!burst.host_bound).then_some(replay))
+    }
+
+    fn replay_short(
+        &mut self,
+        executable: &mut dyn Executable,
+    ) -> Result<Option<f64>, BackendError> {
+        if executable.carries_state() || self.plan.host_bound || self.plan.keeps_lines {
+            return Ok(None);
+        }
+        let timer = &mut *self.timer;
+        let mut launch = || executable.launch();
+        let burst = timer.burst_once(1, Cache::Cold, self.plan.commands, &mut launch)?;
+        let launch_ns = burst.intervals_ns[0] - timer.overhead.around_launch_ns;
+        Ok((!burst.host_bound && launch_ns < MORE_NS / MORE_OF_LAUNCH).then_some(launch_ns))
     }
 
     fn check_elsewhere(
