@@ -141,7 +141,7 @@ const CRATES: &[Rules] = &[
             ("png", &["plot/render.rs"]),
             ("maud", &["pages/"]),
             ("csv", &["pages/tables.rs"]),
-            ("toml", &["gate/rules_file.rs"]),
+            ("toml", &["gate/rules_file.rs", "compare/seed.rs"]),
             ("sysinfo", &["verbs/doctor.rs"]),
             ("rustix", &["benches/child.rs"]),
             ("serde_json", &["benches/", "verbs/"]),

@@ -221,7 +221,11 @@ fn errors_of_several_verifications_are_kept_together() {
     let executable = package.path("executables/fixture");
     let mut bytes = std::fs::read(&executable).unwrap();
     bytes.push(0);
-    std::fs::write(&executable, bytes).unwrap();
+    // A new file, because a process that was just started may still hold the old one.
+    let changed = package.path("changed");
+    std::fs::write(&changed, bytes).unwrap();
+    std::fs::set_permissions(&changed, executable.metadata().unwrap().permissions()).unwrap();
+    std::fs::rename(changed, &executable).unwrap();
     let replaced = "are of another executable: they will be replaced";
     verify("n64 --seeds 2").expect(0, &[replaced, more]);
     assert_eq!(seeds(&recorded).into_values().collect::<Vec<_>>(), [[1, 2]]);

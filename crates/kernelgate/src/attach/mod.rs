@@ -3,6 +3,7 @@
 //!
 //! ```no_run
 //! use kernelgate::attach::*;
+//! use kernelgate::harness::Harness;
 //!
 //! # fn their_copy(_: *mut u8, _: u64, _: u64, _: usize) -> Result<(), String> { Ok(()) }
 //! fn main() -> std::process::ExitCode {
