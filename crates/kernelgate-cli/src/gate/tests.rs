@@ -228,6 +228,25 @@ fn power_states_that_differ_are_refused() {
 }
 
 #[test]
+fn a_power_limit_that_changed_is_refused_at_the_cap() {
+    let run = |session, limit_mw, at_cap| {
+        let reading = Reading { power_limit_mw: Some(limit_mw), ..Reading::default() };
+        let power = PowerRecord { at_cap, ..PowerRecord::of_reading(PowerState::Steady, reading) };
+        in_state(run(session, &[("a", 1e6)]), Some(power))
+    };
+    let refused = |base, head| {
+        let report = compare(&baseline(&base), &[head], Policy::default());
+        report.refused.first().map(|refusal| (refusal.base.clone(), refusal.head.clone()))
+    };
+    let capped = |session, limit_mw| run(session, limit_mw, true);
+    assert_eq!(refused(capped("1", 700_000), capped("2", 700_000)), None);
+    let words = ("steady at 700 W".to_owned(), "steady at 500 W".to_owned());
+    assert_eq!(refused(capped("1", 700_000), capped("2", 500_000)), Some(words));
+    // Below the cap the limit changes nothing.
+    assert_eq!(refused(run("1", 700_000, false), run("2", 500_000, false)), None);
+}
+
+#[test]
 fn a_lower_clock_at_the_power_cap_is_the_kernels_own() {
     let run = |session, time, clock_mhz: f64, at_cap| {
         let mut run = on_gpu(run(session, &[("a", time)]));

@@ -15,9 +15,10 @@ use kernelgate::record::{Environment, Provenance, Store};
 use kernelgate_cuda::DeviceOptions;
 use kernelgate_cuda::architecture;
 use kernelgate_cuda::compiler::cache;
-use kernelgate_cuda::driver::device::{self, Device};
+use kernelgate_cuda::driver::device::{self, Device, DeviceFacts};
 use kernelgate_cuda::libraries::cudnn;
 use kernelgate_cuda::library::{self, Library, LoadedLibrary, OLDEST_DRIVER};
+use kernelgate_cuda::observe::telemetry::Telemetry;
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -224,7 +225,7 @@ fn gpus() -> Vec<Check> {
     let timeout = Duration::from_secs(1);
     let options = DeviceOptions { timeout, ..DeviceOptions::from_environment() };
     (0..count)
-        .map(|ordinal| match Device::open(ordinal, &options) {
+        .flat_map(|ordinal| match Device::open(ordinal, &options) {
             Ok(device) => {
                 let facts = device.facts();
                 let memory = device.memory().map_or_else(
@@ -233,7 +234,7 @@ fn gpus() -> Vec<Check> {
                         format!("{} free of {}", display::bytes(free), display::bytes(total))
                     },
                 );
-                check(
+                let card = check(
                     format!(
                         "{ordinal}: {}, {}{}, CUDA {}.{}, {} multiprocessors up to {} MHz, L2 {}, \
                          {memory}, {}",
@@ -248,13 +249,43 @@ fn gpus() -> Vec<Check> {
                         facts.uuid
                     ),
                     lost_rows(&facts.arch),
-                )
+                );
+                vec![card, clocks(facts)]
             }
             Err(error) => {
-                check(format!("{ordinal}: {error}"), Some("cases run on the CPU".to_owned()))
+                vec![check(format!("{ordinal}: {error}"), Some("cases run on the CPU".to_owned()))]
             }
         })
         .collect()
+}
+
+/// Whether the clocks of a card could be locked, and how that would change times. Nothing here
+/// changes them.
+fn clocks(facts: &DeviceFacts) -> Check {
+    let check = |finding, advice: Option<&str>| Check {
+        what: "clocks",
+        finding,
+        advice: advice.map(str::to_owned),
+    };
+    let highest = format!("{}: up to {} MHz", facts.ordinal, facts.max_clock_mhz);
+    let Some(telemetry) = Telemetry::open(&facts.uuid) else {
+        let finding = format!("{highest}; NVML is missing, or does not know this device");
+        return check(finding, Some("times have no power state (n/a)"));
+    };
+    let watts = |milliwatts: u32| f64::from(milliwatts) / 1e3;
+    let power = telemetry.power_limits_mw().map_or(String::new(), |(default, limit)| {
+        format!(", power limit {:.0} W (default {:.0} W)", watts(limit), watts(default))
+    });
+    let permission = match telemetry.clocks_need_root() {
+        None => "this device does not let anybody lock them",
+        Some(true) => "root may lock them",
+        Some(false) => "this user may set them",
+    };
+    let advice = telemetry.clocks_need_root().map(|_| {
+        "locked below the power cap (nvidia-smi --lock-gpu-clocks), all cases have one clock: times \
+         are longer, and repeat better at the cap; kernelgate never changes clocks"
+    });
+    check(format!("{highest}{power}; {permission}"), advice)
 }
 
 /// How to see which rows an architecture does not run; every one has a card that runs it.

@@ -56,6 +56,8 @@ pub struct DeviceFacts {
     pub memory_bytes: u64,
     /// Highest SM clock, MHz.
     pub max_clock_mhz: u32,
+    /// Whether the Multi-Process Service runs contexts of several processes at once.
+    pub mps: bool,
     /// Ordinal among the machine's GPUs.
     pub ordinal: usize,
 }
@@ -485,6 +487,9 @@ pub(super) fn facts_of(device: sys::CUdevice, code: Code) -> Result<DeviceFacts,
         // SAFETY: the driver gave that device.
         memory_bytes: unsafe { result::device::total_mem(device) }? as u64,
         max_clock_mhz: (attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)? / 1000) as u32,
+        // Drivers that do not know the attribute have no answer.
+        mps: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MPS_ENABLED)
+            .is_ok_and(|enabled| enabled != 0),
         // The driver's devices are their ordinals.
         ordinal: device.max(0) as usize,
     })

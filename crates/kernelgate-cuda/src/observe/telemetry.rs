@@ -4,7 +4,7 @@
 use std::sync::OnceLock;
 
 use nvml_wrapper::bitmasks::device::ThrottleReasons;
-use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
+use nvml_wrapper::enum_wrappers::device::{Api, Clock, GpuVirtualizationMode, TemperatureSensor};
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 use serde::{Deserialize, Serialize};
@@ -80,6 +80,24 @@ impl Telemetry {
     pub fn capped(&self) -> Option<bool> {
         let reasons = self.device().and_then(|device| device.current_throttle_reasons());
         reasons.ok().map(|reasons| reasons.contains(ThrottleReasons::SW_POWER_CAP))
+    }
+
+    /// Whether the card is a virtual one, whose clock and power a hypervisor divides.
+    pub fn is_virtual(&self) -> bool {
+        let mode = self.device().and_then(|device| device.virtualization_mode());
+        mode.is_ok_and(|mode| mode == GpuVirtualizationMode::Vgpu)
+    }
+
+    /// Whether only root may set clocks; absent where the card does not report it, as a virtual one.
+    pub fn clocks_need_root(&self) -> Option<bool> {
+        self.device().and_then(|device| device.is_api_restricted(Api::ApplicationClocks)).ok()
+    }
+
+    /// Highest power that the card draws by default, and that it may draw now, milliwatts.
+    pub fn power_limits_mw(&self) -> Option<(u32, u32)> {
+        let device = self.device().ok()?;
+        let default = device.power_management_limit_default().ok()?;
+        Some((default, device.enforced_power_limit().ok()?))
     }
 
     /// Other processes that compute on the card, where it tells.

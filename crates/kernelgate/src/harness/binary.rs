@@ -279,6 +279,7 @@ impl Harness {
                     eprintln!("{}: shard {shard}: {part} of {all} cases", self.name);
                 }
             }
+            selection.put_in(settings.order);
             return Ok(Some(selection));
         }
         let elsewhere = self.elsewhere(settings, place, filter);

@@ -6,8 +6,8 @@
 //! a slow-down of the hardware, or reports nothing. Deliberately absent: how often a sample is taken
 //! again, the power cap.
 
+use super::power::PowerMeter;
 use kernelgate_cuda::driver::device::DeviceFacts;
-use kernelgate_cuda::observe::telemetry::Telemetry;
 
 /// A clock below this share of the settled one is examined.
 const LOW: f64 = 0.90;
@@ -15,17 +15,13 @@ const LOW: f64 = 0.90;
 /// Compares the clocks of samples with the clock that the case settled at.
 pub struct ClockWatch {
     highest_mhz: f64,
-    uuid: String,
-    /// Opened when a clock is low for the first time.
-    telemetry: Option<Option<Telemetry>>,
     settled_mhz: Option<f64>,
 }
 
 impl ClockWatch {
     /// Watches the clock of one card.
     pub fn new(facts: &DeviceFacts) -> Self {
-        let (highest_mhz, uuid) = (f64::from(facts.max_clock_mhz), facts.uuid.clone());
-        Self { highest_mhz, uuid, telemetry: None, settled_mhz: None }
+        Self { highest_mhz: f64::from(facts.max_clock_mhz), settled_mhz: None }
     }
 
     /// Begins a case, whose clock is not settled yet.
@@ -39,12 +35,9 @@ impl ClockWatch {
     }
 
     /// Whether the card was slowed down in the sample that has just ended.
-    pub fn throttled(&mut self, clock_mhz: Option<f64>) -> bool {
+    pub fn throttled(&self, clock_mhz: Option<f64>, power: &PowerMeter) -> bool {
         let Some(clock_mhz) = clock_mhz else { return false };
-        throttled(clock_mhz, self.settled_mhz, self.highest_mhz, || {
-            let uuid = &self.uuid;
-            self.telemetry.get_or_insert_with(|| Telemetry::open(uuid)).as_ref()?.slowed()
-        })
+        throttled(clock_mhz, self.settled_mhz, self.highest_mhz, || power.slowed())
     }
 }
 

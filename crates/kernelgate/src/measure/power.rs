@@ -25,6 +25,8 @@ pub const MAX_SETTLING: Duration = Duration::from_secs(1);
 const AGREEMENT: f64 = 0.015;
 /// A clock below this share of the highest one may be due to the power cap.
 const FULL_CLOCK: f64 = 0.98;
+/// Reason why a MIG partition has no power state.
+const MIG: &str = "a MIG partition shares the card's power with others";
 /// NVML's name of the power cap among the throttle reasons.
 const POWER_CAP: &str = "sw_power_cap";
 
@@ -199,7 +201,8 @@ pub fn settle(load: &mut dyn Load) -> Result<(Settling, Settled), BackendError> 
 pub struct PowerMeter {
     highest_mhz: f64,
     telemetry: Option<Telemetry>,
-    is_partition: bool,
+    /// Reason why the card's power is not that of one process, known without NVML.
+    shared: Option<&'static str>,
 }
 
 impl PowerMeter {
@@ -208,8 +211,18 @@ impl PowerMeter {
         Self {
             highest_mhz: f64::from(facts.max_clock_mhz),
             telemetry: Telemetry::open(&facts.uuid),
-            is_partition: facts.uuid.starts_with("MIG-"),
+            shared: match facts {
+                _ if facts.uuid.starts_with("MIG-") => Some(MIG),
+                _ if facts.mps => Some("MPS shares the card's power with other processes"),
+                _ => None,
+            },
         }
+    }
+
+    /// Whether heat or a slow-down of the hardware holds the clock down now; absent where NVML does
+    /// not report reasons.
+    pub fn slowed(&self) -> Option<bool> {
+        self.telemetry.as_ref()?.slowed()
     }
 
     /// Reads the card at the end of a window with this clock. Takes one call of NVML.
@@ -225,13 +238,18 @@ impl PowerMeter {
 
     /// Reason why a power state cannot be stated for this card; absent where it can.
     pub fn limitation(&self) -> Option<&'static str> {
-        if self.is_partition {
-            return Some("a MIG partition shares the card's power with others");
+        if self.shared.is_some() {
+            return self.shared;
         }
-        match self.telemetry.as_ref().map(Telemetry::capped) {
-            None => Some("NVML is missing"),
-            Some(None) => Some("NVML reports no throttle reasons here"),
-            Some(Some(_)) => None,
+        let Some(telemetry) = &self.telemetry else {
+            return Some("NVML is missing, or does not know this device");
+        };
+        match telemetry.capped() {
+            _ if telemetry.is_virtual() => {
+                Some("a hypervisor divides the power of the card of a virtual GPU")
+            }
+            None => Some("NVML reports no throttle reasons here"),
+            Some(_) => None,
         }
     }
 }

@@ -52,14 +52,14 @@ impl std::fmt::Display for ReplacedRuns {
 /// Whether two cases of a GPU were measured in comparable power states. An unrecorded state is
 /// comparable with no other.
 fn same_power(one: Option<CasePower>, other: Option<CasePower>) -> bool {
-    one.zip(other).is_some_and(|(one, other)| one.state.comparable(other.state))
+    one.zip(other).is_some_and(|(one, other)| one.comparable(other))
 }
 
 /// A power state in a refusal.
 fn power_words(power: Option<CasePower>) -> String {
     power.map_or_else(
         || "not recorded: `cargo bench -- --save-baseline NAME` measures it anew".to_owned(),
-        |power| power.state.name().to_owned(),
+        |power| power.to_string(),
     )
 }
 

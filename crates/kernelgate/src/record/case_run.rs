@@ -1,6 +1,8 @@
 //! What a verdict needs of a case in one process run, in place of its raw samples: what a baseline
 //! keeps. Deliberately absent: the samples, which stay with the run.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use super::run::{CaseRecord, LaunchCosts, Samples, is_zero};
@@ -122,11 +124,35 @@ pub struct CasePower {
     /// Range of an unsettled case, as in [`PowerRecord::range`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub range: Option<[f64; 2]>,
+    /// Power that the card may draw, milliwatts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power_limit_mw: Option<u32>,
+}
+
+impl CasePower {
+    /// Whether times of both may be compared: in states that compare, and at the power cap under
+    /// the same limit, where both are known.
+    pub fn comparable(self, other: Self) -> bool {
+        let limits = self.power_limit_mw.zip(other.power_limit_mw);
+        let same_limit = limits.is_none_or(|(one, other)| one == other);
+        self.state.comparable(other.state) && (same_limit || !(self.at_cap || other.at_cap))
+    }
+}
+
+impl fmt::Display for CasePower {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.state.name())?;
+        match self.power_limit_mw.filter(|_| self.at_cap) {
+            Some(limit_mw) => write!(f, " at {:.0} W", f64::from(limit_mw) / 1e3),
+            None => Ok(()),
+        }
+    }
 }
 
 impl From<&PowerRecord> for CasePower {
     fn from(power: &PowerRecord) -> Self {
-        Self { state: power.state, at_cap: power.at_cap, range: power.range }
+        let PowerRecord { state, at_cap, range, power_limit_mw, .. } = *power;
+        Self { state, at_cap, range, power_limit_mw }
     }
 }
 

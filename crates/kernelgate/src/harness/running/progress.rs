@@ -171,9 +171,13 @@ impl BenchProgress {
         let parts: Vec<String> =
             longest.iter().map(|(activity, seconds)| format!("{activity} {seconds:.1}")).collect();
         let (whole, checks) = (whole.as_secs_f64(), checks.as_secs_f64());
-        let share = 100.0 * checks / whole;
+        let settling = spent_s.get("settling").copied().unwrap_or(0.0);
+        let share = |seconds: f64| 100.0 * seconds / whole;
         self.say(&format!(
-            "took {whole:.1} s, of which checks after timing {checks:.1} ({share:.0} %): {}",
+            "took {whole:.1} s, of which settling {settling:.1} ({:.0} %), checks after timing \
+             {checks:.1} ({:.0} %): {}",
+            share(settling),
+            share(checks),
             parts.join(", ")
         ));
     }

@@ -63,6 +63,15 @@ impl Case {
     }
 }
 
+/// Order in which cases run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CaseOrder {
+    /// As they are declared.
+    Forward,
+    /// The last one first.
+    Reverse,
+}
+
 /// What was selected.
 #[derive(Default)]
 pub struct Selection<'a> {
@@ -79,6 +88,14 @@ impl Selection<'_> {
     /// Cases to run.
     pub fn count(&self) -> usize {
         self.groups.iter().map(|group| group.cases.len()).sum()
+    }
+
+    /// Puts the cases in an order.
+    pub fn put_in(&mut self, order: CaseOrder) {
+        if order == CaseOrder::Reverse {
+            self.groups.reverse();
+            self.groups.iter_mut().for_each(|group| group.cases.reverse());
+        }
     }
 
     /// Brings these cases before the others: problems that have one, and such a problem's own. The

@@ -44,6 +44,9 @@ pub struct Flags {
     /// time no longer changes, burst pauses between samples to stay below the power cap
     #[arg(long, env = "KERNELGATE_POWER", value_enum, default_value = "steady")]
     pub power: PowerName,
+    /// kernelgate: order of the cases; a steady time does not depend on it
+    #[arg(long, env = "KERNELGATE_ORDER", value_enum, default_value = "forward")]
+    pub order: OrderName,
     /// kernelgate: replace an axis' values, for example --axis s=512,777 (repeatable; values of one
     /// axis add up)
     #[arg(long, env = "KERNELGATE_AXIS", value_name = "AXIS=VALUE[,VALUE]", value_delimiter = ' ')]
@@ -251,6 +254,15 @@ impl From<BackendName> for Option<BackendKind> {
             BackendName::Cuda => Some(BackendKind::Cuda),
         }
     }
+}
+
+/// Order of the cases on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OrderName {
+    /// As `--list` prints them
+    Forward,
+    /// The last one first
+    Reverse,
 }
 
 /// Name of a power state on the command line.

@@ -3,9 +3,10 @@
 use std::ffi::OsString;
 
 /// Our flags with a value, and the variables that stand for them.
-const OWN: [(&str, &str); 13] = [
+const OWN: [(&str, &str); 14] = [
     ("--effort", "KERNELGATE_EFFORT"),
     ("--power", "KERNELGATE_POWER"),
+    ("--order", "KERNELGATE_ORDER"),
     ("--axis", "KERNELGATE_AXIS"),
     ("--backend", "KERNELGATE_BACKEND"),
     ("--device", "KERNELGATE_DEVICE"),

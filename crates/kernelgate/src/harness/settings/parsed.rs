@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::args::{Flags, Mode};
+use super::args::{Flags, Mode, OrderName};
 use crate::harness::error::HarnessError;
+use crate::harness::selection::cases::CaseOrder;
 use crate::harness::selection::filter::Filter;
 use crate::harness::selection::place::DeviceRequest;
 use crate::measure::delay::Delay;
@@ -60,6 +61,8 @@ pub struct Settings {
     pub effort: Effort,
     /// Power state of a GPU while a case is timed.
     pub power: PowerMode,
+    /// Order of the cases.
+    pub order: CaseOrder,
     /// Values that replace those of axes.
     pub axes: Vec<Override>,
     /// Ids that run.
@@ -99,6 +102,10 @@ impl Settings {
             mode: flags.mode(),
             effort: flags.effort(),
             power: flags.power.into(),
+            order: match flags.order {
+                OrderName::Forward => CaseOrder::Forward,
+                OrderName::Reverse => CaseOrder::Reverse,
+            },
             axes: flags.axis.clone(),
             filter: flags.filter()?,
             shard: flags.shard,

@@ -130,7 +130,7 @@ impl EventTimer {
     ) -> Result<Sample, BackendError> {
         for discarded in 0.. {
             let sample = self.sample(plan, executable, launches)?;
-            let throttled = self.clock.throttled(sample.clock_mhz);
+            let throttled = self.clock.throttled(sample.clock_mhz, &self.power);
             if discarded + 1 == ATTEMPTS || !throttled {
                 return Ok(Sample { discarded, throttled, ..sample });
             }
