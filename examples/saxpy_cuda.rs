@@ -33,10 +33,6 @@ impl Problem for Saxpy {
     fn tolerance(&self) -> Tolerance {
         Tolerance { max_error: 1e-6, relative_l2: 1e-6 }
     }
-
-    fn host_bytes(&self) -> u64 {
-        self.n as u64 * (8 + 8 + 4)
-    }
 }
 
 const SAXPY: Workload<Saxpy> = Workload {

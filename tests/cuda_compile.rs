@@ -64,6 +64,17 @@ fn facts_of_a_known_kernel() {
 }
 
 #[test]
+fn the_kernel_of_the_shortest_bench_compiles() {
+    if !compiler() {
+        return;
+    }
+    let example = include_str!("../examples/own_kernel.rs");
+    let source = example.split_once("r#\"").unwrap().1.split_once("\"#").unwrap().0;
+    let options = ["--gpu-architecture=sm_90a".to_owned()];
+    compile_text("saxpy", source, &[], &options, "sm_90a").unwrap();
+}
+
+#[test]
 fn kernels_compile_with_clocks_of_their_stages() {
     if !compiler() {
         return;

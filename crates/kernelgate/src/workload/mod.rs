@@ -35,19 +35,13 @@ pub trait Problem: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Whether inputs, or what they are compared with, are of one data set: other seeds would draw
-    /// the same, or have no reference. What they tell does not count.
-    fn one_data_set(&self) -> bool {
-        false
-    }
-
     /// What outputs are compared with: [`Self::reference`], unless this says otherwise.
     fn reference_from(&self) -> ReferenceFrom {
         ReferenceFrom::Definition
     }
 
-    /// Whether inputs or reference are read from a file that may change between two runs: they are
-    /// then kept nowhere else, and read again each time.
+    /// Whether inputs or reference are read from a file. It may change between two runs, so that they
+    /// are kept nowhere else. They are one data set: other seeds have no reference, and do not count.
     fn reads_files(&self) -> bool {
         false
     }
@@ -96,8 +90,10 @@ pub trait Problem: Send + Sync + 'static {
     }
 
     /// Host memory that inputs and reference need at their peak, in bytes; checked before anything
-    /// is allocated.
-    fn host_bytes(&self) -> u64;
+    /// is allocated. By default four times the bytes of a launch: inputs, outputs and fp64 of both.
+    fn host_bytes(&self) -> u64 {
+        self.work().total_bytes().saturating_mul(4)
+    }
 }
 
 /// What outputs are compared with.

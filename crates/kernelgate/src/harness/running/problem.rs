@@ -114,7 +114,7 @@ impl Ready {
                 inputs: Arc::new(inputs),
                 expected: Vec::new(),
                 has_reference: false,
-                one_data_set: problem.one_data_set(),
+                one_data_set: problem.reads_files(),
                 outputs: BuildOutputs::default(),
                 target: target.clone(),
                 bounds,
