@@ -50,11 +50,12 @@ pub struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    fn select<'s>(&self, suite: &'s Suite) -> Selection<'s> {
+    fn select<'s>(&self, suite: &'s Suite) -> Result<Selection<'s>, CaseError> {
         let place = Place { kind: self.target.kind(), otherwise: String::new(), l2_bytes: 0 };
         let axes = self.axes.split_whitespace().map(|axis| axis.parse());
         let axes: Vec<_> = axes.collect::<Result<_, _>>().expect("tests name axes");
-        select([suite], Effort::Default, &place, &axes, &Filter::All).expect("tests select cases")
+        select([suite], Effort::Default, &place, &axes, &Filter::All)
+            .map_err(|error| CaseError::Fail(error.to_string()))
     }
 
     /// Verifies and times the first row of a suite.
@@ -81,7 +82,7 @@ impl Bench<'_> {
     }
 
     fn time_verified(&self, suite: &Suite, verified: Option<fn(&Tensors) -> Tensors>) -> Timed {
-        let selection = self.select(suite);
+        let selection = self.select(suite)?;
         let group = &selection.groups[0];
         let case = group.cases.iter().find(|case| case.cache == self.cache);
         let case = case.expect("tests name caches that cases have");
@@ -113,7 +114,8 @@ impl Bench<'_> {
         let (settings, timer) = (Settings::defaults(), Timer::new(self.target)?);
         let progress = BenchProgress::new(settings.quiet, 1);
         let execution = Execution::new(&session, &settings, self.target.clone(), timer, progress);
-        execution.run(&self.select(suite)).expect("nothing is written");
+        let selection = self.select(suite)?;
+        execution.run(&selection).expect("nothing is written");
         Ok(session.errors.into_inner())
     }
 
@@ -122,7 +124,10 @@ impl Bench<'_> {
     /// # Panics
     /// When no case of the suite has these axes.
     pub fn verify(&self, suite: &Suite) -> Vec<Result<OutputComparison, CaseError>> {
-        let selection = self.select(suite);
+        let selection = match self.select(suite) {
+            Ok(selection) => selection,
+            Err(error) => return vec![Err(error)],
+        };
         let group = &selection.groups[0];
         let each = |case| {
             let mut ready = Ready::new(group, SEED, self.target)?;
