@@ -155,7 +155,7 @@ pub fn run<M: Measurement<Value = f64>>(
     let taken = taken.into_inner();
     // Criterion warms up through the same closure: the samples are the last calls.
     let first = taken.len().saturating_sub(plan.samples);
-    Ok(collect(&taken[first..], stopwatch, &lead, (start, end.get())))
+    Ok(collect(&taken[first..], stopwatch, &lead, contention(start, end.get())))
 }
 
 /// Times a case of a trial: warm-up, then samples of the same number of launches. On a GPU the
@@ -183,7 +183,7 @@ pub fn trial(
         let _range = Range::new("sample");
         taken.push(lead.sample(executable, stopwatch, 1)?);
     }
-    Ok(collect(&taken, stopwatch, &lead, (start, CpuTime::now())))
+    Ok(collect(&taken, stopwatch, &lead, contention(start, CpuTime::now())))
 }
 
 /// Times a case of a trial on the host, or launches it once in a verification pass. `launch` is the
@@ -223,7 +223,7 @@ fn trial_on_host(
         let _range = Range::new("sample");
         taken.push(Taken::new(|| stopwatch.time(executable, launches))?);
     }
-    Ok(collect(&taken, stopwatch, &Lead::none(), (start, CpuTime::now())))
+    Ok(collect(&taken, stopwatch, &Lead::none(), contention(start, CpuTime::now())))
 }
 
 /// A sample, and the wall time that it took with everything around its launches.
@@ -388,11 +388,16 @@ pub fn host_launch_ns(executable: &mut dyn Executable) -> Result<f64, BackendErr
     Ok(shortest)
 }
 
+/// Share of the CPU that other processes took between two readings.
+fn contention(start: Option<CpuTime>, end: Option<CpuTime>) -> Option<f64> {
+    end?.taken_by_others_since(&start?)
+}
+
 fn collect(
     taken: &[Taken],
     stopwatch: &dyn Stopwatch,
     lead: &Lead,
-    (start, end): (Option<CpuTime>, Option<CpuTime>),
+    contention: Option<f64>,
 ) -> Samples {
     let technique = stopwatch.technique();
     let kept: Vec<Sample> = taken.iter().map(|taken| taken.sample).collect();
@@ -413,6 +418,6 @@ fn collect(
         unrecorded: None,
         power: lead.power(taken, stopwatch),
         delay_size: None,
-        contention: start.zip(end).and_then(|(start, end)| end.taken_by_others_since(&start)),
+        contention,
     }
 }
