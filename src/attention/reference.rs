@@ -5,11 +5,9 @@
 //! absent: which heads and rows are computed (`sample`), and any online or tiled form of the
 //! softmax.
 
-use faer::linalg::matmul::matmul;
-use faer::{Accum, MatMut, MatRef, Par};
+use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f64};
 
 use crate::parallel;
-use kernelgate::simd::leave_avx;
 
 /// What the heads of a problem share.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -179,13 +177,6 @@ pub fn softmax(row: &mut [f64]) {
 
 /// `out += factor · a b` on this thread.
 fn add_gemm(out: &mut [f64], a: MatRef<'_, f64>, b: MatRef<'_, f64>, factor: f64) {
-    matmul(
-        MatMut::from_row_major_slice_mut(out, a.nrows(), b.ncols()),
-        Accum::Add,
-        a,
-        b,
-        factor,
-        Par::Seq,
-    );
-    leave_avx();
+    let out = MatMut::from_row_major_slice_mut(out, a.nrows(), b.ncols());
+    multiply_f64(out, Accum::Add, a, b, factor);
 }

@@ -5,13 +5,11 @@
 
 use std::f64::consts::{PI, TAU};
 
-use faer::linalg::matmul::matmul;
-use faer::{Accum, MatMut, MatRef, Par};
+use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f64};
 
 use super::model::Model;
 use super::shape::ExpertShape;
 use crate::parallel;
-use kernelgate::simd::leave_avx;
 use kernelgate::workload::Tensors;
 use kernelgate::workload::tensor::split_columns;
 
@@ -264,15 +262,7 @@ pub(super) fn project(
 /// `a·b`, row-major.
 pub fn gemm(a: MatRef<f64>, b: MatRef<f64>) -> Vec<f64> {
     let mut out = vec![0.0; a.nrows() * b.ncols()];
-    matmul(
-        MatMut::from_row_major_slice_mut(&mut out, a.nrows(), b.ncols()),
-        Accum::Replace,
-        a,
-        b,
-        1.0,
-        Par::Seq,
-    );
-    // The exponentials that follow would take thirty times as long.
-    leave_avx();
+    let view = MatMut::from_row_major_slice_mut(&mut out, a.nrows(), b.ncols());
+    multiply_f64(view, Accum::Replace, a, b, 1.0);
     out
 }

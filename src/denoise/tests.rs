@@ -320,7 +320,7 @@ proptest! {
         let draw =
             |name: &str, len| kernelgate::workload::random::map_normal(seed, name, len, f64::from);
         let (a, b) = (draw("a", m * k), draw("b", k * n));
-        let view = |x, rows, columns| faer::MatRef::from_row_major_slice(x, rows, columns);
+        let view = |x, rows, columns| kernelgate_numerics::gemm::MatRef::from_row_major_slice(x, rows, columns);
         let c = gemm(view(&a, m, k), view(&b, k, n));
         // A stack of two, the second of which is wanted, in column blocks.
         let stack = Tensors::new().with("w", [2, k, n], [draw("other", k * n), b.clone()].concat());

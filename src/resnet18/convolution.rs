@@ -1,12 +1,10 @@
 //! Convolutions of the reference in fp64, forward and backward: a GEMM for each tap of the window,
 //! on the pixels that the tap reads.
 
-use faer::linalg::matmul::matmul;
-use faer::{Accum, MatMut, MatRef, Par};
+use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f64};
 
 use super::network::{Conv, Window};
 use crate::parallel;
-use kernelgate::simd::leave_avx;
 
 /// Output pixels that one task computes, about.
 const ROWS: usize = 512;
@@ -54,8 +52,7 @@ fn matrix(values: &[f64], columns: usize) -> MatRef<'_, f64> {
 /// `out += factor·a·b` on this thread.
 fn add_gemm(out: &mut [f64], a: MatRef<f64>, b: MatRef<f64>, factor: f64) {
     let out = MatMut::from_row_major_slice_mut(out, a.nrows(), b.ncols());
-    matmul(out, Accum::Add, a, b, factor, Par::Seq);
-    leave_avx();
+    multiply_f64(out, Accum::Add, a, b, factor);
 }
 
 /// `factor·conv(input)` of frames `[frames, side, side, in]` with a weight `[out, taps, in]`,

@@ -16,8 +16,7 @@
 //!   Without it, CPU cases of workloads with such GEMMs are bounded by the host's bandwidth alone.
 
 pub mod exit;
-pub mod simd;
-pub mod stats;
+pub use kernelgate_numerics::stats;
 pub mod workload;
 
 pub mod backend;

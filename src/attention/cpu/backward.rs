@@ -1,7 +1,7 @@
 //! Backward: a head a task; scores are recomputed tile by tile from the normalisers that the
 //! forward left.
 
-use faer::Accum;
+use kernelgate_numerics::gemm::Accum;
 use pulp::Arch;
 
 use super::blocks::{KEYS, QUERIES, TILE, gemm, matrix};

@@ -1,9 +1,7 @@
 //! How the work is cut: blocks of queries a task, tiles of scores in cache, GEMMs on one thread.
 
 use crate::parallel;
-use faer::linalg::matmul::matmul;
-use faer::{Accum, MatMut, MatRef, Par};
-use kernelgate::simd::leave_avx;
+use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f32};
 
 /// Queries of a task.
 pub const QUERIES: usize = 256;
@@ -26,8 +24,7 @@ pub fn gemm(
     factor: f32,
 ) {
     let out = MatMut::from_row_major_slice_mut(out, a.nrows(), b.ncols());
-    matmul(out, accumulate, a, b, factor, Par::Seq);
-    leave_avx();
+    multiply_f32(out, accumulate, a, b, factor);
 }
 
 /// Calls `f(head, row, block)` for blocks of at most [`QUERIES`] rows of `[heads, s, width]`, in

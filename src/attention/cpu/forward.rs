@@ -1,6 +1,6 @@
 //! Forward: for a block of queries, one pass over the keys with a running maximum and sum a row.
 
-use faer::Accum;
+use kernelgate_numerics::gemm::Accum;
 use pulp::Arch;
 
 use super::blocks::{KEYS, QUERIES, TILE, gemm, matrix};

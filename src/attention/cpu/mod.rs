@@ -9,7 +9,7 @@ mod blocks;
 mod forward;
 mod rows;
 
-use faer::Accum;
+use kernelgate_numerics::gemm::Accum;
 use pulp::Arch;
 
 use crate::attention::components::{self, Scores, ValuesMatmul};

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use faer::linalg::matmul::matmul;
-use faer::{Accum, MatMut, MatRef, Par};
+use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f32};
 use pulp::Arch;
 
 use super::element::{
@@ -13,7 +12,6 @@ use crate::denoise::definition::ExpertShape;
 use crate::denoise::model::Model;
 use crate::parallel;
 use kernelgate::backend::cpu::threads;
-use kernelgate::simd::leave_avx;
 use kernelgate::workload::Tensors;
 
 /// Rows of a norm that are worth a task.
@@ -116,7 +114,13 @@ impl CpuExpert {
                 (true, _) => ("style2", "style2_bias", site / 2),
             };
             let bias = &inputs.f32(bias)[layer * 3 * width..][..3 * width];
-            multiply(view_mut(styles, n), Accum::Replace, cond, weights(inputs, name, layer), 1.0);
+            multiply_f32(
+                view_mut(styles, n),
+                Accum::Replace,
+                cond,
+                weights(inputs, name, layer),
+                1.0,
+            );
             Arch::new().dispatch(|| styles.chunks_mut(3 * width).for_each(|row| add(row, bias)));
         });
     }
@@ -156,7 +160,7 @@ impl CpuExpert {
         let [q, k, v] =
             outputs.map(|(name, output)| blocks(view_mut(output, s), weights(inputs, name, layer)));
         parallel::each(q.chain(k).chain(v).collect(), &|_, (output, w)| {
-            multiply(output, Accum::Replace, y, w, 1.0);
+            multiply_f32(output, Accum::Replace, y, w, 1.0);
         });
         let Model { head_dim, .. } = self.shape.model;
         let half = head_dim / 2;
@@ -197,8 +201,8 @@ impl CpuExpert {
                 }
             });
             let (prefix, suffix) = view_mut(scores, rows).split_at_col_mut(p);
-            multiply(prefix, Accum::Replace, view(q, rows), k_prefix, scale);
-            multiply(suffix, Accum::Replace, view(q, rows), k_suffix, scale);
+            multiply_f32(prefix, Accum::Replace, view(q, rows), k_prefix, scale);
+            multiply_f32(suffix, Accum::Replace, view(q, rows), k_suffix, scale);
             // The sum divides the 256 outputs of a row, not its thousand scores.
             Arch::new().dispatch(|| {
                 for (row, inverse_sum) in scores.chunks_mut(context).zip(&mut *inverse_sums) {
@@ -206,8 +210,8 @@ impl CpuExpert {
                 }
             });
             let (prefix, suffix) = view(scores, rows).split_at_col(p);
-            multiply(view_mut(attended, rows), Accum::Replace, prefix, v_prefix, 1.0);
-            multiply(view_mut(attended, rows), Accum::Add, suffix, v_suffix, 1.0);
+            multiply_f32(view_mut(attended, rows), Accum::Replace, prefix, v_prefix, 1.0);
+            multiply_f32(view_mut(attended, rows), Accum::Add, suffix, v_suffix, 1.0);
             let rows = attended.chunks_mut(head_dim).zip(inverse_sums);
             Arch::new().dispatch(|| {
                 rows.for_each(|(row, inverse_sum)| row.iter_mut().for_each(|x| *x *= *inverse_sum))
@@ -225,8 +229,8 @@ impl CpuExpert {
             Block,
             Block,
         )| {
-            multiply(gate.as_mut(), Accum::Replace, y, gate_w, 1.0);
-            multiply(up.as_mut(), Accum::Replace, y, up_w, 1.0);
+            multiply_f32(gate.as_mut(), Accum::Replace, y, gate_w, 1.0);
+            multiply_f32(up.as_mut(), Accum::Replace, y, up_w, 1.0);
             Arch::new().dispatch(|| {
                 (0..s).for_each(|row| gelu_times(row_mut(&mut gate, row), row_mut(&mut up, row)))
             });
@@ -253,7 +257,7 @@ impl CpuExpert {
         let h = columns(view_mut(&mut self.h, s), block);
         let tasks = blocks(view_mut(&mut self.y, s), w).zip(h).collect();
         parallel::each(tasks, &|number, ((mut y, w), mut h): (Block, MatMut<f32>)| {
-            multiply(y.as_mut(), Accum::Replace, input, w, 1.0);
+            multiply_f32(y.as_mut(), Accum::Replace, input, w, 1.0);
             let gate = &style.gate[number * block..][..y.ncols()];
             Arch::new().dispatch(|| {
                 (0..s).for_each(|row| add_gated(row_mut(&mut h, row), gate, row_mut(&mut y, row)))
@@ -292,7 +296,7 @@ fn linear(
     let bias = bias.chunks(block_width(bias.len()));
     let tasks = blocks(view_mut(y, rows), w).zip(bias).collect();
     parallel::each(tasks, &|_, ((mut y, w), bias): (Block, &[f32])| {
-        multiply(y.as_mut(), Accum::Replace, view(x, rows), w, 1.0);
+        multiply_f32(y.as_mut(), Accum::Replace, view(x, rows), w, 1.0);
         Arch::new().dispatch(|| (0..rows).for_each(|row| finish(row_mut(&mut y, row), bias)));
     });
 }
@@ -344,12 +348,6 @@ fn columns(matrix: MatMut<'_, f32>, width: usize) -> impl Iterator<Item = MatMut
         rest = Some(after);
         Some(block)
     })
-}
-
-/// `y = alpha·a·b`, or adds it, on this thread.
-fn multiply(y: MatMut<f32>, accumulate: Accum, a: MatRef<f32>, b: MatRef<f32>, alpha: f32) {
-    matmul(y, accumulate, a, b, alpha, Par::Seq);
-    leave_avx();
 }
 
 /// A row-major matrix of that many rows.

@@ -5,13 +5,11 @@
 
 use std::ops::Range;
 
-use faer::linalg::matmul::matmul;
-use faer::{Accum, MatMut, MatRef, Par};
+use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f32};
 
 use crate::parallel;
 use crate::resnet18::network::{Conv, Window};
 use kernelgate::backend::cpu::threads;
-use kernelgate::simd::leave_avx;
 
 /// Output pixels of a task at most: what it gathers of them stays in L2.
 const ROWS: usize = 256;
@@ -74,8 +72,7 @@ fn columns<'a>(conv: &Conv, weight: &'a [f32], taps: &Range<usize>) -> MatRef<'a
 
 fn gemm(out: &mut [f32], accumulate: Accum, a: MatRef<f32>, b: MatRef<f32>, factor: f32) {
     let out = MatMut::from_row_major_slice_mut(out, a.nrows(), b.ncols());
-    matmul(out, accumulate, a, b, factor, Par::Seq);
-    leave_avx();
+    multiply_f32(out, accumulate, a, b, factor);
 }
 
 /// `factor·conv(input)` in place of, or added to, the frames `[frames, side, side, out]`.

@@ -1,6 +1,6 @@
 //! The network in f32, layer by layer over all frames, forward and backward.
 
-use faer::Accum;
+use kernelgate_numerics::gemm::Accum;
 
 use super::convolution::{add_input_gradient, convolve, weight_gradient};
 use super::pooling::{Pooled, pool, pool_gradient};

@@ -429,7 +429,7 @@ struct Sums {
 impl Sums {
     fn of(output: &Tensor, piece: &Piece<'_, f64>) -> Self {
         let mut sums = Self::default();
-        output.for_blocks_f64(piece.from, piece.expected.len(), |start, actual| {
+        output.for_blocks_f64(piece.from, piece.expected.len(), &mut |start, actual| {
             sums.add(piece.from + start, actual, &piece.expected[start..][..actual.len()]);
         });
         sums

@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 
 pub mod axis;
 pub mod breakdown;
-pub mod random;
 pub mod symmetry;
-pub mod tensor;
 pub mod work;
+
+pub use kernelgate_numerics::{random, tensor};
 
 pub use axis::{Axis, AxisError, Override, Point, Values};
 pub use breakdown::{Breakdown, Part};

@@ -26,10 +26,22 @@ pub fn map_normal<T: Copy + Zeroable + Send>(
     // Zeros, so that the cores that draw also make the pages.
     let mut values = bytemuck::allocation::zeroed_vec::<T>(len);
     values.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, values)| {
-        let mut rng = stream(seed, name, chunk as u64);
-        values.fill_with(|| f(rng.sample::<f32, _>(StandardNormal)));
+        let (mut rng, mut drawn) = (stream(seed, name, chunk as u64), [0.0; DRAWN]);
+        for values in values.chunks_mut(DRAWN) {
+            let drawn = &mut drawn[..values.len()];
+            draw(&mut rng, drawn);
+            values.iter_mut().zip(drawn).for_each(|(value, x)| *value = f(*x));
+        }
     });
     values
+}
+
+/// Values drawn at a time.
+const DRAWN: usize = 1024;
+
+/// Draws each of N(0, 1).
+fn draw(rng: &mut ChaCha8Rng, values: &mut [f32]) {
+    values.fill_with(|| rng.sample(StandardNormal));
 }
 
 /// Indices below `len` drawn without repeats, ascending; all of them when `count >= len`.

@@ -1,4 +1,4 @@
-//! Leaving AVX code behind: what every caller of `faer`'s GEMMs has to do.
+//! Leaving AVX code behind: after every GEMM of `faer`.
 
 use std::hint::black_box;
 

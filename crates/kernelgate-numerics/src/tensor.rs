@@ -231,7 +231,7 @@ impl Tensor {
 
     /// Calls `f` with the elements `from..from + len` as f64, some at a time and in order, and where
     /// these begin, counted from `from`. As [`Self::to_f64`], without an allocation of that size.
-    pub fn for_blocks_f64(&self, from: usize, len: usize, mut f: impl FnMut(usize, &[f64])) {
+    pub fn for_blocks_f64(&self, from: usize, len: usize, f: &mut dyn FnMut(usize, &[f64])) {
         /// Elements converted at a time: few enough for the nearest cache.
         const BLOCK: usize = 1024;
         let (mut block, mut halves) = ([0.0f64; BLOCK], [0.0f32; BLOCK]);

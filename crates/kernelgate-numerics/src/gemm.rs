@@ -1,0 +1,40 @@
+//! GEMMs on the host, in f32 and f64, over row-major views of `faer`.
+//!
+//! `faer`'s kernels leave AVX state behind ([`leave_avx`]); these functions clear it.
+
+use faer::Par;
+use faer::linalg::matmul::matmul;
+pub use faer::{Accum, MatMut, MatRef};
+
+use crate::simd::leave_avx;
+
+/// `out = factor·a·b`, or added to it, on this thread.
+pub fn multiply_f32(
+    out: MatMut<'_, f32>,
+    accumulate: Accum,
+    a: MatRef<'_, f32>,
+    b: MatRef<'_, f32>,
+    factor: f32,
+) {
+    matmul(out, accumulate, a, b, factor, Par::Seq);
+    leave_avx();
+}
+
+/// `out = factor·a·b`, or added to it, on this thread.
+pub fn multiply_f64(
+    out: MatMut<'_, f64>,
+    accumulate: Accum,
+    a: MatRef<'_, f64>,
+    b: MatRef<'_, f64>,
+    factor: f64,
+) {
+    matmul(out, accumulate, a, b, factor, Par::Seq);
+    leave_avx();
+}
+
+/// `out = a·b` on all of rayon's threads.
+pub fn multiply_on_all_threads(out: MatMut<'_, f32>, a: MatRef<'_, f32>, b: MatRef<'_, f32>) {
+    matmul(out, Accum::Replace, a, b, 1.0, Par::rayon(0));
+    leave_avx();
+    rayon::broadcast(|_| leave_avx());
+}
