@@ -3,9 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    kernelgate_suite::bench(
-        "attention",
-        kernelgate_suite::attention::suites(),
-        kernelgate_suite::attention::kernels(),
-    )
+    kernelgate_suite::bench(&kernelgate_suite::attention::FAMILY)
 }

@@ -3,9 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    kernelgate_suite::bench(
-        "denoise",
-        kernelgate_suite::denoise::suites(),
-        kernelgate_suite::denoise::kernels(),
-    )
+    kernelgate_suite::bench(&kernelgate_suite::denoise::FAMILY)
 }

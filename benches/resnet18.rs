@@ -3,9 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    kernelgate_suite::bench(
-        "resnet18",
-        kernelgate_suite::resnet18::suites(),
-        kernelgate_suite::resnet18::kernels(),
-    )
+    kernelgate_suite::bench(&kernelgate_suite::resnet18::FAMILY)
 }

@@ -3,9 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    kernelgate_suite::bench(
-        "st_bif",
-        kernelgate_suite::st_bif::suites(),
-        kernelgate_suite::st_bif_kernels(),
-    )
+    kernelgate_suite::bench(&kernelgate_suite::st_bif::FAMILY)
 }

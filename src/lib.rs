@@ -1,4 +1,4 @@
-//! The benchmark suite of kernelgate: four families of real work, each in a folder of its own with
+//! The benchmark suite of kernelgate: families of real work, each in a folder of its own with
 //! its definition, fp64 reference, CPU rows and CUDA rows. It uses nothing of `kernelgate` that an
 //! outside package could not.
 
@@ -9,6 +9,7 @@ pub mod denoise;
 #[cfg(test)]
 mod driver_tests;
 mod e4m3;
+mod family;
 #[cfg(test)]
 mod gpu_tests;
 mod kernel_files;
@@ -25,32 +26,30 @@ pub mod st_bif;
 
 use std::process::ExitCode;
 
-use kernelgate::harness::{Harness, Peers};
+pub use family::Family;
+use kernelgate::harness::Harness;
 use kernelgate::suite::Suite;
-use kernelgate_cuda::instruments;
 use kernelgate_cuda::spec::ListedKernel;
 
-/// Every workload of every family, in the order they are shown.
+/// Every family, in the order in which its cases are shown.
+const FAMILIES: &[&Family] =
+    &[&st_bif::FAMILY, &attention::FAMILY, &denoise::FAMILY, &resnet18::FAMILY];
+
+/// Every workload of every family.
 pub fn all() -> Vec<Suite> {
-    [st_bif::suites(), attention::suites(), denoise::suites(), resnet18::suites()]
-        .into_iter()
-        .flatten()
-        .collect()
+    FAMILIES.iter().flat_map(|family| (family.suites)()).collect()
 }
 
-/// Every kernel of every family, and those that measuring needs, which are recorded with the first
-/// family's.
+/// Every kernel of every family.
 pub fn kernels() -> Vec<ListedKernel> {
-    [st_bif_kernels(), attention::kernels(), denoise::kernels(), resnet18::kernels()].concat()
-}
-
-/// The kernels that the bench of ST-BIF lists.
-pub fn st_bif_kernels() -> Vec<ListedKernel> {
-    [st_bif::kernels(), instruments::kernels()].concat()
+    FAMILIES.iter().flat_map(|family| (family.kernels)()).collect()
 }
 
 /// `main` of a bench binary of this package; a filter may name a case of another one.
-pub fn bench(name: &'static str, suites: Vec<Suite>, kernels: Vec<ListedKernel>) -> ExitCode {
-    const PEERS: &[Peers] = &[st_bif::PEERS, attention::PEERS, denoise::PEERS, resnet18::PEERS];
-    Harness::new(name, suites).siblings(all()).peers(PEERS).kernels(kernels).main()
+pub fn bench(family: &Family) -> ExitCode {
+    Harness::new(family.name, (family.suites)())
+        .siblings(all())
+        .peers(FAMILIES.iter().filter_map(|family| family.peers).collect())
+        .kernels((family.kernels)())
+        .main()
 }

@@ -9,6 +9,7 @@ mod quantised;
 pub mod reference;
 pub mod sample;
 
+use crate::family::Family;
 pub use cuda::kernels;
 pub use definition::*;
 pub use gradients::*;
@@ -26,12 +27,17 @@ pub fn suites() -> Vec<Suite> {
     ]
 }
 
-/// Other people's kernels for the same problems.
-pub const PEERS: Peers = Peers {
-    family: "attention",
-    main: "attention.py",
-    files: &[
-        ("common.py", include_str!("../../peers/common.py")),
-        ("attention.py", include_str!("../../peers/attention.py")),
-    ],
+/// The family.
+pub const FAMILY: Family = Family {
+    name: "attention",
+    suites,
+    kernels,
+    peers: Some(Peers {
+        family: "attention",
+        main: "attention.py",
+        files: &[
+            ("common.py", include_str!("../../peers/common.py")),
+            ("attention.py", include_str!("../../peers/attention.py")),
+        ],
+    }),
 };

@@ -11,6 +11,7 @@ mod plain;
 pub mod reference;
 mod shape;
 
+use crate::family::Family;
 pub use cuda::kernels;
 pub use definition::*;
 use kernelgate::harness::Peers;
@@ -24,12 +25,17 @@ pub fn suites() -> Vec<Suite> {
     ]
 }
 
-/// Other people's kernels for the same problems.
-pub const PEERS: Peers = Peers {
-    family: "denoise",
-    main: "denoise.py",
-    files: &[
-        ("common.py", include_str!("../../peers/common.py")),
-        ("denoise.py", include_str!("../../peers/denoise.py")),
-    ],
+/// The family.
+pub const FAMILY: Family = Family {
+    name: "denoise",
+    suites,
+    kernels,
+    peers: Some(Peers {
+        family: "denoise",
+        main: "denoise.py",
+        files: &[
+            ("common.py", include_str!("../../peers/common.py")),
+            ("denoise.py", include_str!("../../peers/denoise.py")),
+        ],
+    }),
 };

@@ -13,6 +13,7 @@ pub mod reference;
 mod shape;
 mod weights_file;
 
+use crate::family::Family;
 pub use cuda::kernels;
 pub use definition::*;
 use kernelgate::harness::Peers;
@@ -30,13 +31,18 @@ pub fn suites() -> Vec<Suite> {
     ]
 }
 
-/// The same network by other people's libraries.
-pub const PEERS: Peers = Peers {
-    family: "resnet18",
-    main: "resnet18.py",
-    files: &[
-        ("common.py", include_str!("../../peers/common.py")),
-        ("resnet18.py", include_str!("../../peers/resnet18.py")),
-        ("resnet18_triton.py", include_str!("../../peers/resnet18_triton.py")),
-    ],
+/// The family.
+pub const FAMILY: Family = Family {
+    name: "resnet18",
+    suites,
+    kernels,
+    peers: Some(Peers {
+        family: "resnet18",
+        main: "resnet18.py",
+        files: &[
+            ("common.py", include_str!("../../peers/common.py")),
+            ("resnet18.py", include_str!("../../peers/resnet18.py")),
+            ("resnet18_triton.py", include_str!("../../peers/resnet18_triton.py")),
+        ],
+    }),
 };

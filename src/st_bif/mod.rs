@@ -6,10 +6,13 @@ mod definition;
 pub mod neuron;
 pub mod rate;
 
+use crate::family::Family;
 pub use cuda::kernels;
 pub use definition::*;
 use kernelgate::harness::Peers;
 use kernelgate::suite::{Suite, suite, suite_with_scan};
+use kernelgate_cuda::instruments;
+use kernelgate_cuda::spec::ListedKernel;
 
 /// The workloads of the family, each with its rows.
 pub fn suites() -> Vec<Suite> {
@@ -20,12 +23,22 @@ pub fn suites() -> Vec<Suite> {
     ]
 }
 
-/// Other people's kernels for the same problems.
-pub const PEERS: Peers = Peers {
-    family: "st_bif",
-    main: "st_bif.py",
-    files: &[
-        ("common.py", include_str!("../../peers/common.py")),
-        ("st_bif.py", include_str!("../../peers/st_bif.py")),
-    ],
+/// The family's kernels, and those that measuring needs: its bench lists them.
+fn all_kernels() -> Vec<ListedKernel> {
+    [kernels(), instruments::kernels()].concat()
+}
+
+/// The family.
+pub const FAMILY: Family = Family {
+    name: "st_bif",
+    suites,
+    kernels: all_kernels,
+    peers: Some(Peers {
+        family: "st_bif",
+        main: "st_bif.py",
+        files: &[
+            ("common.py", include_str!("../../peers/common.py")),
+            ("st_bif.py", include_str!("../../peers/st_bif.py")),
+        ],
+    }),
 };

@@ -30,7 +30,7 @@ pub struct Harness {
     name: &'static str,
     suites: Vec<Suite>,
     siblings: Vec<Suite>,
-    peers: &'static [Peers],
+    peers: Vec<Peers>,
     kernels: Vec<ListedKernel>,
 }
 
@@ -38,7 +38,7 @@ impl Harness {
     /// A bench binary called `name` (as in `[[bench]]`), with the workloads it times.
     pub fn new(name: &'static str, suites: impl IntoIterator<Item: Into<Suite>>) -> Self {
         let suites = suites.into_iter().map(Into::into).collect();
-        Self { name, suites, siblings: Vec::new(), peers: &[], kernels: Vec::new() }
+        Self { name, suites, siblings: Vec::new(), peers: Vec::new(), kernels: Vec::new() }
     }
 
     /// Workloads of the package's other bench binaries, so that a filter which matches nothing in any
@@ -49,7 +49,7 @@ impl Harness {
     }
 
     /// Programs that time other people's kernels for the same problems, for `kernelgate peers`.
-    pub fn peers(mut self, peers: &'static [Peers]) -> Self {
+    pub fn peers(mut self, peers: Vec<Peers>) -> Self {
         self.peers = peers;
         self
     }

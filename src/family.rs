@@ -1,0 +1,17 @@
+//! What a bench of the suite needs of a family.
+
+use kernelgate::harness::Peers;
+use kernelgate::suite::Suite;
+use kernelgate_cuda::spec::ListedKernel;
+
+/// A family of workloads: a folder in `src/` and one in `kernels/`, and a bench of that name.
+pub struct Family {
+    /// Name of its folders and of its bench.
+    pub name: &'static str,
+    /// Its workloads, each with its rows.
+    pub suites: fn() -> Vec<Suite>,
+    /// Its kernels.
+    pub kernels: fn() -> Vec<ListedKernel>,
+    /// Other people's kernels for the same problems.
+    pub peers: Option<Peers>,
+}
