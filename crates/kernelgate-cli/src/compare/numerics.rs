@@ -17,7 +17,7 @@ use crate::gate::code::CodeComparison;
 use crate::gate::costs::{self, CostBound, CostGrowth};
 use crate::gate::numerics::{self, NumericsPolicy, NumericsReport};
 use crate::gate::paired::Arm;
-use crate::gate::rules::Rules;
+use crate::gate::rules::{CaseLimits, Rules};
 use kernelgate::record::numerics::DataSets;
 use kernelgate::record::run::VerificationRecord;
 use kernelgate::record::{
@@ -76,7 +76,8 @@ impl Engine<'_> {
                 if code != CodeComparison::default() {
                     findings.code.insert(id.clone(), code);
                 }
-                let limits = rules.limits(id);
+                // Trials are too short for the energy counter.
+                let limits = CaseLimits { energy: None, ..rules.limits(id) };
                 let (sides, on_host) = ([&of[..1], &of[1..]], head.environment.on_host());
                 findings.costs.extend(costs::grown(id, sides, &limits));
                 findings.bounds.extend(costs::bounds(id, sides, &limits, on_host));
@@ -95,7 +96,8 @@ impl Engine<'_> {
         }
         // Criterion alone records no costs.
         for bench in prepared.benches.iter().filter(|bench| !ours(bench)) {
-            let none = |id: &String| costs::untold(id, &rules.limits(id));
+            let none =
+                |id: &String| costs::untold(id, &CaseLimits { energy: None, ..rules.limits(id) });
             findings.bounds.extend(bench.cases.iter().flat_map(none));
         }
         let judge = |errors: &Errors| {

@@ -24,6 +24,8 @@ pub enum Cost {
     Launches,
     /// Time of the host to start a launch, nanoseconds.
     HostTime,
+    /// Energy of a launch, joules.
+    Energy,
 }
 
 /// Growth of measured device memory that says nothing, bytes.
@@ -70,6 +72,7 @@ impl CostGrowth {
             Cost::DeviceMemory => ("device memory", |bytes| display::bytes(bytes as u64)),
             Cost::Launches => ("commands of a launch", |count| format!("{count}")),
             Cost::HostTime => ("host time of a launch", display::time),
+            Cost::Energy => ("energy of a launch", display::joules),
         };
         let (head, base, allowed) = (show(self.head), show(self.base), 100.0 * self.allowed);
         let further = match self.further {
@@ -133,7 +136,7 @@ impl Missing {
 
 impl Cost {
     /// All of them.
-    const ALL: [Self; 3] = [Self::DeviceMemory, Self::Launches, Self::HostTime];
+    const ALL: [Self; 4] = [Self::DeviceMemory, Self::Launches, Self::HostTime, Self::Energy];
 
     /// The word in `kernelgate.toml`.
     pub const fn key(self) -> &'static str {
@@ -141,6 +144,7 @@ impl Cost {
             Self::DeviceMemory => "device-memory",
             Self::Launches => "launches",
             Self::HostTime => "host-time",
+            Self::Energy => "energy",
         }
     }
 
@@ -150,6 +154,7 @@ impl Cost {
             Self::DeviceMemory => limits.device_memory,
             Self::Launches => limits.launches,
             Self::HostTime => limits.host_time,
+            Self::Energy => limits.energy,
         }
     }
 
@@ -161,6 +166,7 @@ impl Cost {
             }
             Self::Launches => vec![of.commands.is_some()],
             Self::HostTime => vec![of.host_launch_ns.is_some()],
+            Self::Energy => vec![of.launch_j.is_some()],
         }
     }
 }
@@ -271,10 +277,12 @@ pub fn grown(
     let declared = both(|costs| costs.device_bytes.map(|bytes| bytes as f64));
     let commands = both(|costs| costs.commands.map(|count| count as f64));
     let host = both(|costs| costs.host_launch_ns);
+    let energy = both(|costs| costs.launch_j);
     let costs = [
         of(Cost::DeviceMemory, memory(measured, declared), limits.device_memory),
         of(Cost::Launches, commands, limits.launches),
         of(Cost::HostTime, host, limits.host_time),
+        of(Cost::Energy, energy, limits.energy),
     ];
     costs.into_iter().flatten().collect()
 }
@@ -296,12 +304,26 @@ mod tests {
     use crate::gate::rules_file;
 
     #[test]
+    fn energy_of_a_launch_is_judged() {
+        let limits = CaseLimits { energy: Some(0.1), ..CaseLimits::default() };
+        let of = |joules| [LaunchCosts { launch_j: Some(joules), ..LaunchCosts::default() }];
+        let (base, same, more) = (of(0.5), of(0.54), of(0.6));
+        assert_eq!(grown("x", [&base, &same], &limits), []);
+        let found = grown("x", [&base, &more], &limits);
+        let words = "energy of a launch 600.0 mJ, was 500.0 mJ (+20.0%, 10% are allowed)";
+        assert_eq!(found[0].words(), words);
+        let unknown = bounds("x", [&[LaunchCosts::default()], &more], &limits, false);
+        assert_eq!(unknown[0].missing, Some(Missing::Base));
+    }
+
+    #[test]
     fn costs_are_judged_where_they_are_known_and_asked_for() {
         let costs = |bytes, commands, host| LaunchCosts {
             device_bytes: Some(bytes),
             measured_device_bytes: None,
             commands: Some(commands),
             host_launch_ns: Some(host),
+            ..LaunchCosts::default()
         };
         let (base, head) = ([costs(1000, 7, 4e3)], [costs(1500, 8, 5e3)]);
         let limits = CaseLimits {

@@ -50,6 +50,8 @@ pub struct CaseLimits {
     pub launches: Option<f64>,
     /// The same of the host's time to start a launch.
     pub host_time: Option<f64>,
+    /// The same of the energy of a launch; only for `gate`: trials of `compare` are too short.
+    pub energy: Option<f64>,
 }
 
 /// A slow-down, or a loss of accuracy, that is intended.
@@ -120,6 +122,7 @@ impl Rules {
                 device_memory: last.device_memory.or(before.device_memory),
                 launches: last.launches.or(before.launches),
                 host_time: last.host_time.or(before.host_time),
+                energy: last.energy.or(before.energy),
             }
         })
     }
@@ -269,8 +272,15 @@ impl Acceptance {
 impl Threshold {
     /// "`^denoise/`: 3%, 200 ns".
     fn words(&self) -> String {
-        let CaseLimits { relative, absolute_ns, growth, device_memory, launches, host_time } =
-            self.limits;
+        let CaseLimits {
+            relative,
+            absolute_ns,
+            growth,
+            device_memory,
+            launches,
+            host_time,
+            energy,
+        } = self.limits;
         let percent =
             |what: &str, value: Option<f64>| value.map(|value| format!("{what}{}%", 100.0 * value));
         let words = [
@@ -280,6 +290,7 @@ impl Threshold {
             percent("device memory ", device_memory),
             percent("launches ", launches),
             percent("host time ", host_time),
+            percent("energy ", energy),
         ];
         let words: Vec<String> = words.into_iter().flatten().collect();
         format!("`{}`: {}", one_line(self.cases.as_str()), words.join(", "))

@@ -77,6 +77,7 @@ pub fn parse(shown: &str, text: &str) -> Result<Rules, RulesError> {
             )?,
             launches: source.number("launches", rule.launches.as_ref(), 0.0..=MAX_RATIO)?,
             host_time: source.number("host-time", rule.host_time.as_ref(), 0.0..=MAX_RATIO)?,
+            energy: source.number("energy", rule.energy.as_ref(), 0.0..=MAX_RATIO)?,
         };
         if limits == CaseLimits::default() {
             let at = Some(rule.cases.span().start);
@@ -134,6 +135,7 @@ struct FileThreshold {
     device_memory: Option<Spanned<f64>>,
     launches: Option<Spanned<f64>>,
     host_time: Option<Spanned<f64>>,
+    energy: Option<Spanned<f64>>,
 }
 
 #[derive(Deserialize)]

@@ -100,6 +100,12 @@ impl Telemetry {
         Some((default, device.enforced_power_limit().ok()?))
     }
 
+    /// Energy that the card has taken since its driver was loaded, millijoules; absent where the card
+    /// has no counter. It steps: each 100 ms on an H100.
+    pub fn energy_mj(&self) -> Option<u64> {
+        self.device().and_then(|device| device.total_energy_consumption()).ok()
+    }
+
     /// Other processes that compute on the card, where it tells.
     pub fn other_processes(&self) -> Option<u32> {
         others(&self.device().ok()?)

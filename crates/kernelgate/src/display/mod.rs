@@ -27,6 +27,16 @@ pub fn time(elapsed_ns: f64) -> String {
     format!("{:.4} {unit}", Significant(elapsed_ns / scale))
 }
 
+/// "1.234 mJ", four significant digits.
+pub fn joules(joules: f64) -> String {
+    let (scale, unit) = match joules.abs() {
+        joules if joules < 1e-3 => (1e-6, "µJ"),
+        joules if joules < 1.0 => (1e-3, "mJ"),
+        _ => (1.0, "J"),
+    };
+    format!("{:.4} {unit}", Significant(joules / scale))
+}
+
 /// "151.2 GFLOP/s" or "22.1 GB/s", for an amount done in that time.
 pub fn rate(amount: u64, unit: &str, elapsed_ns: f64) -> String {
     let per_second = amount as f64 / elapsed_ns * 1e9;

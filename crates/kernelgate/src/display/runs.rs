@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use super::table::Table;
-use super::{natural, rate, time};
+use super::{joules, natural, rate, time};
+use crate::measure::energy::Energy;
 use crate::measure::power::PowerState;
 use crate::record::run::InputChange;
 use crate::record::text::{indented, printable};
@@ -134,11 +135,13 @@ fn table(runs: &[ProcessRun]) -> Table {
         runs.iter().any(|run| run.cases.values().any(|case| clock(run, case).is_some()));
     let mut header = vec!["case", "time", "spread", "rate", "limit", "of limit", "limited by", ""];
     header.extend(low_clocks.then_some("SM clock"));
+    let energies = runs.iter().any(|run| run.cases.values().any(|it| it.samples.energy.is_some()));
+    header.extend(energies.then_some("energy"));
     let mut table = Table::new(&header);
     let mut problems: BTreeMap<Vec<(String, u64)>, Vec<Timed<'_>>> = BTreeMap::new();
     for (run, of) in runs.iter().flat_map(|run| run.cases.iter().map(move |of| (run, of))) {
         let clock = low_clocks.then(|| clock(run, of.1).unwrap_or_default());
-        let timed = Timed { clock, ..Timed::of(of) };
+        let timed = Timed { clock, energy: energies.then(|| energy(of.1)), ..Timed::of(of) };
         problems.entry(natural(timed.problem)).or_default().push(timed);
     }
     for mut cases in problems.into_values() {
@@ -167,6 +170,23 @@ struct Timed<'a> {
     spread: Spread,
     /// Cell of the clock, where the table has that column.
     clock: Option<String>,
+    /// Cell of the energy, where the table has that column.
+    energy: Option<String>,
+}
+
+/// Energy of a launch, with how exact it is, and operations per joule: "1.234 J ±9.1% 512 GFLOP/J".
+fn energy(case: &CaseRecord) -> String {
+    match &case.samples.energy {
+        None => "-".to_owned(),
+        Some(Energy::NotResolved(_)) => "not resolved".to_owned(),
+        Some(Energy::Measured(energy)) => {
+            let exact = format!("{} ±{:.1}%", joules(energy.launch_j), 100.0 * energy.relative);
+            match case.work.matmul_flops() {
+                0 => exact,
+                flops => format!("{exact} {:.0} GFLOP/J", flops as f64 * 1e-9 / energy.launch_j),
+            }
+        }
+    }
 }
 
 /// A clock below this share of the highest one is shown.
@@ -189,11 +209,11 @@ impl<'a> Timed<'a> {
         let problem = id.strip_suffix(&end).unwrap_or_default();
         let name = id[problem.len()..].trim_start_matches('/');
         let spread = Spread::of(&case.samples.per_launch_ns());
-        Self { problem, name, case, spread, clock: None }
+        Self { problem, name, case, spread, clock: None, energy: None }
     }
 
     fn cells(&self, best: bool) -> Vec<String> {
-        let Self { name, case, spread, clock, .. } = self;
+        let Self { name, case, spread, clock, energy, .. } = self;
         let limit = case.limit.as_ref();
         let fraction = limit.map(|limit| limit.fraction(spread.median));
         let dash = || "-".to_owned();
@@ -211,6 +231,7 @@ impl<'a> Timed<'a> {
             fraction.map_or_else(String::new, bar),
         ];
         cells.extend(clock.clone());
+        cells.extend(energy.clone());
         cells
     }
 }

@@ -9,6 +9,7 @@ mod clock;
 pub mod contention;
 pub mod criterion;
 pub mod delay;
+pub mod energy;
 pub mod events;
 pub mod limits;
 pub mod possible;

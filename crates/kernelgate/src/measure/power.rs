@@ -236,6 +236,12 @@ impl PowerMeter {
         self.telemetry.as_ref().map(Telemetry::read)
     }
 
+    /// Energy that the card has taken, millijoules; absent where it has no counter, or where others
+    /// draw from it.
+    pub fn energy_mj(&self) -> Option<u64> {
+        self.telemetry.as_ref().filter(|_| self.shared.is_none()).and_then(Telemetry::energy_mj)
+    }
+
     /// Reason why a power state cannot be stated for this card; absent where it can.
     pub fn limitation(&self) -> Option<&'static str> {
         if self.shared.is_some() {

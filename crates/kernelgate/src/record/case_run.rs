@@ -84,7 +84,8 @@ impl CaseRun {
         self.median_ns = digits(self.median_ns, 7);
         self.spread = digits(self.spread, 4);
         let limit = self.limit.iter_mut().map(|limit| (&mut limit.time_ns, 7));
-        let costs = self.costs.host_launch_ns.iter_mut().map(|ns| (ns, 4));
+        let LaunchCosts { host_launch_ns, launch_j, .. } = &mut self.costs;
+        let costs = host_launch_ns.iter_mut().chain(launch_j).map(|number| (number, 4));
         let others = self.median_clock_mhz.iter_mut().chain(&mut self.contention);
         let all = limit.chain(costs).chain(others.map(|number| (number, 4)));
         all.for_each(|(number, count)| *number = digits(*number, count));

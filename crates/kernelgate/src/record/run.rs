@@ -12,6 +12,7 @@ use super::origin::environment::Environment;
 use super::origin::package::Package;
 use super::origin::provenance::Provenance;
 use super::work::WorkRecord;
+use crate::measure::energy::Energy;
 use crate::measure::limits::{Limits, TimeLimit};
 use crate::measure::possible;
 use crate::measure::power::PowerRecord;
@@ -133,13 +134,17 @@ pub struct LaunchCosts {
     /// As [`Samples::host_launch_ns`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_launch_ns: Option<f64>,
+    /// Energy of a launch, joules.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub launch_j: Option<f64>,
 }
 
 impl From<&CaseRecord> for LaunchCosts {
     fn from(case: &CaseRecord) -> Self {
-        let Samples { commands, host_launch_ns, .. } = case.samples;
+        let Samples { commands, host_launch_ns, ref energy, .. } = case.samples;
         let CaseRecord { device_bytes, measured_device_bytes, .. } = *case;
-        Self { device_bytes, measured_device_bytes, commands, host_launch_ns }
+        let launch_j = energy.as_ref().and_then(Energy::measured).map(|it| it.launch_j);
+        Self { device_bytes, measured_device_bytes, commands, host_launch_ns, launch_j }
     }
 }
 
@@ -149,7 +154,13 @@ impl LaunchCosts {
     /// # Errors
     /// A fragment that says what is wrong.
     pub fn validate(&self) -> Result<(), String> {
-        self.host_launch_ns.map_or(Ok(()), possible::check_host_ns)
+        self.host_launch_ns.map_or(Ok(()), possible::check_host_ns)?;
+        match self.launch_j {
+            Some(joules) if !(joules > 0.0 && joules < 1e6) => {
+                Err(format!("an energy of {joules} J"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Whether nothing is known.
@@ -205,6 +216,9 @@ pub struct Samples {
     /// comparison, which measures no time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power: Option<PowerRecord>,
+    /// Energy of a launch, where a pass measured it (`--energy`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub energy: Option<Energy>,
     /// Size of what launches were delayed by on purpose on a GPU: nanoseconds of a spin, or bytes
     /// that were read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -259,6 +273,7 @@ impl Samples {
         }
         self.clock_mhz.iter().try_for_each(|mhz| possible::check_clock_mhz(*mhz))?;
         self.power.as_ref().map_or(Ok(()), PowerRecord::validate)?;
+        self.energy.as_ref().map_or(Ok(()), Energy::validate)?;
         let mut times = self.per_launch_ns().into_iter();
         times.try_for_each(|each| possible::check_launch_ns("a sample", each))
     }

@@ -8,10 +8,12 @@ use super::timing::{self, SamplingPlan};
 use crate::backend::{BackendError, Executable};
 use crate::harness::selection::cases::{Case, Group};
 use crate::harness::settings::Settings;
-use crate::measure::Stopwatch;
+use crate::harness::settings::args::Mode;
+use crate::harness::spent;
 use crate::measure::criterion::Elapsed;
 use crate::measure::limits::TimeLimit;
 use crate::measure::power::PowerMode;
+use crate::measure::{Cache, Stopwatch, energy};
 use crate::record::{Samples, Store, TrialSampling};
 use crate::workload::Effort;
 
@@ -82,7 +84,13 @@ impl GroupSampler<'_> {
         let launch_ns = sample.elapsed_ns / sample.launches as f64;
         let (backend, function) = (sampled.case.row.backend, sampled.case.function());
         let plan = SamplingPlan::new(settings.effort, backend, launch_ns, settings);
-        timing::run(group, &function, executable, stopwatch, plan, settings)
+        let mut samples = timing::run(group, &function, executable, stopwatch, plan, settings)?;
+        let timed = settings.mode == Mode::Bench && sampled.case.cache == Cache::Hot;
+        if settings.energy && timed {
+            let _activity = spent::on("energy");
+            samples.energy = Some(energy::measure(executable, stopwatch)?);
+        }
+        Ok(samples)
     }
 }
 

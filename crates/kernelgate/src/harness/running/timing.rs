@@ -417,6 +417,7 @@ fn collect(
         host_launch_ns: None,
         unrecorded: None,
         power: lead.power(taken, stopwatch),
+        energy: None,
         delay_size: None,
         contention,
     }

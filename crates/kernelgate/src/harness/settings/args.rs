@@ -44,6 +44,9 @@ pub struct Flags {
     /// time no longer changes, burst pauses between samples to stay below the power cap
     #[arg(long, env = "KERNELGATE_POWER", value_enum, default_value = "steady")]
     pub power: PowerName,
+    /// kernelgate: measure the energy of a launch too, of hot cases, in a pass of a second each
+    #[arg(long, env = "KERNELGATE_ENERGY")]
+    pub energy: bool,
     /// kernelgate: order of the cases; a steady time does not depend on it
     #[arg(long, env = "KERNELGATE_ORDER", value_enum, default_value = "forward")]
     pub order: OrderName,

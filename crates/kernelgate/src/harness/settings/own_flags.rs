@@ -20,6 +20,9 @@ const OWN: [(&str, &str); 14] = [
     ("--request", "KERNELGATE_REQUEST"),
 ];
 
+/// Our flags without a value.
+const SWITCHES: [(&str, &str); 1] = [("--energy", "KERNELGATE_ENERGY")];
+
 /// Our flags as environment variables, by name.
 pub type OwnFlags = Vec<(&'static str, String)>;
 
@@ -37,6 +40,10 @@ pub fn take_own_flags(arguments: &[OsString]) -> Option<(Vec<OsString>, OwnFlags
         let text = argument.to_string_lossy();
         if text == "--quick" {
             quick = true;
+            continue;
+        }
+        if let Some((_, variable)) = SWITCHES.into_iter().find(|(name, _)| *name == text) {
+            own.push((variable, "true".to_owned()));
             continue;
         }
         let (flag, value) = match text.split_once('=') {
@@ -80,6 +87,13 @@ pub fn take_own_flags(arguments: &[OsString]) -> Option<(Vec<OsString>, OwnFlags
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_flag_without_a_value_takes_none() {
+        let arguments = ["--energy", "x"].map(OsString::from);
+        let (rest, own) = take_own_flags(&arguments).unwrap();
+        assert_eq!((rest, own), (vec!["x".into()], vec![("KERNELGATE_ENERGY", "true".to_owned())]));
+    }
 
     #[test]
     fn our_flags_leave_the_command_line_for_the_environment() {

@@ -61,6 +61,8 @@ pub struct Settings {
     pub effort: Effort,
     /// Power state of a GPU while a case is timed.
     pub power: PowerMode,
+    /// Whether the energy of a launch is measured, in a pass of its own.
+    pub energy: bool,
     /// Order of the cases.
     pub order: CaseOrder,
     /// Values that replace those of axes.
@@ -102,6 +104,7 @@ impl Settings {
             mode: flags.mode(),
             effort: flags.effort(),
             power: flags.power.into(),
+            energy: flags.energy,
             order: match flags.order {
                 OrderName::Forward => CaseOrder::Forward,
                 OrderName::Reverse => CaseOrder::Reverse,
