@@ -2,29 +2,12 @@
 
 use std::ffi::OsString;
 
-/// Our flags with a value, and the variables that stand for them.
-const OWN: [(&str, &str); 14] = [
-    ("--effort", "KERNELGATE_EFFORT"),
-    ("--power", "KERNELGATE_POWER"),
-    ("--order", "KERNELGATE_ORDER"),
-    ("--axis", "KERNELGATE_AXIS"),
-    ("--backend", "KERNELGATE_BACKEND"),
-    ("--device", "KERNELGATE_DEVICE"),
-    ("--timeout", "KERNELGATE_TIMEOUT"),
-    ("--seed", "KERNELGATE_SEED"),
-    ("--budget", "KERNELGATE_BUDGET"),
-    ("--shard", "KERNELGATE_SHARD"),
-    ("--delay", "KERNELGATE_DELAY"),
-    ("--layout", "KERNELGATE_LAYOUT"),
-    ("--trial", "KERNELGATE_TRIAL"),
-    ("--request", "KERNELGATE_REQUEST"),
-];
+use clap::CommandFactory;
 
-/// Our flags without a value.
-const SWITCHES: [(&str, &str); 1] = [("--energy", "KERNELGATE_ENERGY")];
+use super::args::Flags;
 
 /// Our flags as environment variables, by name.
-pub type OwnFlags = Vec<(&'static str, String)>;
+pub type OwnFlags = Vec<(String, String)>;
 
 /// Splits a command line into what Criterion may see and the environment that carries our flags;
 /// `None` when it has none of ours.
@@ -33,6 +16,7 @@ pub type OwnFlags = Vec<(&'static str, String)>;
 /// for the parser to complain about. `--quick` becomes our effort: Criterion's own quick mode takes
 /// 0.1 s a case or more, and doubles its launches until they agree.
 pub fn take_own_flags(arguments: &[OsString]) -> Option<(Vec<OsString>, OwnFlags)> {
+    let command = Flags::command();
     let (mut rest, mut own) = (Vec::new(), OwnFlags::new());
     let mut quick = false;
     let mut arguments = arguments.iter();
@@ -42,18 +26,20 @@ pub fn take_own_flags(arguments: &[OsString]) -> Option<(Vec<OsString>, OwnFlags
             quick = true;
             continue;
         }
-        if let Some((_, variable)) = SWITCHES.into_iter().find(|(name, _)| *name == text) {
-            own.push((variable, "true".to_owned()));
-            continue;
-        }
         let (flag, value) = match text.split_once('=') {
             Some((flag, value)) => (flag, Some(value.to_owned())),
             None => (text.as_ref(), None),
         };
-        let Some((_, variable)) = OWN.into_iter().find(|(name, _)| *name == flag) else {
+        let ours = command.get_arguments().find(|ours| ours.get_long() == flag.strip_prefix("--"));
+        let Some((ours, variable)) = ours.and_then(|ours| Some((ours, ours.get_env()?))) else {
             rest.push(argument.clone());
             continue;
         };
+        let variable = variable.to_string_lossy();
+        if !ours.get_action().takes_values() {
+            own.push((variable.into_owned(), "true".to_owned()));
+            continue;
+        }
         // cargo appends `--bench`: a flag is nobody's value.
         let next = || {
             arguments
@@ -71,15 +57,15 @@ pub fn take_own_flags(arguments: &[OsString]) -> Option<(Vec<OsString>, OwnFlags
         }
         match own.iter_mut().find(|(name, _)| *name == variable) {
             Some((_, values)) => {
-                let between = if variable == "KERNELGATE_DELAY" { ',' } else { ' ' };
+                let between = ours.get_value_delimiter().unwrap_or(' ');
                 *values = format!("{values}{between}{value}");
             }
-            None => own.push((variable, value)),
+            None => own.push((variable.into_owned(), value)),
         }
     }
     const EFFORT: &str = "KERNELGATE_EFFORT";
     if quick && own.iter().all(|(name, _)| *name != EFFORT) {
-        own.push((EFFORT, "quick".to_owned()));
+        own.push((EFFORT.to_owned(), "quick".to_owned()));
     }
     (quick || !own.is_empty()).then_some((rest, own))
 }
@@ -92,7 +78,10 @@ mod tests {
     fn a_flag_without_a_value_takes_none() {
         let arguments = ["--energy", "x"].map(OsString::from);
         let (rest, own) = take_own_flags(&arguments).unwrap();
-        assert_eq!((rest, own), (vec!["x".into()], vec![("KERNELGATE_ENERGY", "true".to_owned())]));
+        assert_eq!(
+            (rest, own),
+            (vec!["x".into()], vec![("KERNELGATE_ENERGY".into(), "true".into())])
+        );
     }
 
     #[test]
@@ -107,13 +96,16 @@ mod tests {
         assert_eq!(
             own,
             [
-                ("KERNELGATE_AXIS", "s=1,2 d=64".to_owned()),
-                ("KERNELGATE_EFFORT", "thorough".to_owned())
+                ("KERNELGATE_AXIS".to_owned(), "s=1,2 d=64".to_owned()),
+                ("KERNELGATE_EFFORT".to_owned(), "thorough".to_owned())
             ]
         );
         assert_eq!(take_own_flags(&rest), None);
         let (rest, own) = take_own_flags(&["x".into(), "--quick".into()]).unwrap();
-        assert_eq!((rest, own), (vec!["x".into()], vec![("KERNELGATE_EFFORT", "quick".into())]));
+        assert_eq!(
+            (rest, own),
+            (vec!["x".into()], vec![("KERNELGATE_EFFORT".into(), "quick".into())])
+        );
         assert_eq!(take_own_flags(&["--axis".into()]), None);
         assert_eq!(take_own_flags(&["--effort".into(), "--bench".into()]), None);
     }

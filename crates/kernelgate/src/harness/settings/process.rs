@@ -73,7 +73,7 @@ pub fn settings() -> Result<Settings, ExitCode> {
         own.extend(large_pages);
         if silent {
             rest.splice(0..0, terse::FLAG.map(OsString::from));
-            own.push((SILENT, "yes".to_owned()));
+            own.push((SILENT.to_owned(), "yes".to_owned()));
         }
         return Err(replace_process(&rest, &own));
     }
@@ -180,12 +180,12 @@ fn should_silence(flags: &Flags, arguments: &[OsString]) -> bool {
 /// The variable that lets a process for a GPU have memory in pages of 2 MiB. Hundreds of megabytes
 /// of inputs and outputs come and go with every case, and 4 KiB at a time the system takes longer to
 /// hand them out than the GPU to fill them. Rows on the host are timed as they would run elsewhere.
-fn large_pages(flags: &Flags) -> Option<(&'static str, String)> {
+fn large_pages(flags: &Flags) -> Option<(String, String)> {
     const VARIABLE: &str = "GLIBC_TUNABLES";
     let driver = ["/dev/nvidiactl", "/dev/dxg"].iter().any(|path| Path::new(path).exists());
     let on_gpu = driver && flags.backend != BackendName::Cpu && flags.mode() == Mode::Bench;
     (on_gpu && std::env::var_os(VARIABLE).is_none())
-        .then(|| (VARIABLE, "glibc.malloc.hugetlb=1".to_owned()))
+        .then(|| (VARIABLE.to_owned(), "glibc.malloc.hugetlb=1".to_owned()))
 }
 
 /// Starts this program anew with Criterion's flags alone and ours in the environment.
@@ -193,7 +193,7 @@ fn replace_process(arguments: &[OsString], own: &OwnFlags) -> ExitCode {
     let program = executable()
         .unwrap_or_else(|| PathBuf::from(std::env::args_os().next().unwrap_or_default()));
     let mut command = Command::new(&program);
-    command.args(arguments).envs(own.iter().map(|(name, value)| (*name, value)));
+    command.args(arguments).envs(own.iter().cloned());
     #[cfg(unix)]
     let error = {
         use std::os::unix::process::CommandExt;
