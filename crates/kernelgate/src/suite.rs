@@ -233,7 +233,10 @@ impl<P: Problem, R: Borrow<Implementation<P>>> BoundProblem for Bound<P, R> {
         }
         match (&row.prepare, target) {
             (Prepare::Cpu(prepare), Target::Cpu) => Ok(Box::new(prepare(&self.problem, inputs))),
-            (Prepare::Cpu(_), Target::Cuda(_)) | (_, Target::Cpu) => {
+            (Prepare::CpuByName(prepare), Target::Cpu) => {
+                Ok(Box::new(prepare(&self.problem, row.name, inputs)))
+            }
+            (_, Target::Cpu) => {
                 Err(BackendError::Launch(format!("{} does not run on this backend", row.name)))
             }
             (_, Target::Cuda(devices)) => {

@@ -34,7 +34,7 @@
 //! another row, or nothing: what nothing verifies is timed and marked "unverified".
 //!
 //! A definition that is more than this is a [`Workload`](crate::workload::Workload) with rows of
-//! its own. Deliberately absent: rows for the CPU, and how anything is timed.
+//! its own. Deliberately absent: how anything is timed.
 
 mod definition;
 mod golden;

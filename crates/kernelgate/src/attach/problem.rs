@@ -8,20 +8,27 @@ use half::{bf16, f16};
 use super::definition::{Definition, Reference, TensorSpec};
 use super::golden;
 use crate::backend::BackendError;
+use crate::backend::cpu::CpuTask;
 use crate::backend::cuda::{CudaTask, Device};
 use crate::workload::{
     AxisError, Data, Dtype, Expected, Point, Problem, ReferenceFrom, Tensors, Tolerance, Work,
     random,
 };
 
-/// A row over a raw stream.
+/// A row on the host or over a raw stream.
 pub(super) struct Row {
     pub name: &'static str,
     /// Tensors that it takes.
     pub tensors: Vec<&'static str>,
-    pub prepare: Box<PrepareRow>,
+    pub kind: RowKind,
 }
 
+pub(super) enum RowKind {
+    Host(Arc<RunOnHost>),
+    Stream(Box<PrepareRow>),
+}
+
+type RunOnHost = dyn Fn(&Tensors, &mut Tensors) + Send + Sync;
 type PrepareRow =
     dyn Fn(&Bound, &Tensors, &Arc<Device>) -> Result<CudaTask, BackendError> + Send + Sync;
 
@@ -71,7 +78,23 @@ impl Bound {
         Ok(())
     }
 
-    /// Prepares the row of that name.
+    /// Prepares a row on the host.
+    pub fn host_task(&self, row: &str, inputs: Arc<Tensors>) -> CpuTask {
+        let add = |outputs: Tensors, spec: &TensorSpec| {
+            outputs.with_output(spec.name, spec.shape.clone(), spec.dtype)
+        };
+        let outputs = self.definition.outputs.iter().fold(Tensors::new(), add);
+        let RowKind::Host(run) = self.row(row) else { unreachable!("`{row}` runs on a GPU") };
+        let run = Arc::clone(run);
+        CpuTask::new(inputs, outputs, move |inputs, outputs| run(inputs, outputs))
+    }
+
+    fn row(&self, name: &str) -> &RowKind {
+        let row = self.rows.iter().find(|row| row.name == name);
+        &row.expect("implementations are rows").kind
+    }
+
+    /// Prepares a row over a raw stream.
     ///
     /// # Errors
     /// What the row returns, or when device memory is short.
@@ -81,8 +104,10 @@ impl Bound {
         inputs: &Tensors,
         device: &Arc<Device>,
     ) -> Result<CudaTask, BackendError> {
-        let row = self.rows.iter().find(|it| it.name == row).expect("implementations are rows");
-        (row.prepare)(self, inputs, device)
+        let RowKind::Stream(prepare) = self.row(row) else {
+            unreachable!("`{row}` runs on the host")
+        };
+        prepare(self, inputs, device)
     }
 }
 

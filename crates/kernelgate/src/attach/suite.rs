@@ -1,18 +1,18 @@
-//! Rows over a raw stream as a suite.
+//! Rows that are closures as a suite.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::definition::{Definition, TensorSpec};
-use super::problem::{Bound, Row};
+use super::problem::{Bound, Row, RowKind};
 use super::row::{self, At, Launches};
 use crate::backend::cuda::{CudaTask, Device, Input, Output};
 use crate::backend::{BackendError, Implementation, Prepare};
 use crate::suite::{AxisScan, Facts, Suite};
 use crate::workload::{Axis, AxisError, Lines, Point, Tensors};
 
-/// A workload whose rows are closures over a raw stream.
+/// A workload whose rows are closures, over a raw stream or on the host.
 pub struct Attached {
     facts: Facts,
     define: Box<Define>,
@@ -65,8 +65,18 @@ impl Attached {
         let prepare = move |bound: &Bound, inputs: &Tensors, device: &Arc<Device>| {
             task(bound, inputs, device, tensors, &prepare)
         };
-        let (tensors, prepare) = (tensors.to_vec(), Box::new(prepare));
-        self.rows.push(Row { name, tensors, prepare });
+        let (tensors, kind) = (tensors.to_vec(), RowKind::Stream(Box::new(prepare)));
+        self.rows.push(Row { name, tensors, kind });
+        self
+    }
+
+    /// A row on the host, `cpu` or `cpu/…`: `run` overwrites every element of the outputs.
+    pub fn host_row(
+        mut self,
+        name: &'static str,
+        run: impl Fn(&Tensors, &mut Tensors) + Send + Sync + 'static,
+    ) -> Self {
+        self.rows.push(Row { name, tensors: Vec::new(), kind: RowKind::Host(Arc::new(run)) });
         self
     }
 }
@@ -78,9 +88,12 @@ impl From<Attached> for Suite {
             name: row.name,
             about: "attached",
             supports: |_: &Bound| Ok(()),
-            prepare: Prepare::CudaByName {
-                device_bytes: Bound::device_bytes,
-                prepare: Bound::prepare,
+            prepare: match row.kind {
+                RowKind::Host(_) => Prepare::CpuByName(Bound::host_task),
+                RowKind::Stream(_) => Prepare::CudaByName {
+                    device_bytes: Bound::device_bytes,
+                    prepare: Bound::prepare,
+                },
             },
         };
         let implementations: Vec<_> = rows.iter().map(implementation).collect();
@@ -136,6 +149,8 @@ fn task<const N: usize>(
 mod tests {
     use super::super::definition::{Reference, Tolerances};
     use super::*;
+    use crate::backend::BackendKind::Cpu;
+    use crate::backend::Target;
     use crate::workload::{Dtype, Effort, Override, Scale, Work};
 
     fn attached(points: &'static [&'static str], tensors: [&'static str; 2]) -> Suite {
@@ -164,6 +179,32 @@ mod tests {
         assert_eq!(points(&[]).unwrap(), ["n16_row", "n32_row", "n64_column", "n64_row"]);
         assert_eq!(points(&["n=7".parse().unwrap()]).unwrap(), ["n7_row", "n7_column"]);
         assert!(points(&["layout=tiled".parse().unwrap()]).is_err());
+    }
+
+    #[test]
+    fn a_row_on_the_host_computes_from_its_inputs() {
+        let define = |_: &Point| {
+            Ok(Definition {
+                inputs: vec![TensorSpec::new("x", [2], Dtype::F32)],
+                outputs: vec![TensorSpec::new("y", [2], Dtype::F32)],
+                reference: Reference::None,
+                work: Work::default(),
+                tolerance: Tolerances::by_dtype(),
+            })
+        };
+        let suite: Suite = Attached::new("mine/double", &["n=2"], define)
+            .host_row("cpu", |inputs, outputs| {
+                let pairs = outputs.f32_mut("y").iter_mut().zip(inputs.f32("x"));
+                pairs.for_each(|(y, x)| *y = 2.0 * x);
+            })
+            .into();
+        let point = &suite.points(Effort::Default, Scale::Host, &[]).unwrap()[0];
+        let inputs = Arc::new(Tensors::new().with("x", [2], vec![1.0_f32, 2.5]));
+        let bound = suite.bind(point).unwrap();
+        let mut task = bound.prepare(0, inputs, &Target::Cpu).unwrap();
+        task.launch().unwrap();
+        assert_eq!(task.outputs().unwrap().f32("y"), [2.0, 5.0]);
+        assert_eq!((suite.implementations()[0].backend, bound.device_bytes(0)), (Cpu, None));
     }
 
     #[test]

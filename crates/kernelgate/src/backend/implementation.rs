@@ -27,6 +27,8 @@ pub struct Implementation<P> {
 pub enum Prepare<P> {
     /// On the host.
     Cpu(fn(&P, Arc<Tensors>) -> cpu::CpuTask),
+    /// On the host, by a closure that the problem holds under the row's name.
+    CpuByName(fn(&P, &str, Arc<Tensors>) -> cpu::CpuTask),
     /// On an NVIDIA GPU.
     Cuda(CudaPrepare<P>),
     /// On an NVIDIA GPU, its memory declared: a case that is too large is skipped before anything
@@ -56,7 +58,7 @@ impl<P> Implementation<P> {
     /// The backend it runs on.
     pub fn backend(&self) -> BackendKind {
         match self.prepare {
-            Prepare::Cpu(_) => BackendKind::Cpu,
+            Prepare::Cpu(_) | Prepare::CpuByName(_) => BackendKind::Cpu,
             _ => BackendKind::Cuda,
         }
     }
@@ -69,7 +71,7 @@ impl<P> Implementation<P> {
                 Some(device_bytes(problem))
             }
             Prepare::Program(write, _) => Some(write(problem).device_bytes()),
-            Prepare::Cpu(_) | Prepare::Cuda(_) => None,
+            Prepare::Cpu(_) | Prepare::CpuByName(_) | Prepare::Cuda(_) => None,
         }
     }
 
@@ -99,7 +101,7 @@ impl<P> Implementation<P> {
                 memory::require(device, program.device_bytes())?;
                 program.task(device, inputs, capture)
             }
-            Prepare::Cpu(_) => {
+            Prepare::Cpu(_) | Prepare::CpuByName(_) => {
                 let message = format!("{} does not run on this backend", self.name);
                 Err(BackendError::Launch(message))
             }
