@@ -8,13 +8,10 @@ use serde::Serialize;
 use super::search::{Answer, Ended, Found, Question, Times, search};
 use super::state::State;
 use crate::compare::git::{Repository, Revision, git, output, run as run_git};
-use crate::compare::{
-    AskedThresholds, CompareError, ComparisonRequest, SideSource, Thresholds, Tools, one_case,
-};
-use crate::gate::Verdict;
+use crate::compare::{CompareError, ComparisonRequest, PlanRequest, SideSource, Tools, one_case};
 use crate::gate::comparison::Comparison;
 use crate::gate::paired::TestPlan;
-use kernelgate::record::Store;
+use crate::gate::verdict::Verdict;
 
 /// Lines of a message that say why a commit was left out.
 const SHOWN_LINES: usize = 3;
@@ -28,11 +25,8 @@ pub struct BisectionRequest {
     pub bad: String,
     /// The case.
     pub case: String,
-    /// What counts as slower between the ends.
-    pub asked: AskedThresholds,
-    /// Where calibrations lie.
-    pub store: Store,
-    /// All else of each comparison; base, head, filter, thresholds and `resume` are set here.
+    /// All else of each comparison, with the plan of the ends; base, head, filter and `resume` are
+    /// set here.
     pub comparison: ComparisonRequest,
     /// Go on where the last search was interrupted.
     pub resume: bool,
@@ -94,7 +88,7 @@ pub fn run(request: &BisectionRequest) -> Result<Bisection, CompareError> {
     let commits = line_of(&repository, &good, &bad)?;
     let tools = Tools::watched()?;
     let mut asking = Asking::new(request, &repository, &commits, tools)?;
-    let blocks = request.asked.max_blocks.unwrap_or(TestPlan::default().max_blocks);
+    let blocks = blocks(request);
     let ended = search(commits.len() - 1, blocks, |question| asking.answer(question));
     asking.tools.end();
     let ended = ended?;
@@ -172,7 +166,10 @@ impl<'a> Asking<'a> {
                 ("the bad commit", commits[commits.len() - 1].clone()),
                 ("the case", request.case.clone()),
                 ("the profile", request.comparison.profile.clone()),
-                ("a threshold", format!("{:?}", request.asked)),
+                ("a threshold", {
+                    let PlanRequest { asked, max_blocks, .. } = &request.comparison.plan;
+                    format!("{asked:?}, {max_blocks:?} blocks")
+                }),
                 ("--case-time", format!("{:?}", request.comparison.sampling)),
             ]
             .map(|(name, value)| (name.to_owned(), value)),
@@ -216,24 +213,22 @@ impl<'a> Asking<'a> {
         label: &str,
     ) -> Result<Answer, CompareError> {
         let Question { base, head, attempt, plan } = *question;
-        let asked = self.request.asked;
-        let thresholds = match plan {
-            Some(plan) => Thresholds::Fixed(plan),
-            None => {
-                let blocks = asked.max_blocks.unwrap_or(TestPlan::default().max_blocks);
-                let more = (attempt > 0).then_some(blocks << attempt).or(asked.max_blocks);
-                let asked = AskedThresholds { max_blocks: more, ..asked };
-                Thresholds::Calibrated(asked, self.request.store.clone())
-            }
-        };
         let template = &self.request.comparison;
+        let plan = plan.map_or_else(
+            || {
+                let asked = template.plan.clone();
+                let more = (attempt > 0).then(|| blocks(self.request) << attempt);
+                PlanRequest { max_blocks: more.or(asked.max_blocks), ..asked }
+            },
+            PlanRequest::fixed,
+        );
         let benches = self.bench.iter().cloned().collect::<Vec<_>>();
         let comparison = ComparisonRequest {
             base: SideSource::Revision(self.commits[base].clone()),
             head: SideSource::Revision(self.commits[head].clone()),
             benches: if benches.is_empty() { template.benches.clone() } else { benches },
             filter: Some(format!("^{}$", regex::escape(&self.request.case))),
-            thresholds,
+            plan,
             budget: template.budget * (1 << attempt),
             resume,
             ..template.clone()
@@ -300,19 +295,25 @@ impl<'a> Asking<'a> {
     }
 }
 
+/// Most blocks of the first attempt at a question.
+fn blocks(request: &BisectionRequest) -> usize {
+    request.comparison.plan.max_blocks.unwrap_or(TestPlan::default().max_blocks)
+}
+
 /// What a comparison says of the case.
 fn of_comparison(comparison: &Comparison, case: &str) -> Answer {
-    if comparison.untimed.iter().any(|id| id == case) {
+    let facts = &comparison.facts;
+    if facts.untimed.iter().any(|id| id == case) {
         return Answer::NotSlower(Times { ratio: 1.0, low: 1.0, high: 1.0 });
     }
-    if let Some(judged) = comparison.judged.iter().find(|it| it.decision.case == case) {
-        let ratio = judged.decision.ratio;
+    if let Some(judged) = comparison.judged.iter().find(|it| it.case == case) {
+        let ratio = judged.ratio;
         let times = Times { ratio: ratio.center, low: ratio.low, high: ratio.high };
         let reason = judged.reason().unwrap_or_else(|| "inconclusive".to_owned());
         return match judged.verdict {
             Verdict::Regressed => Answer::Slower(times),
             Verdict::Unchanged | Verdict::Improved | Verdict::Accepted => Answer::NotSlower(times),
-            Verdict::Inconclusive if judged.case_error.is_some() => Answer::Unusable(reason),
+            Verdict::Inconclusive if judged.case_error().is_some() => Answer::Unusable(reason),
             Verdict::Inconclusive => Answer::Undecided(reason),
         };
     }
@@ -324,13 +325,13 @@ fn of_comparison(comparison: &Comparison, case: &str) -> Answer {
         .iter()
         .find(|refusal| refusal.cases.is_empty() || refusal.cases.iter().any(|id| id == case));
     let why = of("the case is wrong", &comparison.failed)
-        .or_else(|| of("the case is wrong in the base", &comparison.failed_in_base))
+        .or_else(|| of("the case is wrong in the base", &facts.failed_in_base))
         .or_else(|| of("the case was skipped", &comparison.skipped))
         .or_else(|| {
             let it = refused?;
             Some(format!("{} is `{}` in the base and `{}` here", it.field, it.base, it.head))
         })
-        .or_else(|| comparison.broken.first().map(|broken| broken.case_error()))
+        .or_else(|| facts.broken.first().map(|broken| broken.case_error().to_string()))
         .unwrap_or_else(|| "there is no such case".to_owned());
     Answer::Unusable(shortened(&why))
 }

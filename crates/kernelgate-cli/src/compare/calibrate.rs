@@ -358,11 +358,12 @@ fn known(
     trials: &Trials,
 ) -> Known {
     // What could not be measured says nothing about the gate.
-    let judged = || comparison.judged.iter().filter(|compared| compared.case_error.is_none());
-    let unmeasured = comparison.judged.iter().filter_map(|compared| {
-        let why = compared.case_error.clone()?;
-        Some((compared.decision.case.clone(), why))
-    });
+    let judged = || comparison.judged.iter().filter(|judged| judged.case_error().is_none());
+    let unmeasured = comparison
+        .judged
+        .iter()
+        .filter_map(|judged| Some((judged.case.clone(), judged.case_error()?)));
+    let facts = &comparison.facts;
     let series = |round| {
         let observed = rounds::observed(&trials.trials, round);
         observed.into_iter().map(|(case, blocks)| (case, Series::of(&blocks))).collect()
@@ -372,22 +373,20 @@ fn known(
         number,
         started,
         wall_s: (took.as_secs_f64() * 10.0).round() / 10.0,
-        processes: comparison.rounds.iter().map(|round| round.processes).sum(),
+        processes: facts.rounds.iter().map(|round| round.processes).sum(),
         delays_ns,
-        verdicts: judged()
-            .map(|compared| (compared.decision.case.clone(), compared.verdict))
-            .collect(),
+        verdicts: judged().map(|judged| (judged.case.clone(), judged.verdict)).collect(),
         reasons: judged()
-            .filter_map(|compared| Some((compared.decision.case.clone(), compared.reason()?)))
+            .filter_map(|judged| Some((judged.case.clone(), judged.reason()?)))
             .collect(),
         failed: comparison
             .failed
             .clone()
             .into_iter()
-            .chain(comparison.failed_in_base.clone())
+            .chain(facts.failed_in_base.clone())
             .chain(unmeasured)
             .collect(),
-        broken: comparison
+        broken: facts
             .broken
             .iter()
             .map(|broken| format!("{} of the {}: {}", broken.bench, broken.side, broken.reason))

@@ -6,11 +6,13 @@ use super::engine::{Engine, Facts};
 use super::matched::Matched;
 use super::rounds;
 use super::session::{Bench, delays_text};
-use crate::gate::Verdict;
-use crate::gate::comparison::{Compared, Comparison, Round};
+use crate::gate::comparison::{BuildFacts, Comparison, Round};
+use crate::gate::judgement::Judgement;
 use crate::gate::numerics::NumericsReport;
 use crate::gate::paired::{Decision, Outcome};
+use crate::gate::reason::Reason;
 use crate::gate::rules::RulesReport;
+use crate::gate::verdict::Verdict;
 use crate::gate::verification::VerificationLoss;
 use kernelgate::record::Verification;
 
@@ -32,9 +34,9 @@ impl Engine<'_> {
         let open = |decision: &Decision| {
             matches!(decision.verdict, Verdict::Inconclusive | Verdict::Regressed)
         };
-        let case_error = |decision: &Decision| {
+        let case_error = |decision: &Decision| -> Vec<Reason> {
             let abandoned = || self.abandoned(benches, &decision.case).filter(|_| open(decision));
-            stopped.get(&decision.case).cloned().or_else(abandoned)
+            stopped.get(&decision.case).cloned().or_else(abandoned).into_iter().collect()
         };
         let again =
             |decision: &Decision| second.and_then(|second| second.of(&decision.case)).cloned();
@@ -46,29 +48,26 @@ impl Engine<'_> {
                 Some((id.clone(), VerificationLoss::between(id, *base, *head)?))
             })
             .collect();
-        let mut judged: Vec<Compared> = first
+        let limits = |case: &str| self.rules.resolve(case, &self.limits);
+        let mut judged: Vec<Judgement> = first
             .decisions
             .into_iter()
             .filter(|decision| !matched.failed.contains_key(&decision.case))
             .map(|decision| {
                 let confirmation =
                     again(&decision).filter(|_| decision.verdict == Verdict::Regressed);
-                let case_error = case_error(&decision);
-                let mut compared = Compared::new(decision, confirmation, case_error);
-                compared.verdict =
-                    self.plan.told(compared.verdict, &compared.decision, &self.rules);
-                match losses.get(&compared.decision.case) {
-                    Some(loss) => compared.less_verified(loss),
-                    None => compared,
+                let (errors, limits) = (case_error(&decision), limits(&decision.case));
+                let judged = Judgement::from_rounds(decision, confirmation, errors, &limits);
+                match losses.get(&judged.case) {
+                    Some(loss) => judged.less_verified(loss.clone()),
+                    None => judged,
                 }
             })
             .collect();
-        judged.extend(
-            unmeasured.into_iter().map(|(id, why)| Compared::unmeasured(id, why, &self.plan)),
-        );
-        judged.sort_by(|a, b| {
-            a.verdict.cmp(&b.verdict).then_with(|| a.decision.case.cmp(&b.decision.case))
-        });
+        judged.extend(unmeasured.into_iter().map(|(id, why)| {
+            let limits = limits(&id);
+            Judgement::unmeasured(id, why, &self.plan, &limits)
+        }));
         let [base, head] = &self.session.sides;
         let sides = self.session.sides.iter();
         let mut left_alone: BTreeMap<String, String> =
@@ -79,43 +78,46 @@ impl Engine<'_> {
         };
         let unverified = judged
             .iter()
-            .map(|compared| &compared.decision.case)
+            .map(|judged| &judged.case)
             .filter(|case| facts.verification.get(*case).is_some_and(is_unverified))
             .cloned()
             .collect();
-        Comparison {
+        let refused = matched.refusals();
+        let facts_of_builds = BuildFacts {
             base: base.label.clone(),
             head: head.label.clone(),
-            device: facts.device,
             plan: self.plan,
             budget_s: self.request.budget.as_secs_f64(),
             calibration: None,
-            judged,
-            refused: matched.refusals(),
-            new: matched.new,
             removed: matched.removed,
-            skipped: matched.skipped,
-            failed: matched.failed,
             failed_in_base: matched.failed_in_base,
             broken: self.broken.clone(),
-            foreign: left_alone.keys().cloned().collect(),
             left_alone,
-            unverified,
-            verification: losses.into_values().collect(),
             criterion: facts.criterion,
             identical: self.session.identical().into_iter().collect(),
             untimed: facts.untimed,
             optimised: facts.optimised,
             delays: delays_text(&self.request.planted.delays_ns),
             rounds: [1, 2].into_iter().filter_map(|round| self.facts_of(round)).collect(),
+            ..BuildFacts::default()
+        };
+        let mut comparison = Comparison {
+            device: facts.device,
+            limits: self.limits,
+            judged,
+            refused,
+            new: matched.new,
+            skipped: matched.skipped,
+            failed: matched.failed,
+            unverified,
+            verification: losses.into_values().collect(),
             numerics: NumericsReport::default(),
             costs: Vec::new(),
             rules: RulesReport::default(),
-            code: BTreeMap::new(),
-            kernels: Vec::new(),
-            explanations: BTreeMap::new(),
-            unaffected: Vec::new(),
-        }
+            facts: facts_of_builds,
+        };
+        comparison.sort();
+        comparison
     }
 
     /// Cases that were to be compared and got no block, with the reason.
@@ -124,21 +126,19 @@ impl Engine<'_> {
         matched: &Matched,
         benches: &[Bench],
         first: &Outcome,
-    ) -> BTreeMap<String, String> {
+    ) -> BTreeMap<String, Vec<Reason>> {
         let stopped = rounds::stopped(&self.trials.trials);
-        let limits = (self.request.budget.as_secs_f64(), self.plan.max_blocks);
+        let (budget_s, max_blocks) = (self.request.budget.as_secs_f64(), self.plan.max_blocks);
         let why = |id: &String| {
             let reason = stopped.get(id).cloned().or_else(|| self.abandoned(benches, id));
-            reason.unwrap_or_else(|| {
-                format!("no block of it ended within {:.0} s and {} blocks", limits.0, limits.1)
-            })
+            vec![reason.unwrap_or(Reason::NoBlock { budget_s, max_blocks })]
         };
         let without = matched.judged.iter().filter(|id| first.of(id).is_none());
         without.map(|id| (id.clone(), why(id))).collect()
     }
 
     /// Why the bench of a case was abandoned.
-    fn abandoned(&self, benches: &[Bench], id: &str) -> Option<String> {
+    fn abandoned(&self, benches: &[Bench], id: &str) -> Option<Reason> {
         let bench = benches.iter().find(|bench| bench.cases.contains(id))?;
         let broken =
             self.broken.iter().find(|broken| broken.abandoned && broken.bench == bench.name)?;

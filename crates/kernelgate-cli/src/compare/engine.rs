@@ -5,17 +5,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use super::driver;
 use super::load::{BusyThreads, CoRunning};
+use super::plan::ResolvedPlan;
 use super::process::{TrialProcess, TrialSetup};
 use super::progress::{self, ComparisonProgress};
 use super::session::{Bench, Prepared, Session, TRIALS, Tools, open_trials};
 use super::{CompareError, ComparisonRequest, Planted, resumed, rounds};
-use super::{driver, folder};
-use crate::gate::Verdict;
 use crate::gate::comparison::{Broken, Comparison, CriterionBench};
 use crate::gate::costs;
+use crate::gate::limits::{LimitSource, Limits};
 use crate::gate::paired::{Arm, Outcome, TestPlan, Timing, decide_each};
 use crate::gate::rules::{FILE, Rules};
+use crate::gate::verdict::Verdict;
 use kernelgate::record::{
     FileError, ProcessRun, TrialRecord, TrialRequest, TrialSampling, Trials, Verification, file,
 };
@@ -32,6 +34,8 @@ pub struct Engine<'a> {
     pub(super) session: &'a Session,
     pub(super) progress: ComparisonProgress,
     pub(super) plan: TestPlan,
+    /// Limits of every case that the package says nothing about.
+    pub(super) limits: Limits,
     /// What the package's head sets and accepts.
     pub(super) rules: Rules,
     /// What is co-running while the head's processes run.
@@ -62,7 +66,7 @@ pub struct Facts {
 /// # Errors
 /// When a side cannot be made ready, or what is measured cannot be written.
 pub fn run(request: &ComparisonRequest) -> Result<Comparison, CompareError> {
-    request.thresholds.check()?;
+    request.plan.check()?;
     let session = Session::open(request, false, Tools::watched()?)?;
     let (rules, expired) = session.rules(request)?;
     let mut identity = session.identity(request)?;
@@ -79,8 +83,7 @@ pub fn run(request: &ComparisonRequest) -> Result<Comparison, CompareError> {
                 session.folder.file(TRIALS).display()
             ))
         })?;
-        let policy = (&request.numerics, &rules);
-        let findings = engine.findings(&prepared, policy)?;
+        let findings = engine.findings(&prepared, (&engine.limits, &rules))?;
         prepared.changed_first(&findings.code);
         let benches = prepared.benches.clone();
         let unaffected = match request.affected {
@@ -94,25 +97,20 @@ pub fn run(request: &ComparisonRequest) -> Result<Comparison, CompareError> {
             known.as_ref().map(|known| known.iter().map(String::as_str).collect());
         let kernels = engine.kernels(&benches);
         let mut comparison = engine.compare(prepared)?;
-        comparison.judged.retain(|it| !findings.failed.contains_key(&it.decision.case));
+        comparison.judged.retain(|it| !findings.failed.contains_key(&it.case));
         comparison.failed.extend(findings.failed);
-        (comparison.code, comparison.kernels) = (findings.code, kernels);
+        (comparison.facts.code, comparison.facts.kernels) = (findings.code, kernels);
         if request.profile_slower {
-            comparison.explanations = engine.explanations(&comparison, &benches);
+            comparison.facts.explanations = engine.explanations(&comparison, &benches);
         }
         let mut of_rules = rules.report(&comparison.cases(), ids.as_deref());
         of_rules.notes.extend(expired);
         let of_costs = costs::unjudged(&rules, &findings.bounds);
         of_rules.notes.extend(of_costs.notes);
         of_rules.undecided.extend(of_costs.undecided);
-        Ok(Comparison {
-            calibration: note,
-            numerics: findings.numerics,
-            costs: findings.costs,
-            rules: of_rules,
-            unaffected,
-            ..comparison
-        })
+        (comparison.facts.calibration, comparison.facts.unaffected) = (note, unaffected);
+        let (numerics, costs) = (findings.numerics, findings.costs);
+        Ok(Comparison { numerics, costs, rules: of_rules, ..comparison })
     });
     session.progress.end();
     outcome
@@ -127,6 +125,7 @@ impl<'a> Engine<'a> {
             session,
             progress,
             plan: TestPlan::default(),
+            limits: TestPlan::default().limits(LimitSource::Default),
             rules: Rules::default(),
             co_running: CoRunning::Nothing,
             trials,
@@ -145,7 +144,9 @@ impl<'a> Engine<'a> {
         label: &str,
     ) -> Self {
         let progress = session.progress.within(label);
-        Self { plan, co_running, progress, ..Self::new(request, session, Trials::default()) }
+        let limits = plan.limits(LimitSource::Default);
+        let fresh = Self::new(request, session, Trials::default());
+        Self { plan, limits, co_running, progress, ..fresh }
     }
 
     /// Takes the plan for where the benches ran, and says which calibration it comes from.
@@ -157,10 +158,11 @@ impl<'a> Engine<'a> {
         prepared: &Prepared,
     ) -> Result<Option<String>, CompareError> {
         let Some(environment) = &prepared.environment else { return Ok(None) };
-        let (thresholds, sampling) = (&self.request.thresholds, Self::sampling(prepared));
-        let (plan, note) = thresholds.on(environment, &prepared.provenance, sampling)?;
+        let sampling = Self::sampling(prepared);
+        let ResolvedPlan { plan, limits, note } =
+            self.request.plan.on(environment, &prepared.provenance, sampling)?;
         note.iter().for_each(|note| self.progress.say(note));
-        self.plan = plan;
+        (self.plan, self.limits) = (plan, limits);
         Ok(note)
     }
 
@@ -300,13 +302,8 @@ impl<'a> Engine<'a> {
 
     /// Tells and keeps that a process failed.
     pub(super) fn broke(&mut self, arm: Arm, bench: &str, reason: String, abandoned: bool) {
-        self.progress.say(&format!("error: {} {bench}: {reason}", folder::name(arm)));
-        self.broken.push(Broken {
-            bench: bench.to_owned(),
-            side: folder::name(arm).to_owned(),
-            reason,
-            abandoned,
-        });
+        self.progress.say(&format!("error: {arm} {bench}: {reason}"));
+        self.broken.push(Broken { bench: bench.to_owned(), side: arm, reason, abandoned });
     }
 
     /// Blocks until every wanted case is decided or the budget or the plan's blocks are used up.
@@ -321,7 +318,7 @@ impl<'a> Engine<'a> {
             let spent = self.facts_of(round).map_or(0.0, |facts| facts.wall_s);
             let left = self.request.budget.saturating_sub(Duration::from_secs_f64(spent));
             let observed = rounds::observed(&self.trials.trials, round);
-            let of_case = |case: &str| plan.of_case(case, &self.rules);
+            let of_case = |case: &str| plan.within(&self.rules.resolve(case, &self.limits));
             let outcome = decide_each(&observed, &plan, &of_case, false);
             let mut todo = rounds::undecided(wanted, &observed, &outcome);
             let (failed, stopped) =
@@ -405,7 +402,8 @@ impl<'a> Engine<'a> {
     /// for every time.
     fn timings(&self, run: &ProcessRun) -> BTreeMap<String, Timing> {
         let mut timings = rounds::timings(run);
-        timings.values_mut().for_each(|timing| timing.averaged &= !self.request.absolute_for_all);
+        let for_all = self.request.plan.asked.absolute_ns.is_some();
+        timings.values_mut().for_each(|timing| timing.averaged &= !for_all);
         timings
     }
 

@@ -5,15 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::by_protocol;
 use super::engine::Engine;
-use super::folder;
 use super::install::Driver;
 use super::process::TrialSetup;
 use super::session::Bench;
 use crate::benches::criterion;
-use crate::gate::Verdict;
-use crate::gate::comparison::{Compared, Comparison};
+use crate::gate::comparison::Comparison;
 use crate::gate::explanation::{Explanation, explain};
-use crate::gate::paired::Arm;
+use crate::gate::judgement::{Judgement, PairEvidence};
+use crate::gate::paired::{Arm, Decision};
+use crate::gate::verdict::Verdict;
 use kernelgate::protocol::{Action, ProfiledCase, ResponseBody};
 
 /// Cases of a bench that are profiled, those that got slowest first: each is prepared and verified
@@ -27,30 +27,28 @@ impl Engine<'_> {
         comparison: &Comparison,
         benches: &[Bench],
     ) -> BTreeMap<String, Explanation> {
-        let mut slower: Vec<&Compared> =
-            comparison.judged.iter().filter(|it| it.verdict == Verdict::Regressed).collect();
-        slower.sort_by(|a, b| b.decision.ratio.center.total_cmp(&a.decision.ratio.center));
+        let regressed = comparison.judged.iter().filter(|it| it.verdict == Verdict::Regressed);
+        let decisions =
+            regressed.filter_map(Judgement::pairs).map(|PairEvidence { decision, .. }| decision);
+        let mut slower: Vec<&Decision> = decisions.collect();
+        slower.sort_by(|a, b| b.ratio.center.total_cmp(&a.ratio.center));
         let mut explanations = BTreeMap::new();
         for bench in benches {
-            let of_bench: Vec<&Compared> = slower
-                .iter()
-                .filter(|it| bench.cases.contains(&it.decision.case))
-                .take(MAX_PROFILED)
-                .copied()
-                .collect();
+            let of_bench = slower.iter().filter(|it| bench.cases.contains(&it.case));
+            let of_bench: Vec<&Decision> = of_bench.take(MAX_PROFILED).copied().collect();
             if of_bench.is_empty() {
                 continue;
             }
-            let cases = of_bench.iter().map(|it| it.decision.case.clone()).collect();
+            let cases = of_bench.iter().map(|it| it.case.clone()).collect();
             let profiles = self.profiles(bench, &cases);
-            for compared in of_bench {
-                let case = &compared.decision.case;
+            for decision in of_bench {
+                let case = &decision.case;
                 let found = match &profiles {
                     Ok([base, head]) => both(case, base, head),
                     Err(why) => Err(why.clone()),
                 };
-                let code = comparison.code.get(case);
-                explanations.insert(case.clone(), explain(&compared.decision, code, found));
+                let code = comparison.facts.code.get(case);
+                explanations.insert(case.clone(), explain(decision, code, found));
             }
         }
         explanations
@@ -76,7 +74,7 @@ impl Engine<'_> {
                     ResponseBody::Profile(cases) => Ok(cases),
                     _ => Err("it answered something else than it was asked".to_owned()),
                 })
-                .map_err(|why| format!("{}: {why}", folder::name(arm)))
+                .map_err(|why| format!("{arm}: {why}"))
         };
         Ok([of(Arm::Base)?, of(Arm::Head)?])
     }

@@ -26,14 +26,6 @@ pub struct Folder {
     _lock: File,
 }
 
-/// The name of a side in folders and messages.
-pub const fn name(arm: Arm) -> &'static str {
-    match arm {
-        Arm::Base => "base",
-        Arm::Head => "head",
-    }
-}
-
 impl Folder {
     /// Opens and locks; puts back what an interrupted build left in the slot.
     ///
@@ -69,7 +61,7 @@ impl Folder {
             std::fs::create_dir_all(&side)
                 .map_err(|cause| CompareError::io("make", &side, &cause))?;
             let label = side.join("side");
-            std::fs::write(&label, name(arm))
+            std::fs::write(&label, arm.name())
                 .map_err(|cause| CompareError::io("write", &label, &cause))?;
         }
         Ok(folder)
@@ -77,7 +69,7 @@ impl Folder {
 
     /// Where a side lies while it is not in the slot.
     pub fn side(&self, arm: Arm) -> PathBuf {
-        self.root.join(name(arm))
+        self.root.join(arm.name())
     }
 
     /// The one place.
@@ -116,7 +108,7 @@ impl Folder {
         {
             let fresh = self.root.join("slot.new");
             let _ = std::fs::remove_file(&fresh);
-            let linked = std::os::unix::fs::symlink(name(arm), &fresh)
+            let linked = std::os::unix::fs::symlink(arm.name(), &fresh)
                 .and_then(|()| std::fs::rename(&fresh, self.slot()));
             linked.map_err(|cause| CompareError::io("link", &self.slot(), &cause))?;
             Ok(self.slot())

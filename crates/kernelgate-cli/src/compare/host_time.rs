@@ -4,11 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
+use super::Planted;
 use super::driver;
 use super::engine::{Engine, index};
 use super::install::Driver;
 use super::session::{Bench, Prepared};
-use super::{Planted, folder};
 use crate::gate::costs::{Cost, CostGrowth};
 use crate::gate::host_time;
 use crate::gate::paired::Arm;
@@ -87,8 +87,7 @@ impl Engine<'_> {
                 of.filter(|(_, time_ns)| *time_ns > 0.0).collect()
             }
             Err(why) => {
-                let side = folder::name(arm);
-                self.progress.say(&format!("error: {side} {} launched again: {why}", bench.name));
+                self.progress.say(&format!("error: {arm} {} launched again: {why}", bench.name));
                 BTreeMap::new()
             }
         }

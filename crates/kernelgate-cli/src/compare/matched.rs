@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::gate::Refusal;
+use crate::gate::paired::Arm;
+use crate::gate::reason::Reason;
+use crate::gate::verdicts::Refusal;
 use kernelgate::record::ProcessRun;
 
 /// What the runs that verified both sides of a bench say together.
@@ -24,7 +26,7 @@ pub struct Matched {
     pub failed_in_base: BTreeMap<String, String>,
     /// Asked for, and lacking on one side what a comparison takes, with the reason: skipped in the
     /// base, or of a bench that failed.
-    pub unmeasured: BTreeMap<String, String>,
+    pub unmeasured: BTreeMap<String, Vec<Reason>>,
 }
 
 impl Matched {
@@ -40,9 +42,10 @@ impl Matched {
         let skipped = |id: &String| head.and_then(|run| run.skipped.get(id)).cloned();
         for (id, error) in base_failed.iter().filter(|(id, _)| !head_failed.contains_key(*id)) {
             match skipped(id) {
-                Some(reason) => {
-                    let why = format!("failed in the base: {error}; skipped in the head: {reason}");
-                    self.unmeasured.insert(id.clone(), why);
+                Some(why) => {
+                    let failed = Reason::Failed { side: Arm::Base, error: error.clone() };
+                    let skipped = Reason::Skipped { side: Arm::Head, why };
+                    self.unmeasured.insert(id.clone(), vec![failed, skipped]);
                 }
                 None => drop(self.failed_in_base.insert(id.clone(), error.clone())),
             }
@@ -55,9 +58,10 @@ impl Matched {
                 .filter(|run| !run.unsupported.contains(id))
                 .and_then(|run| run.skipped.get(id));
             match skip {
-                Some(reason) => drop(
-                    self.unmeasured.insert(id.clone(), format!("skipped in the base: {reason}")),
-                ),
+                Some(why) => {
+                    let skipped = Reason::Skipped { side: Arm::Base, why: why.clone() };
+                    self.unmeasured.insert(id.clone(), vec![skipped]);
+                }
                 None => self.new.push(id.clone()),
             }
         }
@@ -107,10 +111,8 @@ impl Matched {
             run.cases.remove(&id);
             run.failed.remove(&id);
             run.skipped.remove(&id);
-            let why = format!(
-                "bench {owner} has a case of this id too: --bench {bench} asks for this one"
-            );
-            self.unmeasured.insert(format!("{id} (bench {bench})"), why);
+            let why = Reason::OtherBench { owner, bench: bench.to_owned() };
+            self.unmeasured.insert(format!("{id} (bench {bench})"), vec![why]);
         }
     }
 
@@ -119,23 +121,24 @@ impl Matched {
     pub fn keep_skipped(&mut self, base: Option<&ProcessRun>, head: Option<&ProcessRun>) {
         let (Some(base), Some(head)) = (base, head) else { return };
         let both = head.skipped.iter().filter(|(id, _)| base.skipped.contains_key(*id));
-        self.unmeasured.extend(both.map(|(id, why)| (id.clone(), why.clone())));
+        let reason = |why: &String| vec![Reason::SkippedOnBoth { why: why.clone() }];
+        self.unmeasured.extend(both.map(|(id, why)| (id.clone(), reason(why))));
     }
 
     /// Adds a bench that failed while it was verified, as far as the other side tells its cases.
-    pub fn abandon(&mut self, base: Option<&ProcessRun>, head: Option<&ProcessRun>, why: &str) {
+    pub fn abandon(&mut self, base: Option<&ProcessRun>, head: Option<&ProcessRun>, why: &Reason) {
         for run in base.iter().chain(&head) {
-            self.unmeasured.extend(run.cases.keys().map(|id| (id.clone(), why.to_owned())));
+            self.unmeasured.extend(run.cases.keys().map(|id| (id.clone(), vec![why.clone()])));
         }
         self.failed_in_base.extend(base.into_iter().flat_map(|run| run.failed.clone()));
         self.failed.extend(head.into_iter().flat_map(|run| run.failed.clone()));
     }
 
     /// Adds the cases that a bench listed before it broke, where neither side has more of them.
-    pub fn abandon_listed(&mut self, cases: BTreeSet<String>, why: impl Fn() -> Option<String>) {
+    pub fn abandon_listed(&mut self, cases: BTreeSet<String>, why: impl Fn() -> Option<Reason>) {
         let known: BTreeSet<String> = self.ids().into_iter().collect();
         let unknown = cases.into_iter().filter(|id| !known.contains(id));
-        self.unmeasured.extend(unknown.filter_map(|id| Some((id, why()?))));
+        self.unmeasured.extend(unknown.filter_map(|id| Some((id, vec![why()?]))));
     }
 
     /// The refusals, by field.
@@ -205,8 +208,8 @@ mod tests {
             matched.set_apart(&mut first, &owners, "first");
             assert_eq!(first.cases.len(), 1);
         }
-        let why = "bench first has a case of this id too: --bench second asks for this one";
-        let row = ("both (bench second)".to_owned(), why.to_owned());
+        let why = Reason::OtherBench { owner: "first".to_owned(), bench: "second".to_owned() };
+        let row = ("both (bench second)".to_owned(), vec![why]);
         assert_eq!(matched.unmeasured, [row].into());
     }
 
@@ -217,7 +220,8 @@ mod tests {
         matched.add(Some(&base), Some(&head));
         assert_eq!(matched.unmeasured, BTreeMap::new());
         matched.keep_skipped(Some(&base), Some(&head));
-        assert_eq!(matched.unmeasured, [("twice".to_owned(), "why".to_owned())].into());
+        let why = vec![Reason::SkippedOnBoth { why: "why".to_owned() }];
+        assert_eq!(matched.unmeasured, [("twice".to_owned(), why)].into());
         matched.keep_skipped(None, Some(&head));
         assert_eq!(matched.unmeasured.len(), 1);
     }
@@ -257,13 +261,14 @@ mod tests {
         let mut matched = Matched::default();
         let base = run(&[], &["worse"], &["large", "nowhere"]);
         matched.add(Some(&base), Some(&run(&["large"], &[], &["worse", "nowhere"])));
-        assert_eq!(matched.unmeasured["large"], "skipped in the base: why");
-        assert_eq!(
-            matched.unmeasured["worse"],
-            "failed in the base: why; skipped in the head: why"
-        );
-        matched.abandon(None, Some(&run(&["left"], &["wrong"], &[])), "the base broke");
-        assert_eq!(matched.unmeasured["left"], "the base broke");
+        let why = || "why".to_owned();
+        let skipped = |side| Reason::Skipped { side, why: why() };
+        let failed = Reason::Failed { side: Arm::Base, error: why() };
+        assert_eq!(matched.unmeasured["large"], [skipped(Arm::Base)]);
+        assert_eq!(matched.unmeasured["worse"], [failed, skipped(Arm::Head)]);
+        let broke = Reason::BenchBroke { side: Arm::Base, error: why() };
+        matched.abandon(None, Some(&run(&["left"], &["wrong"], &[])), &broke);
+        assert_eq!(matched.unmeasured["left"], [broke]);
         assert_eq!(matched.unmeasured.len(), 3);
         assert_eq!(matched.failed.keys().collect::<Vec<_>>(), ["wrong"]);
         assert!(

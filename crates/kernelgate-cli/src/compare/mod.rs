@@ -26,6 +26,7 @@ mod load;
 mod matched;
 mod numerics;
 pub mod one_case;
+pub mod plan;
 mod preparation;
 mod probes;
 mod process;
@@ -38,18 +39,16 @@ mod sides;
 mod snapshot;
 mod submodules;
 mod surroundings;
-pub mod thresholds;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::gate::numerics::NumericsPolicy;
 pub use engine::run;
 use kernelgate::exit::Exit;
 use kernelgate::record::TrialSampling;
+pub use plan::{PlanBasis, PlanRequest};
 pub use session::Tools;
-pub use thresholds::{AskedThresholds, Thresholds};
 
 /// Where a side comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,10 +103,8 @@ pub struct ComparisonRequest {
     pub settings: BTreeMap<String, String>,
     /// What is done to the head on purpose.
     pub planted: Planted,
-    /// What counts as slower.
-    pub thresholds: Thresholds,
-    /// What counts as less accurate.
-    pub numerics: NumericsPolicy,
+    /// What counts as slower, or less accurate, and the error rates.
+    pub plan: PlanRequest,
     /// How long a process times a case; none for what is usual on the device.
     pub sampling: Option<TrialSampling>,
     /// Wall time of a round.
@@ -116,9 +113,6 @@ pub struct ComparisonRequest {
     pub wait: Option<Duration>,
     /// Timeout of each build.
     pub build_wait: Duration,
-    /// Whether [`crate::gate::paired::TestPlan::absolute_ns`] was asked for, and so is meant for
-    /// times that are means over iterations too.
-    pub absolute_for_all: bool,
     /// Time cases too whose executable is the same file on both sides.
     pub time_identical: bool,
     /// Time only cases whose machine code or launches changed, or are not known.

@@ -12,12 +12,13 @@ use std::time::Instant;
 use super::engine::{Engine, index};
 use super::install::Driver;
 use super::session::{Bench, Prepared};
-use super::{CompareError, Planted, driver, folder};
+use super::{CompareError, Planted, driver};
 use crate::gate::code::CodeComparison;
 use crate::gate::costs::{self, CostBound, CostGrowth};
-use crate::gate::numerics::{self, NumericsPolicy, NumericsReport};
+use crate::gate::limits::{AskedLimits, Limits};
+use crate::gate::numerics::{self, NumericsReport};
 use crate::gate::paired::Arm;
-use crate::gate::rules::{CaseLimits, Rules};
+use crate::gate::rules::Rules;
 use kernelgate::record::numerics::DataSets;
 use kernelgate::record::run::VerificationRecord;
 use kernelgate::record::{
@@ -50,7 +51,7 @@ impl Engine<'_> {
     pub(super) fn findings(
         &self,
         prepared: &Prepared,
-        (policy, rules): (&NumericsPolicy, &Rules),
+        (of_all, rules): (&Limits, &Rules),
     ) -> Result<Findings, CompareError> {
         let started = Instant::now();
         let mut findings = Findings::default();
@@ -77,7 +78,7 @@ impl Engine<'_> {
                     findings.code.insert(id.clone(), code);
                 }
                 // Trials are too short for the energy counter.
-                let limits = CaseLimits { energy: None, ..rules.limits(id) };
+                let limits = AskedLimits { energy: None, ..rules.limits(id) };
                 let (sides, on_host) = ([&of[..1], &of[1..]], head.environment.on_host());
                 findings.costs.extend(costs::grown(id, sides, &limits));
                 findings.bounds.extend(costs::bounds(id, sides, &limits, on_host));
@@ -97,15 +98,15 @@ impl Engine<'_> {
         // Criterion alone records no costs.
         for bench in prepared.benches.iter().filter(|bench| !ours(bench)) {
             let none =
-                |id: &String| costs::untold(id, &CaseLimits { energy: None, ..rules.limits(id) });
+                |id: &String| costs::untold(id, &AskedLimits { energy: None, ..rules.limits(id) });
             findings.bounds.extend(bench.cases.iter().flat_map(none));
         }
         let judge = |errors: &Errors| {
             let cases = errors.iter().map(|(id, [base, head])| (id.as_str(), base, head));
-            numerics::compare(cases, policy, |case| policy.allowed(case, rules))
+            numerics::compare(cases, |case| rules.resolve(case, of_all).growth.value)
         };
         let mut report = judge(&errors);
-        let needed = policy.seeds(report.changed_outputs);
+        let needed = numerics::seeds(report.changed_outputs);
         for more in 1..needed as u64 {
             let more_to_know = report.grown.iter().filter(|it| !it.one_data_set);
             let open: BTreeSet<String> = more_to_know.map(|it| it.case.clone()).collect();
@@ -201,8 +202,7 @@ impl Engine<'_> {
             driver::run(&super::process::TrialSetup { settings: &settings, ..self.setup() }, &trial)
         });
         run.unwrap_or_else(|why| {
-            let side = folder::name(arm);
-            self.progress.say(&format!("error: {side} {} with seed {seed}: {why}", bench.name));
+            self.progress.say(&format!("error: {arm} {} with seed {seed}: {why}", bench.name));
             None
         })
     }

@@ -10,9 +10,10 @@ use super::engine::{Engine, index};
 use super::expected::Expected;
 use super::install::{Driver, InstalledBench};
 use super::session::{Bench, Prepared};
-use super::{CompareError, ComparisonRequest, folder, rounds};
+use super::{CompareError, ComparisonRequest, rounds};
 use crate::gate::comparison::CriterionBench;
 use crate::gate::paired::Arm;
+use crate::gate::reason::Reason;
 use kernelgate::measure::power::PowerState;
 use kernelgate::record::{ProcessRun, TrialRequest, TrialSampling, Verification, file};
 
@@ -71,9 +72,8 @@ impl Engine<'_> {
                     None
                 }
                 Err(Unverified::Undrivable(why)) => {
-                    let side = folder::name(arm);
-                    self.progress.say(&format!("left alone: {name} of the {side}: {why}"));
-                    undrivable = Some(format!("its bench cannot be driven in the {side}: {why}"));
+                    self.progress.say(&format!("left alone: {name} of the {arm}: {why}"));
+                    undrivable = Some(Reason::Undrivable { side: arm, why: why.clone() });
                     self.undrivable.insert(name.clone(), why);
                     None
                 }
@@ -81,7 +81,7 @@ impl Engine<'_> {
             for verified in verified.iter().flatten() {
                 prepared.note(verified);
             }
-            self.match_cases(&mut prepared, name, &mut verified, undrivable.as_deref());
+            self.match_cases(&mut prepared, name, &mut verified, undrivable);
             prepared.matched.abandon_listed(listed, || self.failure_of(name));
         }
         if let Some(note) = without_effect(self.request, &prepared) {
@@ -104,7 +104,7 @@ impl Engine<'_> {
         prepared: &mut Prepared,
         name: &str,
         verified: &mut [Option<Verified>; 2],
-        undrivable: Option<&str>,
+        undrivable: Option<Reason>,
     ) {
         let error = self.failure_of(name);
         for run in verified.iter_mut().flatten() {
@@ -113,7 +113,7 @@ impl Engine<'_> {
         let before = prepared.matched.judged.clone();
         self.compare_with_base(name, verified);
         let [base, head] = [&verified[0], &verified[1]].map(|side| side.as_ref().map(|it| &it.run));
-        match error.as_deref().or(undrivable) {
+        match error.or(undrivable).as_ref() {
             Some(why) => prepared.matched.abandon(base, head, why),
             None => prepared.matched.add(base, head),
         }
@@ -209,7 +209,7 @@ impl Engine<'_> {
         path: PathBuf,
         driver: Driver,
     ) -> Result<Verified, Unverified> {
-        self.progress.now(&format!("verifying {} {bench}", folder::name(arm)));
+        self.progress.now(&format!("verifying {arm} {bench}"));
         // Of that very executable: another one's outputs are no reference.
         let of_base = self.session.sides[index(Arm::Base)].executables.driven.get(bench);
         let outputs = of_base.map(|base| self.session.work.join("outputs").join(&base.hash));
@@ -244,7 +244,7 @@ impl Engine<'_> {
         path: PathBuf,
     ) -> Result<Verified, Unverified> {
         let bench = &*executable.bench;
-        self.progress.now(&format!("trying {} {bench}", folder::name(arm)));
+        self.progress.now(&format!("trying {arm} {bench}"));
         let slot = match self.session.folder.point_slot(arm) {
             Ok(slot) => slot,
             Err(error) => {
@@ -342,8 +342,7 @@ impl Engine<'_> {
                 pace: TrialSampling::VERIFICATION_PASS,
             };
             self.process(arm, bench, &request, timeout).unwrap_or_else(|why| {
-                let side = folder::name(arm);
-                self.progress.say(&format!("error: {side} {bench}, outputs of the base: {why}"));
+                self.progress.say(&format!("error: {arm} {bench}, outputs of the base: {why}"));
                 None
             })
         };
@@ -376,7 +375,7 @@ impl Engine<'_> {
     }
 
     /// Why the cases of a bench that broke have no times.
-    fn failure_of(&self, bench: &str) -> Option<String> {
+    fn failure_of(&self, bench: &str) -> Option<Reason> {
         let broken = self.broken.iter().find(|broken| broken.bench == *bench);
         broken.map(|broken| broken.case_error())
     }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::gate::paired::{Arm, Block, Observed, Outcome, TestPlan};
+use crate::gate::reason::Reason;
 use kernelgate::record::criterion_store::IMPLEMENTATION;
 use kernelgate::record::{CaseRecord, ProcessRun, Timing, TrialRecord};
 use kernelgate::stats::{median, weighted_median};
@@ -128,17 +129,17 @@ pub fn failures(trials: &[TrialRecord]) -> BTreeMap<String, String> {
 
 /// Cases that are not asked for again although nothing is wrong with the head, with the first
 /// reason: a process of either build skipped them, or one of the base failed.
-pub fn stopped(trials: &[TrialRecord]) -> BTreeMap<String, String> {
+pub fn stopped(trials: &[TrialRecord]) -> BTreeMap<String, Reason> {
     let mut stopped = BTreeMap::new();
     for trial in trials {
-        let side = if trial.head { "head" } else { "base" };
-        let failed = trial.failed.iter().filter(|_| !trial.head);
-        let reasons =
-            trial.skipped.iter().map(|(id, why)| (id, format!("skipped in the {side}: {why}")));
-        for (id, why) in
-            reasons.chain(failed.map(|(id, why)| (id, format!("failed in the base: {why}"))))
-        {
-            stopped.entry(id.clone()).or_insert(why);
+        let side = if trial.head { Arm::Head } else { Arm::Base };
+        for (id, why) in &trial.skipped {
+            let why = why.clone();
+            stopped.entry(id.clone()).or_insert(Reason::Skipped { side, why });
+        }
+        for (id, error) in trial.failed.iter().filter(|_| side == Arm::Base) {
+            let error = error.clone();
+            stopped.entry(id.clone()).or_insert(Reason::Failed { side, error });
         }
     }
     stopped
@@ -227,11 +228,11 @@ pub(super) mod tests {
         };
         let trials = [base, head];
         let (stopped, failed) = (stopped(&trials), failures(&trials));
-        assert_eq!(stopped["short"], "skipped in the base: why", "the first reason");
-        assert_eq!(
-            (&*stopped["late"], &*stopped["wrong"]),
-            ("skipped in the head: why", "failed in the base: why")
-        );
+        let skipped = |side| Reason::Skipped { side, why: "why".to_owned() };
+        assert_eq!(stopped["short"], skipped(Arm::Base), "the first reason");
+        assert_eq!(stopped["late"], skipped(Arm::Head));
+        let failed_in_base = Reason::Failed { side: Arm::Base, error: "why".to_owned() };
+        assert_eq!(stopped["wrong"], failed_in_base);
         assert_eq!(stopped.keys().collect::<Vec<_>>(), ["gone", "late", "short", "wrong"]);
         assert_eq!(failed.keys().collect::<Vec<_>>(), ["broken"]);
     }

@@ -9,15 +9,16 @@ use super::expected::Expected;
 use super::folder::Folder;
 use super::install::{Driver, InstalledBench};
 use super::matched::Matched;
+use super::plan::identity_text;
 use super::progress::ComparisonProgress;
 use super::sides::{self, Side};
-use super::thresholds::identity_text;
-use super::{CompareError, ComparisonRequest, SideSource, folder, leftovers, rounds};
+use super::{CompareError, ComparisonRequest, SideSource, leftovers, rounds};
 use crate::benches::child::Running;
 use crate::gate::calibration::differing;
 use crate::gate::code::CodeComparison;
 use crate::gate::comparison::CriterionBench;
 use crate::gate::paired::Arm;
+use crate::gate::reason::joined;
 use crate::gate::rules::{FILE, Rules};
 use crate::gate::rules_file;
 use kernelgate::exit::Exit;
@@ -93,9 +94,10 @@ impl Prepared {
     }
 
     /// Cases that failed, or were skipped, with the reason.
-    pub fn case_errors(&self) -> impl Iterator<Item = (&String, &String)> {
+    pub fn case_errors(&self) -> impl Iterator<Item = (&String, String)> {
         let Matched { failed, skipped, unmeasured, .. } = &self.matched;
-        failed.iter().chain(skipped).chain(unmeasured)
+        let others = failed.iter().chain(skipped).map(|(id, why)| (id, why.clone()));
+        others.chain(unmeasured.iter().map(|(id, why)| (id, joined(why))))
     }
 
     /// Takes out the cases of these benches; which they are.
@@ -279,7 +281,7 @@ impl Session {
         let of = |arm: Arm| {
             // The packages of both sides have one path, one after the other.
             self.folder.point_slot(arm)?;
-            let shown = format!("{FILE} of the {}", folder::name(arm));
+            let shown = format!("{FILE} of the {arm}");
             let side = &self.sides[usize::from(arm == Arm::Head)];
             rules_file::read(&side.package.join(FILE), &shown)
                 .map_err(|error| CompareError::Usage(error.to_string()))
@@ -307,7 +309,7 @@ impl Session {
         let delays = delays_text(&request.planted.delays_ns).unwrap_or_default();
         identity.insert("delays".to_owned(), delays);
         identity.insert("filter".to_owned(), request.filter.clone().unwrap_or_default());
-        identity.insert("thresholds".to_owned(), request.thresholds.identity()?);
+        identity.insert("thresholds".to_owned(), request.plan.identity()?);
         if let Some(sampling) = request.sampling {
             identity.insert("time a case".to_owned(), identity_text("Pace", &sampling));
         }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use super::checkout::Checkout;
-use super::folder::{self, Folder};
+use super::folder::Folder;
 use super::git::{Repository, Revision};
 use super::install::{InstalledBenches, Installing, install};
 use super::progress::ComparisonProgress;
@@ -105,7 +105,7 @@ fn both_sides(
     }
     for ((arm, _), side) in both.into_iter().zip(&sides) {
         for (bench, reason) in &side.executables.foreign {
-            progress.say(&format!("left alone: {bench} of the {}: {reason}", folder::name(arm)));
+            progress.say(&format!("left alone: {bench} of the {arm}: {reason}"));
         }
     }
     let [base, head]: [Side; 2] =
@@ -149,7 +149,7 @@ pub fn prepare_twins(
             && folder.side(Arm::Base).join(SOURCES).is_dir()
         {
             let linked = std::os::unix::fs::symlink(
-                Path::new("..").join(folder::name(Arm::Base)).join(SOURCES),
+                Path::new("..").join(Arm::Base.name()).join(SOURCES),
                 &sources,
             );
             linked.map_err(|cause| CompareError::io("link", &sources, &cause))?;
@@ -190,7 +190,7 @@ fn from_folder(
     }
     Ok(Side {
         label,
-        commit: format!("prebuilt-{}", folder::name(arm)),
+        commit: format!("prebuilt-{arm}"),
         sources: None,
         package: request.package.clone(),
         packages: BTreeMap::new(),
@@ -205,7 +205,7 @@ fn from_revision(
     (revision, checkout, repository): (&Revision, &Checkout, &Repository),
     (progress, running): (&ComparisonProgress, &Running),
 ) -> Result<Side, CompareError> {
-    let side_name = folder::name(arm);
+    let side_name = arm.name();
     let label = revision.label();
     let surroundings = Surroundings::of_repository(&repository.top);
     let package_in = |side: &Path| surroundings.copy(side).join(&repository.package);

@@ -2,22 +2,130 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::ser::{Serialize, SerializeMap, Serializer};
+
 use super::costs;
 use super::interval::{Ratio, SideTimes, SingleRun, SpreadSource};
-use super::numerics::{self, NumericsPolicy, NumericsReport};
+use super::judgement::{Evidence, Judgement, RunEvidence, SideRuns};
+use super::limits::Limits;
+use super::numerics::{self, NumericsReport};
+use super::paired::Arm;
+use super::reason::Reason;
 use super::rules::Rules;
 use super::single_run::CalibratedSpreads;
+use super::verdict::Verdict;
+use super::verdicts::{Facts, Refusal, Verdicts};
 use super::verification::VerificationLoss;
-use super::{Doubt, GateReport, Judged, Policy, Refusal, Verdict};
 use kernelgate::record::{
     Baseline, BaselineCase, BaselineRun, CaseNumerics, CaseOfRun, CaseRun, EarlierRuns,
     Environment, LaunchCosts, Measurement, Numerics, ProcessRun, Provenance, Verification,
 };
 
-/// Compares a measurement with a baseline. `spreads` are the device's, where it was calibrated;
-/// `rules` are the package's, and the report lists those that could not be applied. Errors of other
-/// seeds than the runs' are added by [`judge_numerics`].
-pub fn compare(
+/// The outcome of `gate`.
+pub type GateReport = Verdicts<BaselineFacts>;
+
+/// How runs are judged: the limits, and how runs may differ.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Policy {
+    /// What counts as slower.
+    pub limits: Limits,
+    /// Relative difference that two devices of one model may have: comes on top where a case's
+    /// baseline is not known to be of the same device.
+    pub other_device: f64,
+    /// Relative half-width assumed for a side with a single process run, where neither a
+    /// calibration nor earlier runs show its process-to-process variance.
+    pub single_run: f64,
+    /// Widest relative interval of an unchanged case.
+    pub widest: f64,
+    /// Share of the host's CPU time taken by co-running processes above which the report warns.
+    pub contention: f64,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            limits: Limits::default_of(0.05),
+            other_device: 0.22,
+            single_run: 0.10,
+            widest: 0.60,
+            contention: 0.10,
+        }
+    }
+}
+
+impl Policy {
+    /// How far the devices of both sides may differ.
+    pub const fn device(&self, same: bool) -> f64 {
+        if same { 0.0 } else { self.other_device }
+    }
+
+    /// Relative part of the threshold of a case that the package says nothing about.
+    pub fn relative_on(&self, same_device: bool) -> f64 {
+        self.limits.threshold(f64::INFINITY, self.device(same_device)).value
+    }
+}
+
+impl Serialize for Policy {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("relative", &self.limits.relative.value)?;
+        map.serialize_entry("absolute_ns", &self.limits.absolute_ns.value)?;
+        map.serialize_entry("other_device", &self.other_device)?;
+        map.serialize_entry("single_run", &self.single_run)?;
+        map.serialize_entry("widest", &self.widest)?;
+        map.serialize_entry("contention", &self.contention)?;
+        map.end()
+    }
+}
+
+/// Facts of a comparison with a baseline.
+#[derive(Debug, Clone, PartialEq)]
+pub struct BaselineFacts {
+    /// Name of the baseline.
+    pub baseline: String,
+    /// Code that the baseline's judged runs were of, one entry a commit.
+    pub base_commits: Vec<String>,
+    /// Code that was judged.
+    pub head_commits: Vec<String>,
+    /// The baseline's device and the run's, where they are not known to be one and the same.
+    pub other_device: Option<(String, String)>,
+    /// Age of the baseline; absent where it was not computed.
+    pub staleness: Option<Staleness>,
+    /// How runs were judged.
+    pub policy: Policy,
+    /// Cases of the baseline that the runs lack: removed, or not asked for.
+    pub not_run: Vec<String>,
+    /// Bench processes that did not get to their end.
+    pub interrupted: Vec<String>,
+    /// Shards that the others lack.
+    pub missing_shards: Vec<String>,
+    /// Process runs that are on both sides: these were compared with themselves.
+    pub own: Vec<String>,
+}
+
+impl Facts for BaselineFacts {
+    fn is_incomplete(&self) -> bool {
+        !self.interrupted.is_empty() || !self.missing_shards.is_empty()
+    }
+}
+
+/// Age of the oldest run that the judged cases of a baseline rest on.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Staleness {
+    /// When it started, RFC 3339, UTC.
+    pub recorded: String,
+    /// The code it measured.
+    pub commit: String,
+    /// Whole days since; absent where the start is no time.
+    pub days: Option<i64>,
+    /// Commits since; absent where git does not know.
+    pub commits: Option<u64>,
+}
+
+/// Judges a measurement by a baseline. `spreads` are the device's, where it was calibrated; `rules`
+/// are the package's, and the report lists those that could not be applied. Errors of other seeds
+/// than the runs' are added by [`judge_numerics`].
+pub fn judge(
     baseline: &Baseline,
     measurement: &Measurement,
     policy: Policy,
@@ -33,37 +141,32 @@ pub fn compare(
         let differences: Vec<_> =
             head.iter().flat_map(|it| baseline.mismatches(base, it.run, it.case)).collect();
         if differences.is_empty() {
-            let set = policy.of_case(id, rules);
-            let policy = set.accepting(rules.accepted_slower(id));
-            let mut found = judge(baseline, id, head, policy, spreads);
-            let threshold = set.threshold(found.same_device, found.base_ns);
-            found.verdict = found.verdict.told(found.ratio.center, threshold);
+            let limits = rules.resolve(id, &policy.limits);
+            let found = judge_case(baseline, id, head, &Policy { limits, ..policy }, spreads);
             let verified = head.iter().map(|it| it.case.verification.value());
             let verified = verified.reduce(Verification::least).unwrap_or_default();
             let loss = VerificationLoss::between(id, base.verification, verified)
                 .filter(|_| !rules.accepts_less_verified(id));
-            if loss.is_some() && found.verdict != Verdict::Regressed {
-                found.verdict = Verdict::Inconclusive;
-                found.reason = Some(Doubt::LessVerified);
-            }
             if loss.is_none() && verified == Verification::Unverified {
                 unverified.push((*id).to_owned());
             }
+            judged.push(match loss.clone() {
+                Some(loss) => found.less_verified(loss),
+                None => found,
+            });
             losses.extend(loss);
-            judged.push(found);
             let before: Vec<LaunchCosts> = base.runs.values().map(|run| run.costs).collect();
             let now: Vec<LaunchCosts> = head.iter().map(|it| it.case.into()).collect();
-            let (sides, limits) = ([&before[..], &now[..]], rules.limits(id));
-            grown_costs.extend(costs::grown(id, sides, &limits));
+            let (sides, set) = ([&before[..], &now[..]], rules.limits(id));
+            grown_costs.extend(costs::grown(id, sides, &set));
             let on_host = head.iter().all(|it| it.run.environment.on_host());
-            bounds.extend(costs::bounds(id, sides, &limits, on_host));
+            bounds.extend(costs::bounds(id, sides, &set, on_host));
         }
         for difference in differences {
             let key = (difference.field.to_owned(), difference.base, difference.head);
             refused.entry(key).or_default().insert((*id).to_owned());
         }
     }
-    judged.sort_by(|a: &Judged, b| a.verdict.cmp(&b.verdict).then_with(|| a.case.cmp(&b.case)));
     let failed: BTreeMap<String, String> = runs.iter().flat_map(|run| run.failed.clone()).collect();
     let missing = || {
         baseline
@@ -72,14 +175,22 @@ pub fn compare(
             .filter(|id| !head.contains_key(id.as_str()) && !failed.contains_key(*id))
     };
     let skips: BTreeMap<&String, &String> = runs.iter().flat_map(|run| &run.skipped).collect();
-    GateReport {
+    let facts = BaselineFacts {
         baseline: baseline.name.clone(),
-        device: measurement.environment().map(Environment::describe).unwrap_or_default(),
         base_commits: commits(used(baseline, &judged).map(|run| &run.provenance)),
         head_commits: commits(runs.iter().map(|run| &run.provenance)),
         other_device: other_device(baseline, runs, &judged),
         staleness: None,
         policy,
+        not_run: missing().filter(|id| !skips.contains_key(id)).cloned().collect(),
+        interrupted: runs.iter().filter(|run| !run.complete).map(|run| run.bench.clone()).collect(),
+        missing_shards: measurement.missing_shards(),
+        own: runs.iter().filter(|run| baseline.has(run)).map(ProcessRun::key).collect(),
+    };
+    let skipped = missing().filter_map(|id| Some((id.clone(), (*skips.get(id)?).clone())));
+    let mut report = GateReport {
+        device: measurement.environment().map(Environment::describe).unwrap_or_default(),
+        limits: policy.limits,
         judged,
         refused: refused
             .into_iter()
@@ -95,18 +206,17 @@ pub fn compare(
             .filter(|id| !baseline.cases.contains_key(**id))
             .map(ToString::to_string)
             .collect(),
-        not_run: missing().filter(|id| !skips.contains_key(id)).cloned().collect(),
-        skipped: missing().filter_map(|id| Some((id.clone(), (*skips.get(id)?).clone()))).collect(),
+        skipped: skipped.collect(),
         failed,
-        interrupted: runs.iter().filter(|run| !run.complete).map(|run| run.bench.clone()).collect(),
-        missing_shards: measurement.missing_shards(),
-        own: runs.iter().filter(|run| baseline.has(run)).map(ProcessRun::key).collect(),
+        unverified,
+        verification: losses,
         numerics: NumericsReport::default(),
         costs: grown_costs,
-        verification: losses,
-        unverified,
         rules: costs::unjudged(rules, &bounds),
-    }
+        facts,
+    };
+    report.sort();
+    report
 }
 
 /// Compares the errors of judged cases: those of the runs, and of the records that are of the same
@@ -116,7 +226,7 @@ pub fn judge_numerics(
     baseline: &Baseline,
     measurement: &Measurement,
     records: &[Numerics],
-    (policy, rules): (&NumericsPolicy, &Rules),
+    rules: &Rules,
 ) -> GateReport {
     let mut head: BTreeMap<&str, CaseNumerics> = BTreeMap::new();
     for run in measurement.runs() {
@@ -138,7 +248,8 @@ pub fn judge_numerics(
         let base = baseline.cases[&judged.case].numerics.as_ref()?;
         Some((judged.case.as_str(), base, head.get(judged.case.as_str())?))
     });
-    let numerics = numerics::compare(both, policy, |case| policy.allowed(case, rules));
+    let growth = |case: &str| rules.resolve(case, &report.limits).growth.value;
+    let numerics = numerics::compare(both, growth);
     GateReport { numerics, ..report }
 }
 
@@ -167,7 +278,7 @@ pub struct Figures {
 }
 
 /// The baseline's runs that judged cases rest on.
-fn used<'a>(baseline: &'a Baseline, judged: &[Judged]) -> impl Iterator<Item = &'a BaselineRun> {
+fn used<'a>(baseline: &'a Baseline, judged: &[Judgement]) -> impl Iterator<Item = &'a BaselineRun> {
     let keys: BTreeSet<&String> =
         judged.iter().flat_map(|judged| baseline.cases[&judged.case].runs.keys()).collect();
     keys.into_iter().map(|key| &baseline.runs[key])
@@ -180,7 +291,7 @@ fn commits<'a>(provenances: impl Iterator<Item = &'a Provenance>) -> Vec<String>
 fn other_device(
     baseline: &Baseline,
     runs: &[ProcessRun],
-    judged: &[Judged],
+    judged: &[Judgement],
 ) -> Option<(String, String)> {
     let used: Vec<&BaselineRun> = used(baseline, judged).collect();
     let mut pairs = runs
@@ -191,13 +302,13 @@ fn other_device(
         .map(|(base, head)| (base.device_id(), head.device_id()))
 }
 
-fn judge(
+fn judge_case(
     baseline: &Baseline,
     id: &str,
     head: &[CaseOfRun<'_>],
-    policy: Policy,
+    policy: &Policy,
     spreads: &CalibratedSpreads,
-) -> Judged {
+) -> Judgement {
     let base = &baseline.cases[id];
     // Contention on the host changes the times of its own cores only.
     let contended = head.iter().all(|it| it.run.environment.on_host());
@@ -220,34 +331,37 @@ fn judge(
     let base_side = SideTimes::of(base.runs.values(), half_width(base_single), contended);
     let head_side = SideTimes::of(&head_runs, half_width(head_single), contended);
     let ratio = Ratio::of(&head_side, &base_side);
-    let threshold = policy.threshold(same_device, base_side.center_ns);
-    let (verdict, reason) = verdict(&ratio, threshold, base_single, policy);
-    let base_runs: Vec<&CaseRun> = base.runs.values().collect();
-    let head_refs: Vec<&CaseRun> = head_runs.iter().collect();
-    let doubt = too_long(verdict, &base_runs, &head_refs)
-        .or_else(|| unsettled(&ratio, threshold, base_runs.iter().chain(&head_refs).copied()));
-    let (verdict, reason) = match doubt {
-        Some(doubt) if verdict != Verdict::Inconclusive => (Verdict::Inconclusive, Some(doubt)),
-        _ => (verdict, reason),
+    let (base_ns, device) = (base_side.center_ns, policy.device(same_device));
+    let threshold = policy.limits.failing(base_ns, device);
+    let detectable = (1.0 + threshold.value) * ratio.center / ratio.low - 1.0;
+    let (verdict, reason) = match by_times(&ratio, threshold.value, base_single, policy.widest) {
+        Ok(verdict) => {
+            let base_runs: Vec<&CaseRun> = base.runs.values().collect();
+            let head_runs: Vec<&CaseRun> = head_runs.iter().collect();
+            let all = base_runs.iter().chain(&head_runs).copied();
+            let doubt = too_long(verdict, &base_runs, &head_runs)
+                .or_else(|| unsettled(&ratio, threshold.value, all));
+            match doubt {
+                Some(doubt) => (Verdict::Inconclusive, Some(doubt)),
+                None => (policy.limits.reported(verdict, ratio.center, base_ns, device), None),
+            }
+        }
+        Err(doubt) => (Verdict::Inconclusive, Some(doubt)),
     };
-    Judged {
+    Judgement {
         case: id.to_owned(),
         verdict,
-        reason,
-        same_device,
+        reasons: reason.into_iter().collect(),
         threshold,
-        base_ns: base_side.center_ns,
+        base_ns,
         head_ns: head_side.center_ns,
         ratio,
-        detectable: (1.0 + threshold) * ratio.center / ratio.low - 1.0,
-        base_spread: base_side.spread,
-        head_spread: head_side.spread,
-        base_runs: base_side.runs,
-        head_runs: head_side.runs,
-        base_single,
-        head_single,
-        base_contention: base_side.contention,
-        head_contention: head_side.contention,
+        detectable: Some(detectable),
+        evidence: Evidence::Runs(Box::new(RunEvidence {
+            same_device,
+            base: SideRuns::new(&base_side, base_single),
+            head: SideRuns::new(&head_side, head_single),
+        })),
     }
 }
 
@@ -257,11 +371,11 @@ fn unsettled<'a>(
     ratio: &Ratio,
     threshold: f64,
     runs: impl Iterator<Item = &'a CaseRun>,
-) -> Option<Doubt> {
+) -> Option<Reason> {
     let widths = runs.filter_map(|run| run.power?.range).map(|[low, high]| high / low - 1.0);
     let width = widths.fold(0.0, f64::max);
     let covered = (1.0 / (1.0 + width)..=1.0 + width).contains(&ratio.center);
-    (width > threshold && covered).then_some(Doubt::Unsettled)
+    (width > threshold && covered).then_some(Reason::Unsettled { width })
 }
 
 /// A clock of one side below this share of the other's, as where it was set or the power limit
@@ -270,56 +384,58 @@ const LOW_CLOCK: f64 = 0.9;
 
 /// Why a verdict does not stand on times that are longer than the code's: a slow-down on those of
 /// the head, and no slow-down on those of the baseline.
-fn too_long(verdict: Verdict, base: &[&CaseRun], head: &[&CaseRun]) -> Option<Doubt> {
-    let (suspect, other) = match verdict {
-        Verdict::Regressed => (head, base),
-        Verdict::Improved | Verdict::Unchanged | Verdict::Accepted => (base, head),
+fn too_long(verdict: Verdict, base: &[&CaseRun], head: &[&CaseRun]) -> Option<Reason> {
+    let (side, suspect, other) = match verdict {
+        Verdict::Regressed => (Arm::Head, head, base),
+        Verdict::Improved | Verdict::Unchanged | Verdict::Accepted => (Arm::Base, base, head),
         Verdict::Inconclusive => return None,
     };
-    let host_bound = |side: &[&CaseRun]| side.iter().any(|run| run.host_bound);
     if suspect.iter().any(|run| run.throttled > 0) {
-        return Some(Doubt::Throttled);
+        return Some(Reason::Throttled { side });
     }
-    let clock_mhz = |side: &[&CaseRun]| {
-        let told: Vec<f64> = side.iter().filter_map(|run| run.median_clock_mhz).collect();
-        (!told.is_empty()).then(|| kernelgate::stats::median(&told))
-    };
     // At the power cap a lower clock is the kernel's own doing: it draws more power.
-    let at_cap = |side: &[&CaseRun]| side.iter().any(|run| run.power.is_some_and(|it| it.at_cap));
-    if at_cap(suspect) {
-        return (host_bound(suspect) && !host_bound(other)).then_some(Doubt::HostBound);
+    let at_cap = suspect.iter().any(|run| run.power.is_some_and(|it| it.at_cap));
+    let clock_mhz = |side: &[&CaseRun]| {
+        let read: Vec<f64> = side.iter().filter_map(|run| run.median_clock_mhz).collect();
+        (!read.is_empty()).then(|| kernelgate::stats::median(&read))
+    };
+    if let (false, Some(low), Some(high)) = (at_cap, clock_mhz(suspect), clock_mhz(other))
+        && low < LOW_CLOCK * high
+    {
+        let ratio = if side == Arm::Head { low / high } else { high / low };
+        return Some(Reason::Clock { ratio });
     }
-    if clock_mhz(suspect).zip(clock_mhz(other)).is_some_and(|(low, high)| low < LOW_CLOCK * high) {
-        return Some(Doubt::Clock);
-    }
-    (host_bound(suspect) && !host_bound(other)).then_some(Doubt::HostBound)
+    let host_bound = |side: &[&CaseRun]| side.iter().any(|run| run.host_bound);
+    (host_bound(suspect) && !host_bound(other)).then_some(Reason::HostBound { side })
 }
 
-fn verdict(
+/// The verdict by the interval alone, or why it allows none.
+fn by_times(
     ratio: &Ratio,
     threshold: f64,
     base_single: Option<SingleRun>,
-    policy: Policy,
-) -> (Verdict, Option<Doubt>) {
-    let beyond = if ratio.low > 1.0 + threshold {
-        Some(Verdict::Regressed)
-    } else if ratio.high < 1.0 - threshold {
-        Some(Verdict::Improved)
-    } else {
-        None
-    };
+    widest: f64,
+) -> Result<Verdict, Reason> {
+    if ratio.low > 1.0 + threshold {
+        return Ok(Verdict::Regressed);
+    }
+    if ratio.high < 1.0 - threshold {
+        return Ok(Verdict::Improved);
+    }
     // An estimate that matters and is not shown to be real is not shown to be noise either: smaller
     // than what could have been detected, it says nothing about the code.
     let matters = !(1.0 - threshold..=1.0 + threshold).contains(&ratio.center);
-    match beyond {
-        Some(verdict) => (verdict, None),
-        None if matters && base_single.is_some_and(|it| it.from == SpreadSource::Assumed) => {
-            (Verdict::Inconclusive, Some(Doubt::SingleRun))
+    match base_single {
+        Some(single) if matters && single.from == SpreadSource::Assumed => {
+            Err(Reason::SingleRun { assumed: single.relative })
         }
-        None if ratio.high - ratio.low > policy.widest => {
-            (Verdict::Inconclusive, Some(Doubt::Wide))
+        _ if ratio.high - ratio.low > widest => {
+            Err(Reason::Wide { low: ratio.low, high: ratio.high })
         }
-        None if matters => (Verdict::Inconclusive, Some(Doubt::Undetectable)),
-        None => (Verdict::Unchanged, None),
+        _ if matters => {
+            let detectable = (1.0 + threshold) * ratio.center / ratio.low - 1.0;
+            Err(Reason::Undetectable { detectable })
+        }
+        _ => Ok(Verdict::Unchanged),
     }
 }

@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::rules::{CaseLimits, Rules, RulesReport};
+use super::limits::AskedLimits;
+use super::rules::{Rules, RulesReport};
 use kernelgate::display;
 use kernelgate::record::LaunchCosts;
 use kernelgate::stats::median;
@@ -149,7 +150,7 @@ impl Cost {
     }
 
     /// What the package allows of it.
-    pub const fn allowed(self, limits: &CaseLimits) -> Option<f64> {
+    pub const fn allowed(self, limits: &AskedLimits) -> Option<f64> {
         match self {
             Self::DeviceMemory => limits.device_memory,
             Self::Launches => limits.launches,
@@ -175,7 +176,7 @@ impl Cost {
 pub fn bounds(
     case: &str,
     sides: [&[LaunchCosts]; 2],
-    limits: &CaseLimits,
+    limits: &AskedLimits,
     on_host: bool,
 ) -> Vec<CostBound> {
     let missing = |cost: Cost| {
@@ -200,14 +201,14 @@ pub fn bounds(
 }
 
 /// The bounds on the costs of a case of Criterion alone, none of which can be judged.
-pub fn untold(case: &str, limits: &CaseLimits) -> Vec<CostBound> {
+pub fn untold(case: &str, limits: &AskedLimits) -> Vec<CostBound> {
     of_limits(case, limits, |_| Some(Missing::Criterion))
 }
 
 /// The bounds that are set, each with what `missing` says of its cost.
 fn of_limits(
     case: &str,
-    limits: &CaseLimits,
+    limits: &AskedLimits,
     missing: impl Fn(Cost) -> Option<Missing>,
 ) -> Vec<CostBound> {
     let set = Cost::ALL.into_iter().filter(|cost| cost.allowed(limits).is_some());
@@ -259,7 +260,7 @@ pub fn unjudged(rules: &Rules, bounds: &[CostBound]) -> RulesReport {
 pub fn grown(
     case: &str,
     [base, head]: [&[LaunchCosts]; 2],
-    limits: &CaseLimits,
+    limits: &AskedLimits,
 ) -> Vec<CostGrowth> {
     let both = |value: fn(&LaunchCosts) -> Option<f64>| {
         let middle = |side: &[LaunchCosts]| {
@@ -305,7 +306,7 @@ mod tests {
 
     #[test]
     fn energy_of_a_launch_is_judged() {
-        let limits = CaseLimits { energy: Some(0.1), ..CaseLimits::default() };
+        let limits = AskedLimits { energy: Some(0.1), ..AskedLimits::default() };
         let of = |joules| [LaunchCosts { launch_j: Some(joules), ..LaunchCosts::default() }];
         let (base, same, more) = (of(0.5), of(0.54), of(0.6));
         assert_eq!(grown("x", [&base, &same], &limits), []);
@@ -326,13 +327,13 @@ mod tests {
             ..LaunchCosts::default()
         };
         let (base, head) = ([costs(1000, 7, 4e3)], [costs(1500, 8, 5e3)]);
-        let limits = CaseLimits {
+        let limits = AskedLimits {
             device_memory: Some(0.4),
             launches: Some(0.0),
             host_time: Some(0.3),
-            ..CaseLimits::default()
+            ..AskedLimits::default()
         };
-        let words = |base: &[LaunchCosts], head: &[LaunchCosts], limits: &CaseLimits| {
+        let words = |base: &[LaunchCosts], head: &[LaunchCosts], limits: &AskedLimits| {
             grown("x", [base, head], limits).iter().map(CostGrowth::words).collect::<Vec<_>>()
         };
         assert_eq!(
@@ -342,7 +343,7 @@ mod tests {
                 "commands of a launch 8, was 7 (+14.3%, 0% are allowed)"
             ]
         );
-        assert!(words(&base, &head, &CaseLimits::default()).is_empty());
+        assert!(words(&base, &head, &AskedLimits::default()).is_empty());
         assert!(words(&[LaunchCosts::default()], &head, &limits).is_empty());
         assert!(words(&base, &base, &limits).is_empty());
         let memory = words(&[costs(0, 7, 4e3)], &head, &limits).remove(0);
@@ -353,7 +354,7 @@ mod tests {
     fn a_bound_that_a_side_tells_nothing_of_is_missing_with_the_reason() {
         use Missing::{Base, Both, Head, OnHost};
         let limits =
-            CaseLimits { device_memory: Some(0.1), launches: Some(0.0), ..CaseLimits::default() };
+            AskedLimits { device_memory: Some(0.1), launches: Some(0.0), ..AskedLimits::default() };
         let told = LaunchCosts { commands: Some(7), ..LaunchCosts::default() };
         let nothing = LaunchCosts::default();
         let missing = |base: LaunchCosts, head: LaunchCosts, on_host: bool| {
@@ -369,7 +370,7 @@ mod tests {
         let declared = LaunchCosts { device_bytes: Some(1), ..told };
         let measured = LaunchCosts { measured_device_bytes: Some(1), ..told };
         assert_eq!(missing(declared, measured, false), both(Some(Missing::Figures), None));
-        assert_eq!(bounds("x", [&[told], &[told]], &CaseLimits::default(), false), []);
+        assert_eq!(bounds("x", [&[told], &[told]], &AskedLimits::default(), false), []);
     }
 
     #[test]
@@ -414,7 +415,7 @@ mod tests {
     #[test]
     fn measured_memory_goes_before_declared_and_its_granularity_is_no_growth() {
         const MIB: u64 = 1 << 20;
-        let limits = CaseLimits { device_memory: Some(0.1), ..CaseLimits::default() };
+        let limits = AskedLimits { device_memory: Some(0.1), ..AskedLimits::default() };
         let of = |measured: Option<u64>, declared: Option<u64>| LaunchCosts {
             device_bytes: declared.map(|it| it * MIB),
             measured_device_bytes: measured.map(|it| it * MIB),

@@ -1,4 +1,4 @@
-//! What changed where a case got slower: code, launches, clock, host, or nothing but noise. From
+//! What changed where a case got slower: code, launches, clock, host, or a cause unknown. From
 //! the machine code of both builds, one profile of each, and the SM clock.
 //!
 //! It is said beside a verdict, and changes none: one profile of each build is no measurement.
@@ -50,7 +50,7 @@ impl Cause {
 /// Why a case is slower, as far as one profile of each build tells.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Explanation {
-    /// What changed; nothing but noise where it is empty.
+    /// What changed; unknown where it is empty.
     pub causes: Vec<Cause>,
     /// What shows it.
     pub evidence: Vec<String>,
@@ -61,19 +61,19 @@ pub struct Explanation {
 }
 
 impl Explanation {
-    /// "changed: code, launches: registers 96 -> 128; 1 -> 2 launches".
+    /// "changed: code, launches; registers 96 -> 128; 1 -> 2 launches". The case is slower, so that a
+    /// profile without a difference leaves the cause open.
     pub fn words(&self) -> String {
         let causes: Vec<&str> = self.causes.iter().map(|cause| cause.words()).collect();
-        let known = !self.causes.is_empty() || self.not_profiled.is_none();
-        let mut parts = Vec::new();
-        if self.identical_code {
-            parts.push("slower with identical machine code".to_owned());
-        }
-        if !causes.is_empty() {
-            parts.push(format!("changed: {}", causes.join(", ")));
-        } else if known {
-            parts.push("changed: nothing but noise in a profile of each build".to_owned());
-        }
+        let identical = "slower with identical machine code".to_owned();
+        let unknown = "cause unknown: one profile of each build does not show the slow-down";
+        let found = match (causes.is_empty(), &self.not_profiled) {
+            (false, _) => Some(format!("changed: {}", causes.join(", "))),
+            (true, None) => Some(unknown.to_owned()),
+            (true, Some(_)) => None,
+        };
+        let mut parts: Vec<String> = self.identical_code.then_some(identical).into_iter().collect();
+        parts.extend(found);
         parts.extend(self.evidence.iter().cloned());
         parts.extend(self.not_profiled.iter().map(|why| format!("not profiled: {why}")));
         parts.join("; ")
@@ -202,18 +202,15 @@ fn mean_ns(kernel: &KernelTime) -> f64 {
 mod tests {
     use super::super::code::tests::{kernels, spilling};
     use super::*;
-    use crate::gate::Verdict;
     use crate::gate::interval::Ratio;
-    use crate::gate::paired::{Observed, TestPlan, decide};
+    use crate::gate::paired::tests::decision;
+    use crate::gate::verdict::Verdict;
     use kernelgate::protocol::CaseStatus;
 
-    fn decision(slower: f64, cycles: Option<f64>) -> Decision {
+    fn slower(by: f64, cycles: Option<f64>) -> Decision {
         let ratio = |center| Ratio { center, low: center, high: center };
-        let mut all =
-            decide(&Observed::from([("x".to_owned(), vec![])]), &TestPlan::default(), true);
-        let decision = all.decisions.remove(0);
-        let (ratio, cycles) = (ratio(slower), cycles.map(ratio));
-        Decision { verdict: Verdict::Regressed, ratio, cycles, ..decision }
+        let (ratio, cycles) = (ratio(by), cycles.map(ratio));
+        Decision { ratio, cycles, ..decision("x", Verdict::Regressed) }
     }
 
     /// A case of kernels: name, launches and nanoseconds of each, with as much idle time.
@@ -241,14 +238,14 @@ mod tests {
     }
 
     fn between(base: &ProfiledCase, head: &ProfiledCase) -> Explanation {
-        explain(&decision(1.4, None), None, Ok([base, head]))
+        explain(&slower(1.4, None), None, Ok([base, head]))
     }
 
     #[test]
     fn a_spill_between_two_builds_is_the_code() {
         let code = CodeComparison::of(&kernels("f/spin", |_| {}), &kernels("f/spin", spilling));
         let (base, head) = (profile(&[("spin", 1, 10_000)], 0), profile(&[("spin", 1, 14_000)], 0));
-        let found = explain(&decision(1.4, Some(1.4)), Some(&code), Ok([&base, &head]));
+        let found = explain(&slower(1.4, Some(1.4)), Some(&code), Ok([&base, &head]));
         assert_eq!(found.causes, [Cause::Code]);
         assert_eq!(
             found.words(),
@@ -272,15 +269,16 @@ mod tests {
     fn identical_code_is_said_and_clock_and_host_are_told_apart() {
         let same = CodeComparison::of(&kernels("a", |_| {}), &kernels("a", |_| {}));
         let base = profile(&[("a", 1, 10_000)], 0);
-        let slower = profile(&[("a", 1, 12_000)], 0);
-        let clock = explain(&decision(1.2, Some(1.0)), Some(&same), Ok([&base, &slower]));
+        let longer = profile(&[("a", 1, 12_000)], 0);
+        let clock = explain(&slower(1.2, Some(1.0)), Some(&same), Ok([&base, &longer]));
         assert_eq!(clock.causes, [Cause::Kernels, Cause::Clock]);
         assert!(clock.words().starts_with("slower with identical machine code; changed: the time"));
         assert!(clock.words().contains("SM clock 16.7% lower in the head"), "{}", clock.words());
         let idle = between(&base, &profile(&[("a", 1, 10_000)], 4_000));
         assert_eq!((idle.causes, idle.evidence.len()), (vec![Cause::Host], 1));
         let noise = between(&base, &profile(&[("a", 1, 10_100)], 10));
-        assert_eq!(noise.words(), "changed: nothing but noise in a profile of each build");
+        let words = "cause unknown: one profile of each build does not show the slow-down";
+        assert_eq!(noise.words(), words);
     }
 
     #[test]
@@ -293,7 +291,7 @@ mod tests {
         let found = between(&phases(1e6, 2.0), &phases(2e6, 1.0));
         assert_eq!(found.causes, [Cause::Host]);
         assert_eq!(found.evidence, ["a launch 1.000 ms -> 2.000 ms", "busy threads 2.0 -> 1.0"]);
-        let lost = explain(&decision(1.4, None), None, Err("it hung".to_owned()));
+        let lost = explain(&slower(1.4, None), None, Err("it hung".to_owned()));
         assert_eq!(lost.words(), "not profiled: it hung");
     }
 }

@@ -4,7 +4,7 @@
 //! A figure has grown if head > g · base for every seed, in at least [`FEWEST_SEEDS`] of them. If
 //! the median growth is g or less, n seeds all say otherwise with a probability of at most 2⁻ⁿ. Two
 //! figures are looked at, of every output whose errors changed: with m of these, n is such that 2m ·
-//! 2⁻ⁿ is at most [`NumericsPolicy::false_alarms`] (Bonferroni). A seed without growth settles an
+//! 2⁻ⁿ is at most [`FALSE_ALARMS`] (Bonferroni). A seed without growth settles an
 //! output, so that for most cases a single seed is enough. Where either side knows the errors of all
 //! outputs together only, they count as one output.
 //!
@@ -18,7 +18,6 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::rules::Rules;
 use kernelgate::record::CaseNumerics;
 use kernelgate::record::numerics::SeedErrors;
 use kernelgate::stats::median;
@@ -33,34 +32,13 @@ const ROUNDING: f64 = 0.25;
 /// Ratios from which on they are written with an exponent.
 const MANY: f64 = 1e6;
 
-/// What counts as lost accuracy.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct NumericsPolicy {
-    /// Ratio of the errors above which they have grown.
-    pub growth: f64,
-    /// Highest probability that any case is said to have grown where none has.
-    pub false_alarms: f64,
-}
+/// Highest probability that growth of any case is shown where no case has any.
+const FALSE_ALARMS: f64 = 0.01;
 
-impl Default for NumericsPolicy {
-    fn default() -> Self {
-        Self { growth: 1.5, false_alarms: 0.01 }
-    }
-}
-
-impl NumericsPolicy {
-    /// Ratio of the errors of a case above which they have grown: what the package accepts of it,
-    /// else what it sets, else this.
-    pub fn allowed(&self, case: &str, rules: &Rules) -> f64 {
-        let set = rules.limits(case).growth.unwrap_or(self.growth);
-        rules.accepted_growth(case).map_or(set, |accepted| accepted.max(set))
-    }
-
-    /// Seeds that it takes where the errors of so many outputs changed.
-    pub fn seeds(&self, changed: usize) -> usize {
-        let tests = 2.0 * changed.max(1) as f64;
-        ((tests / self.false_alarms).log2().ceil() as usize).max(FEWEST_SEEDS)
-    }
+/// Seeds that it takes where the errors of so many outputs changed.
+pub fn seeds(changed: usize) -> usize {
+    let tests = 2.0 * changed.max(1) as f64;
+    ((tests / FALSE_ALARMS).log2().ceil() as usize).max(FEWEST_SEEDS)
 }
 
 /// An error against the reference.
@@ -74,6 +52,14 @@ pub enum Figure {
 }
 
 impl Figure {
+    /// This error among others.
+    const fn among(self, errors: &Errors) -> f64 {
+        match self {
+            Self::RelativeL2 => errors.relative_l2,
+            Self::MaxError => errors.max_error,
+        }
+    }
+
     /// The words for messages.
     pub const fn words(self) -> &'static str {
         match self {
@@ -159,10 +145,9 @@ impl NumericsReport {
     }
 }
 
-/// Compares errors; `growth` says what is allowed of a case, where that is not the policy's.
+/// Compares errors; `growth` is the ratio that is allowed for a case.
 pub fn compare<'a>(
     cases: impl IntoIterator<Item = (&'a str, &'a CaseNumerics, &'a CaseNumerics)>,
-    policy: &NumericsPolicy,
     growth: impl Fn(&str) -> f64,
 ) -> NumericsReport {
     let common: BTreeMap<&str, (Vec<Output>, bool)> = cases
@@ -175,7 +160,7 @@ pub fn compare<'a>(
     let changed_of = |outputs: &[Output]| outputs.iter().filter(|output| output.differs()).count();
     let changed: Vec<usize> = common.values().map(|(outputs, _)| changed_of(outputs)).collect();
     let changed_outputs = changed.iter().sum();
-    let needed = policy.seeds(changed_outputs);
+    let needed = seeds(changed_outputs);
     let grown = common.iter().filter_map(|(case, (outputs, one_data_set))| {
         let each = outputs.iter().filter_map(|output| grown(case, output, growth(case), needed));
         // None is from no error at all.
@@ -200,14 +185,19 @@ struct Output {
 
 impl Output {
     fn differs(&self) -> bool {
-        self.pairs.iter().any(|pair| pair.base != pair.head)
+        let same =
+            |pair: &Pair, figure: Figure| figure.among(&pair.base) == figure.among(&pair.head);
+        self.pairs.iter().any(|pair| FIGURES.into_iter().any(|figure| !same(pair, figure)))
     }
 }
 
+/// All of them.
+const FIGURES: [Figure; 2] = [Figure::RelativeL2, Figure::MaxError];
+
 /// Errors of one seed.
 struct Pair {
-    base: [f64; 2],
-    head: [f64; 2],
+    base: Errors,
+    head: Errors,
     /// What is taken for no error.
     floor: f64,
 }
@@ -220,10 +210,9 @@ fn outputs(base: &CaseNumerics, head: &CaseNumerics) -> Vec<Output> {
     let both: Vec<_> = base.seeds.iter().filter_map(position).take(most).collect();
     let pairs = |base: &SeedErrors, head: &SeedErrors| {
         let floor = ROUNDING * base.rounding.max(head.rounding);
-        let figures = |errors: Errors| [errors.relative_l2, errors.max_error];
         let pair = |&(before, now): &(usize, usize)| Pair {
-            base: figures(base.at(before)),
-            head: figures(head.at(now)),
+            base: base.at(before),
+            head: head.at(now),
             floor,
         };
         both.iter().map(pair).collect()
@@ -242,10 +231,9 @@ fn outputs(base: &CaseNumerics, head: &CaseNumerics) -> Vec<Output> {
 fn grown(case: &str, output: &Output, allowed: f64, needed: usize) -> Option<Growth> {
     let pairs = &output.pairs;
     let of = |figure: Figure| {
-        let index = figure as usize;
         let errors = |pair: &Pair| {
-            let real = |error: f64| error.max(pair.floor);
-            (real(pair.base[index]), real(pair.head[index]))
+            let real = |errors: &Errors| figure.among(errors).max(pair.floor);
+            (real(&pair.base), real(&pair.head))
         };
         let ratios: Vec<f64> = pairs
             .iter()
@@ -253,8 +241,8 @@ fn grown(case: &str, output: &Output, allowed: f64, needed: usize) -> Option<Gro
             .map(|(base, head)| (head / base.max(f64::MIN_POSITIVE)).min(f64::MAX))
             .collect();
         let all = pairs.iter().map(errors).all(|(base, head)| head > allowed * base);
-        let middle = |side: fn(&Pair) -> &[f64; 2]| {
-            median(&pairs.iter().map(|pair| side(pair)[index]).collect::<Vec<_>>())
+        let middle = |side: fn(&Pair) -> &Errors| {
+            median(&pairs.iter().map(|pair| figure.among(side(pair))).collect::<Vec<_>>())
         };
         let (base, head) = (middle(|pair| &pair.base), middle(|pair| &pair.head));
         let growth = Growth {
@@ -271,7 +259,7 @@ fn grown(case: &str, output: &Output, allowed: f64, needed: usize) -> Option<Gro
         };
         (all && !pairs.is_empty()).then_some(growth)
     };
-    [Figure::RelativeL2, Figure::MaxError].into_iter().find_map(of)
+    FIGURES.into_iter().find_map(of)
 }
 
 #[cfg(test)]
@@ -291,7 +279,7 @@ mod tests {
 
     fn report(base: &[f64], head: &[f64]) -> NumericsReport {
         let (base, head) = (numerics(base.iter().copied()), numerics(head.iter().copied()));
-        compare([("x", &base, &head)], &NumericsPolicy::default(), |_| 1.5)
+        compare([("x", &base, &head)], |_| 1.5)
     }
 
     #[test]
@@ -331,9 +319,8 @@ mod tests {
     #[test]
     fn the_error_of_an_output_grows_below_that_of_another() {
         let (base, head) = (of_two(4e-3, 1e-6), of_two(4e-3, 2e-3));
-        let judge = |base: &CaseNumerics, head: &CaseNumerics| {
-            compare([("x", base, head)], &NumericsPolicy::default(), |_| 1.5)
-        };
+        let judge =
+            |base: &CaseNumerics, head: &CaseNumerics| compare([("x", base, head)], |_| 1.5);
         let report = judge(&base, &head);
         assert_eq!((report.changed, report.changed_outputs, report.shown().count()), (1, 1, 1));
         let words = report.grown[0].words();
@@ -357,12 +344,12 @@ mod tests {
         let base = numerics([1e-5; 8]);
         let head = CaseNumerics { one_data_set: true, ..numerics([3e-5; 8]) };
         for (base, head) in [(&base, &head), (&head, &numerics([9e-5]))] {
-            let report = compare([("x", base, head)], &NumericsPolicy::default(), |_| 1.5);
+            let report = compare([("x", base, head)], |_| 1.5);
             assert_eq!((report.shown().count(), report.suspected().count()), (0, 1));
             let words = report.grown[0].words();
             assert!(words.ends_with("for the only data set"), "{words}");
         }
-        let accepted = compare([("x", &base, &head)], &NumericsPolicy::default(), |_| 4.0);
+        let accepted = compare([("x", &base, &head)], |_| 4.0);
         assert!(accepted.grown.is_empty());
     }
 
@@ -388,11 +375,10 @@ mod tests {
 
     #[test]
     fn more_cases_take_more_seeds() {
-        let policy = NumericsPolicy::default();
-        assert_eq!([0, 1, 2, 10, 181].map(|changed| policy.seeds(changed)), [8, 8, 9, 11, 16]);
+        assert_eq!([0, 1, 2, 10, 181].map(seeds), [8, 8, 9, 11, 16]);
         let (base, head) = (numerics([1e-5; 8]), numerics([3e-5; 8]));
         let cases = ["a", "b", "c"].map(|case| (case, &base, &head));
-        let report = compare(cases, &policy, |_| 1.5);
+        let report = compare(cases, |_| 1.5);
         assert_eq!((report.suspected().count(), report.grown[0].needed), (3, 10));
     }
 

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::limits::{AskedLimits, LimitSource, Limits};
 use kernelgate::record::Provenance;
 use regex::Regex;
 use serde::Serialize;
@@ -32,26 +33,7 @@ pub struct Threshold {
     /// Ids that it is about.
     pub cases: Regex,
     /// What it sets.
-    pub limits: CaseLimits,
-}
-
-/// What counts as worse in a case, where that is not as for all others.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub struct CaseLimits {
-    /// Smallest relative change of the time that matters.
-    pub relative: Option<f64>,
-    /// Smallest change of the time that matters, nanoseconds a launch.
-    pub absolute_ns: Option<f64>,
-    /// Ratio of the errors against the reference above which they have grown.
-    pub growth: Option<f64>,
-    /// Relative growth of the device memory above which it is a regression; without, none is.
-    pub device_memory: Option<f64>,
-    /// The same of the commands of a launch.
-    pub launches: Option<f64>,
-    /// The same of the host's time to start a launch.
-    pub host_time: Option<f64>,
-    /// The same of the energy of a launch; only for `gate`: trials of `compare` are too short.
-    pub energy: Option<f64>,
+    pub limits: AskedLimits,
 }
 
 /// A slow-down, or a loss of accuracy, that is intended.
@@ -110,21 +92,19 @@ impl Rules {
         self.exists.then(|| lines.chain(accepted).collect::<Vec<_>>().join("; "))
     }
 
-    /// What is set for a case: of several patterns that name it the last that sets a thing.
-    pub fn limits(&self, case: &str) -> CaseLimits {
+    /// What is set for a case: of several patterns that name it the last that sets a limit.
+    pub fn limits(&self, case: &str) -> AskedLimits {
         let of_case = self.thresholds.iter().filter(|rule| rule.cases.is_match(case));
-        of_case.fold(CaseLimits::default(), |before, rule| {
-            let last = rule.limits;
-            CaseLimits {
-                relative: last.relative.or(before.relative),
-                absolute_ns: last.absolute_ns.or(before.absolute_ns),
-                growth: last.growth.or(before.growth),
-                device_memory: last.device_memory.or(before.device_memory),
-                launches: last.launches.or(before.launches),
-                host_time: last.host_time.or(before.host_time),
-                energy: last.energy.or(before.energy),
-            }
-        })
+        of_case.fold(AskedLimits::default(), |before, rule| rule.limits.or(before))
+    }
+
+    /// The limits of a case: those of all cases, with what is set and accepted for this one.
+    pub fn resolve(&self, case: &str, of_all: &Limits) -> Limits {
+        let accepted = self.accepted(case);
+        of_all.asked(&self.limits(case), LimitSource::Threshold).accepting(
+            accepted.iter().find_map(|it| it.slower),
+            accepted.iter().find_map(|it| it.growth),
+        )
     }
 
     /// What is accepted of a case: of several entries that name it the last that sets a bound. In
@@ -146,16 +126,6 @@ impl Rules {
         }
         found.reverse();
         found
-    }
-
-    /// Most that the time of a case may have grown, relative, where a slow-down of it is accepted.
-    pub fn accepted_slower(&self, case: &str) -> Option<f64> {
-        self.accepted(case).iter().find_map(|it| it.slower)
-    }
-
-    /// Most that errors of a case may have grown, a ratio, where growth is accepted.
-    pub fn accepted_growth(&self, case: &str) -> Option<f64> {
-        self.accepted(case).iter().find_map(|it| it.growth)
     }
 
     /// Whether a case may be verified less than before.
@@ -272,7 +242,7 @@ impl Acceptance {
 impl Threshold {
     /// "`^denoise/`: 3%, 200 ns".
     fn words(&self) -> String {
-        let CaseLimits {
+        let AskedLimits {
             relative,
             absolute_ns,
             growth,
@@ -280,6 +250,7 @@ impl Threshold {
             launches,
             host_time,
             energy,
+            ..
         } = self.limits;
         let percent =
             |what: &str, value: Option<f64>| value.map(|value| format!("{what}{}%", 100.0 * value));
@@ -377,8 +348,10 @@ mod tests {
         );
         let first = rules.limits("denoise/loop/fused/hot");
         assert_eq!((first.relative, first.growth), (Some(0.03), None));
-        assert_eq!(rules.limits("attention/x"), CaseLimits::default());
-        assert_eq!(rules.accepted_slower("denoise/loop/x"), Some(0.12));
+        assert_eq!(rules.limits("attention/x"), AskedLimits::default());
+        let resolved = rules.resolve("denoise/loop/x", &Limits::default_of(0.01));
+        assert_eq!((resolved.accepted, resolved.relative.value), (Some(0.12), 0.03));
+        assert_eq!(resolved.relative.source, LimitSource::Threshold);
         assert!(rules.accepted("denoise/step/x").is_empty());
     }
 
@@ -447,14 +420,12 @@ mod tests {
             .concat(),
         )
         .unwrap();
-        assert_eq!(
-            (rules.accepted_slower("a/b"), rules.accepted_growth("a/b")),
-            (Some(0.5), Some(3.0))
-        );
-        assert_eq!(
-            (rules.accepted_slower("a/c"), rules.accepted_growth("a/c")),
-            (Some(0.2), Some(2.0))
-        );
+        let accepted = |case: &str| {
+            let limits = rules.resolve(case, &Limits::default_of(0.01));
+            (limits.accepted, limits.growth.value)
+        };
+        assert_eq!(accepted("a/b"), (Some(0.5), 3.0));
+        assert_eq!(accepted("a/c"), (Some(0.2), 2.0));
         let lines = rules.report(&["a/b", "a/c"], None).lines();
         let wanted = [
             "accepted in kernelgate.toml: a/b: up to 50% slower: first",

@@ -11,7 +11,8 @@ use regex::Regex;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::rules::{Acceptance, CaseLimits, FILE, Rules, Threshold, one_line};
+use super::limits::AskedLimits;
+use super::rules::{Acceptance, FILE, Rules, Threshold, one_line};
 
 /// Largest file that is read.
 const MAX_BYTES: u64 = 1 << 20;
@@ -66,7 +67,7 @@ pub fn parse(shown: &str, text: &str) -> Result<Rules, RulesError> {
     let File { threshold, accept, renamed } = toml::from_str(text)
         .map_err(|error| source.error(error.span().map(|span| span.start), error.message()))?;
     let thresholds = threshold.iter().map(|rule| {
-        let limits = CaseLimits {
+        let limits = AskedLimits {
             relative: source.number("relative", rule.relative.as_ref(), 0.0..=MAX_RATIO)?,
             absolute_ns: source.number("absolute-ns", rule.absolute_ns.as_ref(), 0.0..=MAX_NS)?,
             growth: source.number("growth", rule.growth.as_ref(), 1.0..=MAX_RATIO)?,
@@ -78,8 +79,9 @@ pub fn parse(shown: &str, text: &str) -> Result<Rules, RulesError> {
             launches: source.number("launches", rule.launches.as_ref(), 0.0..=MAX_RATIO)?,
             host_time: source.number("host-time", rule.host_time.as_ref(), 0.0..=MAX_RATIO)?,
             energy: source.number("energy", rule.energy.as_ref(), 0.0..=MAX_RATIO)?,
+            ..AskedLimits::default()
         };
-        if limits == CaseLimits::default() {
+        if limits == AskedLimits::default() {
             let at = Some(rule.cases.span().start);
             return Err(source.error(at, "this [[threshold]] sets nothing"));
         }

@@ -1,8 +1,16 @@
-use super::calibration::Calibration;
-use super::interval::SpreadSource;
+//! Runs against a baseline: verdicts, reasons and refusals.
+
+use std::collections::BTreeMap;
+
+use super::baseline::{GateReport, Policy, judge};
+use super::calibration::{self, Calibration};
+use super::interval::{Ratio, SingleRun, SpreadSource};
+use super::judgement::{Judgement, RunEvidence};
 use super::rules::Rules;
+use super::rules_file;
 use super::single_run::CalibratedSpreads;
-use super::*;
+use super::verdict::Verdict;
+use kernelgate::exit::Exit;
 use kernelgate::measure::power::{PowerRecord, PowerState};
 use kernelgate::record::{Baseline, CaseRecord, Environment, Measurement, ProcessRun, Provenance};
 use kernelgate_cuda::observe::telemetry::Reading;
@@ -10,7 +18,12 @@ use kernelgate_cuda::observe::telemetry::Reading;
 /// Without a calibration of the device.
 fn compare(baseline: &Baseline, runs: &[ProcessRun], policy: Policy) -> GateReport {
     let (spreads, rules) = (CalibratedSpreads::default(), Rules::default());
-    super::compare(baseline, &measurement(runs), policy, &spreads, &rules)
+    judge(baseline, &measurement(runs), policy, &spreads, &rules)
+}
+
+/// Verdict and the first reason.
+fn verdict_and_reason(judged: &Judgement) -> (Verdict, Option<&'static str>) {
+    (judged.verdict, judged.reasons.first().map(|reason| reason.name()))
 }
 
 fn measurement(runs: &[ProcessRun]) -> Measurement {
@@ -54,7 +67,7 @@ fn identical_times_are_unchanged_and_fine() {
     assert_eq!(report.judged[0].verdict, Verdict::Unchanged);
     assert_eq!(report.exit(), Exit::Fine);
     // 5 % beyond an interval of 10 % of the single run.
-    assert!((report.judged[0].detectable - (1.05 / 0.9 - 1.0)).abs() < 1e-9);
+    assert!((report.judged[0].detectable.unwrap() - (1.05 / 0.9 - 1.0)).abs() < 1e-9);
 }
 
 #[test]
@@ -73,7 +86,7 @@ fn half_as_slow_again_is_a_regression_named_first() {
 #[test]
 fn the_detectable_effect_is_where_the_verdict_turns() {
     let base = run("1", &[("a", 1e6)]);
-    let detectable = compare_default(&base, &base).judged[0].detectable;
+    let detectable = compare_default(&base, &base).judged[0].detectable.unwrap();
     let at = |slowdown: f64| {
         compare_default(&base, &run("2", &[("a", 1e6 * (1.0 + slowdown))])).judged[0].verdict
     };
@@ -103,7 +116,7 @@ fn a_change_that_matters_and_cannot_be_detected_is_not_called_unchanged() {
     let Ratio { center, low, high } = judged.ratio;
     assert_eq!([center, low, high].map(percent), [20.0, 2.9, 38.9]);
     assert_eq!((judged.verdict, exit), (Verdict::Inconclusive, Exit::Inconclusive));
-    let why = judged.reason.unwrap().words();
+    let why = judged.reason().unwrap();
     assert!(why.contains("less than these runs can detect"), "{why}");
     // More runs decide; faster is no different; within the threshold nothing matters.
     assert_eq!(at(&[1.2e6, 1.19e6, 1.21e6]).1, Exit::Regression);
@@ -168,7 +181,7 @@ fn a_baseline_case_that_is_skipped_now_is_no_pass() {
     head.skipped.insert("never measured".to_owned(), "no GPU".to_owned());
     let report = compare_default(&run("1", &[("a", 1e6), ("gone", 1e6)]), &head);
     assert_eq!(report.skipped, BTreeMap::from([("gone".to_owned(), "no GPU".to_owned())]));
-    assert!(report.not_run.is_empty());
+    assert!(report.facts.not_run.is_empty());
     assert_eq!(report.exit(), Exit::Inconclusive);
 }
 
@@ -182,7 +195,7 @@ fn load_from_others_excuses_a_slow_side_and_not_on_a_gpu() {
     head.cases.get_mut("a").unwrap().samples.contention = Some(0.5);
     let report = compare_default(&base, &head);
     assert_eq!(
-        (report.judged[0].verdict, report.judged[0].head_contention),
+        (report.judged[0].verdict, report.judged[0].runs().unwrap().head.contention),
         (Verdict::Inconclusive, 0.5)
     );
     let verdict = compare_default(&on_gpu(base), &on_gpu(head)).judged[0].verdict;
@@ -259,10 +272,10 @@ fn a_lower_clock_at_the_power_cap_is_the_kernels_own() {
         let judged =
             &compare_default(&run("1", 1e6, 1600.0, at_cap), &run("2", 1.3e6, 1300.0, at_cap))
                 .judged[0];
-        (judged.verdict, judged.reason)
+        verdict_and_reason(judged)
     };
     assert_eq!(verdict(true), (Verdict::Regressed, None));
-    assert_eq!(verdict(false), (Verdict::Inconclusive, Some(Doubt::Clock)));
+    assert_eq!(verdict(false), (Verdict::Inconclusive, Some("clock")));
 }
 
 #[test]
@@ -273,9 +286,9 @@ fn the_range_of_an_unsettled_case_covers_smaller_changes() {
         let power = head.cases.get_mut("a").unwrap().samples.power.as_mut().unwrap();
         (power.state, power.range) = (PowerState::Unsettled, Some([0.95, 1.15]));
         let judged = &compare_default(&base, &head).judged[0];
-        (judged.verdict, judged.reason)
+        verdict_and_reason(judged)
     };
-    let unclear = (Verdict::Inconclusive, Some(Doubt::Unsettled));
+    let unclear = (Verdict::Inconclusive, Some("unsettled"));
     assert_eq!(verdict(1e6), unclear);
     assert_eq!(verdict(1.15e6).0, Verdict::Inconclusive);
     assert_eq!(verdict(1.5e6), (Verdict::Regressed, None));
@@ -292,13 +305,12 @@ fn times_that_are_too_long_decide_nothing_against_the_code() {
     };
     let verdict = |base: &ProcessRun, head: &ProcessRun| {
         let head = ProcessRun { session: "2".to_owned(), ..head.clone() };
-        let judged = &compare_default(base, &head).judged[0];
-        (judged.verdict, judged.reason)
+        verdict_and_reason(&compare_default(base, &head).judged[0])
     };
     let plain = |time| with(time, |_| {});
-    let long: [(Change, Doubt); 2] = [
-        (|samples| samples.throttled = 1, Doubt::Throttled),
-        (|samples| samples.host_bound = true, Doubt::HostBound),
+    let long: [(Change, &'static str); 2] = [
+        (|samples| samples.throttled = 1, "throttled"),
+        (|samples| samples.host_bound = true, "host_bound"),
     ];
     for (change, doubt) in long {
         let unclear = (Verdict::Inconclusive, Some(doubt));
@@ -314,7 +326,7 @@ fn times_that_are_too_long_decide_nothing_against_the_code() {
         samples.clock_mhz = vec![clock_mhz; samples.elapsed_ns.len()];
         run
     };
-    let unclear = (Verdict::Inconclusive, Some(Doubt::Clock));
+    let unclear = (Verdict::Inconclusive, Some("clock"));
     assert_eq!(verdict(&at(1e6, 1980.0), &at(1.65e6, 1200.0)), unclear);
     assert_eq!(verdict(&at(1e6, 1200.0), &at(1e6, 1980.0)), unclear);
     assert_eq!(verdict(&at(1e6, 1980.0), &at(1.65e6, 1900.0)), (Verdict::Regressed, None));
@@ -332,7 +344,10 @@ fn several_runs_narrow_the_interval_and_others_are_not_added() {
     let heads: Vec<ProcessRun> = ["4", "5"].map(|session| run(session, &[("a", 1.1e6)])).to_vec();
     let report = compare(&baseline, &heads, Policy::default());
     let judged = &report.judged[0];
-    assert_eq!((judged.verdict, judged.base_runs, judged.head_runs), (Verdict::Regressed, 3, 2));
+    assert_eq!(
+        (judged.verdict, judged.runs().unwrap().base.runs, judged.runs().unwrap().head.runs),
+        (Verdict::Regressed, 3, 2)
+    );
     let mut other = run("6", &[("a", 1e6)]);
     other.environment.threads += 1;
     assert_eq!(baseline.add(&other).unwrap_err()[0].field, "threads");
@@ -342,8 +357,8 @@ fn several_runs_narrow_the_interval_and_others_are_not_added() {
 #[test]
 fn a_run_held_against_itself_is_told() {
     let one = run("1", &[("a", 1e6)]);
-    assert_eq!(compare_default(&one, &one).own, ["1/b"]);
-    assert!(compare_default(&one, &run("2", &[("a", 1e6)])).own.is_empty());
+    assert_eq!(compare_default(&one, &one).facts.own, ["1/b"]);
+    assert!(compare_default(&one, &run("2", &[("a", 1e6)])).facts.own.is_empty());
 }
 
 #[test]
@@ -351,7 +366,7 @@ fn new_missing_failed_and_interrupted_cases_are_told() {
     let mut head = run("2", &[("a", 1e6), ("new", 1e6)]);
     let report = compare_default(&run("1", &[("a", 1e6), ("gone", 1e6)]), &head);
     assert_eq!(
-        (report.new.as_slice(), report.not_run.as_slice()),
+        (report.new.as_slice(), report.facts.not_run.as_slice()),
         (&["new".to_owned()][..], &["gone".to_owned()][..])
     );
     assert_eq!(report.exit(), Exit::Fine);
@@ -382,9 +397,10 @@ fn a_baseline_of_one_run_blames_nobody_for_what_runs_may_differ_by() {
     let base = baseline(&run("1", &[("a", 1e6)]));
     let at = |time: f64| {
         let report = compare(&base, &[run("2", &[("a", time)])], Policy::default());
-        (report.judged[0].verdict, report.judged[0].reason, report.exit())
+        let (verdict, reason) = verdict_and_reason(&report.judged[0]);
+        (verdict, reason, report.exit())
     };
-    let doubt = (Verdict::Inconclusive, Some(Doubt::SingleRun), Exit::Inconclusive);
+    let doubt = (Verdict::Inconclusive, Some("single_run"), Exit::Inconclusive);
     let fine = (Verdict::Unchanged, None, Exit::Fine);
     // Within the threshold of 5 %.
     assert_eq!([at(1.049e6), at(0.951e6)], [fine, fine]);
@@ -418,7 +434,7 @@ fn a_run_that_replaces_several_is_given_how_they_differed() {
     let at = |base: &Baseline, time: f64| {
         let head = of_commit("cccc", run("h", &[("a", time)]));
         let judged = compare(base, &[head], Policy::default()).judged.remove(0);
-        (judged.verdict, judged.base_single.map(|single| single.from))
+        (judged.verdict, judged.runs().unwrap().base.single.map(|single| single.from))
     };
     // 1.05 x 1.01 / 0.9: as with the five.
     assert_eq!(at(&base, 1.19e6), (Verdict::Regressed, None));
@@ -448,15 +464,13 @@ fn a_device_that_was_calibrated_gives_single_runs_its_spread() {
     let base = baseline(&run("1", &[(case, 1e6), ("b", 1e6)]));
     let judged = |spreads: &CalibratedSpreads, case: &str, time: f64| {
         let head = run("2", &[(case, time)]);
-        let report = super::compare(
-            &base,
-            &measurement(&[head]),
-            Policy::default(),
-            spreads,
-            &Rules::default(),
-        );
+        let report =
+            judge(&base, &measurement(&[head]), Policy::default(), spreads, &Rules::default());
         let judged = report.judged[0].clone();
-        (judged.verdict, judged.base_single.unwrap().from, judged.head_single.unwrap().from)
+        let source = |side: fn(&RunEvidence) -> Option<SingleRun>| {
+            side(judged.runs().unwrap()).unwrap().from
+        };
+        (judged.verdict, source(|runs| runs.base.single), source(|runs| runs.head.single))
     };
     let (measured, assumed) = (SpreadSource::Calibration, SpreadSource::Assumed);
     assert_eq!(judged(&spreads, case, 1.07e6), (Verdict::Regressed, measured, measured));
@@ -477,8 +491,8 @@ fn another_device_of_the_same_model_gets_more_tolerance() {
         let report = compare(&base, &[head], Policy { single_run: 0.0, ..Policy::default() });
         (
             report.judged[0].verdict,
-            report.other_device.is_some(),
-            (1e3 * report.judged[0].threshold).round() / 1e3,
+            report.facts.other_device.is_some(),
+            (1e3 * report.judged[0].threshold.value).round() / 1e3,
         )
     };
     assert_eq!(on(Some("here"), 1.25e6), (Verdict::Regressed, false, 0.05));
@@ -498,14 +512,14 @@ fn verified_before_and_now(before: (u64, u64), now: (u64, u64), rules: &Rules) -
     };
     let base = twice(&verified("1", before));
     let head = measurement(&[verified("2", now)]);
-    super::compare(&base, &head, Policy::default(), &CalibratedSpreads::default(), rules)
+    judge(&base, &head, Policy::default(), &CalibratedSpreads::default(), rules)
 }
 
 #[test]
 fn a_case_that_is_no_longer_verified_is_a_failure_whatever_its_time() {
     let report = verified_before_and_now((1600, 1600), (0, 1600), &Rules::default());
     let judged = &report.judged[0];
-    assert_eq!((judged.verdict, judged.reason), (Verdict::Inconclusive, Some(Doubt::LessVerified)));
+    assert_eq!(verdict_and_reason(judged), (Verdict::Inconclusive, Some("less_verified")));
     assert_eq!(
         report.verification[0].words(),
         "no longer verified (before: every element verified)"

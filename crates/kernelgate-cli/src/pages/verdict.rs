@@ -4,11 +4,13 @@ use maud::{Markup, html};
 
 use super::charts::{Figure, Gallery};
 use super::shell::{self, Section};
-use crate::gate::Verdict;
+use crate::gate::judgement::Judgement;
+use crate::gate::verdict::Verdict;
 use crate::plot::{
     Axis, Body, Chart, MAX_ROWS, PlotError, Quantity, Row, RowMark, Rows, ScaleKind,
 };
-use crate::report::summary::{self, SummaryRow, VerdictSummary};
+use crate::report::cells;
+use crate::report::summary::{self, VerdictSummary};
 
 /// In the order of the colours.
 const VERDICTS: [Verdict; 5] = [
@@ -22,10 +24,10 @@ const VERDICTS: [Verdict; 5] = [
 /// The change of each case with its interval, regressions first and then the largest changes; none
 /// where nothing was timed.
 pub fn changes(summary: &VerdictSummary) -> Option<Figure> {
-    let mut rows: Vec<&SummaryRow> = summary.rows.iter().filter(|row| row.is_timed()).collect();
+    let mut rows: Vec<&Judgement> = summary.rows.iter().filter(|row| row.is_timed()).collect();
     rows.sort_by(|a, b| {
-        let size = |row: &SummaryRow| (row.ratio.center.ln()).abs();
-        let rank = |row: &SummaryRow| row.verdict != Verdict::Regressed;
+        let size = |row: &Judgement| (row.ratio.center.ln()).abs();
+        let rank = |row: &Judgement| row.verdict != Verdict::Regressed;
         rank(a).cmp(&rank(b)).then(size(b).total_cmp(&size(a)))
     });
     let left_out = rows.len().saturating_sub(MAX_ROWS);
@@ -33,14 +35,14 @@ pub fn changes(summary: &VerdictSummary) -> Option<Figure> {
     if rows.is_empty() {
         return None;
     }
-    let row = |row: &&SummaryRow| {
+    let row = |row: &&Judgement| {
         let colour = VERDICTS.iter().position(|verdict| *verdict == row.verdict).unwrap_or(0);
         let bound =
             |bound: f64| if bound.is_finite() && bound > 0.0 { bound } else { row.ratio.center };
         let ratio = row.ratio;
         Row {
             label: row.case.clone(),
-            value: format!("{} {}", row.change(), row.verdict.name()),
+            value: format!("{} {}", cells::change(row), row.verdict.name()),
             marks: vec![RowMark::Interval(
                 bound(ratio.low),
                 ratio.center,
@@ -75,7 +77,7 @@ pub fn changes(summary: &VerdictSummary) -> Option<Figure> {
 pub fn section(summary: &VerdictSummary) -> Result<Markup, PlotError> {
     let figures = changes(summary).into_iter().collect();
     let picture = shell::gallery(&Gallery { figures, left_out: 0 })?;
-    let table = summary::table(summary.rows.iter().cloned(), ["base", "head"], summary.evidence);
+    let table = summary::table(&summary.rows, ["base", "head"], summary.evidence);
     let others: Vec<String> =
         summary.others.iter().map(|other| format!("{}: {}", other.name, other.why)).collect();
     Ok(html! {
@@ -105,22 +107,13 @@ pub fn page(summary: &VerdictSummary) -> Result<String, PlotError> {
 mod tests {
     use super::*;
     use crate::gate::interval::Ratio;
+    use crate::gate::judgement::tests::timed;
 
-    fn row(i: usize, verdict: Verdict, center: f64) -> SummaryRow {
-        SummaryRow {
-            case: format!("w/f/<b>{i}"),
-            verdict,
-            reason: None,
-            base_ns: 100.0,
-            head_ns: 100.0 * center,
-            ratio: Ratio { center, low: 0.0, high: f64::INFINITY },
-            detectable: None,
-            p_slower: None,
-            evidence: "12".to_owned(),
-        }
+    fn row(i: usize, verdict: Verdict, center: f64) -> Judgement {
+        timed(&format!("w/f/<b>{i}"), verdict, Ratio { center, low: 0.0, high: f64::INFINITY })
     }
 
-    fn summary(rows: Vec<SummaryRow>) -> VerdictSummary {
+    fn summary(rows: Vec<Judgement>) -> VerdictSummary {
         VerdictSummary {
             verb: "kernelgate compare",
             headline: "1 regressed".to_owned(),
@@ -137,10 +130,10 @@ mod tests {
 
     #[test]
     fn the_picture_begins_with_regressions_and_is_never_too_long() {
-        let mut rows: Vec<SummaryRow> =
+        let mut rows: Vec<Judgement> =
             (0..100).map(|i| row(i, Verdict::Unchanged, 1.0 + 0.0001 * i as f64)).collect();
         rows.push(row(100, Verdict::Regressed, 1.002));
-        rows.push(SummaryRow { base_ns: 0.0, ..row(101, Verdict::Inconclusive, 1.0) });
+        rows.push(Judgement { base_ns: 0.0, ..row(101, Verdict::Inconclusive, 1.0) });
         let chart = changes(&summary(rows)).unwrap().chart;
         assert!(chart.subtitle.ends_with("41 more cases in the table"), "{}", chart.subtitle);
         let Body::Rows(body) = &chart.body else { panic!("rows") };

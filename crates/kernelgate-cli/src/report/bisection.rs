@@ -74,7 +74,7 @@ fn suspect(Suspect { commit, subject, merged }: &Suspect) -> String {
 }
 
 fn range(Times { ratio, low, high }: &Times) -> String {
-    let percent = super::summary::percent;
+    let percent = super::cells::percent;
     format!("{} ({} to {})", percent(*ratio), percent(*low), percent(*high))
 }
 

@@ -3,9 +3,10 @@
 
 use std::fmt::Write as _;
 
-use super::intervals;
-use super::summary::{SummaryRow, VerdictSummary};
-use crate::gate::Verdict;
+use super::summary::VerdictSummary;
+use super::{cells, intervals};
+use crate::gate::judgement::Judgement;
+use crate::gate::verdict::Verdict;
 use kernelgate::display::table::{self, Table};
 
 /// Most bytes of a comment. GitHub takes 65,536 characters; what is left is for what a script adds.
@@ -34,7 +35,7 @@ fn with_at_most(summary: &VerdictSummary, shown: usize) -> String {
     for (name, words) in &summary.facts {
         let _ = writeln!(out, "- {name}: {}", line(words));
     }
-    let slower = |row: &&SummaryRow| [Verdict::Regressed, Verdict::Accepted].contains(&row.verdict);
+    let slower = |row: &&Judgement| [Verdict::Regressed, Verdict::Accepted].contains(&row.verdict);
     let (mut worst, rest): (Vec<_>, Vec<_>) = summary.rows.iter().partition(slower);
     worst.sort_by(|a, b| a.verdict.cmp(&b.verdict).then(b.ratio.center.total_cmp(&a.ratio.center)));
     if !worst.is_empty() {
@@ -70,8 +71,8 @@ fn list(lines: &[String], shown: usize) -> String {
     out + &left_out(lines.len(), shown, "notes")
 }
 
-fn rows(rows: &[&SummaryRow], shown: usize, evidence: &str, verdicts: bool) -> String {
-    let tested = rows.iter().any(|row| row.p_slower.is_some());
+fn rows(rows: &[&Judgement], shown: usize, evidence: &str, verdicts: bool) -> String {
+    let tested = rows.iter().any(|row| cells::p_slower(row).is_some());
     let mut header = vec!["case", "change", "interval", "detectable"];
     header.extend(tested.then_some("p"));
     header.extend(["base", "head", evidence]);
@@ -80,15 +81,15 @@ fn rows(rows: &[&SummaryRow], shown: usize, evidence: &str, verdicts: bool) -> S
     }
     let mut table = Table::new(&header);
     for row in rows.iter().take(shown) {
-        let mut cells = vec![row.case.clone(), row.change(), row.interval(), row.detectable()];
-        cells.extend(tested.then(|| row.p()));
-        cells.extend([row.base(), row.head(), row.evidence.clone()]);
+        let (change, interval) = (cells::change(row), cells::interval(row));
+        let mut line = vec![row.case.clone(), change, interval, cells::detectable(row)];
+        line.extend(tested.then(|| cells::p(row)));
+        line.extend([cells::base(row), cells::head(row), cells::evidence(row)]);
         if verdicts {
-            let reason =
-                row.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
-            cells.push(format!("{}{reason}", row.verdict.name()));
+            let reason = row.reason().map(|reason| format!(": {reason}")).unwrap_or_default();
+            line.push(format!("{}{reason}", row.verdict.name()));
         }
-        table.row(cells);
+        table.row(line);
     }
     table.markdown() + &left_out(rows.len(), shown, "cases")
 }
@@ -115,24 +116,15 @@ mod tests {
     use super::super::summary::Unjudged;
     use super::*;
     use crate::gate::interval::Ratio;
+    use crate::gate::judgement::tests::timed;
 
-    fn row(i: usize, verdict: Verdict) -> SummaryRow {
-        SummaryRow {
-            case: format!(
-                "family/operation/n{i}_with_a_rather_long_name_f32/cuda/implementation/hot"
-            ),
-            verdict,
-            reason: None,
-            base_ns: 1e6,
-            head_ns: 1.25e6,
-            ratio: Ratio { center: 1.25, low: 1.24, high: 1.26 },
-            detectable: Some(0.02),
-            p_slower: Some(0.0),
-            evidence: "12".to_owned(),
-        }
+    fn row(i: usize, verdict: Verdict) -> Judgement {
+        let case =
+            format!("family/operation/n{i}_with_a_rather_long_name_f32/cuda/implementation/hot");
+        timed(&case, verdict, Ratio { center: 1.25, low: 1.24, high: 1.26 })
     }
 
-    fn summary(rows: Vec<SummaryRow>, notes: Vec<String>) -> VerdictSummary {
+    fn summary(rows: Vec<Judgement>, notes: Vec<String>) -> VerdictSummary {
         VerdictSummary {
             verb: "kernelgate compare",
             headline: "headline".to_owned(),

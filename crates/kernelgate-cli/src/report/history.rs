@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 
-use super::summary::percent;
+use super::cells::percent;
 use crate::history::series::Change;
 use crate::history::{CaseHistory, CommitOrder, Skipped};
 use kernelgate::display::table::Table;

@@ -1,7 +1,8 @@
 //! Changes with their intervals as lines of text, for a comment that can show no picture.
 
-use super::summary::SummaryRow;
-use crate::gate::Verdict;
+use super::cells;
+use crate::gate::judgement::Judgement;
+use crate::gate::verdict::Verdict;
 use kernelgate::display::table::shortened;
 
 /// Columns of the drawing.
@@ -15,11 +16,11 @@ const MAX_ROWS: usize = 12;
 const LEAST: f64 = 0.02;
 
 /// Of the cases that have times the regressed ones, then those that changed most; nothing where there is none. `<` and `>` are ends that lie outside.
-pub fn text(rows: &[SummaryRow]) -> Option<String> {
-    let mut timed: Vec<&SummaryRow> = rows.iter().filter(|row| row.is_timed()).collect();
-    let size = |row: &SummaryRow| (row.ratio.center - 1.0).abs();
+pub fn text(rows: &[Judgement]) -> Option<String> {
+    let mut timed: Vec<&Judgement> = rows.iter().filter(|row| row.is_timed()).collect();
+    let size = |row: &Judgement| (row.ratio.center - 1.0).abs();
     timed.sort_by(|a, b| {
-        let rank = |row: &SummaryRow| row.verdict != Verdict::Regressed;
+        let rank = |row: &Judgement| row.verdict != Verdict::Regressed;
         rank(a).cmp(&rank(b)).then(size(b).total_cmp(&size(a)))
     });
     let left_out = timed.len().saturating_sub(MAX_ROWS);
@@ -37,7 +38,7 @@ pub fn text(rows: &[SummaryRow]) -> Option<String> {
     (!timed.is_empty()).then(|| all.join("\n"))
 }
 
-fn line(row: &SummaryRow, end: f64) -> String {
+fn line(row: &Judgement, end: f64) -> String {
     let middle = FIELD / 2;
     // The column of a ratio; infinity and what lies outside are ends.
     let column = |ratio: f64| {
@@ -56,26 +57,17 @@ fn line(row: &SummaryRow, end: f64) -> String {
     }
     field[column(row.ratio.center)] = 'o';
     let field: String = field.into_iter().collect();
-    format!("{field} {:>8}  {}", row.change(), shortened(&row.case, ID))
+    format!("{field} {:>8}  {}", cells::change(row), shortened(&row.case, ID))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::gate::interval::Ratio;
+    use crate::gate::judgement::tests::timed;
 
-    fn row(case: &str, verdict: Verdict, (low, center, high): (f64, f64, f64)) -> SummaryRow {
-        SummaryRow {
-            case: case.to_owned(),
-            verdict,
-            reason: None,
-            base_ns: 1e6,
-            head_ns: 1e6 * center,
-            ratio: Ratio { center, low, high },
-            detectable: None,
-            p_slower: None,
-            evidence: String::new(),
-        }
+    fn row(case: &str, verdict: Verdict, (low, center, high): (f64, f64, f64)) -> Judgement {
+        timed(case, verdict, Ratio { center, low, high })
     }
 
     #[test]
@@ -103,7 +95,7 @@ mod tests {
         let drawn = text(&(0..50).map(of).collect::<Vec<_>>()).unwrap();
         assert_eq!(drawn.lines().count(), MAX_ROWS + 2);
         assert!(drawn.ends_with("and 38 more cases"), "{drawn}");
-        let unmeasured = SummaryRow { base_ns: 0.0, ..of(0) };
+        let unmeasured = Judgement { base_ns: 0.0, ..of(0) };
         assert_eq!(text(&[unmeasured]), None);
     }
 }

@@ -7,9 +7,11 @@
 
 use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
 
-use super::summary::{SummaryRow, UnjudgedKind, VerdictSummary};
-use crate::gate::Verdict;
+use super::cells;
+use super::summary::{UnjudgedKind, VerdictSummary};
+use crate::gate::judgement::Judgement;
 use crate::gate::rules::FILE;
+use crate::gate::verdict::Verdict;
 use kernelgate::record::text::printable;
 
 /// As XML.
@@ -23,11 +25,13 @@ pub fn xml(summary: &VerdictSummary) -> String {
     }
     suite.add_test_cases(summary.rows.iter().map(|row| {
         let mut case = case(&row.case, of_row(row, summary.evidence));
+        let facts = properties(row);
+        case.add_properties(facts.iter().map(|(name, value)| (*name, value.as_str())));
         let accepted = summary.rules.accepted.iter().filter(|it| it.case == row.case);
         let mut accepted: Vec<String> =
             accepted.map(|it| format!("accepted in {FILE}: {}", it.words())).collect();
         if row.verdict == Verdict::Accepted {
-            let (change, interval) = (row.change(), row.interval());
+            let (change, interval) = (cells::change(row), cells::interval(row));
             accepted.push(format!("slower by {change} ({interval})"));
         }
         if !accepted.is_empty() {
@@ -54,6 +58,26 @@ pub fn xml(summary: &VerdictSummary) -> String {
     xml
 }
 
+/// The facts of a row, for programs.
+fn properties(row: &Judgement) -> Vec<(&'static str, String)> {
+    let share = |value: f64| format!("{value:.6}");
+    let mut facts =
+        vec![("verdict", row.verdict.name().to_owned()), ("threshold", share(row.threshold.value))];
+    if row.is_timed() {
+        let ratio = row.ratio;
+        facts.extend([
+            ("base_ns", format!("{:.1}", row.base_ns)),
+            ("head_ns", format!("{:.1}", row.head_ns)),
+            ("ratio", share(ratio.center)),
+            ("ratio_low", share(ratio.low)),
+            ("ratio_high", share(ratio.high)),
+        ]);
+        facts.extend(row.detectable.map(|it| ("detectable", share(it))));
+    }
+    facts.extend(row.reasons.iter().map(|reason| ("reason", reason.name().to_owned())));
+    facts
+}
+
 /// In the class of its workload: "attention.forward".
 fn case(name: &str, status: TestCaseStatus) -> TestCase {
     let name = &*printable(name);
@@ -67,13 +91,13 @@ fn case(name: &str, status: TestCaseStatus) -> TestCase {
     case
 }
 
-fn of_row(row: &SummaryRow, evidence: &str) -> TestCaseStatus {
-    let p = row.p_slower.map(|_| format!(", p {}", row.p())).unwrap_or_default();
-    let (base, head) = (row.base(), row.head());
-    let (change, interval, detectable) = (row.change(), row.interval(), row.detectable());
+fn of_row(row: &Judgement, evidence: &str) -> TestCaseStatus {
+    let p = cells::p_slower(row).map(|_| format!(", p {}", cells::p(row))).unwrap_or_default();
+    let (base, head, count) = (cells::base(row), cells::head(row), cells::evidence(row));
+    let (change, interval) = (cells::change(row), cells::interval(row));
+    let detectable = cells::detectable(row);
     let numbers = format!(
-        "{change} ({interval}), {base} to {head}, detectable {detectable}{p}, {} {evidence}",
-        row.evidence
+        "{change} ({interval}), {base} to {head}, detectable {detectable}{p}, {count} {evidence}"
     );
     match row.verdict {
         Verdict::Regressed => {
@@ -84,8 +108,8 @@ fn of_row(row: &SummaryRow, evidence: &str) -> TestCaseStatus {
         Verdict::Inconclusive => {
             let mut status = TestCaseStatus::skipped();
             let numbers = if row.is_timed() { format!(": {numbers}") } else { String::new() };
-            let reason = printable(row.reason.as_deref().unwrap_or("no reason"));
-            status.set_message(format!("inconclusive: {reason}{numbers}"));
+            let reason = row.reason().unwrap_or_else(|| "no reason".to_owned());
+            status.set_message(format!("inconclusive: {}{numbers}", printable(&reason)));
             status
         }
         Verdict::Improved | Verdict::Unchanged | Verdict::Accepted => TestCaseStatus::success(),

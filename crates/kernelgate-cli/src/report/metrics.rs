@@ -48,22 +48,16 @@ pub fn of_runs(runs: &[ProcessRun]) -> Metrics {
 
 /// Of a comparison: the head's times, with the interval of the change around them.
 pub fn of_comparison(comparison: &Comparison) -> Metrics {
-    let timed = comparison
-        .judged
-        .iter()
-        .map(|compared| &compared.decision)
-        .filter(|decision| decision.pairs > 0);
+    let timed = comparison.judged.iter().filter(|judged| judged.is_timed());
     let metric = |value: f64, low: f64, high: f64| {
         let end = |end: f64| Some(end).filter(|end| end.is_finite() && *end > 0.0);
         Metric { value, lower_value: end(value * low), upper_value: end(value * high) }
     };
     timed
-        .map(|decision| {
-            let ratio = decision.ratio;
-            (
-                decision.case.clone(),
-                metric(decision.head_ns, ratio.low / ratio.center, ratio.high / ratio.center),
-            )
+        .map(|judged| {
+            let (ratio, time_ns) = (judged.ratio, judged.head_ns);
+            let metric = metric(time_ns, ratio.low / ratio.center, ratio.high / ratio.center);
+            (judged.case.clone(), metric)
         })
         .collect()
 }

@@ -1,9 +1,11 @@
 //! Verdicts as text, Markdown, JUnit XML and metrics, for people and programs. No decisions here.
 
+mod baseline;
 pub mod bisection;
 pub mod calibration;
+pub mod cells;
 pub mod comment;
-pub mod comparison;
+mod comparison;
 pub mod costs;
 pub mod history;
 pub mod intervals;

@@ -3,14 +3,14 @@
 
 use std::collections::BTreeSet;
 
+use super::cells;
 use crate::gate::costs::CostGrowth;
-use crate::gate::interval::Ratio;
-use crate::gate::numerics::NumericsReport;
+use crate::gate::judgement::Judgement;
 use crate::gate::rules::{FILE, RulesReport};
+use crate::gate::verdict::Verdict;
+use crate::gate::verdicts::{Refusal, Verdicts};
 use crate::gate::verification::VerificationLoss;
-use crate::gate::{Refusal, Verdict};
 use kernelgate::display::table::Table;
-use kernelgate::display::time;
 use kernelgate::stats::median;
 
 /// A comparison or a gate, in the form that reports are made from.
@@ -23,7 +23,7 @@ pub struct VerdictSummary {
     /// What was compared with what, and where: name and words.
     pub facts: Vec<(&'static str, String)>,
     /// Cases, worst first.
-    pub rows: Vec<SummaryRow>,
+    pub rows: Vec<Judgement>,
     /// What has no row: wrong, refused, not run.
     pub others: Vec<Unjudged>,
     /// What the package's rules did.
@@ -32,83 +32,10 @@ pub struct VerdictSummary {
     pub notes: Vec<String>,
     /// What may be folded.
     pub details: Vec<String>,
-    /// What `evidence` of the rows counts: "pairs" or "runs".
+    /// What the evidence of the rows counts: "pairs" or "runs".
     pub evidence: &'static str,
     /// The command that does the same at home.
     pub reproduce: String,
-}
-
-/// A judged case.
-#[derive(Debug, Clone, PartialEq)]
-pub struct SummaryRow {
-    /// The case.
-    pub case: String,
-    /// What is concluded.
-    pub verdict: Verdict,
-    /// Why it is inconclusive.
-    pub reason: Option<String>,
-    /// Time of what is compared with, nanoseconds a launch.
-    pub base_ns: f64,
-    /// Time of what is judged.
-    pub head_ns: f64,
-    /// Head over base with its interval.
-    pub ratio: Ratio,
-    /// Smallest slow-down that would have been found, relative; none where none can be.
-    pub detectable: Option<f64>,
-    /// p value of "not slower than the threshold"; none where no test was made.
-    pub p_slower: Option<f64>,
-    /// "12 + 16" pairs, "5:3" runs.
-    pub evidence: String,
-}
-
-impl SummaryRow {
-    /// Whether there are times; a case that could not be measured has none.
-    pub const fn is_timed(&self) -> bool {
-        self.base_ns > 0.0
-    }
-
-    /// "1.254 ms", or "-" without a time.
-    pub fn base(&self) -> String {
-        if self.is_timed() { time(self.base_ns) } else { "-".to_owned() }
-    }
-
-    /// The same of the head.
-    pub fn head(&self) -> String {
-        if self.is_timed() { time(self.head_ns) } else { "-".to_owned() }
-    }
-
-    /// "+25.3%", or "-" without times.
-    pub fn change(&self) -> String {
-        if self.is_timed() { percent(self.ratio.center) } else { "-".to_owned() }
-    }
-
-    /// "+24.9% … +25.8%", or "-" without times.
-    pub fn interval(&self) -> String {
-        match self.is_timed() {
-            true => format!("{} … {}", percent(self.ratio.low), percent(self.ratio.high)),
-            false => "-".to_owned(),
-        }
-    }
-
-    /// "1.3%", or "-" where nothing is detectable.
-    pub fn detectable(&self) -> String {
-        self.detectable
-            .map_or_else(|| "-".to_owned(), |detectable| format!("{:.1}%", 100.0 * detectable))
-    }
-
-    /// "0.0012", "< 0.0001", or "-" without a test.
-    pub fn p(&self) -> String {
-        match self.p_slower {
-            None => "-".to_owned(),
-            Some(p) if p < 1e-4 => "< 0.0001".to_owned(),
-            Some(p) => format!("{p:.4}"),
-        }
-    }
-}
-
-/// A relative change: "+25.3%"; "∞" where there is no bound.
-pub fn percent(ratio: f64) -> String {
-    if ratio.is_finite() { format!("{:+.1}%", 100.0 * (ratio - 1.0)) } else { "∞".to_owned() }
 }
 
 /// Something that has no time to judge.
@@ -171,23 +98,13 @@ pub fn undecided(rules: &RulesReport) -> Vec<Unjudged> {
     rules.undecided.iter().map(entry).collect()
 }
 
-/// Findings besides times.
-#[derive(Clone, Copy)]
-pub struct Findings<'a> {
-    /// Cases that are verified less than before.
-    pub verification: &'a [VerificationLoss],
-    /// Cases that lost accuracy, or may have.
-    pub numerics: &'a NumericsReport,
-    /// Costs that grew.
-    pub costs: &'a [CostGrowth],
-}
-
 /// Entries of their own for what was found besides times, and the lines that say the same; `remedy`
 /// says how to get more seeds.
-pub fn findings(
-    Findings { verification, numerics, costs }: Findings<'_>,
+pub fn findings<F>(
+    verdicts: &Verdicts<F>,
     remedy: impl Fn(usize) -> String,
 ) -> (Vec<Unjudged>, Vec<String>) {
+    let Verdicts { verification, numerics, costs, .. } = verdicts;
     let loss = |it: &VerificationLoss| {
         let kind = if it.is_shown() { UnjudgedKind::Failed } else { UnjudgedKind::Skipped };
         Unjudged::new(&it.case, kind, it.words())
@@ -223,7 +140,8 @@ pub fn findings(
 }
 
 /// The same in a headline: ", 1 no longer verified, 2 less accurate, 1 of higher cost".
-pub fn found(Findings { verification, numerics, costs }: Findings<'_>) -> String {
+pub fn found<F>(verdicts: &Verdicts<F>) -> String {
+    let Verdicts { verification, numerics, costs, .. } = verdicts;
     let losses = |shown: bool| verification.iter().filter(|it| it.is_shown() == shown).count();
     let cases = |shown: bool| {
         let of = costs.iter().filter(|it| it.is_shown() == shown).map(|it| &it.case);
@@ -243,29 +161,20 @@ pub fn found(Findings { verification, numerics, costs }: Findings<'_>) -> String
 
 /// Rows for a terminal; `sides` is what base and head are called, `evidence` what the last column
 /// counts.
-pub fn table(rows: impl Iterator<Item = SummaryRow>, sides: [&str; 2], evidence: &str) -> Table {
-    let mut table = Table::new(&[
-        "case",
-        "verdict",
-        sides[0],
-        sides[1],
-        "change",
-        "interval",
-        "detectable",
-        evidence,
-    ]);
+pub fn table(rows: &[Judgement], sides: [&str; 2], evidence: &str) -> Table {
+    let [base, head] = sides;
+    let columns = ["case", "verdict", base, head, "change", "interval", "detectable", evidence];
+    let mut table = Table::new(&columns);
     for row in rows {
-        let (change, interval, detectable) = (row.change(), row.interval(), row.detectable());
-        let (base, head) = (row.base(), row.head());
         table.row(vec![
-            row.case,
+            row.case.clone(),
             row.verdict.name().to_owned(),
-            base,
-            head,
-            change,
-            interval,
-            detectable,
-            row.evidence,
+            cells::base(row),
+            cells::head(row),
+            cells::change(row),
+            cells::interval(row),
+            cells::detectable(row),
+            cells::evidence(row),
         ]);
     }
     table

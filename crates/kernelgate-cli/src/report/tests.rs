@@ -7,18 +7,24 @@ use kernelgate::display::{bytes, rate, time};
 
 use kernelgate::record::Verification;
 
-use super::{comment, comparison, junit, metrics, verdicts};
+use super::{comment, junit, metrics, verdicts};
+use crate::gate::baseline::{BaselineFacts, GateReport, Policy, Staleness};
 use crate::gate::code::{CodeComparison, KernelsCompared};
-use crate::gate::comparison::{Broken, Compared, Comparison, CriterionBench, Round};
+use crate::gate::comparison::{Broken, BuildFacts, Comparison, CriterionBench, Round};
 use crate::gate::costs::{Cost, CostGrowth, FurtherPairs};
 use crate::gate::explanation::{Cause, Explanation};
 use crate::gate::interval::{Ratio, SingleRun, SpreadSource};
+use crate::gate::judgement::{Evidence, Judgement, RunEvidence, SideRuns};
+use crate::gate::limits::{Limit, Limits};
 use crate::gate::numerics::{Figure, Growth, NumericsReport};
-use crate::gate::paired::{Decision, Reason, TestPlan};
+use crate::gate::paired::{Arm, Decision, Doubt, TestPlan};
+use crate::gate::reason::Reason;
 use crate::gate::rules::{Accepted, RulesReport};
+use crate::gate::verdict::Verdict;
+use crate::gate::verdicts::Refusal;
 use crate::gate::verification::VerificationLoss;
-use crate::gate::{Doubt, GateReport, Judged, Policy, Refusal, Staleness, Verdict};
 
+const LIMITS: Limits = Limits::default_of(0.01);
 const ASSUMED: SingleRun = SingleRun { relative: 0.1, from: SpreadSource::Assumed };
 
 fn decision(case: &str, verdict: Verdict, change: f64, width: f64) -> Decision {
@@ -54,22 +60,31 @@ fn compared() -> Comparison {
     );
     let mut wide =
         decision("denoise/step/pi05_s50_p968_bf16/cuda/graph/hot", Inconclusive, 1.02, 0.061);
-    wide.reason = Some(Reason::Wide);
+    wide.reason = Some(Doubt::Wide);
     wide.pairs_needed = Some(44);
     let mut few =
         decision("denoise/loop/pi05_s50_p968_steps10_bf16/cuda/graph/hot", Inconclusive, 1.0, 0.1);
     few.ratio = Ratio { center: 1.0, low: 0.0, high: f64::INFINITY };
-    (few.reason, few.detectable, few.pairs) = (Some(Reason::TooFewPairs), None, 2);
+    (few.reason, few.detectable, few.pairs) = (Some(Doubt::TooFewPairs), None, 2);
     let judged = vec![
-        Compared::new(regressed.clone(), Some(Decision { pairs: 14, ..regressed }), None),
-        Compared::new(few, None, None),
-        Compared::new(wide, None, None),
-        Compared::unmeasured(
-            "denoise/step/pi05_s50_p968_bf16/cuda/per_op/hot".to_owned(),
-            "skipped in the head: needs 201 MB | of 102 MB <free>".to_owned(),
-            &TestPlan::default(),
+        Judgement::from_rounds(
+            regressed.clone(),
+            Some(Decision { pairs: 14, ..regressed }),
+            vec![],
+            &LIMITS,
         ),
-        Compared::new(
+        Judgement::from_rounds(few, None, vec![], &LIMITS),
+        Judgement::from_rounds(wide, None, vec![], &LIMITS),
+        Judgement::unmeasured(
+            "denoise/step/pi05_s50_p968_bf16/cuda/per_op/hot".to_owned(),
+            vec![Reason::Skipped {
+                side: Arm::Head,
+                why: "needs 201 MB | of 102 MB <free>".to_owned(),
+            }],
+            &TestPlan::default(),
+            &LIMITS,
+        ),
+        Judgement::from_rounds(
             decision(
                 "attention/backward/s512_d64_causal_bf16/cuda/flash_mma/hot",
                 Improved,
@@ -77,21 +92,19 @@ fn compared() -> Comparison {
                 0.003,
             ),
             None,
-            None,
+            vec![],
+            &LIMITS,
         ),
-        Compared::new(
+        Judgement::from_rounds(
             decision("st_bif/forward/n1_f32/cuda/fused/hot", Unchanged, 1.001, 0.002),
             None,
-            None,
+            vec![],
+            &LIMITS,
         ),
     ];
     Comparison {
-        base: "main (1a2b3c4d)".to_owned(),
-        head: "HEAD (9f8e7d6c)".to_owned(),
         device: "NVIDIA H200, driver 580.159.04, CUDA 13.0, SM clock up to 1980 MHz".to_owned(),
-        plan: TestPlan::default(),
-        calibration: None,
-        budget_s: 600.0,
+        limits: LIMITS,
         judged,
         refused: vec![Refusal {
             field: "revision".to_owned(),
@@ -100,7 +113,6 @@ fn compared() -> Comparison {
             cases: vec!["st_bif/backward/n1_f32/cuda/replay/hot".to_owned()],
         }],
         new: vec!["st_bif/forward/n1_f32/cuda/newer/hot".to_owned()],
-        removed: vec![],
         skipped: BTreeMap::from([(
             "attention/forward/x/cuda/cudnn/hot".to_owned(),
             "libcudnn is missing".to_owned(),
@@ -109,94 +121,98 @@ fn compared() -> Comparison {
             "st_bif/forward/n1_f16/cuda/fused/hot".to_owned(),
             "output `spikes`: 3 of 64 elements differ, <first> & \"second\"\u{7}".to_owned(),
         )]),
-        failed_in_base: BTreeMap::new(),
-        broken: vec![Broken {
-            bench: "denoise".to_owned(),
-            side: "base".to_owned(),
-            reason: "signal: 9 (SIGKILL)".to_owned(),
-            abandoned: true,
-        }],
-        foreign: vec![],
-        left_alone: BTreeMap::new(),
         unverified: vec![],
         verification: vec![],
-        criterion: vec![],
-        identical: vec!["st_bif".to_owned()],
-        untimed: vec![],
-        optimised: true,
-        delays: None,
-        rounds: vec![
-            Round { blocks: 6, processes: 24, wall_s: 181.3 },
-            Round { blocks: 7, processes: 28, wall_s: 60.2 },
-        ],
         numerics: NumericsReport::default(),
         costs: vec![],
         rules: RulesReport::default(),
-        code: BTreeMap::new(),
-        kernels: vec![],
-        explanations: BTreeMap::new(),
-        unaffected: vec![],
+        facts: BuildFacts {
+            base: "main (1a2b3c4d)".to_owned(),
+            head: "HEAD (9f8e7d6c)".to_owned(),
+            budget_s: 600.0,
+            broken: vec![Broken {
+                bench: "denoise".to_owned(),
+                side: Arm::Base,
+                reason: "signal: 9 (SIGKILL)".to_owned(),
+                abandoned: true,
+            }],
+            identical: vec!["st_bif".to_owned()],
+            optimised: true,
+            rounds: vec![
+                Round { blocks: 6, processes: 24, wall_s: 181.3 },
+                Round { blocks: 7, processes: 28, wall_s: 60.2 },
+            ],
+            ..BuildFacts::default()
+        },
     }
 }
 
-fn judged(case: &str, verdict: Verdict, change: f64, runs: (usize, usize)) -> Judged {
-    Judged {
+fn judged(case: &str, verdict: Verdict, change: f64, runs: (usize, usize)) -> Judgement {
+    let side = |runs: usize, spread: f64| SideRuns {
+        runs,
+        spread: (runs > 1).then_some(spread),
+        single: (runs == 1).then_some(ASSUMED),
+        contention: 0.0,
+    };
+    let single = Reason::SingleRun { assumed: 0.1 };
+    Judgement {
         case: case.to_owned(),
         verdict,
-        reason: (verdict == Verdict::Inconclusive).then_some(Doubt::SingleRun),
-        same_device: false,
-        threshold: 0.281,
+        reasons: (verdict == Verdict::Inconclusive).then_some(single).into_iter().collect(),
+        threshold: Limit::default_of(0.281),
         base_ns: 200_000.0,
         head_ns: 200_000.0 * change,
         ratio: Ratio { center: change, low: change * 0.98, high: change * 1.02 },
-        detectable: 0.307,
-        base_spread: (runs.0 > 1).then_some(0.011),
-        head_spread: None,
-        base_runs: runs.0,
-        head_runs: runs.1,
-        base_single: (runs.0 == 1).then_some(ASSUMED),
-        head_single: (runs.1 == 1).then_some(ASSUMED),
-        base_contention: 0.0,
-        head_contention: 0.0,
+        detectable: Some(0.307),
+        evidence: Evidence::Runs(Box::new(RunEvidence {
+            same_device: false,
+            base: side(runs.0, 0.011),
+            head: SideRuns { spread: None, ..side(runs.1, 0.0) },
+        })),
     }
+}
+
+/// With another reason.
+fn doubted(case: &str, change: f64, runs: (usize, usize), reason: Reason) -> Judgement {
+    Judgement { reasons: vec![reason], ..judged(case, Verdict::Inconclusive, change, runs) }
 }
 
 fn gated() -> GateReport {
     GateReport {
-        baseline: "main".to_owned(),
         device: "NVIDIA H200, driver 580.159.04, CUDA 13.0, SM clock up to 1980 MHz".to_owned(),
-        base_commits: vec!["1a2b3c4d".to_owned()],
-        head_commits: vec!["9f8e7d6c+changes".to_owned()],
-        other_device: Some(("GPU-1".to_owned(), "GPU-2".to_owned())),
-        staleness: Some(Staleness {
-            recorded: "2026-11-21T12:00:00Z".to_owned(),
-            commit: "1a2b3c4d".to_owned(),
-            days: Some(1),
-            commits: Some(34),
-        }),
-        policy: Policy::default(),
+        limits: Policy::default().limits,
         judged: vec![
             judged("a/b/n1/cuda/x/hot", Verdict::Regressed, 1.4, (5, 1)),
             judged("a/b/n2/cuda/x/hot", Verdict::Inconclusive, 1.5, (1, 1)),
-            Judged {
-                reason: Some(Doubt::Undetectable),
-                ..judged("a/b/n5/cuda/x/hot", Verdict::Inconclusive, 1.29, (5, 1))
-            },
+            doubted("a/b/n5/cuda/x/hot", 1.29, (5, 1), Reason::Undetectable { detectable: 0.307 }),
             judged("a/b/n3/cuda/x/hot", Verdict::Unchanged, 1.01, (5, 1)),
         ],
         refused: vec![],
         new: vec![],
-        not_run: vec!["a/b/n4/cuda/x/hot".to_owned()],
         skipped: BTreeMap::new(),
         failed: BTreeMap::new(),
-        interrupted: vec!["other".to_owned()],
-        missing_shards: vec![],
-        own: vec![],
+        unverified: vec![],
+        verification: vec![],
         numerics: NumericsReport::default(),
         costs: vec![],
-        verification: vec![],
-        unverified: vec![],
         rules: RulesReport::default(),
+        facts: BaselineFacts {
+            baseline: "main".to_owned(),
+            base_commits: vec!["1a2b3c4d".to_owned()],
+            head_commits: vec!["9f8e7d6c+changes".to_owned()],
+            other_device: Some(("GPU-1".to_owned(), "GPU-2".to_owned())),
+            staleness: Some(Staleness {
+                recorded: "2026-11-21T12:00:00Z".to_owned(),
+                commit: "1a2b3c4d".to_owned(),
+                days: Some(1),
+                commits: Some(34),
+            }),
+            policy: Policy::default(),
+            not_run: vec!["a/b/n4/cuda/x/hot".to_owned()],
+            interrupted: vec!["other".to_owned()],
+            missing_shards: vec![],
+            own: vec![],
+        },
     }
 }
 
@@ -216,14 +232,15 @@ fn a_slower_case_is_explained_and_what_was_left_out_is_said() {
         changed: BTreeMap::from([("attention/flash_mma D=64".to_owned(), "registers".to_owned())]),
         not_compared: BTreeMap::from([("other".to_owned(), "it hung".to_owned())]),
     };
-    let compared = Comparison {
+    let facts = BuildFacts {
         code: BTreeMap::from([(case.clone(), code)]),
         explanations: BTreeMap::from([(case.clone(), why)]),
         kernels: vec![kernels],
         unaffected: vec!["a/b/n1/cuda/x/hot".to_owned()],
-        ..compared()
+        ..compared().facts
     };
-    let text = comparison::text(&compared, None);
+    let compared = Comparison { facts, ..compared() };
+    let text = verdicts::text(&compared, None);
     for line in [
         format!("{case}: changed: code; {change}"),
         format!("code changed: {change} (in {case})"),
@@ -235,7 +252,7 @@ fn a_slower_case_is_explained_and_what_was_left_out_is_said() {
     ] {
         assert!(text.contains(&format!("\n{line}")), "`{line}` is not in:\n{text}");
     }
-    let comment = comment::markdown(&comparison::summary(&compared, "kernelgate compare"));
+    let comment = comment::markdown(&verdicts::summary(&compared, "kernelgate compare"));
     assert!(comment.contains(&format!("- {case}: changed: code")), "{comment}");
 }
 
@@ -250,9 +267,9 @@ fn what_decides_the_exit_code_is_in_the_headline_and_what_is_accepted_in_junit()
         allowed: 0.0,
         further: None,
     };
-    let broken = |side: &str, abandoned| Broken {
+    let broken = |side, abandoned| Broken {
         bench: "st_bif".to_owned(),
-        side: side.to_owned(),
+        side,
         reason: "hung".to_owned(),
         abandoned,
     };
@@ -272,16 +289,23 @@ fn what_decides_the_exit_code_is_in_the_headline_and_what_is_accepted_in_junit()
     };
     let compared = Comparison {
         costs: vec![grown(Cost::Launches), grown(Cost::DeviceMemory)],
-        broken: vec![broken("head", true), broken("head", true), broken("base", false)],
         rules,
+        facts: BuildFacts {
+            broken: vec![
+                broken(Arm::Head, true),
+                broken(Arm::Head, true),
+                broken(Arm::Base, false),
+            ],
+            ..compared().facts
+        },
         ..compared()
     };
-    let headline = comparison::headline(&compared);
+    let headline = verdicts::headline(&compared);
     assert!(headline.contains(", 1 of higher cost, "), "{headline}");
-    let end = "(threshold 1%); 1 bench broke in the head; 1 skipped in the head; 1 bound of \
-               kernelgate.toml not judged";
+    let end = "(threshold 1%); 1 bench broke in the head; 1 skipped; 1 bound of kernelgate.toml not \
+               judged";
     assert!(headline.ends_with(end), "{headline}");
-    let xml = junit::xml(&comparison::summary(&compared, ""));
+    let xml = junit::xml(&verdicts::summary(&compared, ""));
     for wanted in [
         "<system-out>accepted in kernelgate.toml: up to 50% slower: exact sums</system-out>",
         "name=\"kernelgate.toml\" value=\"threshold in kernelgate.toml: `st`: 3% (1 case)\"",
@@ -301,7 +325,8 @@ fn kernels_of_which_none_was_compared_are_no_kernels_without_a_difference() {
             not_compared: not_compared.collect(),
             ..KernelsCompared::default()
         };
-        comparison::text(&Comparison { kernels: vec![kernels], ..compared() }, None)
+        let facts = BuildFacts { kernels: vec![kernels], ..compared().facts };
+        verdicts::text(&Comparison { facts, ..compared() }, None)
     };
     let text = with(&[("spin", "NVRTC is missing")]);
     let lines = "\nkernels for sm_90a: none compared\nsm_90a: spin not compared: NVRTC is missing";
@@ -317,11 +342,11 @@ fn a_message_is_no_line_of_its_own_and_no_xml() {
     let report = GateReport { failed: of("a/b/x"), skipped: of("a/b/y"), ..gated() };
     let compared = Comparison {
         failed: of("a/b/x"),
-        failed_in_base: of("a/b/y"),
         skipped: of("a/b/z"),
+        facts: BuildFacts { failed_in_base: of("a/b/y"), ..compared().facts },
         ..compared()
     };
-    for text in [verdicts::text(&report, None), comparison::text(&compared, None)] {
+    for text in [verdicts::text(&report, None), verdicts::text(&compared, None)] {
         let told = "boom\n    0 regressed, 0 improved, 3 unchanged\\u{202e}\\u{ffff}\n";
         assert!(text.contains(&format!("a/b/x: {told}")), "{text}");
         assert!(text.contains(&format!("a/b/y: {told}")), "{text}");
@@ -366,17 +391,11 @@ fn compared_with_everything() -> Comparison {
     let unclear = FurtherPairs { pairs: 8, grown: 6, found: false };
     let checked = |checked| Verification::Verified { checked, total: 1600 };
     let named = |words: &str| BTreeMap::from([(case("n7"), words.to_owned())]);
-    Comparison {
+    let facts = BuildFacts {
         calibration: Some("calibration of 2026-11-20: threshold 1.50 %".to_owned()),
         removed: vec![case("n5")],
         failed_in_base: named("1 of 64 elements differ"),
-        foreign: vec!["other".to_owned()],
         left_alone: BTreeMap::from([("other of the head".to_owned(), "no mark".to_owned())]),
-        unverified: vec![case("n6")],
-        verification: [Verification::Unverified, checked(3)]
-            .into_iter()
-            .filter_map(|head| VerificationLoss::between(&case("n8"), checked(1600), head))
-            .collect(),
         criterion: vec![CriterionBench {
             bench: "plain".to_owned(),
             cases: vec!["plain/sum".to_owned()],
@@ -385,6 +404,31 @@ fn compared_with_everything() -> Comparison {
         }],
         optimised: false,
         delays: Some("x=100".to_owned()),
+        code: BTreeMap::from([(slower.clone(), code)]),
+        kernels: vec![KernelsCompared {
+            arch: "sm_90a".to_owned(),
+            same: 40,
+            changed: BTreeMap::from([("flash".to_owned(), "registers".to_owned())]),
+            not_compared: BTreeMap::from([("other".to_owned(), "it hung".to_owned())]),
+        }],
+        explanations: BTreeMap::from([(
+            slower,
+            Explanation {
+                causes: vec![Cause::Code],
+                evidence: vec!["flash: registers 96 -> 128".to_owned()],
+                ..Explanation::default()
+            },
+        )]),
+        unaffected: vec!["a/b/n1/cuda/x/hot".to_owned()],
+        untimed: vec!["a/b/n2/cuda/x/hot".to_owned()],
+        ..compared().facts
+    };
+    Comparison {
+        unverified: vec![case("n6")],
+        verification: [Verification::Unverified, checked(3)]
+            .into_iter()
+            .filter_map(|head| VerificationLoss::between(&case("n8"), checked(1600), head))
+            .collect(),
         numerics: NumericsReport {
             compared: 5,
             changed: 3,
@@ -405,23 +449,7 @@ fn compared_with_everything() -> Comparison {
             notes: vec!["[[accept]] `x` matches no case".to_owned()],
             undecided: vec!["launches could not be judged".to_owned()],
         },
-        code: BTreeMap::from([(slower.clone(), code)]),
-        kernels: vec![KernelsCompared {
-            arch: "sm_90a".to_owned(),
-            same: 40,
-            changed: BTreeMap::from([("flash".to_owned(), "registers".to_owned())]),
-            not_compared: BTreeMap::from([("other".to_owned(), "it hung".to_owned())]),
-        }],
-        explanations: BTreeMap::from([(
-            slower,
-            Explanation {
-                causes: vec![Cause::Code],
-                evidence: vec!["flash: registers 96 -> 128".to_owned()],
-                ..Explanation::default()
-            },
-        )]),
-        unaffected: vec!["a/b/n1/cuda/x/hot".to_owned()],
-        untimed: vec!["a/b/n2/cuda/x/hot".to_owned()],
+        facts,
         ..compared()
     }
 }
@@ -431,35 +459,45 @@ fn gated_with_everything() -> GateReport {
     let Comparison { verification, numerics, costs, rules, .. } = compared_with_everything();
     let case = |name: &str| format!("st_bif/forward/{name}_f32/cuda/fused/hot");
     let named = |name: &str, words: &str| BTreeMap::from([(case(name), words.to_owned())]);
-    let inconclusive = |name: &str, doubt: Doubt| Judged {
-        reason: Some(doubt),
-        head_contention: 0.4,
-        ..judged(&case(name), Verdict::Inconclusive, 1.1, (5, 2))
+    let inconclusive = |name: &str, reason: Reason| {
+        let mut judged = doubted(&case(name), 1.1, (5, 2), reason);
+        if let Evidence::Runs(runs) = &mut judged.evidence {
+            runs.head.contention = 0.4;
+        }
+        judged
+    };
+    let single = |judged: &mut Judgement, single: SingleRun| {
+        if let Evidence::Runs(runs) = &mut judged.evidence {
+            runs.base.single = Some(single);
+        }
     };
     let mut all = gated().judged;
     all.extend([
-        inconclusive("wide", Doubt::Wide),
-        inconclusive("throttled", Doubt::Throttled),
-        inconclusive("clock", Doubt::Clock),
-        inconclusive("unsettled", Doubt::Unsettled),
-        inconclusive("host", Doubt::HostBound),
-        inconclusive("less", Doubt::LessVerified),
+        inconclusive("wide", Reason::Wide { low: 1.078, high: 1.122 }),
+        inconclusive("throttled", Reason::Throttled { side: Arm::Head }),
+        inconclusive("clock", Reason::Clock { ratio: 0.8 }),
+        inconclusive("unsettled", Reason::Unsettled { width: 0.3 }),
+        inconclusive("host", Reason::HostBound { side: Arm::Base }),
+        inconclusive("less", Reason::LessVerified(verification[1].clone())),
     ]);
-    let kept = SingleRun { relative: 0.02, from: SpreadSource::EarlierRuns };
-    let calibrated = SingleRun { relative: 0.03, from: SpreadSource::Calibration };
-    (all[0].base_single, all[2].base_single) = (Some(kept), Some(calibrated));
+    single(&mut all[0], SingleRun { relative: 0.02, from: SpreadSource::EarlierRuns });
+    single(&mut all[2], SingleRun { relative: 0.03, from: SpreadSource::Calibration });
+    let facts = BaselineFacts {
+        missing_shards: vec!["st_bif 2/4".to_owned()],
+        own: vec!["s1/st_bif".to_owned()],
+        ..gated().facts
+    };
     GateReport {
         judged: all,
         new: vec![case("n5")],
         skipped: named("n6", "needs 201 MB | of 102 MB <free>"),
         failed: named("n7", "1 of 64 elements differ"),
-        missing_shards: vec!["st_bif 2/4".to_owned()],
-        own: vec!["s1/st_bif".to_owned()],
         unverified: vec![case("n9")],
         verification,
         numerics,
         costs,
         rules,
+        facts,
         ..gated()
     }
 }
@@ -467,8 +505,8 @@ fn gated_with_everything() -> GateReport {
 #[test]
 fn everything_that_a_comparison_can_say() {
     let compared = compared_with_everything();
-    let summary = comparison::summary(&compared, "kernelgate compare --base main");
-    insta::assert_snapshot!("everything_compared.txt", comparison::text(&compared, None));
+    let summary = verdicts::summary(&compared, "kernelgate compare --base main");
+    insta::assert_snapshot!("everything_compared.txt", verdicts::text(&compared, None));
     insta::assert_snapshot!("everything_compared.md", comment::markdown(&summary));
     insta::assert_snapshot!("everything_compared.xml", junit::xml(&summary));
     insta::assert_snapshot!(
@@ -504,8 +542,8 @@ fn a_refusal_comes_before_every_verdict() {
 #[test]
 fn a_comparison() {
     let compared = compared();
-    let summary = comparison::summary(&compared, "kernelgate compare --base main --budget 600s");
-    insta::assert_snapshot!("comparison.txt", comparison::text(&compared, None));
+    let summary = verdicts::summary(&compared, "kernelgate compare --base main --budget 600s");
+    insta::assert_snapshot!("comparison.txt", verdicts::text(&compared, None));
     insta::assert_snapshot!("comparison.md", comment::markdown(&summary));
     insta::assert_snapshot!("comparison.xml", junit::xml(&summary));
     let metrics = metrics::of_comparison(&compared);

@@ -7,8 +7,7 @@ use super::output::{OutputFormat, print_json};
 use super::settings::{Settings, ThresholdFlags, Timeouts, nothing_planted};
 use crate::bisect::{self, Bisection, BisectionRequest, Ended};
 use crate::compare::progress::parse_duration;
-use crate::compare::{ComparisonRequest, Planted, SideSource, Thresholds};
-use crate::gate::numerics::NumericsPolicy;
+use crate::compare::{ComparisonRequest, PlanBasis, Planted, SideSource};
 use crate::report;
 use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
@@ -51,7 +50,6 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     nothing_planted()?;
-    let asked = arguments.limits.asked()?;
     let comparison = ComparisonRequest {
         base: SideSource::Revision(arguments.good.clone()),
         head: SideSource::Revision(arguments.bad.clone()),
@@ -65,9 +63,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         time_identical: false,
         wait: arguments.timeouts.wait,
         build_wait: arguments.timeouts.build_wait,
-        absolute_for_all: arguments.limits.asks_absolute(),
-        thresholds: Thresholds::Calibrated(asked, store.clone()),
-        numerics: NumericsPolicy::default(),
+        plan: arguments.limits.plan(PlanBasis::Calibration(store.clone()))?,
         sampling: arguments.limits.sampling(),
         budget: arguments.budget,
         profile: arguments.profile.clone(),
@@ -81,8 +77,6 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         good: arguments.good.clone(),
         bad: arguments.bad.clone(),
         case: arguments.case.clone(),
-        asked,
-        store: store.clone(),
         comparison,
         resume: arguments.resume,
     };

@@ -11,9 +11,8 @@ use super::output::{OutputFormat, arguments_of_process, command_line, print_json
 use super::settings::{Settings, ThresholdFlags, Timeouts, nothing_planted};
 use crate::compare::calibrate::{self, CalibrationRequest};
 use crate::compare::progress::parse_duration;
-use crate::compare::{ComparisonRequest, Planted, SideSource, Thresholds};
+use crate::compare::{ComparisonRequest, PlanBasis, Planted, SideSource};
 use crate::gate::calibration::{Calibration, CalibrationSummary, recommend, summarise};
-use crate::gate::numerics::NumericsPolicy;
 use crate::gate::paired::TestPlan;
 use crate::report::calibration;
 use kernelgate::display::terminal;
@@ -126,7 +125,8 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         Some(shard) => folder.join(format!("part-{}.json", shard.label())),
         None => folder.join("state.json"),
     };
-    let plan = arguments.limits.asked()?.or(TestPlan::default());
+    let plan = arguments.limits.plan(PlanBasis::Fixed(TestPlan::default()))?;
+    let measured = TestPlan::default().asked(&plan.asked, plan.max_blocks);
     let request = ComparisonRequest {
         base: arguments.dir.clone().map_or(SideSource::WorkTree, SideSource::Folder),
         head: SideSource::WorkTree,
@@ -140,9 +140,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         profile_slower: false,
         wait: arguments.timeouts.wait,
         build_wait: arguments.timeouts.build_wait,
-        absolute_for_all: arguments.limits.asks_absolute(),
-        thresholds: Thresholds::Fixed(plan),
-        numerics: NumericsPolicy::default(),
+        plan,
         sampling: arguments.limits.sampling(),
         budget: arguments.budget,
         profile: arguments.profile.clone(),
@@ -161,7 +159,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         single: arguments.single,
         sham: arguments.sham(),
         shard: arguments.shard,
-        plan,
+        plan: measured,
         cases: arguments.cases,
         named: names_cases(arguments),
         total: arguments.total_time,

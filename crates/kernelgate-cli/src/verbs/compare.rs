@@ -11,9 +11,8 @@ use super::resources::check_architecture;
 use super::settings::{Settings, ThresholdFlags, Timeouts, nothing_planted};
 use super::verdict::VerdictOutput;
 use crate::compare::progress::parse_duration;
-use crate::compare::{self, ComparisonRequest, Planted, SideSource, Thresholds};
-use crate::gate::numerics::NumericsPolicy;
-use crate::report::{comparison, metrics};
+use crate::compare::{self, ComparisonRequest, PlanBasis, Planted, SideSource};
+use crate::report::{metrics, verdicts};
 use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
 use kernelgate::harness::filter::Filter;
@@ -48,9 +47,9 @@ pub struct Arguments {
     budget: Duration,
     #[command(flatten)]
     limits: ThresholdFlags,
-    /// Ratio of a case's errors against the reference above which they have grown
-    #[arg(long, value_name = "RATIO", default_value_t = NumericsPolicy::default().growth)]
-    growth: f64,
+    /// Ratio of a case's errors against the reference above which they have grown [default: 1.5]
+    #[arg(long, value_name = "RATIO")]
+    growth: Option<f64>,
     #[command(flatten)]
     timeouts: Timeouts,
     /// Time cases too whose executable is the same file on both sides, byte by byte
@@ -89,7 +88,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     nothing_planted()?;
     Filter::parse(arguments.filter.as_deref(), false)?;
     anyhow::ensure!(
-        arguments.growth >= 1.0 && arguments.growth.is_finite(),
+        arguments.growth.is_none_or(|ratio| ratio >= 1.0 && ratio.is_finite()),
         "--growth takes a number from 1"
     );
     for arch in &arguments.kernels {
@@ -100,6 +99,8 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         (_, Some(revision)) => SideSource::Revision(revision.clone()),
         _ => SideSource::WorkTree,
     };
+    let mut plan = arguments.limits.plan(PlanBasis::Calibration(store.clone()))?;
+    plan.asked.growth = arguments.growth;
     let request = ComparisonRequest {
         base: source(&arguments.base_dir, &arguments.base),
         head: source(&arguments.head_dir, &arguments.head),
@@ -113,9 +114,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         profile_slower: !arguments.no_profile,
         wait: arguments.timeouts.wait,
         build_wait: arguments.timeouts.build_wait,
-        absolute_for_all: arguments.limits.asks_absolute(),
-        thresholds: Thresholds::Calibrated(arguments.limits.asked()?, store.clone()),
-        numerics: NumericsPolicy { growth: arguments.growth, ..NumericsPolicy::default() },
+        plan,
         sampling: arguments.limits.sampling(),
         budget: arguments.budget,
         profile: arguments.profile.clone(),
@@ -135,9 +134,9 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         Err(error) => return Err(error.into()),
     };
     let again = command_line(arguments_of_process(), &["--format", "--out"], &["--resume"]);
-    let summary = comparison::summary(&outcome, &again);
+    let summary = verdicts::summary(&outcome, &again);
     arguments.output.tell(
-        &comparison::text(&outcome, terminal::columns()),
+        &verdicts::text(&outcome, terminal::columns()),
         &summary,
         &outcome,
         &metrics::of_comparison(&outcome),

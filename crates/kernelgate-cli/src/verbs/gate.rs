@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use super::sessions::Sessions;
 use super::verdict::VerdictOutput;
 use crate::benches::package;
-use crate::gate::baseline::judge_numerics;
+use crate::gate::baseline::{self, BaselineFacts, GateReport, Policy, Staleness, judge_numerics};
 use crate::gate::calibration::Calibration;
-use crate::gate::numerics::NumericsPolicy;
+use crate::gate::limits::{AskedLimits, LimitSource};
 use crate::gate::rules::Rules;
+use crate::gate::rules_file;
 use crate::gate::single_run::CalibratedSpreads;
-use crate::gate::{GateReport, Policy, Staleness, compare, rules_file};
 use crate::report::{metrics, verdicts};
 use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
@@ -26,19 +26,19 @@ pub struct Arguments {
     baseline: String,
     #[command(flatten)]
     sessions: Sessions,
-    /// Smallest change that matters, as a fraction of the baseline's time
-    #[arg(long, value_name = "FRACTION", default_value_t = Policy::default().relative)]
-    relative: f64,
-    /// Smallest change that matters, in nanoseconds
-    #[arg(long, value_name = "NS", default_value_t = Policy::default().absolute_ns)]
-    absolute: f64,
+    /// Smallest change that matters, as a fraction of the baseline's time [default: 0.05]
+    #[arg(long, value_name = "FRACTION")]
+    relative: Option<f64>,
+    /// Smallest change that matters, in nanoseconds [default: 100]
+    #[arg(long, value_name = "NS")]
+    absolute: Option<f64>,
     /// Difference that two devices of one model may have, as a fraction: on top of --relative
     /// where the baseline's device is not known to be this one
     #[arg(long, value_name = "FRACTION", default_value_t = Policy::default().other_device)]
     other_device: f64,
-    /// Ratio of a case's errors against the reference above which they have grown
-    #[arg(long, value_name = "RATIO", default_value_t = NumericsPolicy::default().growth)]
-    growth: f64,
+    /// Ratio of a case's errors against the reference above which they have grown [default: 1.5]
+    #[arg(long, value_name = "RATIO")]
+    growth: Option<f64>,
     #[command(flatten)]
     output: VerdictOutput,
 }
@@ -47,10 +47,11 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let fractions = [
         ("--relative", arguments.relative),
         ("--absolute", arguments.absolute),
-        ("--other-device", arguments.other_device),
+        ("--other-device", Some(arguments.other_device)),
     ];
     for (flag, value) in fractions {
-        anyhow::ensure!(value >= 0.0 && value.is_finite(), "{flag} takes a number from 0");
+        let usable = value.is_none_or(|value| value >= 0.0 && value.is_finite());
+        anyhow::ensure!(usable, "{flag} takes a number from 0");
     }
     kernelgate::record::store::check_name(&arguments.baseline)?;
     let measurement = match Measurement::from_runs(arguments.sessions.read(store)?) {
@@ -60,18 +61,20 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             return Ok(Exit::Refused);
         }
     };
-    let policy = Policy {
-        relative: arguments.relative,
-        absolute_ns: arguments.absolute,
-        other_device: arguments.other_device,
-        ..Policy::default()
-    };
     anyhow::ensure!(
-        arguments.growth >= 1.0 && arguments.growth.is_finite(),
+        arguments.growth.is_none_or(|ratio| ratio >= 1.0 && ratio.is_finite()),
         "--growth takes a number from 1"
     );
-    let numerics = NumericsPolicy { growth: arguments.growth, ..NumericsPolicy::default() };
-    let report = judge(store, &arguments.baseline, &measurement, policy, numerics)?;
+    let asked = AskedLimits {
+        relative: arguments.relative,
+        absolute_ns: arguments.absolute,
+        growth: arguments.growth,
+        ..AskedLimits::default()
+    };
+    let usual = Policy::default();
+    let limits = usual.limits.asked(&asked, LimitSource::Flag);
+    let policy = Policy { limits, other_device: arguments.other_device, ..usual };
+    let report = judge(store, &arguments.baseline, &measurement, policy)?;
     let summary = verdicts::summary(&report, &reproduce(&arguments.baseline));
     arguments.output.tell(
         &verdicts::text(&report, terminal::columns()),
@@ -91,10 +94,9 @@ pub fn judge(
     baseline: &str,
     measurement: &Measurement,
     policy: Policy,
-    numerics: NumericsPolicy,
 ) -> anyhow::Result<GateReport> {
     let rules = rules_file::of_folder(&store.root)?;
-    compare_with_baseline(store, baseline, measurement, (policy, numerics, rules))
+    compare_with_baseline(store, baseline, measurement, (policy, rules))
         .map_err(|error| elsewhere(error, store, baseline))
 }
 
@@ -132,7 +134,7 @@ fn compare_with_baseline(
     store: &Store,
     name: &str,
     measurement: &Measurement,
-    (policy, numerics, rules): (Policy, NumericsPolicy, Rules),
+    (policy, rules): (Policy, Rules),
 ) -> Result<GateReport, StoreError> {
     let (runs, device) = (measurement.runs(), measurement.device_folder());
     let spreads = match file::read::<Calibration>(&store.calibration_path(&device)) {
@@ -143,12 +145,11 @@ fn compare_with_baseline(
     let records = store.numerics(runs)?;
     let compare = |baseline: &Baseline| {
         let (rules, expired) = rules.clone().at_baseline(|cases| code_of(baseline, runs, cases));
-        let report = compare(baseline, measurement, policy, &spreads, &rules);
-        let report = judge_numerics(report, baseline, measurement, &records, (&numerics, &rules));
-        let judged: Vec<&str> = report.judged.iter().map(|judged| &*judged.case).collect();
+        let report = baseline::judge(baseline, measurement, policy, &spreads, &rules);
+        let report = judge_numerics(report, baseline, measurement, &records, &rules);
         let recorded = runs.iter().flat_map(|run| run.cases.keys().chain(run.skipped.keys()));
         let known: Vec<&str> = baseline.cases.keys().chain(recorded).map(String::as_str).collect();
-        let mut of_rules = rules.report(&judged, Some(&known));
+        let mut of_rules = rules.report(&report.cases(), Some(&known));
         of_rules.notes.extend(expired);
         of_rules.notes.extend(report.rules.notes);
         of_rules.undecided.extend(report.rules.undecided);
@@ -157,7 +158,9 @@ fn compare_with_baseline(
     match store.baseline(&device, name) {
         Ok(baseline) => {
             let report = compare(&baseline);
-            Ok(GateReport { staleness: staleness(store, &baseline, &report), ..report })
+            let staleness = staleness(store, &baseline, &report);
+            let facts = BaselineFacts { staleness, ..report.facts };
+            Ok(GateReport { facts, ..report })
         }
         Err(missing @ StoreError::NoBaseline { .. }) => {
             let elsewhere =

@@ -7,8 +7,8 @@ use anyhow::Context as _;
 use super::output::{json, write_all};
 use super::sessions::Sessions;
 use super::{gate, peers};
-use crate::gate::numerics::NumericsPolicy;
-use crate::gate::{Policy, rules_file};
+use crate::gate::baseline::Policy;
+use crate::gate::rules_file;
 use crate::history::series::SMALLEST;
 use crate::history::{CaseHistory, CommitOrder, HistoryStore, Query, histories};
 use crate::pages::charts::Figure;
@@ -86,8 +86,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
                     return Ok(Exit::Refused);
                 }
             };
-            let policies = (Policy::default(), NumericsPolicy::default());
-            let judged = gate::judge(store, name, &measurement, policies.0, policies.1)?;
+            let judged = gate::judge(store, name, &measurement, Policy::default())?;
             Some(verdicts::summary(&judged, &gate::reproduce(name)))
         }
     };

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use clap::ValueEnum as _;
 
-use crate::compare::AskedThresholds;
 use crate::compare::progress::parse_duration;
+use crate::compare::{PlanBasis, PlanRequest};
+use crate::gate::limits::AskedLimits;
 use crate::gate::paired::TestPlan;
 use kernelgate::harness::args::{BackendName, EffortName, PowerName};
 use kernelgate::record::{Shard, TrialSampling};
@@ -142,11 +143,11 @@ pub fn nothing_planted() -> anyhow::Result<()> {
 }
 
 impl ThresholdFlags {
-    /// What was asked for.
+    /// The plan with these flags over a basis.
     ///
     /// # Errors
     /// Names the flag whose value makes no sense.
-    pub fn asked(&self) -> anyhow::Result<AskedThresholds> {
+    pub fn plan(&self, basis: PlanBasis) -> anyhow::Result<PlanRequest> {
         for (flag, value) in [
             ("--relative", self.relative),
             ("--absolute", self.absolute),
@@ -162,17 +163,13 @@ impl ThresholdFlags {
             (1..=10_000).contains(&most),
             "--max-blocks takes a number from 1 to 10000"
         );
-        Ok(AskedThresholds {
+        let asked = AskedLimits {
             relative: self.relative,
             absolute_ns: self.absolute,
             tolerated: self.tolerated,
-            max_blocks: self.max_blocks,
-        })
-    }
-
-    /// Whether a smallest change in nanoseconds was asked for.
-    pub const fn asks_absolute(&self) -> bool {
-        self.absolute.is_some()
+            ..AskedLimits::default()
+        };
+        Ok(PlanRequest { asked, max_blocks: self.max_blocks, basis })
     }
 
     /// How long a process times a case.

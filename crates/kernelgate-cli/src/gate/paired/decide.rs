@@ -12,9 +12,9 @@
 
 use super::alpha_spending::{AlphaSpending, FINAL, always_valid, settling};
 use super::pairs::{Direction, Pairs, mean_contention};
-use super::{Arm, Decision, Observed, Outcome, Reason, TestPlan};
-use crate::gate::Verdict;
+use super::{Arm, Decision, Doubt, Observed, Outcome, TestPlan};
 use crate::gate::interval::Ratio;
+use crate::gate::verdict::Verdict;
 use kernelgate::stats::signed_rank::greater;
 use kernelgate::stats::{Walsh, benjamini_hochberg, median, power};
 
@@ -91,7 +91,7 @@ pub fn decide_each(
         null_fired: names(&|index| concluded[index].null_fired),
         environment_sound: concluded
             .iter()
-            .all(|concluded| concluded.reason != Some(Reason::Environment)),
+            .all(|concluded| concluded.reason != Some(Doubt::Environment)),
     }
 }
 
@@ -119,7 +119,7 @@ struct ChangeEvidence {
     /// The largest of time, time without contention, and cycles.
     all: f64,
     /// Which is it, where it is not the time.
-    objection: Reason,
+    objection: Doubt,
     /// Pairs at the interim analysis that excluded a change that matters in cycles: more blocks
     /// would not help the time.
     clock_at: Option<usize>,
@@ -129,9 +129,9 @@ struct ChangeEvidence {
 
 impl ChangeEvidence {
     /// The verdict on a change in time that not all evidence confirms.
-    fn objected(&self) -> (Verdict, Option<Reason>, Option<usize>) {
+    fn objected(&self) -> (Verdict, Option<Doubt>, Option<usize>) {
         match self.clock_at {
-            Some(at) => (Verdict::Inconclusive, Some(Reason::Clock), Some(at)),
+            Some(at) => (Verdict::Inconclusive, Some(Doubt::Clock), Some(at)),
             None => (Verdict::Inconclusive, Some(self.objection), None),
         }
     }
@@ -148,7 +148,7 @@ struct Standing {
     /// Whether no more blocks come.
     ended: bool,
     /// Verdict if nothing else is found; when the blocks end this is the end.
-    otherwise: (Verdict, Option<Reason>),
+    otherwise: (Verdict, Option<Doubt>),
     /// Pairs now.
     pairs: usize,
 }
@@ -168,7 +168,7 @@ impl Tests<'_> {
             ChangeEvidence {
                 time,
                 all: time.max(contention).max(cycles),
-                objection: if cycles > contention { Reason::Clock } else { Reason::Contention },
+                objection: if cycles > contention { Doubt::Clock } else { Doubt::Contention },
                 clock_at: (same <= plan.missed).then_some(same_at.max(at)),
                 at: at.max(contention_at).max(if pairs.has_deciding_cycles() {
                     cycles_at
@@ -201,7 +201,7 @@ impl Tests<'_> {
             otherwise: if ended {
                 self.at_end(pairs)
             } else {
-                (Verdict::Inconclusive, Some(Reason::Wide))
+                (Verdict::Inconclusive, Some(Doubt::Wide))
             },
             pairs: n,
         }
@@ -232,15 +232,15 @@ impl Tests<'_> {
         if small && self.hidden(pairs, n) { None } else { Some(small) }
     }
 
-    fn at_end(&self, pairs: &Pairs) -> (Verdict, Option<Reason>) {
+    fn at_end(&self, pairs: &Pairs) -> (Verdict, Option<Doubt>) {
         let n = pairs.len();
         match self.settled(pairs, n) {
-            None => (Verdict::Inconclusive, Some(Reason::Contention)),
+            None => (Verdict::Inconclusive, Some(Doubt::Contention)),
             Some(true) => (Verdict::Unchanged, None),
             Some(false) if n < self.change.fewest(self.level) => {
-                (Verdict::Inconclusive, Some(Reason::TooFewPairs))
+                (Verdict::Inconclusive, Some(Doubt::TooFewPairs))
             }
-            Some(false) => (Verdict::Inconclusive, Some(Reason::Wide)),
+            Some(false) => (Verdict::Inconclusive, Some(Doubt::Wide)),
         }
     }
 
@@ -253,7 +253,7 @@ impl Tests<'_> {
         let tail = FINAL * plan.missed;
         let level = FINAL * self.level;
         let center = walsh.estimate().unwrap_or(0.0).abs();
-        let open = matches!(concluded.reason, None | Some(Reason::TooFewPairs | Reason::Wide))
+        let open = matches!(concluded.reason, None | Some(Doubt::TooFewPairs | Doubt::Wide))
             && concluded.verdict == Verdict::Inconclusive;
         // What is above the threshold is to be shown to be, the rest to be below it, or within what
         // is tolerated at an interim analysis for that.
@@ -330,7 +330,7 @@ fn lingers(pairs: &[Pairs], plan: &TestPlan, last: bool) -> bool {
 /// A case among the others.
 struct Concluded {
     verdict: Verdict,
-    reason: Option<Reason>,
+    reason: Option<Doubt>,
     /// Pairs at the interim analysis that decided.
     at: Option<usize>,
     p_slower: f64,
@@ -353,9 +353,9 @@ fn conclude(standings: &[Standing], plan: &TestPlan, sound: bool) -> Vec<Conclud
     let sound = sound && (count < 2 || count as f64 <= UNSOUND * standings.len() as f64);
     let one = |(i, standing): (usize, &Standing)| {
         let (verdict, reason, at) = if !sound {
-            (Verdict::Inconclusive, Some(Reason::Environment), Some(standing.pairs))
+            (Verdict::Inconclusive, Some(Doubt::Environment), Some(standing.pairs))
         } else if fired[i] {
-            (Verdict::Inconclusive, Some(Reason::Null), Some(standing.pairs))
+            (Verdict::Inconclusive, Some(Doubt::Null), Some(standing.pairs))
         } else if significant(slower[i]) {
             (Verdict::Regressed, None, Some(standing.slower.at))
         } else if significant(faster[i]) {

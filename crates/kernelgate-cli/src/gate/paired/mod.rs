@@ -15,11 +15,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::Verdict;
 use super::interval::Ratio;
-use super::rules::Rules;
+use super::limits::{AskedLimits, Limit, LimitSource, Limits};
+use super::verdict::Verdict;
 pub use decide::{decide, decide_each};
-use kernelgate::exit::Exit;
 pub use kernelgate::record::Timing;
 
 /// One of the two builds.
@@ -30,6 +29,22 @@ pub enum Arm {
     Base,
     /// What is judged.
     Head,
+}
+
+impl Arm {
+    /// "base" or "head".
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Base => "base",
+            Self::Head => "head",
+        }
+    }
+}
+
+impl std::fmt::Display for Arm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
 }
 
 /// Four processes one after the other: base, head, head, base, or the reverse.
@@ -95,35 +110,38 @@ impl Default for TestPlan {
 }
 
 impl TestPlan {
-    /// With what the package sets for a case: its thresholds, and the slow-down that it accepts.
-    pub fn of_case(&self, case: &str, rules: &Rules) -> Self {
-        let set = self.set_for(case, rules);
-        let accepted = rules.accepted_slower(case).unwrap_or(set.relative);
-        Self { relative: accepted.max(set.relative), ..set }
-    }
-
-    /// A verdict by [`Self::of_case`], as it is told.
-    pub fn told(&self, verdict: Verdict, decision: &Decision, rules: &Rules) -> Verdict {
-        let set = self.set_for(&decision.case, rules);
-        let threshold = set.relative.max(set.absolute_ns / decision.base_ns);
-        verdict.told(decision.ratio.center, threshold)
-    }
-
-    /// With the thresholds that the package sets for a case.
-    fn set_for(&self, case: &str, rules: &Rules) -> Self {
-        let limits = rules.limits(case);
+    /// With what is asked for.
+    pub fn asked(self, asked: &AskedLimits, max_blocks: Option<usize>) -> Self {
+        let relative = asked.relative.unwrap_or(self.relative);
         Self {
-            relative: limits.relative.unwrap_or(self.relative),
-            absolute_ns: limits.absolute_ns.unwrap_or(self.absolute_ns),
-            ..*self
+            relative,
+            absolute_ns: asked.absolute_ns.unwrap_or(self.absolute_ns),
+            tolerated: asked.tolerated.unwrap_or(self.tolerated).max(relative),
+            max_blocks: max_blocks.unwrap_or(self.max_blocks),
+            ..self
         }
+    }
+
+    /// Its limits of a time, of that source.
+    pub const fn limits(&self, source: LimitSource) -> Limits {
+        Limits {
+            relative: Limit { value: self.relative, source },
+            absolute_ns: Limit { value: self.absolute_ns, source },
+            ..Limits::default_of(self.relative)
+        }
+    }
+
+    /// For a case with these limits.
+    pub fn within(self, limits: &Limits) -> Self {
+        let (relative, absolute_ns) = (limits.failing_relative().value, limits.absolute_ns.value);
+        Self { relative, absolute_ns, ..self }
     }
 }
 
-/// Why a case is inconclusive.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+/// What keeps a decision open; [`Reason`](super::reason::Reason) adds the facts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Reason {
+pub enum Doubt {
     /// Too few pairs for any verdict at the promised error rate.
     TooFewPairs,
     /// The interval still allows what matters and what does not.
@@ -139,20 +157,6 @@ pub enum Reason {
     Environment,
 }
 
-impl Reason {
-    /// The words for tables and messages.
-    pub const fn words(self) -> &'static str {
-        match self {
-            Self::TooFewPairs => "too few pairs",
-            Self::Wide => "interval too wide",
-            Self::Clock => "time changed, cycles did not: the clock",
-            Self::Contention => "co-running processes took more during one build",
-            Self::Null => "the same build differs from itself",
-            Self::Environment => "the same build differs from itself, whatever the case",
-        }
-    }
-}
-
 /// What is concluded of one case.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Decision {
@@ -161,7 +165,7 @@ pub struct Decision {
     /// What is concluded; inconclusive as long as it is not decided.
     pub verdict: Verdict,
     /// Why it is inconclusive; none for other verdicts.
-    pub reason: Option<Reason>,
+    pub reason: Option<Doubt>,
     /// Median over the base's processes, nanoseconds a launch; 0 without a usable pair.
     pub base_ns: f64,
     /// The same of the head.
@@ -215,17 +219,6 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// The exit code: regression before doubt. Without a case: inconclusive.
-    pub fn exit(&self) -> Exit {
-        if self.count(Verdict::Regressed) > 0 {
-            Exit::Regression
-        } else if self.count(Verdict::Inconclusive) > 0 || self.decisions.is_empty() {
-            Exit::Inconclusive
-        } else {
-            Exit::Fine
-        }
-    }
-
     /// Cases with that verdict.
     pub fn count(&self, verdict: Verdict) -> usize {
         self.decisions.iter().filter(|decision| decision.verdict == verdict).count()
@@ -241,4 +234,4 @@ impl Outcome {
 pub type Observed = BTreeMap<String, Vec<Block>>;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

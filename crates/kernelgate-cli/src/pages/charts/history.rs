@@ -5,7 +5,7 @@ use crate::history::CaseHistory;
 use crate::history::series::Point;
 use crate::pages::measured::{Case, Measured};
 use crate::plot::{Axis, Body, Chart, Guide, Mark, Quantity, ScaleKind, Series, Xy};
-use crate::report::summary::percent;
+use crate::report::cells::percent;
 use kernelgate::stats::median;
 
 /// Commits of a chart, the last ones.

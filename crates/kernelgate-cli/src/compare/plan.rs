@@ -1,0 +1,235 @@
+//! The plan of a comparison with its limits: what flags ask for, else what the device was calibrated
+//! to, else the default.
+
+use std::fmt::{Debug, Write as _};
+
+use super::CompareError;
+use crate::gate::calibration::{Calibration, ComparisonKind};
+use crate::gate::limits::{AskedLimits, LimitSource, Limits};
+use crate::gate::paired::TestPlan;
+use kernelgate::record::{Environment, Provenance, Store, TrialSampling, file};
+
+/// A plan that is asked for.
+#[derive(Debug, Clone)]
+pub struct PlanRequest {
+    /// Limits that flags set.
+    pub asked: AskedLimits,
+    /// [`TestPlan::max_blocks`], where a flag sets it.
+    pub max_blocks: Option<usize>,
+    /// What holds where flags set nothing.
+    pub basis: PlanBasis,
+}
+
+/// What holds where flags set nothing.
+#[derive(Debug, Clone)]
+pub enum PlanBasis {
+    /// This plan.
+    Fixed(TestPlan),
+    /// The calibration of the device in this store, else the default.
+    Calibration(Store),
+}
+
+/// The plan on a device.
+#[derive(Debug, Clone)]
+pub struct ResolvedPlan {
+    /// Error rates, blocks and limits of the test.
+    pub plan: TestPlan,
+    /// The limits with their sources.
+    pub limits: Limits,
+    /// A sentence on the calibration of the device.
+    pub note: Option<String>,
+}
+
+impl PlanRequest {
+    /// Only this plan.
+    pub fn fixed(plan: TestPlan) -> Self {
+        Self { asked: AskedLimits::default(), max_blocks: None, basis: PlanBasis::Fixed(plan) }
+    }
+
+    /// The plan on a device.
+    ///
+    /// # Errors
+    /// When the device's calibration cannot be read.
+    pub fn on(
+        &self,
+        environment: &Environment,
+        head: &Provenance,
+        sampling: TrialSampling,
+    ) -> Result<ResolvedPlan, CompareError> {
+        let store = match &self.basis {
+            PlanBasis::Fixed(plan) => return Ok(self.over(*plan, LimitSource::Default)),
+            PlanBasis::Calibration(store) => store,
+        };
+        match file::read::<Calibration>(&store.calibration_path(&environment.slug())) {
+            Ok(calibration) => {
+                let (resolved, note) = self.calibrated(&calibration);
+                let note = note + &elsewhere(&calibration, environment, head, sampling);
+                Ok(ResolvedPlan { note: Some(note), ..resolved })
+            }
+            Err(error) if error.is_not_found() => {
+                Ok(self.over(TestPlan::default(), LimitSource::Default))
+            }
+            Err(error) => Err(CompareError::Usage(format!("failed to {error}"))),
+        }
+    }
+
+    /// A plan with what flags set in its place.
+    fn over(&self, basis: TestPlan, source: LimitSource) -> ResolvedPlan {
+        ResolvedPlan {
+            plan: basis.asked(&self.asked, self.max_blocks),
+            limits: basis.limits(source).asked(&self.asked, LimitSource::Flag),
+            note: None,
+        }
+    }
+
+    fn calibrated(&self, calibration: &Calibration) -> (ResolvedPlan, String) {
+        let null = || calibration.of(ComparisonKind::Null);
+        let fired = null().filter(|known| known.fired()).count();
+        let of = format!(
+            "calibration of {} ({} A/A comparisons, {fired} failed; commit {}",
+            calibration.started.get(..10).unwrap_or(&calibration.started),
+            null().count(),
+            calibration.provenance.short()
+        );
+        let recommended = calibration.recommended.as_ref();
+        let Some((recommended, relative)) = recommended.and_then(|it| Some((it, it.relative?)))
+        else {
+            let why = recommended.and_then(|it| it.note.clone());
+            let why = why.unwrap_or_else(|| "not derived".to_owned());
+            return (
+                self.over(TestPlan::default(), LimitSource::Default),
+                format!("{of}) recommends no threshold: {why}; the default ones are used"),
+            );
+        };
+        let measured = calibration.plan;
+        let basis = TestPlan {
+            relative,
+            tolerated: measured.tolerated.max(relative),
+            absolute_ns: measured.absolute_ns,
+            settle_blocks: recommended.settle_blocks.unwrap_or(measured.settle_blocks),
+            max_blocks: measured.max_blocks,
+            contention_weight: recommended.contention_weight,
+            ..TestPlan::default()
+        };
+        let resolved = self.over(basis, LimitSource::Calibration);
+        let plan = &resolved.plan;
+        let note = format!(
+            "{of}): threshold {:.2} %, settled from {} blocks, at most {}",
+            100.0 * plan.relative,
+            plan.settle_blocks.min(plan.max_blocks),
+            plan.max_blocks
+        );
+        (resolved, note)
+    }
+
+    /// Whether the calibrations can be read, before anything is built: which is the device's is known
+    /// only once a bench has run.
+    ///
+    /// # Errors
+    /// When one cannot.
+    pub fn check(&self) -> Result<(), CompareError> {
+        let PlanBasis::Calibration(store) = &self.basis else { return Ok(()) };
+        store.calibrations().iter().try_for_each(|path| {
+            let read = file::read::<Calibration>(path).map(drop);
+            read.map_err(|error| CompareError::Usage(format!("failed to {error}")))
+        })
+    }
+
+    /// What identifies it before the device is known.
+    ///
+    /// # Errors
+    /// When a calibration cannot be read.
+    pub fn identity(&self) -> Result<String, CompareError> {
+        let store = match &self.basis {
+            PlanBasis::Fixed(plan) => {
+                return Ok(identity_text("Plan", &plan.asked(&self.asked, self.max_blocks)));
+            }
+            PlanBasis::Calibration(store) => store,
+        };
+        let AskedLimits { relative, absolute_ns, tolerated, .. } = self.asked;
+        let mut text = format!(
+            "Asked {{ relative: {relative:?}, absolute_ns: {absolute_ns:?}, tolerated: \
+             {tolerated:?}, max_blocks: {:?} }}",
+            self.max_blocks
+        );
+        for path in store.calibrations() {
+            let hash = file::content_hash(&path)
+                .map_err(|error| CompareError::Usage(format!("failed to {error}")))?;
+            let _ = write!(text, " {hash}");
+        }
+        Ok(text)
+    }
+}
+
+/// The fields of a value as text that is recorded in files, under a name that is part of their
+/// format: the type may be renamed, and `--resume` and merged calibrations compare these texts.
+pub(super) fn identity_text(name: &str, value: &impl Debug) -> String {
+    let text = format!("{value:?}");
+    let fields = text.find(" {").map_or("", |at| &text[at..]);
+    format!("{name}{fields}")
+}
+
+/// In which respects a calibration is of something else.
+fn elsewhere(
+    calibration: &Calibration,
+    environment: &Environment,
+    head: &Provenance,
+    sampling: TrialSampling,
+) -> String {
+    let mut differing: Vec<String> = Vec::new();
+    let driver = |environment: &Environment| environment.gpus.values(|gpu| gpu.driver.clone());
+    let (then, now) = (driver(&calibration.environment), driver(environment));
+    if let Some(mismatch) = environment.mismatches(&calibration.environment).first() {
+        differing
+            .push(format!("{} was `{}` and is `{}`", mismatch.field, mismatch.base, mismatch.head));
+    } else if !then.is_empty() && !now.is_empty() && then != now {
+        differing.push(format!("the driver was {then} and is {now}"));
+    }
+    let built_here = head.commit.as_ref().is_none_or(|commit| !commit.starts_with("prebuilt"));
+    if built_here && calibration.provenance.commit != head.commit {
+        differing.push("it is of another commit".to_owned());
+    }
+    if calibration.pace.measurement_s != sampling.measurement_s {
+        let (then, now) = (calibration.pace.measurement_s, sampling.measurement_s);
+        differing
+            .push(format!("a process timed a case for {then:.2} s then and for {now:.2} s now"));
+    }
+    if differing.is_empty() { String::new() } else { format!("; {}", differing.join(", ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked() -> PlanRequest {
+        let asked = AskedLimits { relative: Some(0.1), ..AskedLimits::default() };
+        PlanRequest { asked, max_blocks: Some(6), ..PlanRequest::fixed(TestPlan::default()) }
+    }
+
+    #[test]
+    fn recorded_identities_keep_their_text() {
+        let plan = "Plan { relative: 0.01, absolute_ns: 100.0, tolerated: 0.05, settle_blocks: \
+                    24, false_alarms: 0.01, missed: 0.05, contention: 0.02, contention_weight: \
+                    2.0, power: 0.8, max_blocks: 96 }";
+        assert_eq!(PlanRequest::fixed(TestPlan::default()).identity().unwrap(), plan);
+        let folder = tempfile::tempdir().unwrap();
+        let basis = PlanBasis::Calibration(Store::around(folder.path()));
+        let text = "Asked { relative: Some(0.1), absolute_ns: None, tolerated: None, max_blocks: \
+                    Some(6) }";
+        assert_eq!(PlanRequest { basis, ..asked() }.identity().unwrap(), text);
+        let sampling = "Pace { warm_up_s: 0.1, measurement_s: 0.3, fewest: 2, most: 20 }";
+        assert_eq!(identity_text("Pace", &TrialSampling::MEASURED), sampling);
+    }
+
+    #[test]
+    fn a_flag_comes_before_the_plan_and_is_named_as_the_source() {
+        let ResolvedPlan { plan, limits, .. } =
+            asked().over(TestPlan::default(), LimitSource::Default);
+        assert_eq!(
+            (plan.relative, plan.tolerated, plan.max_blocks, plan.absolute_ns),
+            (0.1, 0.1, 6, 100.0)
+        );
+        assert_eq!((limits.relative.value, limits.relative.source), (0.1, LimitSource::Flag));
+        assert_eq!(limits.absolute_ns.source, LimitSource::Default);
+    }
+}

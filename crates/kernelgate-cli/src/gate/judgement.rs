@@ -1,0 +1,259 @@
+//! The judgement of one case, the same for `gate` and `compare`: verdict, effect with its interval,
+//! detectable change, reasons, and the evidence of the method. Deliberately absent: how each method
+//! gets there (`baseline`, `paired`), printing (`report`).
+
+use super::interval::{Ratio, SideTimes, SingleRun};
+use super::limits::{Limit, Limits};
+use super::paired::{Decision, Observed, TestPlan, decide};
+use super::reason::{Reason, joined};
+use super::verdict::Verdict;
+use super::verification::VerificationLoss;
+
+/// What is concluded of a case.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Judgement {
+    /// The case.
+    pub case: String,
+    /// What is concluded in the end.
+    pub verdict: Verdict,
+    /// Why it is inconclusive; empty for other verdicts.
+    pub reasons: Vec<Reason>,
+    /// Smallest relative change that fails.
+    pub threshold: Limit,
+    /// Time of the base, nanoseconds a launch; 0 without a usable time.
+    pub base_ns: f64,
+    /// Time of the head.
+    pub head_ns: f64,
+    /// Head over base with its interval.
+    pub ratio: Ratio,
+    /// Smallest slow-down that would have been found, relative; absent where none can be.
+    pub detectable: Option<f64>,
+    /// What the method measured.
+    pub evidence: Evidence,
+}
+
+/// What a judgement rests on.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Evidence {
+    /// Process runs of a baseline and of now.
+    Runs(Box<RunEvidence>),
+    /// Pairs of processes of two builds.
+    Pairs(Box<PairEvidence>),
+}
+
+/// Process runs of both sides.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RunEvidence {
+    /// Whether all runs are known to be of the same device.
+    pub same_device: bool,
+    /// Runs of the baseline.
+    pub base: SideRuns,
+    /// Runs that are judged.
+    pub head: SideRuns,
+}
+
+/// Process runs of one side.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SideRuns {
+    /// How many.
+    pub runs: usize,
+    /// Relative half-width of their range; absent with one run.
+    pub spread: Option<f64>,
+    /// Allowance of the only run for the difference between runs; absent with several.
+    pub single: Option<SingleRun>,
+    /// Share of the host's CPU time that co-running processes took; 0 where unknown or without
+    /// effect.
+    pub contention: f64,
+}
+
+impl SideRuns {
+    /// The side whose times these are.
+    pub const fn new(times: &SideTimes, single: Option<SingleRun>) -> Self {
+        Self { runs: times.runs, spread: times.spread, single, contention: times.contention }
+    }
+}
+
+/// Decisions of both rounds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PairEvidence {
+    /// First round.
+    pub decision: Decision,
+    /// Second round, from blocks of its own; only where the first says regressed.
+    pub confirmation: Option<Decision>,
+}
+
+impl Judgement {
+    /// From both rounds of a comparison. Case errors stopped the case before it was decided: the
+    /// blocks before are too few for a verdict, unless both rounds say regressed.
+    pub fn from_rounds(
+        mut decision: Decision,
+        confirmation: Option<Decision>,
+        case_errors: Vec<Reason>,
+        limits: &Limits,
+    ) -> Self {
+        let confirmed =
+            confirmation.as_ref().is_some_and(|second| second.verdict == Verdict::Regressed);
+        let verdict = match decision.verdict {
+            Verdict::Regressed if confirmed => Verdict::Regressed,
+            Verdict::Regressed => Verdict::Inconclusive,
+            _ if !case_errors.is_empty() => Verdict::Inconclusive,
+            verdict => limits.reported(verdict, decision.ratio.center, decision.base_ns, 0.0),
+        };
+        let mut reasons = Vec::new();
+        if verdict == Verdict::Inconclusive {
+            let of_pairs = match decision.verdict {
+                Verdict::Regressed => Some(Reason::NotConfirmed),
+                _ => Reason::from_decision(&decision),
+            };
+            // Without a pair the error says it all, and with one more pairs do not help.
+            reasons.extend(of_pairs.filter(|_| decision.pairs > 0 || case_errors.is_empty()));
+            if !case_errors.is_empty() {
+                decision.pairs_needed = None;
+            }
+            reasons.extend(case_errors);
+        }
+        let faster_ns = decision.base_ns.min(decision.head_ns);
+        let source = limits.failing(faster_ns, 0.0).source;
+        Self {
+            case: decision.case.clone(),
+            verdict,
+            reasons,
+            threshold: Limit { value: decision.threshold, source },
+            base_ns: decision.base_ns,
+            head_ns: decision.head_ns,
+            ratio: decision.ratio,
+            detectable: decision.detectable,
+            evidence: Evidence::Pairs(Box::new(PairEvidence { decision, confirmation })),
+        }
+    }
+
+    /// A case of a comparison without a block.
+    pub fn unmeasured(case: String, why: Vec<Reason>, plan: &TestPlan, limits: &Limits) -> Self {
+        // Decided apart from the others, whose error rates hold for the cases that were measured.
+        let alone = decide(&Observed::from([(case, Vec::new())]), plan, true);
+        let decision = alone.decisions.into_iter().next().expect("a case that goes in comes out");
+        Self::from_rounds(decision, None, why, limits)
+    }
+
+    /// With outputs that were verified less than the base's: unless it regressed, it is
+    /// inconclusive, whatever its time.
+    pub fn less_verified(mut self, loss: VerificationLoss) -> Self {
+        if self.verdict == Verdict::Regressed {
+            return self;
+        }
+        self.verdict = Verdict::Inconclusive;
+        self.reasons.retain(|reason| !reason.is_case_error());
+        self.reasons.push(Reason::LessVerified(loss));
+        if let Evidence::Pairs(pairs) = &mut self.evidence {
+            pairs.decision.pairs_needed = None;
+        }
+        self
+    }
+
+    /// Whether there are times; a case that could not be measured has none.
+    pub const fn is_timed(&self) -> bool {
+        self.base_ns > 0.0
+    }
+
+    /// All reasons in words; absent without one.
+    pub fn reason(&self) -> Option<String> {
+        Some(joined(&self.reasons)).filter(|words| !words.is_empty())
+    }
+
+    /// What kept the case from being measured to the end, in words.
+    pub fn case_error(&self) -> Option<String> {
+        let words = joined(self.reasons.iter().filter(|reason| reason.is_case_error()));
+        Some(words).filter(|words| !words.is_empty())
+    }
+
+    /// Its pairs, where builds were compared.
+    pub fn pairs(&self) -> Option<&PairEvidence> {
+        match &self.evidence {
+            Evidence::Pairs(pairs) => Some(pairs),
+            Evidence::Runs(_) => None,
+        }
+    }
+
+    /// Its runs, where a baseline was compared.
+    pub fn runs(&self) -> Option<&RunEvidence> {
+        match &self.evidence {
+            Evidence::Runs(runs) => Some(runs),
+            Evidence::Pairs(_) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::gate::paired::{Arm, tests::decision};
+    use kernelgate::record::Verification;
+
+    const LIMITS: Limits = Limits::default_of(0.01);
+
+    /// A judgement of pairs without more than a verdict.
+    pub fn judgement(case: &str, verdict: Verdict) -> Judgement {
+        let decision =
+            Decision { reason: Some(crate::gate::paired::Doubt::Wide), ..decision(case, verdict) };
+        let again = (verdict == Verdict::Regressed).then(|| decision.clone());
+        Judgement::from_rounds(decision, again, Vec::new(), &LIMITS)
+    }
+
+    /// With other times.
+    pub fn timed(case: &str, verdict: Verdict, ratio: Ratio) -> Judgement {
+        let base_ns = 1e6;
+        Judgement { base_ns, head_ns: base_ns * ratio.center, ratio, ..judgement(case, verdict) }
+    }
+
+    #[test]
+    fn a_regression_counts_when_a_second_round_finds_it_again() {
+        use Verdict::{Inconclusive, Regressed, Unchanged};
+        let judge = |first, second: Option<Verdict>| {
+            let second = second.map(|verdict| decision("x", verdict));
+            Judgement::from_rounds(decision("x", first), second, Vec::new(), &LIMITS)
+        };
+        assert_eq!(judge(Unchanged, None).verdict, Unchanged);
+        let confirmed = judge(Regressed, Some(Regressed));
+        assert_eq!((confirmed.verdict, confirmed.reason()), (Regressed, None));
+        for second in [None, Some(Unchanged), Some(Inconclusive)] {
+            let open = judge(Regressed, second);
+            assert_eq!((open.verdict, open.reasons), (Inconclusive, vec![Reason::NotConfirmed]));
+        }
+    }
+
+    #[test]
+    fn a_case_error_makes_a_case_inconclusive_with_its_reason() {
+        use Verdict::{Improved, Inconclusive, Regressed, Unchanged};
+        let why = || vec![Reason::Skipped { side: Arm::Head, why: "no memory".to_owned() }];
+        for first in [Unchanged, Improved, Inconclusive] {
+            let judged = Judgement::from_rounds(decision("x", first), None, why(), &LIMITS);
+            assert_eq!((judged.verdict, judged.reasons), (Inconclusive, why()));
+        }
+        let confirmed = Judgement::from_rounds(
+            decision("x", Regressed),
+            Some(decision("x", Regressed)),
+            why(),
+            &LIMITS,
+        );
+        assert_eq!((confirmed.verdict, confirmed.reasons), (Regressed, vec![]));
+        let open = Judgement::from_rounds(decision("x", Regressed), None, why(), &LIMITS);
+        let words = "not confirmed by a second round; skipped in the head: no memory";
+        assert_eq!(open.reason().as_deref(), Some(words));
+        let unmeasured =
+            Judgement::unmeasured("x".to_owned(), why(), &TestPlan::default(), &LIMITS);
+        assert_eq!((unmeasured.verdict, unmeasured.reasons), (Inconclusive, why()));
+        assert!(unmeasured.base_ns == 0.0);
+    }
+
+    #[test]
+    fn a_build_that_verifies_less_is_not_unchanged() {
+        let all = Verification::Verified { checked: 1600, total: 1600 };
+        let loss = VerificationLoss::between("a", all, Verification::Unverified).unwrap();
+        let judged = judgement("a", Verdict::Unchanged).less_verified(loss.clone());
+        assert_eq!(judged.verdict, Verdict::Inconclusive);
+        let words = "no longer verified (before: every element verified)";
+        assert_eq!(judged.case_error().as_deref(), Some(words));
+        let slower = judgement("a", Verdict::Regressed).less_verified(loss);
+        assert_eq!((slower.verdict, slower.reasons), (Verdict::Regressed, vec![]));
+    }
+}

@@ -1,0 +1,210 @@
+//! What counts as slower, in one place: limits that somebody asks for, and the limits that follow
+//! for a case, each with its source.
+//!
+//! A `[[threshold]]` of the package comes before a flag, a flag before the calibration of the device,
+//! and that before the default. `[[accept]]` raises a limit for as long as it holds. Deliberately
+//! absent: reading the file (`rules_file`), which pattern names a case (`rules`).
+
+use serde::Serialize;
+
+use super::verdict::Verdict;
+
+/// Limits that flags or a `[[threshold]]` set. What is absent follows from the next source.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct AskedLimits {
+    /// Smallest relative change of the time that matters.
+    pub relative: Option<f64>,
+    /// Smallest change of the time that matters, nanoseconds a launch.
+    pub absolute_ns: Option<f64>,
+    /// Largest change that an unchanged case may hide, relative.
+    pub tolerated: Option<f64>,
+    /// Ratio of the errors against the reference above which they have grown.
+    pub growth: Option<f64>,
+    /// Relative growth of the device memory that is a regression; none is without it.
+    pub device_memory: Option<f64>,
+    /// Relative growth of the commands of a launch that is a regression.
+    pub launches: Option<f64>,
+    /// Relative growth of the host's time to start a launch that is a regression.
+    pub host_time: Option<f64>,
+    /// Relative growth of the energy of a launch that is a regression; only for `gate`, as trials of
+    /// `compare` are too short.
+    pub energy: Option<f64>,
+}
+
+impl AskedLimits {
+    /// These limits, and those of `other` that are absent here.
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            relative: self.relative.or(other.relative),
+            absolute_ns: self.absolute_ns.or(other.absolute_ns),
+            tolerated: self.tolerated.or(other.tolerated),
+            growth: self.growth.or(other.growth),
+            device_memory: self.device_memory.or(other.device_memory),
+            launches: self.launches.or(other.launches),
+            host_time: self.host_time.or(other.host_time),
+            energy: self.energy.or(other.energy),
+        }
+    }
+}
+
+/// Where a limit comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LimitSource {
+    /// The program.
+    Default,
+    /// The calibration of the device.
+    Calibration,
+    /// A flag.
+    Flag,
+    /// A `[[threshold]]` of `kernelgate.toml`.
+    Threshold,
+    /// An `[[accept]]` of `kernelgate.toml`.
+    Accept,
+}
+
+/// A limit with its source.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Limit {
+    /// The limit.
+    pub value: f64,
+    /// Where it comes from.
+    pub source: LimitSource,
+}
+
+impl Limit {
+    /// A limit of the program.
+    pub const fn default_of(value: f64) -> Self {
+        Self { value, source: LimitSource::Default }
+    }
+
+    fn asked(self, value: Option<f64>, source: LimitSource) -> Self {
+        value.map_or(self, |value| Self { value, source })
+    }
+
+    /// The larger of this limit and what the package accepts.
+    fn accepting(self, accepted: Option<f64>) -> Self {
+        self.asked(accepted.filter(|accepted| *accepted > self.value), LimitSource::Accept)
+    }
+}
+
+/// The limits of one case, or of every case that the package says nothing about.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Limits {
+    /// Smallest relative change of the time that matters.
+    pub relative: Limit,
+    /// Smallest change of the time that matters, nanoseconds a launch.
+    pub absolute_ns: Limit,
+    /// Ratio of the errors against the reference above which they have grown.
+    pub growth: Limit,
+    /// Relative slow-down that the package accepts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accepted: Option<f64>,
+}
+
+impl Limits {
+    /// Default of [`Self::absolute_ns`].
+    pub const ABSOLUTE_NS: f64 = 100.0;
+    /// Default of [`Self::growth`].
+    pub const GROWTH: f64 = 1.5;
+
+    /// Limits of the program, with this relative one.
+    pub const fn default_of(relative: f64) -> Self {
+        Self {
+            relative: Limit::default_of(relative),
+            absolute_ns: Limit::default_of(Self::ABSOLUTE_NS),
+            growth: Limit::default_of(Self::GROWTH),
+            accepted: None,
+        }
+    }
+
+    /// With limits of that source in place of these.
+    pub fn asked(self, asked: &AskedLimits, source: LimitSource) -> Self {
+        Self {
+            relative: self.relative.asked(asked.relative, source),
+            absolute_ns: self.absolute_ns.asked(asked.absolute_ns, source),
+            growth: self.growth.asked(asked.growth, source),
+            ..self
+        }
+    }
+
+    /// With a slow-down and a growth of errors that the package accepts.
+    pub fn accepting(self, slower: Option<f64>, growth: Option<f64>) -> Self {
+        Self { accepted: slower, growth: self.growth.accepting(growth), ..self }
+    }
+
+    /// Smallest relative change that matters for a case that takes `time_ns`. `device` is how far
+    /// two devices of one model may differ, 0 for one and the same.
+    pub fn threshold(&self, time_ns: f64, device: f64) -> Limit {
+        self.largest(self.relative, time_ns, device)
+    }
+
+    /// Smallest relative slow-down that fails: the threshold, or what the package accepts if that is
+    /// more.
+    pub fn failing(&self, time_ns: f64, device: f64) -> Limit {
+        self.largest(self.failing_relative(), time_ns, device)
+    }
+
+    /// The relative part of [`Self::failing`].
+    pub fn failing_relative(&self) -> Limit {
+        self.relative.accepting(self.accepted)
+    }
+
+    fn largest(&self, relative: Limit, time_ns: f64, device: f64) -> Limit {
+        let value = relative.value + device * (1.0 + relative.value);
+        let absolute = self.absolute_ns.value / time_ns;
+        if absolute > value {
+            Limit { value: absolute, ..self.absolute_ns }
+        } else {
+            Limit { value, ..relative }
+        }
+    }
+
+    /// A verdict by [`Self::failing`], for a reader who knows the threshold: an estimate beyond it is
+    /// accepted, and not unchanged.
+    pub fn reported(&self, verdict: Verdict, ratio: f64, time_ns: f64, device: f64) -> Verdict {
+        let beyond = || ratio > 1.0 + self.threshold(time_ns, device).value;
+        match verdict {
+            Verdict::Unchanged if self.accepted.is_some() && beyond() => Verdict::Accepted,
+            verdict => verdict,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_limit_names_the_last_source_that_set_it() {
+        let flags = AskedLimits { relative: Some(0.02), ..AskedLimits::default() };
+        let package = AskedLimits { growth: Some(2.0), ..AskedLimits::default() };
+        let limits = Limits::default_of(0.01)
+            .asked(&flags, LimitSource::Flag)
+            .asked(&package, LimitSource::Threshold)
+            .accepting(Some(0.12), Some(1.8));
+        assert_eq!(limits.relative, Limit { value: 0.02, source: LimitSource::Flag });
+        assert_eq!(limits.absolute_ns.source, LimitSource::Default);
+        assert_eq!(limits.growth, Limit { value: 2.0, source: LimitSource::Threshold });
+        assert_eq!(limits.failing_relative(), Limit { value: 0.12, source: LimitSource::Accept });
+    }
+
+    #[test]
+    fn the_larger_of_both_limits_of_a_time_rules() {
+        let limits = Limits::default_of(0.05);
+        assert_eq!(limits.threshold(1e6, 0.0), limits.relative);
+        assert_eq!(limits.threshold(1e3, 0.0), Limit::default_of(0.1));
+        assert!((limits.threshold(1e6, 0.22).value - (1.05 * 1.22 - 1.0)).abs() < 1e-12);
+    }
+
+    #[test]
+    fn an_accepted_slow_down_is_no_unchanged_time() {
+        let plain = Limits::default_of(0.05);
+        let accepting = plain.accepting(Some(0.2), None);
+        let reported =
+            |limits: &Limits, ratio| limits.reported(Verdict::Unchanged, ratio, 1e6, 0.0);
+        assert_eq!(reported(&accepting, 1.1), Verdict::Accepted);
+        assert_eq!(reported(&accepting, 1.04), Verdict::Unchanged);
+        assert_eq!(accepting.reported(Verdict::Improved, 1.1, 1e6, 0.0), Verdict::Improved);
+    }
+}

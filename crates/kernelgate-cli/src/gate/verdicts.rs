@@ -1,0 +1,127 @@
+//! The outcome of `gate` or `compare`: a judgement a case, everything found besides, and the exit
+//! code. Each method adds its own facts.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::costs::CostGrowth;
+use super::judgement::Judgement;
+use super::limits::Limits;
+use super::numerics::NumericsReport;
+use super::rules::RulesReport;
+use super::verdict::Verdict;
+use super::verification::VerificationLoss;
+use kernelgate::exit::Exit;
+
+/// What was judged, with the facts of the method.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Verdicts<F> {
+    /// Where.
+    pub device: String,
+    /// Limits of every case that the package says nothing about.
+    pub limits: Limits,
+    /// Cases that were asked for and that a judgement could be expected of, worst verdict first,
+    /// then by id.
+    pub judged: Vec<Judgement>,
+    /// Differences that forbid a comparison, with the cases concerned.
+    pub refused: Vec<Refusal>,
+    /// Cases that only the head has.
+    pub new: Vec<String>,
+    /// Cases that the base timed and the head skipped, with the reason.
+    pub skipped: BTreeMap<String, String>,
+    /// Cases that failed in the head, with the error.
+    pub failed: BTreeMap<String, String>,
+    /// Judged cases whose outputs are compared with nothing on either side.
+    pub unverified: Vec<String>,
+    /// Cases that the head verifies less.
+    pub verification: Vec<VerificationLoss>,
+    /// Errors against the reference, of base and head.
+    pub numerics: NumericsReport,
+    /// Costs of a launch besides time that grew by more than the package allows.
+    pub costs: Vec<CostGrowth>,
+    /// What the package's rules did.
+    pub rules: RulesReport,
+    /// What only this method knows.
+    pub facts: F,
+}
+
+/// What a method's own facts mean for the exit code.
+pub trait Facts {
+    /// Whether a bench broke in the head alone.
+    fn head_broke(&self) -> bool {
+        false
+    }
+
+    /// Whether something that was asked for was not measured.
+    fn is_incomplete(&self) -> bool;
+
+    /// Cases that are known to be as fast as before without being timed.
+    fn untimed(&self) -> usize {
+        0
+    }
+}
+
+/// Why a case or the whole comparison was refused.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Refusal {
+    /// Field that differs, as named in the files.
+    pub field: String,
+    /// Value of the base.
+    pub base: String,
+    /// Value of the head.
+    pub head: String,
+    /// Cases concerned.
+    pub cases: Vec<String>,
+}
+
+impl<F> Verdicts<F> {
+    /// Cases with that verdict.
+    pub fn count(&self, verdict: Verdict) -> usize {
+        self.judged.iter().filter(|judged| judged.verdict == verdict).count()
+    }
+
+    /// The judged cases.
+    pub fn cases(&self) -> Vec<&str> {
+        self.judged.iter().map(|judged| judged.case.as_str()).collect()
+    }
+
+    /// Puts the worst verdict first, then orders by id.
+    pub fn sort(&mut self) {
+        self.judged.sort_by(|a, b| a.verdict.cmp(&b.verdict).then_with(|| a.case.cmp(&b.case)));
+    }
+}
+
+impl<F: Facts> Verdicts<F> {
+    /// Whether no case could be judged, nor is known to be as before.
+    pub fn judged_nothing(&self) -> bool {
+        self.judged.is_empty() && self.facts.untimed() == 0
+    }
+
+    /// The exit code: refusal before regression before doubt. Nothing judged is inconclusive.
+    pub fn exit(&self) -> Exit {
+        if !self.refused.is_empty() {
+            Exit::Refused
+        } else if self.count(Verdict::Regressed) > 0
+            || !self.failed.is_empty()
+            || self.facts.head_broke()
+            || self.numerics.shown().next().is_some()
+            || self.costs.iter().any(CostGrowth::is_shown)
+            || self.verification.iter().any(VerificationLoss::is_shown)
+        {
+            Exit::Regression
+        } else if self.count(Verdict::Inconclusive) > 0
+            || self.judged_nothing()
+            || self.facts.is_incomplete()
+            || self.numerics.suspected().next().is_some()
+            || !self.costs.is_empty()
+            || !self.verification.is_empty()
+            || !self.skipped.is_empty()
+            || !self.rules.undecided.is_empty()
+        {
+            Exit::Inconclusive
+        } else {
+            Exit::Fine
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! The words of `gate`: the baseline and its age, what differs between runs, what was not run.
+
+use super::summary::{self, Unjudged, UnjudgedKind};
+use super::verdicts::{Wording, first_of};
+use crate::gate::baseline::{BaselineFacts, GateReport};
+use crate::gate::interval::SpreadSource;
+use crate::gate::judgement::{Judgement, RunEvidence, SideRuns};
+
+impl Wording for BaselineFacts {
+    const VERB: &'static str = "kernelgate gate";
+    const SIDES: [&'static str; 2] = ["baseline", "run"];
+    const COLUMNS: [&'static str; 2] = ["baseline", "now"];
+    const EVIDENCE: &'static str = "runs";
+    const READING: &'static [&'static str] = &[
+        "interval: the worst that the ranges of the runs allow; runs: of the baseline, and judged",
+    ];
+    const FAILED: &'static str = "failed";
+    const SKIPPED: &'static str = "skipped, in the baseline";
+
+    fn heading(report: &GateReport) -> String {
+        format!("{}, on {}", base(&report.facts), report.device)
+    }
+
+    fn facts(report: &GateReport) -> Vec<(&'static str, String)> {
+        let spreads = report.judged.iter().flat_map(|judged| {
+            let sides = judged.runs().map(|runs| [runs.base.spread, runs.head.spread]);
+            let spreads = sides.into_iter().flatten().flatten();
+            spreads.map(|spread| (judged.case.as_str(), spread)).collect::<Vec<_>>()
+        });
+        let noise = summary::noise_floor("runs of one side are", spreads);
+        let mut facts = vec![
+            ("base", base(&report.facts)),
+            ("head", report.facts.head_commits.join(", ")),
+            ("on", report.device.clone()),
+        ];
+        facts.extend(noise.map(|words| ("noise floor", words)));
+        facts
+    }
+
+    /// The wider one as soon as any device differs.
+    fn threshold_percent(report: &GateReport) -> f64 {
+        let same_device = report.facts.other_device.is_none();
+        100.0 * report.facts.policy.relative_on(same_device)
+    }
+
+    fn refusal(report: &GateReport) -> Option<String> {
+        let mut fields: Vec<_> = report.refused.iter().map(|it| it.field.as_str()).collect();
+        fields.dedup();
+        let fields = fields.join(", ");
+        let words = format!("Refused: not comparable with the baseline (differing: {fields})");
+        (!report.refused.is_empty()).then_some(words)
+    }
+
+    fn unfinished(&self) -> String {
+        let interrupted =
+            if self.interrupted.is_empty() { "" } else { "; the run was interrupted" };
+        let missing = if self.missing_shards.is_empty() { "" } else { "; shards are missing" };
+        format!("{interrupted}{missing}")
+    }
+
+    fn more_seeds(&self, seeds: usize) -> String {
+        format!(
+            "{seeds} seeds would tell: `kernelgate verify --seeds {seeds}` with this code, and \
+             with the baseline's before `kernelgate baseline add {}`",
+            self.baseline
+        )
+    }
+
+    fn remedy(_: &[&Judgement]) -> String {
+        "; more runs judged, or `kernelgate compare`, would decide".to_owned()
+    }
+
+    fn others(&self) -> Vec<Unjudged> {
+        let bench = |bench: &String, why: &str| {
+            Unjudged::new(&format!("bench {bench}"), UnjudgedKind::Failed, why)
+        };
+        let why = "interrupted: did not get to its end";
+        let interrupted = self.interrupted.iter().map(|name| bench(name, why));
+        let missing = self.missing_shards.iter().map(|shard| bench(shard, "missing"));
+        let not_run = self
+            .not_run
+            .iter()
+            .map(|case| Unjudged::new(case, UnjudgedKind::Skipped, "in the baseline, not run"));
+        interrupted.chain(missing).chain(not_run).collect()
+    }
+
+    fn unmeasured_notes(&self) -> Vec<String> {
+        let interrupted =
+            |bench: &String| format!("interrupted: bench `{bench}` did not get to its end");
+        let missing = |shard: &String| format!("missing: {shard}, whose cases are not judged");
+        let mut lines: Vec<String> = self.interrupted.iter().map(interrupted).collect();
+        lines.extend(self.missing_shards.iter().map(missing));
+        lines.extend(first_of(&self.own, "compared with itself, the baseline was saved from it"));
+        lines
+    }
+
+    fn last_notes(report: &GateReport) -> Vec<String> {
+        let BaselineFacts { policy, other_device, .. } = &report.facts;
+        let most = |side: fn(&RunEvidence) -> SideRuns| {
+            runs(report).map(|it| side(it).contention).fold(0.0, f64::max)
+        };
+        let (base, head) = (most(|runs| runs.base), most(|runs| runs.head));
+        let mut lines = Vec::new();
+        if base.max(head) > policy.contention {
+            lines.push(format!(
+                "warning: co-running processes took up to {:.0}% of the CPU time during the run \
+                 and {:.0}% during the baseline's: measure on an idle machine",
+                100.0 * head,
+                100.0 * base
+            ));
+        }
+        lines.extend(single_runs(report));
+        lines.extend(other_device.as_ref().map(|(base, head)| {
+            format!(
+                "not known to be the same device ({base} in the baseline, {head} in the run): two \
+                 of one model may differ by {:.0}%, so that the threshold is {:.1}% in place of \
+                 {:.1}%",
+                100.0 * policy.other_device,
+                100.0 * policy.relative_on(false),
+                100.0 * policy.relative_on(true)
+            )
+        }));
+        lines
+    }
+
+    fn details(report: &GateReport) -> Vec<String> {
+        let mut lines = first_of(&report.unverified, "unverified, only its time is compared");
+        lines.extend(first_of(&report.new, "new, not judged"));
+        lines.extend(first_of(&report.facts.not_run, "in the baseline, not run"));
+        lines
+    }
+}
+
+/// The runs of each judged case.
+fn runs(report: &GateReport) -> impl Iterator<Item = &RunEvidence> {
+    report.judged.iter().filter_map(Judgement::runs)
+}
+
+/// "baseline `main` of 1a2b3c4d, recorded 2026-11-21, 12 days and 34 commits ago".
+fn base(report: &BaselineFacts) -> String {
+    let of = if report.base_commits.is_empty() {
+        String::new()
+    } else {
+        format!(" of {}", report.base_commits.join(", "))
+    };
+    let age = report.staleness.as_ref().map(|age| {
+        let counted = |count: Option<i64>, unit: &str| {
+            count.map(
+                |count| if count == 1 { format!("1 {unit}") } else { format!("{count} {unit}s") },
+            )
+        };
+        let commits = age.commits.and_then(|commits| i64::try_from(commits).ok());
+        let ago: Vec<String> =
+            [counted(age.days, "day"), counted(commits, "commit")].into_iter().flatten().collect();
+        let ago =
+            if ago.is_empty() { String::new() } else { format!(", {} ago", ago.join(" and ")) };
+        format!(", recorded {}{ago}", age.recorded.get(..10).unwrap_or(&age.recorded))
+    });
+    format!("baseline `{}`{of}{}", report.baseline, age.unwrap_or_default())
+}
+
+/// What single runs were given for the difference between runs, and how to learn it.
+fn single_runs(report: &GateReport) -> Vec<String> {
+    let mut lines = Vec::new();
+    let given = |side: fn(&RunEvidence) -> SideRuns, from: SpreadSource| {
+        let singles = runs(report).filter_map(|runs| side(runs).single);
+        singles.filter(|single| single.from == from).map(|single| single.relative).reduce(f64::max)
+    };
+    let (base, head) = (|runs: &RunEvidence| runs.base, |runs: &RunEvidence| runs.head);
+    if given(base, SpreadSource::Assumed).is_some() {
+        lines.push(format!(
+            "the baseline has one process run of a case: how its runs differ is unknown, and a \
+             difference of more than {:.1}% that the allowance for that could explain is \
+             inconclusive: `kernelgate baseline save {} --runs 5` on the old code records enough, \
+             `kernelgate baseline add` adds the last run",
+            BaselineFacts::threshold_percent(report),
+            report.facts.baseline
+        ));
+    }
+    if let Some(most) = given(base, SpreadSource::EarlierRuns) {
+        lines.push(format!(
+            "one process run in the baseline: given up to ±{:.1}%, as the several runs differed \
+             that it replaced",
+            100.0 * most
+        ));
+    }
+    for (side, what) in
+        [(base as fn(&RunEvidence) -> SideRuns, "in the baseline"), (head, "judged")]
+    {
+        if let Some(most) = given(side, SpreadSource::Calibration) {
+            lines.push(format!(
+                "one process run {what}: given up to ±{:.1}%, as processes differed in the \
+                 calibration of this device",
+                100.0 * most
+            ));
+        }
+    }
+    if given(head, SpreadSource::Assumed).is_some() {
+        lines.push(format!(
+            "one process run is judged: ±{:.0}% is assumed for what differs between runs; after \
+             more of `cargo bench`, `kernelgate gate --last COUNT` tells it",
+            100.0 * report.facts.policy.single_run
+        ));
+    }
+    lines
+}

@@ -1,0 +1,65 @@
+//! A judgement as the cells of a table.
+
+use crate::gate::judgement::{Evidence, Judgement};
+use kernelgate::display::time;
+
+/// "1.254 ms", or "-" without a time.
+pub fn base(judged: &Judgement) -> String {
+    timed(judged, |judged| time(judged.base_ns))
+}
+
+/// The same of the head.
+pub fn head(judged: &Judgement) -> String {
+    timed(judged, |judged| time(judged.head_ns))
+}
+
+/// "+25.3%", or "-" without times.
+pub fn change(judged: &Judgement) -> String {
+    timed(judged, |judged| percent(judged.ratio.center))
+}
+
+/// "+24.9% … +25.8%", or "-" without times.
+pub fn interval(judged: &Judgement) -> String {
+    timed(judged, |judged| {
+        format!("{} … {}", percent(judged.ratio.low), percent(judged.ratio.high))
+    })
+}
+
+/// "1.3%", or "-" where nothing is detectable.
+pub fn detectable(judged: &Judgement) -> String {
+    judged.detectable.map_or_else(|| "-".to_owned(), |share| format!("{:.1}%", 100.0 * share))
+}
+
+/// p value of "not slower than the threshold"; absent where no test was made.
+pub fn p_slower(judged: &Judgement) -> Option<f64> {
+    judged.pairs().map(|pairs| &pairs.decision).filter(|it| it.pairs > 0).map(|it| it.p_slower)
+}
+
+/// "0.0012", "< 0.0001", or "-" without a test.
+pub fn p(judged: &Judgement) -> String {
+    match p_slower(judged) {
+        None => "-".to_owned(),
+        Some(p) if p < 1e-4 => "< 0.0001".to_owned(),
+        Some(p) => format!("{p:.4}"),
+    }
+}
+
+/// "12 + 16" pairs of both rounds, "5:3" runs of base and head.
+pub fn evidence(judged: &Judgement) -> String {
+    match &judged.evidence {
+        Evidence::Runs(runs) => format!("{}:{}", runs.base.runs, runs.head.runs),
+        Evidence::Pairs(pairs) => match &pairs.confirmation {
+            Some(second) => format!("{} + {}", pairs.decision.pairs, second.pairs),
+            None => pairs.decision.pairs.to_string(),
+        },
+    }
+}
+
+/// A relative change: "+25.3%"; "∞" where there is no bound.
+pub fn percent(ratio: f64) -> String {
+    if ratio.is_finite() { format!("{:+.1}%", 100.0 * (ratio - 1.0)) } else { "∞".to_owned() }
+}
+
+fn timed(judged: &Judgement, cell: impl Fn(&Judgement) -> String) -> String {
+    if judged.is_timed() { cell(judged) } else { "-".to_owned() }
+}
