@@ -1,4 +1,4 @@
-//! Compiling kernels without a GPU. Needs NVRTC (`ci/cuda-compiler` fetches it); skips with a
+//! Compiling kernels without a GPU. Needs NVRTC (`kernelgate doctor --fetch-nvrtc` fetches it); skips with a
 //! reason where it is missing.
 
 #![allow(clippy::unwrap_used)]

@@ -6,7 +6,6 @@
 
 #![cfg(unix)]
 
-use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -378,96 +377,4 @@ fn two_comparisons_do_not_meet() {
     scratch.compare("--base main").expect(2, &["another comparison runs"]);
     first.kill().unwrap();
     first.wait().unwrap();
-}
-
-/// `ci/perf-check` in the scratch repository.
-fn perf_check(scratch: &Scratch, flags: &str) -> Outcome {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ci/perf-check");
-    scratch.write("ci/perf-check", &std::fs::read_to_string(script).unwrap());
-    let compare = scratch.compare_with("");
-    let mut command = Command::new("bash");
-    command.arg("ci/perf-check").args(flags.split_whitespace()).current_dir(scratch.folder.path());
-    // The environment of a comparison, with this program in place of `cargo run`.
-    command.envs(compare.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    command
-        .env("KERNELGATE", env!("CARGO_BIN_EXE_kernelgate"))
-        .env("KERNELGATE_BACKEND", "cpu")
-        .env_remove("KERNELGATE_CUDA_LIBS");
-    command.output().unwrap().into()
-}
-
-#[test]
-fn the_check_of_a_pull_request_compares_or_gates_or_says_what_is_missing() {
-    let scratch = Scratch::new();
-    perf_check(&scratch, "--help").expect(0, &["--allow-inconclusive", "Exit code"]);
-    perf_check(&scratch, "--mode never")
-        .expect(2, &["--mode takes auto, compare or gate, not `never`"]);
-    perf_check(&scratch, "--base").expect(2, &["--base takes a value"]);
-    perf_check(&scratch, "--base nowhere --mode compare")
-        .expect(2, &["no revision `nowhere` here"]);
-    perf_check(&scratch, "--base nowhere").expect(
-        2,
-        &["No comparison: ", "No gate: ", "no baseline `main` for", "baseline save main"],
-    );
-    perf_check(&scratch, "--base main --dry-run --case-time 0.1s").expect(
-        0,
-        &["kernelgate compare --base", "--case-time 0.1s", "resources --arch sm_90a --check"],
-    );
-    // Sixteen times as slow, which no noise hides.
-    scratch.bench("ROUNDS: usize = 400", "ROUNDS: usize = 6400");
-    let outcome = perf_check(&scratch, "--base main --out told --budget 5m --case-time 0.1s");
-    outcome.expect(
-        1,
-        &[
-            "**1 regressed",
-            "- base: ",
-            "noise floor",
-            "Kernel resources",
-            "kernelgate compare --base",
-        ],
-    );
-    let told = scratch.folder.path().join("told");
-    let read = |name: &str| std::fs::read_to_string(told.join(name)).unwrap();
-    assert_eq!(read("comment.md"), outcome.stdout);
-    assert!(read("report.html").contains("<svg") && read("change.svg").starts_with("<svg"));
-    assert!(
-        read("junit.xml").contains("type=\"regressed\"")
-            && read("bmf.json").contains(CASE)
-            && read("result.json").contains(CASE)
-    );
-    // A base that does not build: only the committed baseline is left.
-    scratch.bench("fn main() -> ExitCode {", "fn main() -> ExitCode { mistake");
-    scratch.commit("broken");
-    scratch.bench("fn main()", "fn main()");
-    perf_check(&scratch, "--base main --out told")
-        .expect(2, &["does not build", "nothing was judged"]);
-    let mut save = Command::new(env!("CARGO_BIN_EXE_kernelgate"));
-    save.args(["baseline", "save", "main", "--runs", "2", "--", "--", "--quick", "--noplot"])
-        .current_dir(scratch.folder.path());
-    let compare = scratch.compare_with("");
-    save.envs(compare.get_envs().filter_map(|(name, value)| Some((name, value?))))
-        .env("KERNELGATE_BACKEND", "cpu");
-    assert!(save.output().unwrap().status.success());
-    let outcome = perf_check(&scratch, "--base main --out told --runs 2");
-    let words = [
-        "the committed baseline is the second best",
-        "- base: baseline `main` of",
-        "run 2 of 2",
-        "of 1 (threshold 5%)",
-    ];
-    outcome.expect(outcome.code.unwrap(), &words);
-    // What the gate says of two runs under load is its own affair.
-    assert!([0, 1, 3].contains(&outcome.code.unwrap()), "{}", outcome.all());
-    let outcome = perf_check(&scratch, "--mode gate --out told --runs 1 --allow-inconclusive");
-    outcome.expect(outcome.code.unwrap(), &["of 1 (threshold 5%)"]);
-    assert!([0, 1].contains(&outcome.code.unwrap()), "{}", outcome.all());
-    // A bench that dies beside one that is as fast as ever.
-    let manifest = std::fs::read_to_string(scratch.folder.path().join("Cargo.toml")).unwrap();
-    let dies = "\n[[bench]]\nname = \"dies\"\nharness = false\n";
-    scratch.write("Cargo.toml", &format!("{manifest}{dies}"));
-    scratch.write("benches/dies.rs", "fn main() { std::process::abort() }");
-    scratch.write("kernelgate.toml", "[[threshold]]\ncases = 'sum'\nrelative = 100");
-    let outcome = perf_check(&scratch, "--mode gate --out told --runs 1 --allow-inconclusive");
-    let died = "**`cargo bench` ended with 101 (run 1 of 1)**: a bench that died is not judged";
-    outcome.expect(2, &["of 1 (threshold", died]);
 }

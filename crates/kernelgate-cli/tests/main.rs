@@ -7,6 +7,7 @@ mod attach;
 mod baselines;
 mod bisect;
 mod calibrate;
+mod check;
 mod code;
 mod compare;
 mod criterion;

@@ -21,10 +21,34 @@ impl Exit {
     pub const INTERRUPTED: i32 = 130;
     /// Broken pipe: what shells report for SIGPIPE.
     pub const BROKEN_PIPE: i32 = 141;
+
+    /// The exit of two parts together. With broken input nothing was judged, so it comes first; a
+    /// refusal comes before a regression, which may be one of another definition.
+    pub fn worse(self, other: Self) -> Self {
+        let worst = [Self::Usage, Self::Refused, Self::Regression, Self::Inconclusive];
+        let either = |exit: &Self| *exit == self || *exit == other;
+        worst.into_iter().find(either).unwrap_or(Self::Fine)
+    }
 }
 
 impl From<Exit> for std::process::ExitCode {
     fn from(exit: Exit) -> Self {
         Self::from(exit as u8)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Exit;
+
+    #[test]
+    fn the_worse_exit_of_two_parts_counts() {
+        use Exit::{Fine, Inconclusive, Refused, Regression, Usage};
+        let ascending = [Fine, Inconclusive, Regression, Refused, Usage];
+        for (i, one) in ascending.into_iter().enumerate() {
+            for (j, two) in ascending.into_iter().enumerate() {
+                assert_eq!(one.worse(two), ascending[i.max(j)]);
+            }
+        }
     }
 }

@@ -67,7 +67,10 @@ impl Running {
     }
 
     /// The same, for a process that may take so many bytes of memory.
-    fn finish_within(&self, timeout: Duration, memory: u64) -> std::io::Result<Ended> {
+    ///
+    /// # Errors
+    /// As [`Self::finish`].
+    pub fn finish_within(&self, timeout: Duration, memory: u64) -> std::io::Result<Ended> {
         let started = Instant::now();
         let mut looked = started;
         loop {
@@ -97,6 +100,19 @@ impl Running {
             drop(held);
             std::thread::sleep(POLL_INTERVAL);
         }
+    }
+
+    /// Asks the process to end, as Ctrl-C does.
+    pub fn interrupt(&self) {
+        #[cfg(unix)]
+        if let Some(child) = self.lock().as_ref()
+            && let Some(process) =
+                i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw)
+        {
+            let _ = rustix::process::kill_process(process, rustix::process::Signal::INT);
+        }
+        #[cfg(not(unix))]
+        self.end();
     }
 
     /// Ends the process and waits for it; whether it still ran.

@@ -246,8 +246,7 @@ impl<'a> Asking<'a> {
     }
 
     fn write(&self) -> Result<(), CompareError> {
-        let failed = |error| CompareError::Usage(format!("failed to {error}"));
-        self.state.write(&self.path).map_err(failed)
+        Ok(self.state.write(&self.path)?)
     }
 
     fn found(&self, found: &Found) -> Result<FoundCommits, CompareError> {

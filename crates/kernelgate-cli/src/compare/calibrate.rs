@@ -132,12 +132,10 @@ fn measure(
         tell(&session.progress, &known);
         calibration.comparisons.push(known);
         done += 1;
-        file::write(&wanted.state, &calibration)
-            .map_err(|error| usage(&format!("failed to {error}")))?;
+        file::write(&wanted.state, &calibration)?;
     }
     calibration.recommended = Some(recommend(&calibration));
-    file::write(&wanted.state, &calibration)
-        .map_err(|error| usage(&format!("failed to {error}")))?;
+    file::write(&wanted.state, &calibration)?;
     Ok((calibration, open.len() - done))
 }
 
@@ -251,7 +249,7 @@ fn open(
             session.progress.say("--resume: nothing was interrupted here: starting anew");
             Ok(fresh)
         }
-        Err(error) => Err(usage(&format!("failed to {error}"))),
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -28,7 +28,7 @@ impl Checkout {
         let store = checkout.store();
         if store.exists() {
             std::fs::remove_dir_all(&store)
-                .map_err(|cause| CompareError::io("remove", &store, &cause))?;
+                .map_err(|cause| CompareError::io("remove", &store, cause))?;
         }
         checkout.make()?;
         Ok(checkout)
@@ -41,7 +41,7 @@ impl Checkout {
 
     fn make(&self) -> Result<(), CompareError> {
         let (folder, action) = (&self.folder, "make a checkout");
-        let io = |cause| CompareError::io("make a checkout in", folder, &cause);
+        let io = |cause| CompareError::io("make a checkout in", folder, cause);
         std::fs::create_dir_all(folder).map_err(io)?;
         // Also where there is one: what is half there would send git to the repository around it.
         let format = format!("--object-format={}", self.source.object_format);
@@ -75,7 +75,7 @@ impl Checkout {
                 run(git(folder).args(["ls-files", "--", &lock.to_string_lossy()]), &action)?;
             if tracked.is_empty() && source.top.join(&lock).is_file() {
                 let copied = std::fs::copy(source.top.join(&lock), folder.join(&lock));
-                copied.map_err(|cause| CompareError::io("write", &folder.join(&lock), &cause))?;
+                copied.map_err(|cause| CompareError::io("write", &folder.join(&lock), cause))?;
             }
         }
         Ok(notes)
@@ -129,7 +129,7 @@ impl Checkout {
         }
         let below = Self { folder: self.inside(&link.path)?, source };
         let (new, kept) = (self.store().join("submodules").join(&link.path), below.store());
-        let io = |cause| CompareError::io("write", &kept, &cause);
+        let io = |cause| CompareError::io("write", &kept, cause);
         if kept.exists() {
             std::fs::remove_dir_all(&kept).map_err(io)?;
         }
@@ -154,7 +154,7 @@ impl Checkout {
     fn remove(&self, path: &Path) -> Result<(), CompareError> {
         let gone = self.inside(path)?;
         match std::fs::remove_dir_all(&gone) {
-            Err(cause) if gone.exists() => Err(CompareError::io("remove", &gone, &cause)),
+            Err(cause) if gone.exists() => Err(CompareError::io("remove", &gone, cause)),
             _ => Ok(()),
         }
     }

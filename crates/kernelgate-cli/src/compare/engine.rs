@@ -19,7 +19,7 @@ use crate::gate::paired::{Arm, Outcome, TestPlan, Timing, decide_each};
 use crate::gate::rules::{FILE, Rules};
 use crate::gate::verdict::Verdict;
 use kernelgate::record::{
-    FileError, ProcessRun, TrialRecord, TrialRequest, TrialSampling, Trials, Verification, file,
+    ProcessRun, TrialRecord, TrialRequest, TrialSampling, Trials, Verification, file,
 };
 
 /// Blocks from which the scatter between pairs is known well enough to estimate the time left.
@@ -454,8 +454,7 @@ impl<'a> Engine<'a> {
             }
             let broke = trial.broke.clone();
             self.trials.trials.push(trial);
-            file::write(&self.session.folder.file(TRIALS), &self.trials)
-                .map_err(|error| failed_to(&error))?;
+            file::write(&self.session.folder.file(TRIALS), &self.trials)?;
             if let Some(reason) = broke {
                 let before = self.broken.iter().filter(|broken| broken.bench == bench.name).count();
                 self.broke(arm, &bench.name, reason, before + 1 >= MAX_BROKEN);
@@ -472,8 +471,4 @@ pub(super) const fn index(arm: Arm) -> usize {
         Arm::Base => 0,
         Arm::Head => 1,
     }
-}
-
-fn failed_to(error: &FileError) -> CompareError {
-    CompareError::Usage(format!("failed to {error}"))
 }

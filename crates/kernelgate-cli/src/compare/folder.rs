@@ -32,10 +32,10 @@ impl Folder {
     /// # Errors
     /// When another comparison runs in it, or it cannot be written.
     pub fn open(root: &Path) -> Result<Self, CompareError> {
-        std::fs::create_dir_all(root).map_err(|cause| CompareError::io("make", root, &cause))?;
-        let root = root.canonicalize().map_err(|cause| CompareError::io("open", root, &cause))?;
+        std::fs::create_dir_all(root).map_err(|cause| CompareError::io("make", root, cause))?;
+        let root = root.canonicalize().map_err(|cause| CompareError::io("open", root, cause))?;
         let path = root.join("lock");
-        let lock = lock::open(&path).map_err(|cause| CompareError::io("open", &path, &cause))?;
+        let lock = lock::open(&path).map_err(|cause| CompareError::io("open", &path, cause))?;
         let mut tried = lock.try_lock();
         for _ in 0..LOCK_TRIES {
             if !matches!(tried, Err(TryLockError::WouldBlock)) {
@@ -52,17 +52,17 @@ impl Folder {
                     root.display()
                 )));
             }
-            Err(TryLockError::Error(cause)) => return Err(CompareError::io("lock", &path, &cause)),
+            Err(TryLockError::Error(cause)) => return Err(CompareError::io("lock", &path, cause)),
         }
         let folder = Self { root, _lock: lock };
         folder.empty_slot()?;
         for arm in [Arm::Base, Arm::Head] {
             let side = folder.side(arm);
             std::fs::create_dir_all(&side)
-                .map_err(|cause| CompareError::io("make", &side, &cause))?;
+                .map_err(|cause| CompareError::io("make", &side, cause))?;
             let label = side.join("side");
             std::fs::write(&label, arm.name())
-                .map_err(|cause| CompareError::io("write", &label, &cause))?;
+                .map_err(|cause| CompareError::io("write", &label, cause))?;
         }
         Ok(folder)
     }
@@ -93,9 +93,9 @@ impl Folder {
     ) -> Result<T, CompareError> {
         self.empty_slot()?;
         let (side, slot) = (self.side(arm), self.slot());
-        std::fs::rename(&side, &slot).map_err(|cause| CompareError::io("move", &side, &cause))?;
+        std::fs::rename(&side, &slot).map_err(|cause| CompareError::io("move", &side, cause))?;
         let outcome = run(&slot);
-        std::fs::rename(&slot, &side).map_err(|cause| CompareError::io("move", &slot, &cause))?;
+        std::fs::rename(&slot, &side).map_err(|cause| CompareError::io("move", &slot, cause))?;
         outcome
     }
 
@@ -110,7 +110,7 @@ impl Folder {
             let _ = std::fs::remove_file(&fresh);
             let linked = std::os::unix::fs::symlink(arm.name(), &fresh)
                 .and_then(|()| std::fs::rename(&fresh, self.slot()));
-            linked.map_err(|cause| CompareError::io("link", &self.slot(), &cause))?;
+            linked.map_err(|cause| CompareError::io("link", &self.slot(), cause))?;
             Ok(self.slot())
         }
         #[cfg(not(unix))]
@@ -135,7 +135,7 @@ impl Folder {
         } else {
             std::fs::remove_file(&slot)
         };
-        emptied.map_err(|cause| CompareError::io("empty", &slot, &cause))
+        emptied.map_err(|cause| CompareError::io("empty", &slot, cause))
     }
 }
 
@@ -153,7 +153,7 @@ mod tests {
         );
         let mark = |slot: &Path| {
             std::fs::write(slot.join("mark"), "b")
-                .map_err(|cause| CompareError::io("write", slot, &cause))
+                .map_err(|cause| CompareError::io("write", slot, cause))
         };
         folder.in_slot(Arm::Base, mark).unwrap();
         assert!(folder.side(Arm::Base).join("mark").exists());

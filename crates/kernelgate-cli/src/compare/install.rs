@@ -82,7 +82,7 @@ pub fn install(
     how: Installing<'_>,
 ) -> Result<InstalledBenches, CompareError> {
     let bin = side.join("bin");
-    let io = |path: &Path, cause: std::io::Error| CompareError::io("write", path, &cause);
+    let io = |path: &Path, cause: std::io::Error| CompareError::io("write", path, cause);
     std::fs::create_dir_all(&bin).map_err(|cause| io(&bin, cause))?;
     let mut executables =
         InstalledBenches { names: found.keys().cloned().collect(), ..InstalledBenches::default() };
@@ -118,17 +118,12 @@ pub fn install(
         std::fs::copy(path, &at).map_err(|cause| io(&at, cause))?;
         // The stamp first: a write between both is then seen.
         let stamp = Stamp::of_file(&at);
-        let hash = hash_of(&at)?;
+        let hash = content_hash(&at)?;
         executables
             .driven
             .insert(bench.clone(), InstalledBench { bench: bench.clone(), hash, stamp, driver });
     }
     Ok(executables)
-}
-
-/// Content hash of an executable.
-fn hash_of(path: &Path) -> Result<String, CompareError> {
-    content_hash(path).map_err(|error| CompareError::Usage(format!("failed to {error}")))
 }
 
 /// Size and times of a file: a write to it changes at least one of them.
@@ -181,7 +176,7 @@ impl InstalledBench {
         let path = side.join("bin").join(&self.bench);
         let found = match path.try_exists() {
             Ok(false) => "missing".to_owned(),
-            _ => hash_of(&path)?,
+            _ => content_hash(&path)?,
         };
         if found == self.hash {
             return Ok(());
@@ -246,7 +241,7 @@ mod tests {
         std::fs::create_dir(side.path().join("bin")).unwrap();
         let path = side.path().join("bin/b");
         std::fs::write(&path, "one").unwrap();
-        let (hash, stamp) = (hash_of(&path).unwrap(), Stamp::of_file(&path));
+        let (hash, stamp) = (content_hash(&path).unwrap(), Stamp::of_file(&path));
         let driver = Driver::Criterion;
         let bench = InstalledBench { bench: "b".to_owned(), hash, stamp, driver };
         assert!(bench.check_untouched(side.path()).is_ok());

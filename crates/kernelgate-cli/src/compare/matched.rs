@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::gate::paired::Arm;
-use crate::gate::reason::Reason;
+use crate::gate::reason::{Failure, Reason};
 use crate::gate::verdicts::Refusal;
 use kernelgate::record::ProcessRun;
 
@@ -43,8 +43,8 @@ impl Matched {
         for (id, error) in base_failed.iter().filter(|(id, _)| !head_failed.contains_key(*id)) {
             match skipped(id) {
                 Some(why) => {
-                    let failed = Reason::Failed { side: Arm::Base, error: error.clone() };
-                    let skipped = Reason::Skipped { side: Arm::Head, why };
+                    let failed = Reason::Failed(Failure::new(Arm::Base, error.as_str()));
+                    let skipped = Reason::Skipped(Failure::new(Arm::Head, why));
                     self.unmeasured.insert(id.clone(), vec![failed, skipped]);
                 }
                 None => drop(self.failed_in_base.insert(id.clone(), error.clone())),
@@ -59,7 +59,7 @@ impl Matched {
                 .and_then(|run| run.skipped.get(id));
             match skip {
                 Some(why) => {
-                    let skipped = Reason::Skipped { side: Arm::Base, why: why.clone() };
+                    let skipped = Reason::Skipped(Failure::new(Arm::Base, why.as_str()));
                     self.unmeasured.insert(id.clone(), vec![skipped]);
                 }
                 None => self.new.push(id.clone()),
@@ -121,7 +121,7 @@ impl Matched {
     pub fn keep_skipped(&mut self, base: Option<&ProcessRun>, head: Option<&ProcessRun>) {
         let (Some(base), Some(head)) = (base, head) else { return };
         let both = head.skipped.iter().filter(|(id, _)| base.skipped.contains_key(*id));
-        let reason = |why: &String| vec![Reason::SkippedOnBoth { why: why.clone() }];
+        let reason = |why: &String| vec![Reason::Skipped(Failure::new(Arm::Head, why.as_str()))];
         self.unmeasured.extend(both.map(|(id, why)| (id.clone(), reason(why))));
     }
 
@@ -220,7 +220,7 @@ mod tests {
         matched.add(Some(&base), Some(&head));
         assert_eq!(matched.unmeasured, BTreeMap::new());
         matched.keep_skipped(Some(&base), Some(&head));
-        let why = vec![Reason::SkippedOnBoth { why: "why".to_owned() }];
+        let why = vec![Reason::Skipped(Failure::new(Arm::Head, "why"))];
         assert_eq!(matched.unmeasured, [("twice".to_owned(), why)].into());
         matched.keep_skipped(None, Some(&head));
         assert_eq!(matched.unmeasured.len(), 1);
@@ -262,11 +262,11 @@ mod tests {
         let base = run(&[], &["worse"], &["large", "nowhere"]);
         matched.add(Some(&base), Some(&run(&["large"], &[], &["worse", "nowhere"])));
         let why = || "why".to_owned();
-        let skipped = |side| Reason::Skipped { side, why: why() };
-        let failed = Reason::Failed { side: Arm::Base, error: why() };
+        let skipped = |side| Reason::Skipped(Failure::new(side, why()));
+        let failed = Reason::Failed(Failure::new(Arm::Base, why()));
         assert_eq!(matched.unmeasured["large"], [skipped(Arm::Base)]);
         assert_eq!(matched.unmeasured["worse"], [failed, skipped(Arm::Head)]);
-        let broke = Reason::BenchBroke { side: Arm::Base, error: why() };
+        let broke = Reason::BenchBroke(Failure::new(Arm::Base, why()));
         matched.abandon(None, Some(&run(&["left"], &["wrong"], &[])), &broke);
         assert_eq!(matched.unmeasured["left"], [broke]);
         assert_eq!(matched.unmeasured.len(), 3);

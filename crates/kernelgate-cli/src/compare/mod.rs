@@ -46,7 +46,7 @@ use std::time::Duration;
 
 pub use engine::run;
 use kernelgate::exit::Exit;
-use kernelgate::record::TrialSampling;
+use kernelgate::record::{FileError, TrialSampling};
 pub use plan::{PlanBasis, PlanRequest};
 pub use session::Tools;
 
@@ -141,6 +141,19 @@ pub enum CompareError {
     /// What was asked for cannot be done.
     #[error("{0}")]
     Usage(String),
+    /// A record cannot be read or written.
+    #[error("failed to {0}")]
+    File(FileError),
+    /// A file or folder of the comparison cannot be used.
+    #[error("failed to {action} {}: {cause}", path.display())]
+    Io {
+        /// What failed: "write".
+        action: String,
+        /// The file or folder.
+        path: PathBuf,
+        /// Why.
+        cause: std::io::Error,
+    },
     /// A revision has no executables: it does not build, or is no package.
     #[error("{0}")]
     Unbuildable(String),
@@ -172,19 +185,23 @@ pub enum CompareError {
     },
 }
 
+impl From<FileError> for CompareError {
+    fn from(error: FileError) -> Self {
+        Self::File(error)
+    }
+}
+
 impl CompareError {
     /// Exit code of a comparison that ended with this error.
     pub const fn exit(&self) -> Exit {
         match self {
             Self::Refused { .. } | Self::Changed { .. } => Exit::Refused,
-            Self::Usage(_) | Self::Unbuildable(_) => Exit::Usage,
+            Self::Usage(_) | Self::File(_) | Self::Io { .. } | Self::Unbuildable(_) => Exit::Usage,
         }
     }
-}
 
-impl CompareError {
-    fn io(action: &str, path: &Path, cause: &std::io::Error) -> Self {
-        Self::Usage(format!("failed to {action} {}: {cause}", path.display()))
+    fn io(action: &str, path: &Path, cause: std::io::Error) -> Self {
+        Self::Io { action: action.to_owned(), path: path.to_owned(), cause }
     }
 }
 

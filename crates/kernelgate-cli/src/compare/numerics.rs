@@ -60,11 +60,8 @@ impl Engine<'_> {
         let mut seeds = BTreeMap::new();
         let ours = |bench: &&Bench| matches!(bench.driver, Driver::Protocol(_));
         for bench in prepared.benches.iter().filter(ours) {
-            let read = |path| {
-                file::read::<ProcessRun>(path)
-                    .map_err(|error| CompareError::Usage(format!("failed to {error}")))
-            };
-            let [base, head] = [read(&bench.verified[0])?, read(&bench.verified[1])?];
+            let base = file::read::<ProcessRun>(&bench.verified[0])?;
+            let head = file::read::<ProcessRun>(&bench.verified[1])?;
             seeds.insert(bench.name.clone(), base.seed);
             for id in &bench.cases {
                 let (Some(before), Some(now)) = (base.cases.get(id), head.cases.get(id)) else {

@@ -69,7 +69,7 @@ impl PlanRequest {
             Err(error) if error.is_not_found() => {
                 Ok(self.over(TestPlan::default(), LimitSource::Default))
             }
-            Err(error) => Err(CompareError::Usage(format!("failed to {error}"))),
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -129,10 +129,9 @@ impl PlanRequest {
     /// When one cannot.
     pub fn check(&self) -> Result<(), CompareError> {
         let PlanBasis::Calibration(store) = &self.basis else { return Ok(()) };
-        store.calibrations().iter().try_for_each(|path| {
-            let read = file::read::<Calibration>(path).map(drop);
-            read.map_err(|error| CompareError::Usage(format!("failed to {error}")))
-        })
+        let calibrations = store.calibrations();
+        calibrations.iter().try_for_each(|path| file::read::<Calibration>(path).map(drop))?;
+        Ok(())
     }
 
     /// What identifies it before the device is known.
@@ -153,9 +152,7 @@ impl PlanRequest {
             self.max_blocks
         );
         for path in store.calibrations() {
-            let hash = file::content_hash(&path)
-                .map_err(|error| CompareError::Usage(format!("failed to {error}")))?;
-            let _ = write!(text, " {hash}");
+            let _ = write!(text, " {}", file::content_hash(&path)?);
         }
         Ok(text)
     }

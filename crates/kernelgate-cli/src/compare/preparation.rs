@@ -13,7 +13,7 @@ use super::session::{Bench, Prepared};
 use super::{CompareError, ComparisonRequest, rounds};
 use crate::gate::comparison::CriterionBench;
 use crate::gate::paired::Arm;
-use crate::gate::reason::Reason;
+use crate::gate::reason::{Failure, Reason};
 use kernelgate::measure::power::PowerState;
 use kernelgate::record::{ProcessRun, TrialRequest, TrialSampling, Verification, file};
 
@@ -73,7 +73,7 @@ impl Engine<'_> {
                 }
                 Err(Unverified::Undrivable(why)) => {
                     self.progress.say(&format!("left alone: {name} of the {arm}: {why}"));
-                    undrivable = Some(Reason::Undrivable { side: arm, why: why.clone() });
+                    undrivable = Some(Reason::Undrivable(Failure::new(arm, why.as_str())));
                     self.undrivable.insert(name.clone(), why);
                     None
                 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::gate::paired::{Arm, Block, Observed, Outcome, TestPlan};
-use crate::gate::reason::Reason;
+use crate::gate::reason::{Failure, Reason};
 use kernelgate::record::criterion_store::IMPLEMENTATION;
 use kernelgate::record::{CaseRecord, ProcessRun, Timing, TrialRecord};
 use kernelgate::stats::{median, weighted_median};
@@ -134,12 +134,12 @@ pub fn stopped(trials: &[TrialRecord]) -> BTreeMap<String, Reason> {
     for trial in trials {
         let side = if trial.head { Arm::Head } else { Arm::Base };
         for (id, why) in &trial.skipped {
-            let why = why.clone();
-            stopped.entry(id.clone()).or_insert(Reason::Skipped { side, why });
+            let skipped = || Reason::Skipped(Failure::new(side, why.as_str()));
+            stopped.entry(id.clone()).or_insert_with(skipped);
         }
         for (id, error) in trial.failed.iter().filter(|_| side == Arm::Base) {
-            let error = error.clone();
-            stopped.entry(id.clone()).or_insert(Reason::Failed { side, error });
+            let failed = || Reason::Failed(Failure::new(side, error.as_str()));
+            stopped.entry(id.clone()).or_insert_with(failed);
         }
     }
     stopped
@@ -228,10 +228,10 @@ pub(super) mod tests {
         };
         let trials = [base, head];
         let (stopped, failed) = (stopped(&trials), failures(&trials));
-        let skipped = |side| Reason::Skipped { side, why: "why".to_owned() };
+        let skipped = |side| Reason::Skipped(Failure::new(side, "why"));
         assert_eq!(stopped["short"], skipped(Arm::Base), "the first reason");
         assert_eq!(stopped["late"], skipped(Arm::Head));
-        let failed_in_base = Reason::Failed { side: Arm::Base, error: "why".to_owned() };
+        let failed_in_base = Reason::Failed(Failure::new(Arm::Base, "why"));
         assert_eq!(stopped["wrong"], failed_in_base);
         assert_eq!(stopped.keys().collect::<Vec<_>>(), ["gone", "late", "short", "wrong"]);
         assert_eq!(failed.keys().collect::<Vec<_>>(), ["broken"]);

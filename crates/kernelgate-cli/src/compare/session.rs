@@ -226,7 +226,7 @@ impl Session {
         };
         let work = folder.file("work");
         leftovers::clean_folder(&work, &["outputs"])
-            .map_err(|cause| CompareError::io("empty", &work, &cause))?;
+            .map_err(|cause| CompareError::io("empty", &work, cause))?;
         // What is built elsewhere, or by a profile with another name, is taken to be optimised.
         let optimised = !["dev", "test"].contains(&request.profile.as_str());
         let environment = Environment { optimised, ..Environment::cpu() };
@@ -362,15 +362,14 @@ pub fn open_trials(
             progress.say("--resume: no comparison was interrupted here: starting anew");
             fresh
         }
-        Err(error) => return Err(CompareError::Usage(format!("failed to {error}"))),
+        Err(error) => return Err(error.into()),
     };
     rounds::drop_unfinished(&mut trials.trials);
     trials.trials.retain(|trial| trial.broke.is_none());
     if !trials.trials.is_empty() {
         progress.say(&format!("resuming with {} processes", trials.trials.len()));
     }
-    file::write(&path, &trials)
-        .map_err(|error| CompareError::Usage(format!("failed to {error}")))?;
+    file::write(&path, &trials)?;
     Ok(trials)
 }
 

@@ -152,7 +152,7 @@ pub fn prepare_twins(
                 Path::new("..").join(Arm::Base.name()).join(SOURCES),
                 &sources,
             );
-            linked.map_err(|cause| CompareError::io("link", &sources, &cause))?;
+            linked.map_err(|cause| CompareError::io("link", &sources, cause))?;
         }
     }
     let head = Side {
@@ -182,7 +182,7 @@ fn from_folder(
     (running, built): (&Running, bool),
 ) -> Result<Side, CompareError> {
     let label = path.display().to_string();
-    let found = prebuilt(path).map_err(|cause| CompareError::io("read", path, &cause))?;
+    let found = prebuilt(path).map_err(|cause| CompareError::io("read", path, cause))?;
     let executables =
         install(&folder.side(arm), &found, &label, installing(request, built, running))?;
     if executables.driven.is_empty() && executables.foreign.is_empty() {

@@ -54,7 +54,7 @@ impl Surroundings {
             };
             let own = above(&self.top, count - 1).unwrap_or_default();
             let linked = link_folder(&files, &links, &own, side);
-            linked.map_err(|cause| CompareError::io("link files in", &links, &cause))?;
+            linked.map_err(|cause| CompareError::io("link files in", &links, cause))?;
         }
         Ok(())
     }

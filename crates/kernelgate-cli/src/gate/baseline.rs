@@ -10,7 +10,7 @@ use super::judgement::{Evidence, Judgement, RunEvidence, SideRuns};
 use super::limits::Limits;
 use super::numerics::{self, NumericsReport};
 use super::paired::Arm;
-use super::reason::Reason;
+use super::reason::{Reason, Side};
 use super::rules::Rules;
 use super::single_run::CalibratedSpreads;
 use super::verdict::Verdict;
@@ -104,8 +104,8 @@ pub struct BaselineFacts {
 }
 
 impl Facts for BaselineFacts {
-    fn is_incomplete(&self) -> bool {
-        !self.interrupted.is_empty() || !self.missing_shards.is_empty()
+    fn is_incomplete(GateReport { facts, .. }: &GateReport) -> bool {
+        !facts.interrupted.is_empty() || !facts.missing_shards.is_empty()
     }
 }
 
@@ -391,7 +391,7 @@ fn too_long(verdict: Verdict, base: &[&CaseRun], head: &[&CaseRun]) -> Option<Re
         Verdict::Inconclusive => return None,
     };
     if suspect.iter().any(|run| run.throttled > 0) {
-        return Some(Reason::Throttled { side });
+        return Some(Reason::Throttled(Side { side }));
     }
     // At the power cap a lower clock is the kernel's own doing: it draws more power.
     let at_cap = suspect.iter().any(|run| run.power.is_some_and(|it| it.at_cap));
@@ -406,7 +406,7 @@ fn too_long(verdict: Verdict, base: &[&CaseRun], head: &[&CaseRun]) -> Option<Re
         return Some(Reason::Clock { ratio });
     }
     let host_bound = |side: &[&CaseRun]| side.iter().any(|run| run.host_bound);
-    (host_bound(suspect) && !host_bound(other)).then_some(Reason::HostBound { side })
+    (host_bound(suspect) && !host_bound(other)).then_some(Reason::HostBound(Side { side }))
 }
 
 /// The verdict by the interval alone, or why it allows none.
@@ -429,9 +429,7 @@ fn by_times(
         Some(single) if matters && single.from == SpreadSource::Assumed => {
             Err(Reason::SingleRun { assumed: single.relative })
         }
-        _ if ratio.high - ratio.low > widest => {
-            Err(Reason::Wide { low: ratio.low, high: ratio.high })
-        }
+        _ if ratio.high - ratio.low > widest => Err(Reason::Wide(*ratio)),
         _ if matters => {
             let detectable = (1.0 + threshold) * ratio.center / ratio.low - 1.0;
             Err(Reason::Undetectable { detectable })

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::code::{CodeComparison, KernelsCompared};
 use super::explanation::Explanation;
 use super::paired::{Arm, TestPlan};
-use super::reason::Reason;
+use super::reason::{Failure, Reason};
 use super::verdicts::{Facts, Verdicts};
 
 /// The outcome of `compare`.
@@ -67,12 +67,12 @@ impl BuildFacts {
 
 impl Facts for BuildFacts {
     /// A bench that breaks in both builds is not the head's doing.
-    fn head_broke(&self) -> bool {
-        !self.abandoned(Arm::Head).is_subset(&self.abandoned(Arm::Base))
+    fn is_regression(Comparison { facts, .. }: &Comparison) -> bool {
+        !facts.abandoned(Arm::Head).is_subset(&facts.abandoned(Arm::Base))
     }
 
-    fn is_incomplete(&self) -> bool {
-        !self.abandoned(Arm::Base).is_empty()
+    fn is_incomplete(Comparison { facts, .. }: &Comparison) -> bool {
+        !facts.abandoned(Arm::Base).is_empty()
     }
 
     fn untimed(&self) -> usize {
@@ -97,7 +97,7 @@ pub struct Broken {
 impl Broken {
     /// What it means for a case of the bench.
     pub fn case_error(&self) -> Reason {
-        Reason::BenchBroke { side: self.side, error: self.reason.clone() }
+        Reason::BenchBroke(Failure::new(self.side, self.reason.as_str()))
     }
 }
 

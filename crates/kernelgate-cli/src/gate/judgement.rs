@@ -187,6 +187,7 @@ impl Judgement {
 pub(crate) mod tests {
     use super::*;
     use crate::gate::paired::{Arm, tests::decision};
+    use crate::gate::reason::Failure;
     use kernelgate::record::Verification;
 
     const LIMITS: Limits = Limits::default_of(0.01);
@@ -224,7 +225,7 @@ pub(crate) mod tests {
     #[test]
     fn a_case_error_makes_a_case_inconclusive_with_its_reason() {
         use Verdict::{Improved, Inconclusive, Regressed, Unchanged};
-        let why = || vec![Reason::Skipped { side: Arm::Head, why: "no memory".to_owned() }];
+        let why = || vec![Reason::Skipped(Failure::new(Arm::Head, "no memory"))];
         for first in [Unchanged, Improved, Inconclusive] {
             let judged = Judgement::from_rounds(decision("x", first), None, why(), &LIMITS);
             assert_eq!((judged.verdict, judged.reasons), (Inconclusive, why()));

@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
+use super::interval::Ratio;
 use super::paired::{Arm, Decision, Doubt};
 use super::verification::VerificationLoss;
 
@@ -17,22 +18,14 @@ pub enum Reason {
         assumed: f64,
     },
     /// The interval allows what matters and what does not.
-    Wide {
-        /// Its lower end, head over base.
-        low: f64,
-        /// Its upper end.
-        high: f64,
-    },
+    Wide(Ratio),
     /// The estimate is beyond the threshold, and smaller than the runs can detect.
     Undetectable {
         /// Smallest slow-down that they can detect, relative.
         detectable: f64,
     },
-    /// The GPU was throttled on the side whose times decide.
-    Throttled {
-        /// That side.
-        side: Arm,
-    },
+    /// The GPU was throttled.
+    Throttled(Side),
     /// The SM clock differs between the sides.
     Clock {
         /// SM clock of the head over that of the base.
@@ -43,11 +36,8 @@ pub enum Reason {
         /// Relative width of the range.
         width: f64,
     },
-    /// The host's launch time is in the times of that side only.
-    HostBound {
-        /// That side.
-        side: Arm,
-    },
+    /// The host's launch time is in the times of one side only.
+    HostBound(Side),
     /// The outputs were verified less than before.
     LessVerified(VerificationLoss),
     /// Too few pairs for any verdict at the promised error rate.
@@ -63,49 +53,19 @@ pub enum Reason {
         head: Option<f64>,
     },
     /// Processes of one build differ in this case as the two builds would have to.
-    Null {
-        /// Lower end of the interval of the null pairs.
-        low: f64,
-        /// Its upper end.
-        high: f64,
-    },
+    Null(Ratio),
     /// Processes of one build differ in too many cases.
     Environment,
     /// The second round does not confirm a slow-down.
     NotConfirmed,
     /// A process skipped the case.
-    Skipped {
-        /// Of that build.
-        side: Arm,
-        /// Why.
-        why: String,
-    },
-    /// Both builds skip the case.
-    SkippedOnBoth {
-        /// Why the head does.
-        why: String,
-    },
-    /// The case failed in a build.
-    Failed {
-        /// That build.
-        side: Arm,
-        /// How.
-        error: String,
-    },
+    Skipped(Failure),
+    /// The case failed in a process.
+    Failed(Failure),
     /// The bench of the case broke.
-    BenchBroke {
-        /// In that build.
-        side: Arm,
-        /// How.
-        error: String,
-    },
+    BenchBroke(Failure),
     /// The bench of the case cannot be driven.
-    Undrivable {
-        /// In that build.
-        side: Arm,
-        /// Why.
-        why: String,
-    },
+    Undrivable(Failure),
     /// Another bench has a case of the same id, which is compared.
     OtherBench {
         /// That bench.
@@ -122,64 +82,110 @@ pub enum Reason {
     },
 }
 
+/// The side whose times decide.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Side {
+    /// That side.
+    pub side: Arm,
+}
+
+/// How a build kept a case from being measured.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Failure {
+    /// The build.
+    pub side: Arm,
+    /// How.
+    pub why: String,
+}
+
+impl Failure {
+    /// Of that build.
+    pub fn new(side: Arm, why: impl Into<String>) -> Self {
+        Self { side, why: why.into() }
+    }
+}
+
 impl Reason {
     /// Why a decision is inconclusive.
     pub fn from_decision(decision: &Decision) -> Option<Self> {
-        let Decision { ratio, null, .. } = decision;
+        let ratio = decision.ratio;
         Some(match decision.reason? {
             Doubt::TooFewPairs => Self::TooFewPairs { pairs: decision.pairs },
-            Doubt::Wide => Self::Wide { low: ratio.low, high: ratio.high },
+            Doubt::Wide => Self::Wide(ratio),
             Doubt::Clock => {
-                let cycles = decision.cycles.map_or(ratio.center, |cycles| cycles.center);
-                Self::Clock { ratio: cycles / ratio.center }
+                let cycles = decision.cycles.unwrap_or(ratio);
+                Self::Clock { ratio: cycles.center / ratio.center }
             }
             Doubt::Contention => {
                 Self::Contention { base: decision.base_contention, head: decision.head_contention }
             }
-            Doubt::Null => Self::Null { low: null.low, high: null.high },
+            Doubt::Null => Self::Null(decision.null),
             Doubt::Environment => Self::Environment,
         })
     }
 
     /// Whether it kept the case from being measured, or measured to the end.
     pub const fn is_case_error(&self) -> bool {
+        use Reason::{BenchBroke, Failed, LessVerified, NoBlock, OtherBench, Skipped, Undrivable};
         matches!(
             self,
-            Self::LessVerified(_)
-                | Self::Skipped { .. }
-                | Self::SkippedOnBoth { .. }
-                | Self::Failed { .. }
-                | Self::BenchBroke { .. }
-                | Self::Undrivable { .. }
-                | Self::OtherBench { .. }
-                | Self::NoBlock { .. }
+            LessVerified(_)
+                | Skipped(_)
+                | Failed(_)
+                | BenchBroke(_)
+                | Undrivable(_)
+                | OtherBench { .. }
+                | NoBlock { .. }
         )
     }
 
+    /// The `kind` in JSON, and the words.
+    fn parts(&self) -> (&'static str, String) {
+        let failed =
+            |what: &str, Failure { side, why }: &Failure| format!("{what} the {side}: {why}");
+        let (kind, words) = match self {
+            Self::LessVerified(loss) => return ("less_verified", loss.words()),
+            Self::Skipped(it) => return ("skipped", failed("skipped in", it)),
+            Self::Failed(it) => return ("failed", failed("failed in", it)),
+            Self::BenchBroke(it) => return ("bench_broke", failed("its bench broke in", it)),
+            Self::Undrivable(it) => {
+                return ("undrivable", failed("its bench cannot be driven in", it));
+            }
+            Self::OtherBench { owner, bench } => {
+                let ask = format!("--bench {bench} asks for this one");
+                return ("other_bench", format!("bench {owner} has a case of this id too: {ask}"));
+            }
+            Self::NoBlock { budget_s, max_blocks } => {
+                let limits = format!("{budget_s:.0} s and {max_blocks} blocks");
+                return ("no_block", format!("no block of it ended within {limits}"));
+            }
+            Self::SingleRun { .. } => ("single_run", "the baseline has one run only"),
+            Self::Wide(_) => ("wide", "interval too wide"),
+            Self::Undetectable { .. } => {
+                ("undetectable", "beyond the threshold, less than these runs can detect")
+            }
+            Self::Throttled(_) => ("throttled", "the GPU was throttled"),
+            Self::Clock { .. } => ("clock", "the SM clock differs between the sides"),
+            Self::Unsettled { .. } => ("unsettled", "the power state did not settle"),
+            Self::HostBound(_) => {
+                ("host_bound", "the host's launches are in the times of one side")
+            }
+            Self::TooFewPairs { .. } => ("too_few_pairs", "too few pairs"),
+            Self::Contention { .. } => {
+                ("contention", "co-running processes took more during one build")
+            }
+            Self::Null(_) => ("null", "the same build differs from itself"),
+            Self::Environment => {
+                ("environment", "the same build differs from itself, whatever the case")
+            }
+            Self::NotConfirmed => ("not_confirmed", "not confirmed by a second round"),
+        };
+        (kind, words.to_owned())
+    }
+
     /// The `kind` that JSON and JUnit XML have.
-    pub const fn name(&self) -> &'static str {
-        match self {
-            Self::SingleRun { .. } => "single_run",
-            Self::Wide { .. } => "wide",
-            Self::Undetectable { .. } => "undetectable",
-            Self::Throttled { .. } => "throttled",
-            Self::Clock { .. } => "clock",
-            Self::Unsettled { .. } => "unsettled",
-            Self::HostBound { .. } => "host_bound",
-            Self::LessVerified(_) => "less_verified",
-            Self::TooFewPairs { .. } => "too_few_pairs",
-            Self::Contention { .. } => "contention",
-            Self::Null { .. } => "null",
-            Self::Environment => "environment",
-            Self::NotConfirmed => "not_confirmed",
-            Self::Skipped { .. } => "skipped",
-            Self::SkippedOnBoth { .. } => "skipped_on_both",
-            Self::Failed { .. } => "failed",
-            Self::BenchBroke { .. } => "bench_broke",
-            Self::Undrivable { .. } => "undrivable",
-            Self::OtherBench { .. } => "other_bench",
-            Self::NoBlock { .. } => "no_block",
-        }
+    pub fn name(&self) -> &'static str {
+        self.parts().0
     }
 }
 
@@ -190,42 +196,6 @@ pub fn joined<'a>(reasons: impl IntoIterator<Item = &'a Reason>) -> String {
 
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::SingleRun { .. } => f.write_str("the baseline has one run only"),
-            Self::Wide { .. } => f.write_str("interval too wide"),
-            Self::Undetectable { .. } => {
-                f.write_str("beyond the threshold, less than these runs can detect")
-            }
-            Self::Throttled { .. } => f.write_str("the GPU was throttled"),
-            Self::Clock { .. } => f.write_str("the SM clock differs between the sides"),
-            Self::Unsettled { .. } => f.write_str("the power state did not settle"),
-            Self::HostBound { .. } => {
-                f.write_str("the host's launches are in the times of one side")
-            }
-            Self::LessVerified(loss) => f.write_str(&loss.words()),
-            Self::TooFewPairs { .. } => f.write_str("too few pairs"),
-            Self::Contention { .. } => {
-                f.write_str("co-running processes took more during one build")
-            }
-            Self::Null { .. } => f.write_str("the same build differs from itself"),
-            Self::Environment => {
-                f.write_str("the same build differs from itself, whatever the case")
-            }
-            Self::NotConfirmed => f.write_str("not confirmed by a second round"),
-            Self::Skipped { side, why } => write!(f, "skipped in the {side}: {why}"),
-            Self::SkippedOnBoth { why } => f.write_str(why),
-            Self::Failed { side, error } => write!(f, "failed in the {side}: {error}"),
-            Self::BenchBroke { side, error } => write!(f, "its bench broke in the {side}: {error}"),
-            Self::Undrivable { side, why } => {
-                write!(f, "its bench cannot be driven in the {side}: {why}")
-            }
-            Self::OtherBench { owner, bench } => write!(
-                f,
-                "bench {owner} has a case of this id too: --bench {bench} asks for this one"
-            ),
-            Self::NoBlock { budget_s, max_blocks } => {
-                write!(f, "no block of it ended within {budget_s:.0} s and {max_blocks} blocks")
-            }
-        }
+        f.write_str(&self.parts().1)
     }
 }

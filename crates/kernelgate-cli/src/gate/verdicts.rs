@@ -47,14 +47,14 @@ pub struct Verdicts<F> {
 }
 
 /// What a method's own facts mean for the exit code.
-pub trait Facts {
-    /// Whether a bench broke in the head alone.
-    fn head_broke(&self) -> bool {
+pub trait Facts: Sized {
+    /// Whether something besides the cases is a regression.
+    fn is_regression(_: &Verdicts<Self>) -> bool {
         false
     }
 
     /// Whether something that was asked for was not measured.
-    fn is_incomplete(&self) -> bool;
+    fn is_incomplete(verdicts: &Verdicts<Self>) -> bool;
 
     /// Cases that are known to be as fast as before without being timed.
     fn untimed(&self) -> usize {
@@ -104,7 +104,7 @@ impl<F: Facts> Verdicts<F> {
             Exit::Refused
         } else if self.count(Verdict::Regressed) > 0
             || !self.failed.is_empty()
-            || self.facts.head_broke()
+            || F::is_regression(self)
             || self.numerics.shown().next().is_some()
             || self.costs.iter().any(CostGrowth::is_shown)
             || self.verification.iter().any(VerificationLoss::is_shown)
@@ -112,7 +112,7 @@ impl<F: Facts> Verdicts<F> {
             Exit::Regression
         } else if self.count(Verdict::Inconclusive) > 0
             || self.judged_nothing()
-            || self.facts.is_incomplete()
+            || F::is_incomplete(self)
             || self.numerics.suspected().next().is_some()
             || !self.costs.is_empty()
             || !self.verification.is_empty()

@@ -18,7 +18,7 @@ use crate::gate::judgement::{Evidence, Judgement, RunEvidence, SideRuns};
 use crate::gate::limits::{Limit, Limits};
 use crate::gate::numerics::{Figure, Growth, NumericsReport};
 use crate::gate::paired::{Arm, Decision, Doubt, TestPlan};
-use crate::gate::reason::Reason;
+use crate::gate::reason::{Failure, Reason, Side};
 use crate::gate::rules::{Accepted, RulesReport};
 use crate::gate::verdict::Verdict;
 use crate::gate::verdicts::Refusal;
@@ -77,10 +77,7 @@ fn compared() -> Comparison {
         Judgement::from_rounds(wide, None, vec![], &LIMITS),
         Judgement::unmeasured(
             "denoise/step/pi05_s50_p968_bf16/cuda/per_op/hot".to_owned(),
-            vec![Reason::Skipped {
-                side: Arm::Head,
-                why: "needs 201 MB | of 102 MB <free>".to_owned(),
-            }],
+            vec![Reason::Skipped(Failure::new(Arm::Head, "needs 201 MB | of 102 MB <free>"))],
             &TestPlan::default(),
             &LIMITS,
         ),
@@ -473,11 +470,11 @@ fn gated_with_everything() -> GateReport {
     };
     let mut all = gated().judged;
     all.extend([
-        inconclusive("wide", Reason::Wide { low: 1.078, high: 1.122 }),
-        inconclusive("throttled", Reason::Throttled { side: Arm::Head }),
+        inconclusive("wide", Reason::Wide(Ratio { center: 1.1, low: 1.078, high: 1.122 })),
+        inconclusive("throttled", Reason::Throttled(Side { side: Arm::Head })),
         inconclusive("clock", Reason::Clock { ratio: 0.8 }),
         inconclusive("unsettled", Reason::Unsettled { width: 0.3 }),
-        inconclusive("host", Reason::HostBound { side: Arm::Base }),
+        inconclusive("host", Reason::HostBound(Side { side: Arm::Base })),
         inconclusive("less", Reason::LessVerified(verification[1].clone())),
     ]);
     single(&mut all[0], SingleRun { relative: 0.02, from: SpreadSource::EarlierRuns });

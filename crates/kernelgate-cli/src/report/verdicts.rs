@@ -15,7 +15,7 @@ use kernelgate::record::text::{indented, printable};
 const SHOWN: usize = 20;
 
 /// What the report of one method says in its own words.
-pub trait Wording: Facts + Sized {
+pub trait Wording: Facts {
     /// The verb: "kernelgate compare".
     const VERB: &'static str;
     /// Base and head in sentences.

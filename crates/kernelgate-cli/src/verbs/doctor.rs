@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use super::nvrtc::Nvrtc;
 use super::output::{OutputFormat, print_json};
 use kernelgate::display::{self, terminal};
 use kernelgate::exit::Exit;
@@ -22,6 +23,10 @@ use kernelgate_cuda::observe::telemetry::Telemetry;
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
+    /// Print a folder with NVRTC of this CUDA version, for KERNELGATE_CUDA_LIBS; pip installs it into
+    /// the target folder on the first call
+    #[arg(long, value_enum, value_name = "VERSION", num_args = 0..=1, default_missing_value = "13")]
+    fetch_nvrtc: Option<Nvrtc>,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     format: OutputFormat,
@@ -36,6 +41,11 @@ struct Check {
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+    if let Some(nvrtc) = arguments.fetch_nvrtc {
+        let target = store.work.parent().unwrap_or(Path::new("."));
+        println!("{}", nvrtc.fetch(target)?.display());
+        return Ok(Exit::Fine);
+    }
     let mut checks = checks(&Environment::cpu(), store);
     for check in &mut checks {
         // Folders and files may have any names.

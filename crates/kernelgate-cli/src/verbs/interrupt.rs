@@ -23,6 +23,19 @@ pub fn watched_saying(last: impl Fn() -> String + Send + 'static) -> anyhow::Res
     watched_with(last, Partial::default())
 }
 
+/// For a verb whose processes watch for interrupts themselves: an interrupt goes to the one that runs,
+/// and this program ends as that one does. To be called once.
+///
+/// # Errors
+/// As [`watched`].
+pub fn forwarded() -> anyhow::Result<Running> {
+    let running = Running::default();
+    let held = running.clone();
+    ctrlc::set_handler(move || held.interrupt())
+        .map_err(|error| anyhow::anyhow!("failed to watch for Ctrl-C: {error}"))?;
+    Ok(running)
+}
+
 /// For a verb that shows what it has when it is interrupted.
 #[derive(Clone, Default)]
 pub struct Partial {

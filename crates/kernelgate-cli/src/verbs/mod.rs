@@ -10,6 +10,7 @@ mod baseline;
 mod batch_curve;
 mod bisect;
 mod calibrate;
+mod check;
 mod choice;
 mod compare;
 mod diagnose;
@@ -22,6 +23,7 @@ mod list;
 mod lock;
 mod migrate;
 mod numerics;
+mod nvrtc;
 mod output;
 mod parts;
 mod peers;
@@ -81,6 +83,8 @@ enum Verb {
     Gate(gate::Arguments),
     /// Two builds, their processes interleaved: did it get slower?
     Compare(Box<compare::Arguments>),
+    /// Judge a pull request in CI: compare, else gate; check kernel resources; leave a comment
+    Check(check::Arguments),
     /// What the last run measured, as a table or for another program
     Runs(runs::Arguments),
     /// The first slower commit between two revisions, by paired comparisons
@@ -133,6 +137,7 @@ impl Cli {
             Verb::Verify(arguments) => verify::run(&arguments, &store),
             Verb::Gate(arguments) => gate::run(&arguments, &store),
             Verb::Compare(arguments) => compare::run(&arguments, &store),
+            Verb::Check(arguments) => check::run(&arguments, &store),
             Verb::Runs(arguments) => runs::run(&arguments, &store),
             Verb::Bisect(arguments) => bisect::run(&arguments, &store),
             Verb::History(arguments) => history::run(&arguments, &store),
