@@ -89,7 +89,7 @@ const CRATES: &[Rules] = &[
         confined: &[
             ("criterion", &["harness/", "measure/criterion.rs"]),
             ("clap", &["harness/settings/"]),
-            ("pulp", &["measure/limits/cpu.rs"]),
+            ("pulp", &["measure/limits/"]),
             ("sysinfo", &["record/origin/environment.rs", "harness/recording/invocation.rs"]),
             (
                 "serde_json",

@@ -9,11 +9,6 @@
 //!
 //! Modules in reading order; each imports only from those before it (a test of the repository
 //! checks that).
-//!
-//! # Features
-//!
-//! - `matmul-ceiling`: measures the host's ceiling of GEMMs, at the price of a matrix library.
-//!   Without it, CPU cases of workloads with such GEMMs are bounded by the host's bandwidth alone.
 
 pub mod exit;
 pub use kernelgate_numerics::stats;

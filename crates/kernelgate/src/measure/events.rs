@@ -160,9 +160,11 @@ impl EventTimer {
         cache: Cache,
         launch: &'a mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<Ceiling<'a>, BackendError> {
-        self.burst(3, cache, 1, launch)?;
-        let batch = self.batch(cache, 1, launch)?;
-        Ok(Ceiling { timer: self, cache, batch, launch, last: None })
+        let first = self.burst(3, cache, 1, launch)?;
+        let is_long = stats::median(&first.intervals_ns) > GRAPH_NS;
+        let batch = if is_long { None } else { self.batch(cache, 1, launch)? };
+        let launches = if is_long { 5 } else { 15 };
+        Ok(Ceiling { timer: self, cache, batch, launch, launches, last: None })
     }
 
     /// The median time of a hot launch of one command in the steady power state, nanoseconds.
@@ -302,6 +304,8 @@ pub struct Ceiling<'a> {
     cache: Cache,
     batch: Option<Batch>,
     launch: &'a mut dyn FnMut() -> Result<(), BackendError>,
+    /// Launches, or graphs of them, in a burst.
+    launches: usize,
     last: Option<Burst>,
 }
 
@@ -311,15 +315,14 @@ impl Ceiling<'_> {
     /// # Errors
     /// When a launch fails; [`BackendError::NotTimed`] where the host's time is in them.
     pub fn burst_ns(&mut self) -> Result<f64, BackendError> {
-        const REPEATS: usize = 15;
-        let Self { timer, cache, batch, launch, last } = self;
+        let Self { timer, cache, batch, launch, launches: count, last } = self;
         let (launches, around_ns, burst) = match batch {
             Some(batch) => {
-                let burst = timer.burst(REPEATS, *cache, 1, &mut || batch.graph.launch())?;
+                let burst = timer.burst(*count, *cache, 1, &mut || batch.graph.launch())?;
                 (batch.launches, timer.overhead.around_graph_ns, burst)
             }
             None => {
-                let burst = timer.burst(REPEATS, *cache, 1, launch)?;
+                let burst = timer.burst(*count, *cache, 1, launch)?;
                 (1, timer.overhead.around_launch_ns, burst)
             }
         };

@@ -1,5 +1,4 @@
-//! The host's ceilings: memory traffic with one thread and with all of them and, with the feature
-//! `matmul-ceiling`, GEMMs.
+//! The host's ceilings: memory traffic with one thread and with all of them, and multiply-adds.
 
 use std::hint::black_box;
 use std::ops::Range;
@@ -21,7 +20,6 @@ impl Limits {
     pub fn measure_cpu(works: &[CaseWork]) -> Self {
         let mut limits = Self::default();
         limits.memory.extend(Traffic::distinct(works).into_iter().map(memory_limit));
-        #[cfg(feature = "matmul-ceiling")]
         if works.iter().any(|of| of.work.matmul_flops() > 0) {
             let unit = crate::workload::Unit::Matmul.name();
             limits.flops_per_s.insert(format!("{unit} f32"), super::cpu_matmul::flops_per_s());

@@ -1,54 +1,47 @@
-//! The host's ceiling of GEMMs: f32, by `faer`.
+//! The host's ceiling of f32 GEMMs: multiply-adds of vectors that never leave registers, on all
+//! threads of the backend. A GEMM of a library is no ceiling: which one is the fastest depends on
+//! its shape.
 
 use std::hint::black_box;
 
-use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f32, multiply_on_all_threads};
-use rayon::prelude::*;
+use pulp::{Arch, Simd, WithSimd};
 
 use super::fastest::fastest_s;
-use crate::workload::random;
 
-/// Operations a second: the faster of one GEMM on all threads and of one GEMM a thread, where no
-/// thread waits. Kernels do either.
+/// Independent sums in flight: more than the latency of a multiply-add times the units for it, and
+/// few enough for 16 registers.
+const SUMS: usize = 12;
+/// Multiply-adds of each sum in a pass: long enough that waking threads is little of it.
+const ROUNDS: usize = 1 << 20;
+
+/// Operations a second.
 pub fn flops_per_s() -> f64 {
-    const TOGETHER: usize = 2048;
-    const APART: usize = 768;
-    let mut together = HostGemm::new(TOGETHER);
-    let together_s = fastest_s(|| together.run(multiply_on_all_threads));
-    let mut apart: Vec<HostGemm> =
-        (0..rayon::current_num_threads()).map(|_| HostGemm::new(APART)).collect();
-    let apart_s = fastest_s(|| apart.par_iter_mut().for_each(|gemm| gemm.run(multiply)));
-    let rate = |size: usize, count: usize, seconds: f64| {
-        2.0 * (size as f64).powi(3) * count as f64 / seconds
-    };
-    rate(TOGETHER, 1, together_s).max(rate(APART, apart.len(), apart_s))
+    let arch = Arch::new();
+    let mut flops = 0.0;
+    let seconds = fastest_s(|| {
+        let done = rayon::broadcast(|_| arch.dispatch(MultiplyAdds));
+        flops = done.iter().sum();
+    });
+    flops / seconds
 }
 
-fn multiply(c: MatMut<'_, f32>, a: MatRef<'_, f32>, b: MatRef<'_, f32>) {
-    multiply_f32(c, Accum::Replace, a, b, 1.0);
-}
+/// Rounds of multiply-adds; the number of their operations.
+struct MultiplyAdds;
 
-/// Square matrices of random numbers, and room for their GEMM.
-struct HostGemm {
-    size: usize,
-    a: Vec<f32>,
-    b: Vec<f32>,
-    c: Vec<f32>,
-}
+impl WithSimd for MultiplyAdds {
+    type Output = f64;
 
-impl HostGemm {
-    fn new(size: usize) -> Self {
-        let operand = |name| random::normal(0, name, size * size);
-        Self { size, a: operand("a"), b: operand("b"), c: vec![0.0; size * size] }
-    }
-
-    fn run(&mut self, multiply: fn(MatMut<'_, f32>, MatRef<'_, f32>, MatRef<'_, f32>)) {
-        let size = self.size;
-        multiply(
-            MatMut::from_row_major_slice_mut(&mut self.c, size, size),
-            MatRef::from_row_major_slice(&self.a, size, size),
-            MatRef::from_row_major_slice(&self.b, size, size),
-        );
-        black_box(&self.c);
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> f64 {
+        let [factor, term] = [0.999_f32, 0.001].map(|value| simd.splat_f32s(black_box(value)));
+        let mut sums = [simd.splat_f32s(black_box(1.0)); SUMS];
+        for _ in 0..ROUNDS {
+            for sum in &mut sums {
+                *sum = simd.mul_add_e_f32s(*sum, factor, term);
+            }
+        }
+        let all = sums.into_iter().reduce(|one, other| simd.add_f32s(one, other));
+        black_box(all.map(|all| simd.reduce_sum_f32s(all)));
+        2.0 * (S::F32_LANES * SUMS * ROUNDS) as f64
     }
 }

@@ -5,7 +5,6 @@
 //! Nothing is interpolated. Fractions are not clamped: above 100 % is a finding.
 
 mod cpu;
-#[cfg(feature = "matmul-ceiling")]
 mod cpu_matmul;
 mod cuda;
 mod fastest;
