@@ -6,7 +6,7 @@ use hashbrown::HashMap;
 
 use super::super::builder::Builder;
 use super::super::rows::RangeRow;
-use super::database::{Database, Order};
+use super::database::{Database, Order, Row};
 use super::ids::{COPY, GRAPH, KERNEL, RUNTIME, SET, split_global_id};
 use crate::error::TraceError;
 use crate::model::Table;
@@ -123,14 +123,8 @@ fn scan(
             Some(MARK | DOMAIN) => RangeStyle::PushPop,
             _ => return,
         };
-        let text = match (row.integer(5).and_then(|id| strings.get(&id)), row.text(4)) {
-            (Some(&name), _) => Text::Shared(name),
-            (None, Some(text)) => {
-                labels.quality.text(text);
-                Text::Own(labels.texts.intern_bytes(text))
-            }
-            (None, None) => Text::None,
-        };
+        let shared = row.integer(5).and_then(|id| strings.get(&id));
+        let text = shared.map_or_else(|| labels.own(row), |&name| Text::Shared(name));
         let thread = row.integer(3).unwrap_or(0);
         let (process, ..) = split_global_id(thread);
         let domain = row.integer(6).unwrap_or(0);
@@ -155,6 +149,13 @@ fn scan(
 }
 
 impl Labels {
+    /// The text of a row that is none of the export's.
+    fn own(&mut self, row: &Row<'_, '_>) -> Text {
+        let Some(text) = row.text(4) else { return Text::None };
+        self.quality.text(text);
+        Text::Own(self.texts.intern_bytes(text))
+    }
+
     /// The name of each number.
     fn names(&self, builder: &mut Builder) -> Vec<Name> {
         self.keys

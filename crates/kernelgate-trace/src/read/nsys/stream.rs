@@ -4,7 +4,6 @@
 
 use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::vec::IntoIter;
 
 use hashbrown::HashMap;
 
@@ -70,14 +69,13 @@ fn pass(
             (builder.thread(process, tid), process)
         })
     };
-    let (range_sender, ranges) = sync_channel(2);
-    let (call_sender, calls) = sync_channel(2);
+    let (range_batches, mut ranges) = batches();
+    let (call_batches, mut calls) = batches();
     std::thread::scope(|scope| {
-        let range_reader = scope.spawn(move || ranges_of(path, order, strings, range_sender));
+        let range_reader = scope.spawn(move || ranges_of(path, order, strings, range_batches));
         let unknown = builder.trace.names.intern(super::host::UNKNOWN_CALL);
         let reader = CallReader { path, order, strings, unknown, all: wanted.rest };
-        let call_reader = wanted.calls.then(|| scope.spawn(move || reader.send(call_sender)));
-        let (mut ranges, mut calls) = (Ordered::new(ranges), Ordered::new(calls));
+        let call_reader = wanted.calls.then(|| scope.spawn(move || reader.send(call_batches)));
         each(&builder.trace, Row::Begin);
         for row in merge(&mut ranges, &mut calls) {
             let row = match row {
@@ -105,9 +103,8 @@ fn ranges_of(
     path: &Path,
     order: Order,
     strings: &HashMap<i64, Name>,
-    sender: SyncSender<Vec<(i64, RangeRow)>>,
+    mut batches: Batches<(i64, RangeRow)>,
 ) -> Result<Part, TraceError> {
-    let mut batches = Batches { batch: Vec::new(), sender };
     let part = ranges::stream(path, order, strings, |thread, row| batches.push((thread, row)))?;
     batches.send();
     Ok(part)
@@ -126,9 +123,8 @@ struct CallReader<'a> {
 
 impl CallReader<'_> {
     /// Sends the calls, each with the global id of its thread.
-    fn send(&self, sender: SyncSender<Vec<(i64, CallRow)>>) -> Result<Quality, TraceError> {
+    fn send(&self, mut batches: Batches<(i64, CallRow)>) -> Result<Quality, TraceError> {
         let database = Database::open(self.path)?;
-        let mut batches = Batches { batch: Vec::new(), sender };
         let mut quality = Quality::default();
         if !database.has(RUNTIME) {
             quality.missing.push(RUNTIME.to_owned());
@@ -156,6 +152,24 @@ impl CallReader<'_> {
 struct Batches<T> {
     batch: Vec<T>,
     sender: SyncSender<Vec<T>>,
+    /// Batches that the other thread has read: their memory is used again.
+    read: Receiver<Vec<T>>,
+}
+
+/// Both ends of a way for rows from one thread to another.
+fn batches<T>() -> (Batches<T>, Ordered<T>) {
+    let (sender, receiver) = sync_channel(2);
+    let (spent, read) = sync_channel(4);
+    let ordered = Ordered {
+        receiver,
+        spent,
+        ready: Vec::new(),
+        next: 0,
+        held: Vec::new(),
+        last: i64::MIN,
+        in_order: true,
+    };
+    (Batches { batch: Vec::new(), sender, read }, ordered)
 }
 
 impl<T> Batches<T> {
@@ -167,15 +181,19 @@ impl<T> Batches<T> {
     }
 
     fn send(&mut self) {
+        let empty = self.read.try_recv().unwrap_or_else(|_| Vec::with_capacity(BATCH));
         // Nobody receives any more only if the other thread panicked.
-        let _ = self.sender.send(std::mem::replace(&mut self.batch, Vec::with_capacity(BATCH)));
+        let _ = self.sender.send(std::mem::replace(&mut self.batch, empty));
     }
 }
 
 /// Rows that come almost in order, in order.
 struct Ordered<T> {
     receiver: Receiver<Vec<T>>,
-    ready: IntoIter<T>,
+    /// Takes batches back that were read.
+    spent: SyncSender<Vec<T>>,
+    ready: Vec<T>,
+    next: usize,
     /// Later than all that are ready.
     held: Vec<T>,
     last: i64,
@@ -183,39 +201,52 @@ struct Ordered<T> {
     in_order: bool,
 }
 
-impl<T: InTime> Ordered<T> {
-    fn new(receiver: Receiver<Vec<T>>) -> Self {
-        let (ready, held) = (Vec::new().into_iter(), Vec::new());
-        Self { receiver, ready, held, last: i64::MIN, in_order: true }
+impl<T: InTime + Copy> Ordered<T> {
+    /// Makes the rows ready that were held, as many of the earliest as there were; `false`: there are
+    /// no more.
+    fn refill(&mut self) -> bool {
+        let mut read = std::mem::take(&mut self.ready);
+        read.clear();
+        self.next = 0;
+        let Ok(batch) = self.receiver.recv() else {
+            self.ready = std::mem::take(&mut self.held);
+            return !self.ready.is_empty();
+        };
+        let follows = match (self.held.last(), batch.first()) {
+            (Some(last), Some(first)) => last.key() <= first.key(),
+            _ => true,
+        };
+        if follows && batch.is_sorted_by_key(InTime::key) {
+            self.ready = std::mem::replace(&mut self.held, batch);
+        } else {
+            let whole = self.held.len();
+            let mut all = std::mem::take(&mut self.held);
+            all.extend(batch);
+            all.sort_by_key(InTime::key);
+            self.held = all.split_off(whole);
+            self.ready = all;
+        }
+        let _ = self.spent.try_send(read);
+        true
     }
 }
 
-impl<T: InTime> Iterator for Ordered<T> {
+impl<T: InTime + Copy> Iterator for Ordered<T> {
     type Item = T;
 
+    #[inline]
     fn next(&mut self) -> Option<T> {
-        loop {
-            if let Some(row) = self.ready.next() {
-                let start = row.key().0;
-                self.in_order &= start >= self.last;
-                self.last = start;
-                return Some(row);
+        while self.next == self.ready.len() {
+            if !self.refill() {
+                return None;
             }
-            let ready = match self.receiver.recv() {
-                Ok(batch) => {
-                    let whole = self.held.len();
-                    self.held.extend(batch);
-                    if !self.held.is_sorted_by_key(InTime::key) {
-                        self.held.sort_by_key(InTime::key);
-                    }
-                    let later = self.held.split_off(whole);
-                    std::mem::replace(&mut self.held, later)
-                }
-                Err(_) if self.held.is_empty() => return None,
-                Err(_) => std::mem::take(&mut self.held),
-            };
-            self.ready = ready.into_iter();
         }
+        let row = self.ready[self.next];
+        self.next += 1;
+        let start = row.key().0;
+        self.in_order &= start >= self.last;
+        self.last = start;
+        Some(row)
     }
 }
 
@@ -238,10 +269,11 @@ mod tests {
     #[test]
     fn a_buffer_mends_what_is_almost_in_order() {
         let read = |batches: &[&[i64]]| {
-            let (sender, receiver) = sync_channel(batches.len());
-            batches.iter().for_each(|batch| sender.send(rows(batch)).expect("there is room"));
-            drop(sender);
-            let mut ordered = Ordered::new(receiver);
+            let (into, mut ordered) = super::batches();
+            let batches: Vec<Vec<CallRow>> = batches.iter().map(|batch| rows(batch)).collect();
+            std::thread::spawn(move || {
+                batches.into_iter().for_each(|batch| into.sender.send(batch).expect("it is read"));
+            });
             let starts: Vec<i64> = ordered.by_ref().map(|row| row.start).collect();
             (starts, ordered.in_order)
         };

@@ -3,6 +3,7 @@
 
 #[cfg(feature = "parquet")]
 mod folder;
+mod pages;
 mod row;
 mod sqlite;
 

@@ -4,6 +4,8 @@
 use parquet::data_type::ByteArray;
 use rusqlite::types::ValueRef;
 
+use super::pages::PageRow;
+
 /// In which order rows are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
@@ -19,21 +21,31 @@ pub(crate) struct Row<'a, 'b>(pub(super) Cells<'a, 'b>);
 /// The cells of a row.
 pub(super) enum Cells<'a, 'b> {
     Sqlite(&'a rusqlite::Row<'b>),
+    Page(&'a PageRow<'b>),
     #[cfg(feature = "parquet")]
     Parquet(&'a Rows, usize),
 }
 
 impl Row<'_, '_> {
+    #[inline]
     fn cell(&self, column: usize) -> ValueRef<'_> {
         match self.0 {
             Cells::Sqlite(row) => row.get_ref(column).unwrap_or(ValueRef::Null),
+            Cells::Page(row) => row.cell(column),
             #[cfg(feature = "parquet")]
             Cells::Parquet(rows, row) => rows.cell(row, column),
         }
     }
 
     /// A number; numbers that were written as text are numbers too.
+    #[inline]
     pub fn integer(&self, column: usize) -> Option<i64> {
+        // Most cells by far are integers of a page.
+        if let Cells::Page(row) = self.0
+            && let Some(value) = row.integer(column)
+        {
+            return Some(value);
+        }
         match self.cell(column) {
             ValueRef::Integer(value) => Some(value),
             #[allow(clippy::cast_possible_truncation)]
@@ -54,6 +66,7 @@ impl Row<'_, '_> {
     }
 
     /// A text, which need not be UTF-8.
+    #[inline]
     pub fn text(&self, column: usize) -> Option<&[u8]> {
         match self.cell(column) {
             ValueRef::Text(text) | ValueRef::Blob(text) => Some(text),

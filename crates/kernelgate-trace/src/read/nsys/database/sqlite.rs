@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashMap;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
+use super::pages::{PageRow, Pages};
 use super::row::{Cells, Order, Row};
 use crate::error::TraceError;
 use crate::model::quality::NO_TIME_NS;
@@ -18,8 +19,19 @@ const PATIENCE: Duration = Duration::from_millis(500);
 pub(crate) struct Sqlite {
     path: PathBuf,
     connection: Connection,
-    /// Columns by table.
-    tables: HashMap<String, HashSet<String>>,
+    tables: HashMap<String, Table>,
+}
+
+/// A table of the schema.
+#[derive(Default)]
+struct Table {
+    /// The place of each column in a row.
+    columns: HashMap<String, usize>,
+    /// Its first page.
+    root: u32,
+    /// Whether its rows hold every column as it is read: no key that stands for the row's id, and no
+    /// value for rows that were written before the column.
+    plain: bool,
 }
 
 impl Sqlite {
@@ -62,7 +74,7 @@ impl Sqlite {
     }
 
     pub fn has_column(&self, table: &str, column: &str) -> bool {
-        self.tables.get(table).is_some_and(|columns| columns.contains(column))
+        self.tables.get(table).is_some_and(|table| table.columns.contains_key(column))
     }
 
     /// No fewer rows than a table has, without counting them; 0 where that is not known.
@@ -86,6 +98,24 @@ impl Sqlite {
         tables.iter().filter(|table| self.has_column(table, "end")).filter_map(last).max()
     }
 
+    /// Hands out the rows of a table straight from its pages; `false`: SQLite has to go on behind the
+    /// last one.
+    fn pages(
+        &self,
+        table: &Table,
+        columns: &[&str],
+        last: &mut Option<i64>,
+        each: &mut impl FnMut(&PageRow<'_>),
+    ) -> rusqlite::Result<bool> {
+        // Holds the lock that keeps others from writing.
+        let _reading = self.connection.unchecked_transaction()?;
+        self.connection.query_row("SELECT count(*) FROM sqlite_master", [], |_| Ok(()))?;
+        let Ok(mut pages) = Pages::open(&self.path) else { return Ok(false) };
+        let columns: Vec<Option<usize>> =
+            columns.iter().map(|column| table.columns.get(*column).copied()).collect();
+        Ok(pages.scan(table.root, &columns, last, each).is_ok())
+    }
+
     /// Every row of a table in an order.
     pub fn scan_in(
         &self,
@@ -94,9 +124,7 @@ impl Sqlite {
         columns: &[&str],
         mut each: impl FnMut(&Row<'_, '_>),
     ) -> Result<Option<String>, TraceError> {
-        if !self.has(table) {
-            return Ok(None);
-        }
+        let Some(known) = self.tables.get(table) else { return Ok(None) };
         let select: Vec<String> = columns
             .iter()
             .map(|column| {
@@ -109,9 +137,21 @@ impl Sqlite {
             .collect();
         let by_start = order == Order::Start && self.has_column(table, "start");
         let order = if by_start { " ORDER BY start" } else { "" };
-        let sql = format!("SELECT {} FROM \"{table}\"{order}", select.join(", "));
+        let select = select.join(", ");
         let mut read = 0usize;
         let outcome = (|| {
+            let mut last = None;
+            if !by_start && known.plain {
+                let mut each = |row: &PageRow<'_>| {
+                    each(&Row(Cells::Page(row)));
+                    read += 1;
+                };
+                if self.pages(known, columns, &mut last, &mut each)? {
+                    return Ok(());
+                }
+            }
+            let behind = last.map_or(String::new(), |last| format!(" WHERE rowid > {last}"));
+            let sql = format!("SELECT {select} FROM \"{table}\"{behind}{order}");
             let mut query = self.connection.prepare(&sql)?;
             let mut rows = query.query([])?;
             while let Some(row) = rows.next()? {
@@ -128,17 +168,23 @@ impl Sqlite {
     }
 }
 
-/// The columns of each table.
-fn tables(connection: &Connection) -> rusqlite::Result<HashMap<String, HashSet<String>>> {
-    let mut tables: HashMap<String, HashSet<String>> = HashMap::new();
+/// The tables of a schema.
+fn tables(connection: &Connection) -> rusqlite::Result<HashMap<String, Table>> {
+    let mut tables: HashMap<String, Table> = HashMap::new();
     let mut query = connection.prepare(
-        "SELECT m.name, i.name FROM sqlite_master m, pragma_table_info(m.name) i \
+        "SELECT m.name, i.name, i.cid, m.rootpage, i.hidden + i.pk + (i.dflt_value IS NOT NULL) \
+         FROM sqlite_master m, pragma_table_xinfo(m.name) i \
          WHERE m.type = 'table' AND m.rootpage > 0",
     )?;
     let mut rows = query.query([])?;
     while let Some(row) = rows.next()? {
         let row = Row(Cells::Sqlite(row));
-        tables.entry(row.display(0)).or_default().insert(row.display(1));
+        let number = |column| row.integer(column).and_then(|number| u32::try_from(number).ok());
+        let root = number(3).unwrap_or(0);
+        let new = Table { root, plain: true, ..Table::default() };
+        let table = tables.entry(row.display(0)).or_insert(new);
+        table.columns.insert(row.display(1), number(2).map_or(usize::MAX, |place| place as usize));
+        table.plain &= row.integer(4) == Some(0);
     }
     Ok(tables)
 }
