@@ -17,22 +17,32 @@ pub fn bytes_on_bus(collective: Collective, ranks: u32, bytes_in: u64, bytes_out
     }
 }
 
-/// Part of a device's name, the bytes a second in GB that its NVLink moves each way, and how the
-/// link is called.
+/// Part of a device's name, the bytes a second in GB that its link moves each way, and how the link
+/// is called. NVIDIA's sheets give both ways together.
 const LINKS: &[(&str, f64, &str)] = &[
+    // NVIDIA HGX B200 and GB200 NVL72 datasheets: 1.8 TB/s.
     ("B200", 900.0, "NVLink 5"),
-    ("GB200", 900.0, "NVLink 5"),
+    ("B300", 900.0, "NVLink 5"),
+    // NVIDIA H200 datasheet: 900 GB/s, by the bridge of H200 NVL, too.
     ("H200", 450.0, "NVLink 4"),
+    // NVIDIA H100 datasheet: PCIe 128 GB/s, bridge of H100 NVL 600 GB/s, SXM 900 GB/s.
     ("H100 PCIe", 64.0, "PCIe 5"),
     ("H100 NVL", 300.0, "NVLink bridge"),
     ("H100", 450.0, "NVLink 4"),
+    // No public sheet: 900 GB/s and 400 GB/s by NVIDIA's partners.
+    ("H20", 450.0, "NVLink 4"),
     ("H800", 200.0, "NVLink 4"),
+    // NVIDIA A100 datasheet: PCIe 64 GB/s, SXM 600 GB/s; A800: 400 GB/s.
     ("A100-PCI", 32.0, "PCIe 4"),
     ("A100", 300.0, "NVLink 3"),
     ("A800", 200.0, "NVLink 3"),
+    // NVIDIA V100 datasheet: SXM2 300 GB/s, PCIe 32 GB/s.
     ("V100-SXM", 150.0, "NVLink 2"),
     ("V100-PCI", 16.0, "PCIe 3"),
+    // AMD Instinct MI300X and MI325X data sheets: seven links of 128 GB/s; MI355X: of 153.6 GB/s.
     ("MI300X", 448.0, "Infinity Fabric"),
+    ("MI325X", 448.0, "Infinity Fabric"),
+    ("MI355X", 537.6, "Infinity Fabric"),
 ];
 
 /// The link of a device within one host, by the device's name: GB/s each way and its name.
@@ -61,6 +71,9 @@ mod tests {
         assert_eq!(link("NVIDIA H100 80GB HBM3"), Some((450.0, "NVLink 4")));
         assert_eq!(link("NVIDIA H100 PCIe"), Some((64.0, "PCIe 5")));
         assert_eq!(link("Tesla V100-SXM2-32GB"), Some((150.0, "NVLink 2")));
+        assert_eq!(link("NVIDIA GB200"), Some((900.0, "NVLink 5")));
+        assert_eq!(link("NVIDIA H20"), Some((450.0, "NVLink 4")));
+        assert_eq!(link("NVIDIA H200"), Some((450.0, "NVLink 4")));
         assert_eq!(link("NVIDIA GeForce RTX 3070"), None);
     }
 }
