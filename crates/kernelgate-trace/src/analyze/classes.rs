@@ -179,11 +179,43 @@ impl Communication {
     }
 }
 
+/// Brackets of a name that are open; `<` and `>` may compare numbers inside others.
+#[derive(Debug, Default)]
+pub struct Brackets {
+    open: Vec<char>,
+    before: char,
+}
+
+impl Brackets {
+    /// Whether none is open.
+    pub fn are_closed(&self) -> bool {
+        self.open.is_empty()
+    }
+
+    /// Whether the next character is outside of all of them, and none itself.
+    pub fn outside(&mut self, character: char) -> bool {
+        let before = std::mem::replace(&mut self.before, character);
+        let named = before.is_ascii_alphanumeric() || ['_', ':'].contains(&before);
+        match character {
+            '(' | '[' | '{' => self.open.push(character),
+            '<' if self.open.is_empty() || named => self.open.push(character),
+            '>' if self.open.last() == Some(&'<') && before != '-' => _ = self.open.pop(),
+            ')' | ']' | '}' => {
+                // What compares with `<` is closed by none.
+                while self.open.pop().is_some_and(|open| open == '<') {}
+            }
+            '<' | '>' => {}
+            _ => return self.open.is_empty(),
+        }
+        false
+    }
+}
+
 /// A demangled name without return type, template arguments and parameters, its namespaces
 /// included.
 pub fn function_name(name: &str) -> String {
     let mut function = String::new();
-    let mut depth = 0usize;
+    let mut brackets = Brackets::default();
     let mut rest = name;
     while let Some(character) = rest.chars().next() {
         // Anonymous namespaces look like arguments.
@@ -193,13 +225,13 @@ pub fn function_name(name: &str) -> String {
             rest = &rest[word.len()..];
             continue;
         }
-        match character {
-            '(' if depth == 0 && !function.is_empty() => break,
-            '<' | '(' | '[' | '{' => depth += 1,
-            '>' | ')' | ']' | '}' => depth = depth.saturating_sub(1),
-            ' ' if depth == 0 => function.clear(),
-            _ if depth == 0 => function.push(character),
-            _ => {}
+        if character == '(' && brackets.are_closed() && !function.is_empty() {
+            break;
+        }
+        match brackets.outside(character) {
+            true if character == ' ' => function.clear(),
+            true => function.push(character),
+            false => {}
         }
         rest = &rest[character.len_utf8()..];
     }
@@ -307,6 +339,12 @@ mod tests {
         );
         assert_eq!(function_name("void <unnamed>::softmax<float>(float *)"), "softmax");
         assert_eq!(function_name("std::enable_if<(bool)1, void>::type f<int>(int)"), "f");
+        assert_eq!(
+            function_name(
+                "std::enable_if<(((8)>(0)))&&T<B>::exists, void>::type v::norm<B, 8>(B *)"
+            ),
+            "v::norm"
+        );
         assert_eq!(function_name("(odd)"), "(odd)");
         assert_eq!(function_name(""), "");
     }

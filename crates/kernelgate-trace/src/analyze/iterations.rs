@@ -83,16 +83,18 @@ pub fn among<K: Copy + Eq + std::hash::Hash + Ord>(
     let mut ranked: Vec<Group<K>> = groups
         .into_iter()
         .filter(|(_, group)| group.len() >= FEWEST)
-        .map(|(key, mut candidates)| {
+        .filter_map(|(key, mut candidates)| {
             candidates.sort_by_key(|of| (of.start, of.end));
             let name = name(key).to_ascii_lowercase();
-            Group {
+            let named = WORDS.iter().any(|word| name.contains(word));
+            // Operators of frameworks have namespaces.
+            (named || !name.contains("::")).then(|| Group {
                 key,
-                named: WORDS.iter().any(|word| name.contains(word)),
+                named,
                 depth: candidates.iter().map(|of| of.depth).min().unwrap_or(0),
                 total: candidates.iter().map(|of| of.end - of.start).sum(),
                 candidates,
-            }
+            })
         })
         .collect();
     ranked.sort_by_key(|of| (!of.named, of.depth, -of.total, of.key));
@@ -258,6 +260,7 @@ mod tests {
         // A name that says so comes before the outermost.
         let name = |key| ["run_#", "batch_#"][key as usize].to_owned();
         assert_eq!(among(&all, name, &launches).map(|of| of.starts.len()), Some(30));
+        assert_eq!(among(&all, |_| "aten::mm".to_owned(), &launches), None, "operators");
     }
 
     #[test]

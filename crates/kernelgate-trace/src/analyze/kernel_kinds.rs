@@ -164,7 +164,7 @@ const CLASSES: &[Words] = &[
             "mmha",
             "multihead",
         ],
-        whole: &["mha", "mla", "gqa", "mqa"],
+        whole: &["mha", "mla", "gqa", "mqa", "sage"],
     },
     Words { class: KernelClass::Softmax, parts: &["softmax"], whole: &[] },
     Words {

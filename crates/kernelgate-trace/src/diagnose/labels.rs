@@ -1,12 +1,13 @@
 //! Names for people and for comparing: of kernels without return type, parameters, namespaces and
 //! casts; of ranges without numbers.
 
+use crate::analyze::classes::Brackets;
+
 /// A name for people. `void at::native::vectorized_elementwise_kernel<(int)4,
 /// at::native::CUDAFunctor_add<float>>(int, T2)` reads
 /// `vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>`.
 pub fn short_name(name: &str) -> String {
-    let name = name.strip_prefix("void ").unwrap_or(name);
-    let name = without_parameters(name);
+    let name = without_return_type(without_parameters(name));
     let mut short = String::with_capacity(name.len());
     // Where the word that is being copied starts in `short`.
     let mut word = 0;
@@ -29,6 +30,19 @@ pub fn short_name(name: &str) -> String {
         }
     }
     short
+}
+
+/// A function's name without the type before it, which is a template or in a namespace.
+fn without_return_type(name: &str) -> &str {
+    let name = name.strip_prefix("void ").unwrap_or(name);
+    let mut brackets = Brackets::default();
+    let space = name.char_indices().filter(|&(_, c)| brackets.outside(c) && c == ' ').last();
+    let Some(at) = space.map(|(at, _)| at) else { return name };
+    let function = &name[at + 1..];
+    // Names with operators may close more brackets than they open.
+    let count = |bracket| function.matches(bracket).count();
+    let is_whole = !function.starts_with('(') && count('<') == count('>');
+    if is_whole && name[..at].contains("::") { function } else { name }
 }
 
 /// The rest behind `(int)`, `(bool)` or another cast of a template argument.
@@ -95,6 +109,17 @@ mod tests {
         );
         assert_eq!(short_name("void <unnamed>::softmax<float>(float *)"), "softmax<float>");
         assert_eq!(short_name("[CUDA memcpy Host-to-Device]"), "[CUDA memcpy Host-to-Device]");
+        assert_eq!(
+            short_name("std::enable_if<(((8)>(0)))&&T<B>::exists, void>::type v::norm<B, 8>(B *)"),
+            "norm<B, 8>"
+        );
+        assert_eq!(
+            short_name(
+                "void at::native::<unnamed>::apply<at::native::<unnamed>::List<(int)2>, \
+                 at::native::Copy<long, long>>(T1, T2)"
+            ),
+            "apply<List<2>, Copy<long, long>>"
+        );
         assert_eq!(short_name("(odd)"), "(odd)");
         assert_eq!(short_name(""), "");
         assert_eq!(short_name("a::b))) (()"), "b))) (");

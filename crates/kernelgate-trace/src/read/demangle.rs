@@ -14,7 +14,23 @@ pub(super) fn readable(name: &str) -> Cow<'_, str> {
     let demangled = Symbol::new(symbol)
         .ok()
         .and_then(|symbol| symbol.demangle_with_options(&DemangleOptions::new()).ok());
-    demangled.map_or(Cow::Borrowed(symbol), Cow::Owned)
+    demangled.or_else(|| nested(symbol)).map_or(Cow::Borrowed(symbol), Cow::Owned)
+}
+
+/// The namespaces and the name of a function whose parameters are of a newer form.
+fn nested(symbol: &str) -> Option<String> {
+    let mut rest = symbol.strip_prefix("_Z")?;
+    rest = rest.strip_prefix('N').unwrap_or(rest).trim_start_matches(['K', 'V', 'r']);
+    let mut parts = Vec::new();
+    loop {
+        let digits = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+        let Ok(length) = rest[..digits].parse::<usize>() else { break };
+        let part = rest.get(digits..digits.checked_add(length)?)?;
+        let anonymous = part.starts_with("_GLOBAL__N_");
+        parts.push(if anonymous { "(anonymous namespace)" } else { part });
+        rest = &rest[digits + length..];
+    }
+    (!parts.is_empty()).then(|| parts.join("::"))
 }
 
 #[cfg(test)]
@@ -27,6 +43,13 @@ mod tests {
         assert_eq!(readable("_ZN3ops4gemmILi4EEEvPf.kd"), "void ops::gemm<4>(float*)");
         assert_eq!(readable("attn_fwd.kd"), "attn_fwd");
         assert_eq!(readable("_Znot a symbol"), "_Znot a symbol");
+        // A constrained template parameter.
+        assert_eq!(
+            readable(
+                "_ZN7sgl_hip10activation18act_and_mul_kernelI14__hip_bfloat16TnPFfRKT_EXadEEvPS2_"
+            ),
+            "sgl_hip::activation::act_and_mul_kernel"
+        );
         assert_eq!(readable("void add<float>(float *)"), "void add<float>(float *)");
     }
 }
