@@ -40,6 +40,8 @@ pub enum CauseKind {
     BackToBack,
     /// Launched, not started: an event that the stream waits for.
     EventWait,
+    /// Launched, not started: the legacy default stream waits for another one, or that for it.
+    DefaultStream,
     /// Launched, not started: a function of the host in the stream.
     HostFunction,
     /// Launched, not started: between the nodes of one graph.
@@ -72,6 +74,7 @@ impl CauseKind {
             Self::LaunchLatency => "launch latency",
             Self::BackToBack => "between queued operations",
             Self::EventWait => "launched, not started: waits for an event",
+            Self::DefaultStream => "launched, not started: behind the default stream",
             Self::HostFunction => "launched, not started: behind a host function",
             Self::InGraph => "launched, not started: between nodes of a graph",
             Self::Elsewhere => "launched, not started: another device or process worked",
@@ -95,6 +98,7 @@ impl CauseKind {
             Self::LaunchLatency => "launch_latency",
             Self::BackToBack => "back_to_back",
             Self::EventWait => "event_wait",
+            Self::DefaultStream => "default_stream",
             Self::HostFunction => "host_function",
             Self::InGraph => "in_graph",
             Self::Elsewhere => "elsewhere",
@@ -391,7 +395,7 @@ impl LatelyDone {
         }
         split.add((CauseKind::LaunchCall, Some(launch.name)), returned - called);
         let after = (returned, gap.end);
-        split.add(self.not_started(activities, late, after), after.1 - after.0);
+        split.add(self.not_started(trace, activities, late, after), after.1 - after.0);
         self.split = split;
         &self.split
     }
@@ -452,7 +456,13 @@ impl LatelyDone {
     }
 
     /// Why launched work does not start for a span.
-    fn not_started(&self, activities: &[Activity], late: &Late<'_>, span: (i64, i64)) -> Why {
+    fn not_started(
+        &self,
+        trace: &Trace,
+        activities: &[Activity],
+        late: &Late<'_>,
+        span: (i64, i64),
+    ) -> Why {
         let short = span.1 - span.0 < LATENCY_NS;
         if short && late.launch.end > late.gap.start {
             return (CauseKind::LaunchLatency, None);
@@ -472,6 +482,14 @@ impl LatelyDone {
                 Holds::HostFunction => CauseKind::HostFunction,
             };
             return (kind, Some(held.name));
+        }
+        let streams = &trace.streams;
+        let process = late.launch.process;
+        let other = |held: &&Held| {
+            held.stream.is_some_and(|of| streams.wait_for_each_other(process, of, late.stream))
+        };
+        if let Some(held) = held.iter().rev().find(other) {
+            return (CauseKind::DefaultStream, Some(held.name));
         }
         let others = (0..self.idle_until.len()).filter(|&other| other != late.activity);
         let related = |&other: &usize| {

@@ -283,6 +283,44 @@ impl Allocations {
     }
 }
 
+/// Streams, by process and number, that differ from others in what they wait for.
+#[derive(Debug, Clone, Default)]
+pub struct StreamKinds {
+    /// Legacy default streams: their work waits for that of all others, and the other way around.
+    pub null: Vec<(u32, u64)>,
+    /// Streams that wait for none.
+    pub non_blocking: Vec<(u32, u64)>,
+}
+
+impl StreamKinds {
+    /// Whether the work of two streams of a process waits for each other.
+    pub fn wait_for_each_other(&self, process: u32, a: u64, b: u64) -> bool {
+        let is = |of: &[(u32, u64)], stream: u64| of.contains(&(process, stream));
+        let blocking = ![a, b].iter().any(|&stream| is(&self.non_blocking, stream));
+        a != b && blocking && [a, b].iter().any(|&stream| is(&self.null, stream))
+    }
+}
+
+/// Page faults of managed memory.
+#[derive(Debug, Clone, Default)]
+pub struct PageFaults {
+    /// When.
+    pub start: Vec<i64>,
+    /// When the last fault of a group was served; the same as the start for the host's.
+    pub end: Vec<i64>,
+    /// Index into [`super::Trace::processes`].
+    pub process: Vec<u32>,
+    /// The device that faulted, or [`Self::HOST`].
+    pub device: Vec<u32>,
+    /// How many.
+    pub count: Vec<u64>,
+}
+
+impl PageFaults {
+    /// The host, in place of a device.
+    pub const HOST: u32 = u32::MAX;
+}
+
 /// Sampled hardware counters.
 #[derive(Debug, Clone, Default)]
 pub struct Counters {

@@ -17,7 +17,7 @@ use std::hash::Hash;
 use collectives::Collectives;
 use gpu::{
     Allocations, Copies, Counters, DeclaredWork, Function, GraphLaunches, GraphNode, Kernels,
-    LaunchShape, NodeEvents, Place, PlaceId, Sets, Synchronisations,
+    LaunchShape, NodeEvents, PageFaults, Place, PlaceId, Sets, StreamKinds, Synchronisations,
 };
 use hashbrown::HashMap;
 use host::{Calls, Marks, OperatorInputs, OsCalls, Ranges, Switches, Thread};
@@ -126,6 +126,8 @@ pub struct Trace {
     pub node_events: NodeEvents,
     /// Work that ranges declare.
     pub work: Vec<DeclaredWork>,
+    /// How streams were created.
+    pub streams: StreamKinds,
     /// Waits of the host.
     pub syncs: Synchronisations,
     /// Calls of CUDA.
@@ -142,6 +144,8 @@ pub struct Trace {
     pub switches: Switches,
     /// Device memory over time.
     pub allocations: Allocations,
+    /// Page faults of managed memory.
+    pub page_faults: PageFaults,
     /// Hardware counters over time.
     pub counters: Counters,
     /// Single launches, measured by Nsight Compute.

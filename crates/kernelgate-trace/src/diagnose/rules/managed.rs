@@ -1,11 +1,16 @@
 //! Pages of managed memory that migrate while they are used.
 
 use super::super::context::Context;
-use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Measure, Severity, Unit};
+use super::super::finding::{
+    Confidence, DeviceUse, Evidence, Finding, Measure, Remedy, Severity, Unit,
+};
 use super::super::text::bytes as shown_bytes;
 use super::launches::no_work;
 use super::outcome::{Lack, Outcome, all_of};
+use crate::analyze::classes::Class;
+use crate::analyze::cover::Union;
 use crate::analyze::operations::OperationId;
+use crate::model::gpu::PageFaults;
 
 /// Migrations of a device, during its kernels or between them.
 #[derive(Default)]
@@ -41,6 +46,54 @@ impl Migrations {
     }
 }
 
+/// Page faults of a process on a device, and those of its host.
+#[derive(Default)]
+struct Faults {
+    on_device: u64,
+    on_host: u64,
+    /// Groups of faults of the device, in order of time.
+    spans: Vec<(i64, i64)>,
+}
+
+impl Faults {
+    fn new(context: &Context<'_>, (pid, device): (i64, u32)) -> Self {
+        let (trace, mut of) = (context.trace, Self::default());
+        let faults = &trace.page_faults;
+        for row in 0..faults.start.len() {
+            if trace.processes[faults.process[row] as usize].pid != pid {
+                continue;
+            }
+            if faults.device[row] == PageFaults::HOST {
+                of.on_host += faults.count[row];
+            } else if faults.device[row] == device {
+                of.on_device += faults.count[row];
+                of.spans.push((faults.start[row], faults.end[row]));
+            }
+        }
+        of.spans.sort_unstable();
+        of
+    }
+
+    fn words(&self) -> String {
+        match (self.on_device, self.on_host) {
+            (0, 0) => String::new(),
+            (device, host) => format!("; {device} page faults of the device, {host} of the host"),
+        }
+    }
+
+    fn evidence(&self, place: (i64, u32)) -> Option<Evidence> {
+        let longest = self.spans.iter().max_by_key(|(start, end)| end - start)?;
+        Some(Evidence {
+            what: format!("groups of page faults of the device: {} faults", self.on_device),
+            count: self.spans.len(),
+            total_ns: Some(self.spans.iter().map(|(start, end)| end - start).sum()),
+            range: None,
+            span: Some(*longest),
+            place: Some(place),
+        })
+    }
+}
+
 pub(super) fn migrations(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     if context.all.is_empty() {
         return no_work(context).into();
@@ -48,6 +101,18 @@ pub(super) fn migrations(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     let mut migrations: Vec<OperationId> =
         context.all.ids().filter(|&id| context.is_migration(id)).collect();
     if migrations.is_empty() {
+        let places = context
+            .activities
+            .iter()
+            .map(|of| (context.trace.processes[of.process as usize].pid, of.device));
+        let faulted: Vec<Finding> = places
+            .filter(|&place| Faults::new(context, place).on_device > 0)
+            .map(|place| of_device(context, place, &[]))
+            .collect();
+        if !faulted.is_empty() {
+            let groups = context.trace.page_faults.start.len();
+            return Outcome::Checked(faulted, all_of(groups, Unit::Operations));
+        }
         let copies = context.trace.copies.on_gpu.len();
         if copies == 0 {
             return Lack::absent("the trace holds no copies and no page migrations").into();
@@ -58,14 +123,14 @@ pub(super) fn migrations(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     migrations.sort_by_key(|&id| (owner(id), context.all.start(id)));
     let mut found = Vec::new();
     for device in migrations.chunk_by(|&a, &b| owner(a) == owner(b)) {
-        found.push(of_device(context, device));
+        found.push(of_device(context, owner(device[0]), device));
     }
     Outcome::Checked(found, all_of(migrations.len(), Unit::Copies))
 }
 
-fn of_device(context: &Context<'_>, migrations: &[OperationId]) -> Finding {
+fn of_device(context: &Context<'_>, place: (i64, u32), migrations: &[OperationId]) -> Finding {
     let all = &context.all;
-    let place = context.place_of(migrations[0]);
+    let faults = Faults::new(context, place);
     let kernels = context.trace.kernels.on_gpu.len();
     let mut kernels: Vec<(i64, i64)> = (0..u32::try_from(kernels).unwrap_or(u32::MAX))
         .filter(|&id| context.place_of(id) == place)
@@ -98,7 +163,12 @@ fn of_device(context: &Context<'_>, migrations: &[OperationId]) -> Finding {
         };
     }
     paused_ns += pages.map_or(0, |(first, last)| last - first);
-    let saved = paused_ns + between.total_ns;
+    // Without migrations the device maps memory of the host, or new pages, at each fault.
+    let faulted_ns = match migrations {
+        [] => Union::new(faults.spans.clone()).length(),
+        _ => 0,
+    };
+    let saved = paused_ns + between.total_ns + faulted_ns;
     let span: i64 = context
         .activities
         .iter()
@@ -109,6 +179,7 @@ fn of_device(context: &Context<'_>, migrations: &[OperationId]) -> Finding {
     #[allow(clippy::cast_precision_loss)]
     let measured = Measure { value: count as f64, unit: "migrations" };
     let evidence = [
+        faults.evidence(place),
         during.evidence(context, "while kernels ran"),
         between.evidence(context, "between kernels, as the host touches pages"),
     ];
@@ -118,14 +189,17 @@ fn of_device(context: &Context<'_>, migrations: &[OperationId]) -> Finding {
         confidence: Confidence::Medium,
         title: format!(
             "{} of managed memory migrated in {count} pieces: {} while kernels ran, {} between \
-             them",
+             them{}",
             shown_bytes(during.bytes + between.bytes),
             during.count,
-            between.count
+            between.count,
+            faults.words()
         ),
         measured,
         threshold: Measure { value: 0.0, unit: "migrations" },
         recoverable_ns: Some(saved),
+        remedy: Remedy::Without(Class::Migration),
+        replayed: None,
         evidence: evidence.into_iter().flatten().collect(),
         advice: format!(
             "move pages before they are used, in large pieces: {}, or explicit copies",

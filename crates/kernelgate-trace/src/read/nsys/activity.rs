@@ -8,7 +8,9 @@ use super::Reader;
 use super::database::Row;
 use super::ids::{COPY, GRAPH, KERNEL, SET, split_global_id};
 use crate::error::TraceError;
-use crate::model::gpu::{LaunchShape, MemoryKind, Operations, Place, PlaceId, SyncKind};
+use crate::model::gpu::{
+    LaunchShape, MemoryKind, Operations, PageFaults, Place, PlaceId, SyncKind,
+};
 use crate::model::names::Name;
 
 const OPERATION: [&str; 7] =
@@ -161,6 +163,30 @@ impl Reader {
         Ok(())
     }
 
+    /// Streams that were created in a way that matters to others.
+    pub(super) fn streams(&mut self) -> Result<(), TraceError> {
+        let mut streams = std::mem::take(&mut self.builder.trace.streams);
+        for table in ["TARGET_INFO_CUDA_STREAM", "TARGET_INFO_CUDA_NULL_STREAM"] {
+            let null = table.contains("NULL");
+            self.scan(table, &["processId", "streamId", "flag"], |builder, _, row| {
+                let processes = &builder.trace.processes;
+                let process = processes.iter().position(|of| Some(of.pid) == row.integer(0));
+                let process = process.and_then(|process| u32::try_from(process).ok());
+                let stream = row.integer(1).map(i64::cast_unsigned);
+                let Some(stream) = process.zip(stream) else { return };
+                // As CUPTI numbers them.
+                match row.integer(2) {
+                    _ if null => streams.null.push(stream),
+                    Some(3) => streams.null.push(stream),
+                    Some(2) => streams.non_blocking.push(stream),
+                    _ => {}
+                }
+            })?;
+        }
+        self.builder.trace.streams = streams;
+        Ok(())
+    }
+
     pub(super) fn synchronisations(&mut self) -> Result<(), TraceError> {
         if !self.expect(SYNC) {
             return Ok(());
@@ -213,6 +239,28 @@ impl Reader {
             allocations.push(time, place(builder, row), address, number(6), given_back);
         })?;
         self.builder.trace.allocations = allocations;
+        Ok(())
+    }
+
+    /// Page faults of managed memory: one row for each of the host, one for a group of a device.
+    pub(super) fn page_faults(&mut self) -> Result<(), TraceError> {
+        let mut faults = std::mem::take(&mut self.builder.trace.page_faults);
+        let names = ["start", "end", "globalPid", "deviceId", "numberOfPageFaults"];
+        for table in ["CUDA_UM_CPU_PAGE_FAULT_EVENTS", "CUDA_UM_GPU_PAGE_FAULT_EVENTS"] {
+            let on_host = table.contains("CPU");
+            self.scan(table, &names, |builder, _, row| {
+                let Some(start) = builder.trace.quality.time(row.integer(0)) else { return };
+                let (key, pid, _) = split_global_id(row.integer(2).unwrap_or(0));
+                let device = row.integer(3).and_then(|id| u32::try_from(id).ok()).unwrap_or(0);
+                faults.start.push(start);
+                faults.end.push(row.integer(1).unwrap_or(start).max(start));
+                faults.process.push(builder.process(key, pid));
+                faults.device.push(if on_host { PageFaults::HOST } else { device });
+                let count = row.integer(4).and_then(|count| u64::try_from(count).ok());
+                faults.count.push(count.unwrap_or(1));
+            })?;
+        }
+        self.builder.trace.page_faults = faults;
         Ok(())
     }
 

@@ -9,6 +9,7 @@ mod database;
 mod host;
 mod ids;
 mod information;
+mod nccl;
 mod ranges;
 pub(super) mod stream;
 
@@ -81,16 +82,19 @@ impl Reader {
         self.information()?;
         if wanted.operations {
             self.operations(wanted)?;
+            self.nccl()?;
         }
         if wanted.calls {
             self.calls()?;
         }
         if wanted.rest {
+            self.streams()?;
             self.synchronisations()?;
             self.node_events()?;
             self.os_calls()?;
             self.switches()?;
             self.allocations()?;
+            self.page_faults()?;
             self.counters()?;
             self.diagnostics()?;
         }

@@ -11,9 +11,11 @@ use hashbrown::HashMap;
 use rows::{Activity, KernelRow, NodeRow, On, Recording};
 
 use super::builder::{Builder, COPY_KINDS};
+use super::demangle::readable;
 use crate::error::TraceError;
 use crate::model::gpu::{
-    DeclaredWork, GraphNode, LaunchShape, MemoryKind, Operations, Place, PlaceId, SyncKind,
+    DeclaredWork, GraphNode, LaunchShape, MemoryKind, Operations, PageFaults, Place, PlaceId,
+    SyncKind,
 };
 use crate::model::host::RangeStyle;
 use crate::model::names::Name;
@@ -67,7 +69,7 @@ impl Reader {
         let pid = recording.trace.pid;
         let process = builder.process(u64::from(pid), i64::from(pid));
         let all = &mut builder.trace.names;
-        let names = recording.trace.names.iter().map(|text| all.intern(text)).collect();
+        let names = recording.trace.names.iter().map(|text| all.intern(&readable(text))).collect();
         let unknown = all.intern("unknown");
         Self { builder, process, names, unknown }
     }
@@ -163,7 +165,7 @@ impl Reader {
         self.builder.trace.kernels = kernels;
     }
 
-    /// Copies, sets and allocations.
+    /// Copies, sets, allocations and page faults.
     fn memory(&mut self, activity: &Activity) {
         let mut copies = std::mem::take(&mut self.builder.trace.copies);
         for row in &activity.copies {
@@ -192,6 +194,15 @@ impl Reader {
             allocations.push(time, place, row.address, bytes, row.bytes < 0);
         }
         self.builder.trace.allocations = allocations;
+        for row in &activity.page_faults {
+            let trace = &mut self.builder.trace;
+            let (start, end) = span(&mut trace.quality, row.start, row.end.max(row.start));
+            trace.page_faults.start.push(start);
+            trace.page_faults.end.push(end);
+            trace.page_faults.process.push(self.process);
+            trace.page_faults.device.push(row.device.unwrap_or(PageFaults::HOST));
+            trace.page_faults.count.push(row.count.unwrap_or(1));
+        }
     }
 
     /// Calls, waits and ranges.

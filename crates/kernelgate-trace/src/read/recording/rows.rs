@@ -49,6 +49,7 @@ pub struct Activity {
     pub ranges: Vec<RangeRow>,
     pub graph_nodes: Vec<NodeRow>,
     pub allocations: Vec<AllocationRow>,
+    pub page_faults: Vec<FaultRow>,
     pub overhead: Vec<[u64; 2]>,
     pub dropped: u64,
 }
@@ -135,6 +136,16 @@ pub struct RangeRow {
 pub struct NodeRow {
     pub id: u64,
     pub ranges: Vec<u32>,
+}
+
+/// A page fault of the host, or a group of faults of a device.
+#[derive(Deserialize, Default)]
+#[serde(default)]
+pub struct FaultRow {
+    pub start: u64,
+    pub end: u64,
+    pub count: Option<u64>,
+    pub device: Option<u32>,
 }
 
 #[derive(Deserialize, Default)]
