@@ -82,7 +82,7 @@ fn print(diagnosis: &Diagnosis) {
             finding.measured.value,
             finding.measured.unit,
             nanoseconds(finding.recoverable_ns),
-            nanoseconds(diagnosis.critical_path.gain_of_rule(finding.id))
+            nanoseconds(finding.replayed.map(|of| of.further_ns))
         );
     }
     for question in &diagnosis.questions {

@@ -60,7 +60,7 @@ fn an_exposed_all_reduce_is_named_with_its_time() {
     assert_eq!((transfer.label.as_str(), transfer.count), ("NCCL/RCCL all-reduce", 5));
     assert_eq!((transfer.exposed_ns, transfer.beside_compute), (5 * 500_000, 5));
     // Without communication only compute and its launches are left on the critical path.
-    let gain = diagnosis.critical_path.gain_of_rule("exposed-communication");
+    let gain = found.replayed.map(|of| of.alone_ns);
     assert_eq!(gain, Some(500_000), "the launches of later steps do not move");
 }
 
@@ -223,5 +223,48 @@ fn a_replay_gains_what_is_on_the_critical_path_only() {
     };
     assert_eq!(gain("half the time of long"), Some(500_000));
     assert_eq!(gain("half the time of short"), Some(200_000));
-    assert_eq!(gain("launch calls that take no time"), Some(1_000), "only the first one matters");
+    assert_eq!(gain("launch calls that take no time"), Some(0), "the host is far ahead");
+}
+
+#[test]
+fn a_copy_from_pageable_memory_holds_its_host_up() {
+    // Each call returns a moment before its copy ends; the kernel behind it waits for both.
+    let mut export = Export::new();
+    for i in 0..3 {
+        let start = i * 2_000_000;
+        let id = 2 * i + 1;
+        export.call(7, (start, start + 990_000), id, "cudaMemcpyAsync_v3020");
+        export.copy((start + 10_000, start + 1_000_000), id, (1, 0, 2));
+        let call = start + 995_000;
+        export.launch((call, call + 5_000), (call + 15_000, call + 215_000), id + 1, "k");
+    }
+    let path = &diagnosed(&export).critical_path;
+    // From 10,000 to 5,210,000.
+    assert_eq!(path.total_ns, 5_200_000);
+    let gain =
+        |label: &str| path.gains.iter().find(|of| of.change.label() == label).map(|of| of.gain_ns);
+    // Without the copies each kernel starts 990 µs earlier, and so does what follows.
+    assert_eq!(gain("copies that take no time"), Some(3 * 990_000));
+    // 10 µs up to each copy and 5 µs of each launch behind one, but for the first and the last.
+    assert_eq!(gain("launch calls that take no time"), Some(30_000));
+}
+
+#[test]
+fn savings_of_two_findings_do_not_count_the_same_time_twice() {
+    // Short kernels, each launched 100 µs behind the one before it: one idle time, two findings.
+    let mut export = Export::new();
+    for i in 0..200 {
+        let call = i * 105_000;
+        export.launch((call, call + 5_000), (call + 6_000, call + 9_000), i + 1, "short");
+    }
+    let diagnosis = diagnosed(&export);
+    let replayed: Vec<_> =
+        diagnosis.findings.iter().filter_map(|of| Some((of.id, of.replayed?))).collect();
+    let ids: Vec<&str> = replayed.iter().map(|(id, _)| *id).collect();
+    assert!(ids.contains(&"launch-bound") && ids.contains(&"gaps"), "{ids:?}");
+    let all: i64 = replayed.iter().map(|(_, of)| of.further_ns).sum();
+    let (_, first) = replayed[0];
+    // Of 105 µs a kernel, 3 µs long, and 1 µs of launch latency are left.
+    assert_eq!(all, 199 * 101_000);
+    assert_eq!((first.alone_ns, first.further_ns), (all, all));
 }

@@ -49,6 +49,25 @@ fn events_with_bare_quotation_marks_are_left_out_and_counted() {
     assert!(quality(&diagnose(&trace)).iter().any(|title| title.starts_with("300 events are no")));
 }
 
+/// Kernels one behind the other, each on a stream of its own.
+#[test]
+fn a_hundred_thousand_streams_are_one_busy_device() {
+    let all: Vec<String> = (1..=100_000u32)
+        .map(|stream| {
+            format!(
+                r#"{{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": {stream}, "ts": {},
+                "dur": 8, "args": {{"device": 0, "stream": {stream}, "correlation": {stream}}}}}"#,
+                stream * 10
+            )
+        })
+        .collect();
+    let diagnosis = diagnose(&read("t.json", &events(&all)));
+    let [device] = &diagnosis.devices[..] else { panic!("one device") };
+    assert_eq!(device.span, (10_000, 1_000_008_000));
+    assert_eq!(device.busy_ns, 800_000_000);
+    assert!(diagnosis.to_text().len() < 20_000);
+}
+
 #[test]
 fn operations_at_zero_have_no_times() {
     let zero = r#"{"ph": "X", "cat": "gpu_memset", "name": "Memset", "ts": 0, "dur": 0},

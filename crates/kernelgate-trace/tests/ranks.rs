@@ -44,7 +44,7 @@ fn write(folder: &TempDir, ranks: &[Rank]) -> Vec<(String, PathBuf)> {
         let mut events = Vec::new();
         for step in rank.steps.0..rank.steps.1 {
             // Steps differ in length, so that only one alignment of two recordings fits.
-            let uneven = (step * step * 7 % 53) as f64;
+            let uneven = (0..=step).map(|step| step * step * 7 % 53).sum::<usize>() as f64;
             let start = 1000.0 + step as f64 * (slowest + 60.0) + uneven + rank.ahead_us;
             let kernel = |name: &str, from: f64, to: f64, arguments: serde_json::Value| {
                 json!({ "ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": from,
@@ -97,8 +97,8 @@ fn a_straggler_is_named_and_waiting_stands_apart_from_transfer() {
     assert_eq!(stragglers[0].delayed_ns, STEPS as i64 * 200_000);
     assert_eq!(job.waits[0][2], STEPS as i64 * 200_000);
     assert_eq!(job.waits[0][1], 0);
-    // The first collective keeps its arrival; each later one comes 200 µs earlier.
-    assert_eq!(stragglers[0].gain_ns, (STEPS as i64 - 1) * 200_000);
+    // Each collective starts 200 µs earlier if rank 2 computes as fast as the others.
+    assert_eq!(stragglers[0].gain_ns, STEPS as i64 * 200_000);
     // 4 MiB in 50 µs on four ranks.
     let sum = &job.collectives[0];
     assert_eq!((sum.transfer_ns, sum.bytes), (STEPS as i64 * 50_000, 4 << 20));
@@ -176,6 +176,138 @@ fn one_rank_alone_is_no_job() {
     let job = job(&[Rank { world: 1, ..Rank::new(0) }]);
     assert_eq!(job.joined, 0);
     assert!(job.to_text().contains("no collective could be joined"), "{}", job.to_text());
+}
+
+/// An event of a trace: name, category, thread or stream, start, end, correlation.
+type Event<'a> = (&'a str, &'a str, u32, f64, f64, u32);
+
+/// Joins two ranks with these events.
+fn two_ranks(ranks: [&[Event<'_>]; 2]) -> Job {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |(rank, events): (usize, &&[Event<'_>])| {
+        let event = |&(name, category, thread, start, end, correlation): &Event<'_>| {
+            json!({ "ph": "X", "cat": category, "name": name, "pid": 0, "tid": thread, "ts": start,
+                    "dur": end - start,
+                    "args": { "device": 0, "stream": thread, "correlation": correlation,
+                              "Collective name": "allreduce", "In msg nelems": 1024,
+                              "Out msg nelems": 1024, "dtype": "Float", "Group size": 2,
+                              "Process Group Name": "0" } })
+        };
+        let trace = json!({
+            "distributedInfo": { "rank": rank, "world_size": 2 },
+            "traceEvents": events.iter().map(event).collect::<Vec<_>>(),
+        });
+        let path = folder.path().join(format!("rank{rank}.json"));
+        std::fs::write(&path, trace.to_string()).unwrap();
+        (format!("rank{rank}.json"), path)
+    };
+    let job = join(read_parts(&ranks.iter().enumerate().map(write).collect::<Vec<_>>()).unwrap());
+    assert_eq!((job.joined, &job.problems[..]), (1, &[][..]));
+    let sum: i64 = job.path.segments.iter().map(|of| of.2).sum();
+    assert_eq!(sum, job.path.total_ns);
+    job
+}
+
+fn gain(job: &Job, change: &str) -> Option<i64> {
+    job.path.gains.iter().find(|of| of.change == change).map(|of| of.gain_ns)
+}
+
+const ALL_REDUCE: &str = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)";
+
+#[test]
+fn an_all_reduce_that_compute_partly_hides_gains_what_it_does_not_hide() {
+    // Rank 1 comes 240 µs late. The transfer takes 30 µs, of which rank 1 computes for 20 µs.
+    let job = two_ranks([
+        &[
+            ("a", "kernel", 7, 0.0, 100.0, 1),
+            ("b", "kernel", 7, 100.0, 160.0, 2),
+            (ALL_REDUCE, "kernel", 13, 100.0, 370.0, 3),
+            ("c", "kernel", 7, 370.0, 410.0, 4),
+        ],
+        &[
+            ("a", "kernel", 7, 0.0, 340.0, 1),
+            (ALL_REDUCE, "kernel", 13, 340.0, 370.0, 2),
+            ("b", "kernel", 7, 340.0, 360.0, 3),
+            ("c", "kernel", 7, 370.0, 410.0, 4),
+        ],
+    ]);
+    assert_eq!(job.path.total_ns, 410_000);
+    assert_eq!(gain(&job, "transfers that take no time"), Some(10_000));
+    // a, b and c of rank 1 take half as long, 170, 10 and 20 µs: c of rank 0 ends at 170 + 30 + 40.
+    assert_eq!(gain(&job, "rank 1 as fast as the median rank"), Some(170_000));
+    assert_eq!(gain(&job, "half the time of a"), Some(170_000));
+    assert_eq!(gain(&job, "half the time of b"), Some(0), "the transfer hides it");
+    assert_eq!(gain(&job, "half the time of c"), Some(20_000));
+    assert_eq!(gain(&job, "rank 0 as fast as the median rank"), None);
+    let a = job.path.segments.first().map(|(rank, what, ns)| (*rank, what.as_str(), *ns));
+    assert_eq!(a, Some((1, "a", 340_000)));
+    assert_eq!(job.stragglers()[0].gain_ns, 170_000);
+    assert!(job.to_text().contains("it computes 400.0 µs, the median rank 200.0 µs"));
+}
+
+#[test]
+fn the_critical_path_crosses_to_the_rank_that_came_last() {
+    let job = two_ranks([
+        &[
+            ("a", "kernel", 7, 0.0, 100.0, 1),
+            (ALL_REDUCE, "kernel", 7, 100.0, 330.0, 2),
+            ("b", "kernel", 7, 330.0, 400.0, 3),
+        ],
+        &[
+            ("a", "kernel", 7, 0.0, 300.0, 1),
+            (ALL_REDUCE, "kernel", 7, 300.0, 330.0, 2),
+            ("b", "kernel", 7, 330.0, 350.0, 3),
+        ],
+    ]);
+    // Rank 0's last kernel, the transfer, then rank 1's first kernel.
+    let expected = [(1, "a", 300_000), (0, "b", 70_000), (0, "communication", 30_000)];
+    let found: Vec<(usize, &str, i64)> =
+        job.path.segments.iter().map(|(rank, what, ns)| (*rank, what.as_str(), *ns)).collect();
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn what_a_rank_did_before_its_recording_is_no_delay() {
+    let job = two_ranks([
+        &[
+            ("a", "kernel", 7, 0.0, 100.0, 1),
+            (ALL_REDUCE, "kernel", 7, 100.0, 1330.0, 2),
+            ("b", "kernel", 7, 1330.0, 1430.0, 3),
+        ],
+        &[("a", "kernel", 7, 1000.0, 1300.0, 1), (ALL_REDUCE, "kernel", 7, 1300.0, 1330.0, 2)],
+    ]);
+    assert_eq!((job.waits[0][1], job.ranks[1].delayed_ns), (300_000, 300_000));
+    assert_eq!((job.span_ns, job.path.total_ns), (330_000, 430_000));
+}
+
+#[test]
+fn a_rank_that_its_host_holds_up_gains_the_time_of_the_host() {
+    let call = "cuda_runtime";
+    let launch = "cudaLaunchKernel";
+    let job = two_ranks([
+        &[
+            (launch, call, 1, 0.0, 5.0, 1),
+            (launch, call, 1, 10.0, 15.0, 2),
+            (launch, call, 1, 15.0, 20.0, 3),
+            ("first", "kernel", 7, 10.0, 20.0, 1),
+            ("a", "kernel", 7, 20.0, 120.0, 2),
+            (ALL_REDUCE, "kernel", 13, 120.0, 245.0, 3),
+        ],
+        &[
+            (launch, call, 1, 0.0, 5.0, 1),
+            (launch, call, 1, 105.0, 110.0, 2),
+            (launch, call, 1, 110.0, 115.0, 3),
+            ("first", "kernel", 7, 10.0, 20.0, 1),
+            ("a", "kernel", 7, 115.0, 215.0, 2),
+            (ALL_REDUCE, "kernel", 13, 215.0, 245.0, 3),
+        ],
+    ]);
+    assert_eq!(job.path.total_ns, 235_000);
+    // Its second call comes at once: a starts 5 µs behind the first kernel, at 25, ends at 125, and
+    // the transfer takes 30 µs.
+    assert_eq!(gain(&job, "rank 1 as fast as the median rank"), Some(90_000));
+    assert_eq!(gain(&job, "transfers that take no time"), Some(30_000));
+    assert!(job.to_text().contains("is idle for"), "{}", job.to_text());
 }
 
 #[test]

@@ -146,3 +146,16 @@ fn a_kernel_with_sizes_in_its_name_needs_no_shapes() {
     let found = diagnosis("NVIDIA H100 80GB HBM3", &[named]).utilization;
     near(found.operators[0].sum.tensor_share(), 0.5);
 }
+
+#[test]
+fn shapes_that_need_more_than_the_peak_are_not_believed() {
+    let wrong = Operator {
+        arguments: r#""Input Dims": [[4096, 40960], [40960, 4096]],
+            "Input type": ["c10::BFloat16", "c10::BFloat16"], "Concrete Inputs": ["", ""]"#,
+        ..PRODUCT
+    };
+    let found = diagnosis("NVIDIA H100 80GB HBM3", &[wrong, PRODUCT]).utilization;
+    unknown(&found, "the work of 1 operators, such as aten::mm: their recorded shapes need more");
+    near(found.all.tensor_share(), 0.5);
+    assert_eq!(found.all.count, 1);
+}

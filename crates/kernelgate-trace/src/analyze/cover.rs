@@ -30,6 +30,13 @@ impl Union {
         self.0.iter().map(|(start, end)| end - start).sum()
     }
 
+    /// Nanoseconds inside of one span.
+    pub fn within(&self, (start, end): (i64, i64)) -> i64 {
+        let first = self.0.partition_point(|&(_, to)| to <= start);
+        let inside = self.0[first..].iter().take_while(|&&(from, _)| from < end);
+        inside.map(|&(from, to)| to.min(end) - from.max(start)).sum()
+    }
+
     /// Nanoseconds outside of another union.
     pub fn outside(&self, other: &Self) -> i64 {
         let mut inside = 0;
@@ -56,6 +63,8 @@ mod tests {
         let union = Union::new(vec![(10, 20), (0, 5), (15, 30), (5, 7), (40, 40)]);
         assert_eq!(union, Union(vec![(0, 7), (10, 30), (40, 40)]));
         assert_eq!(union.length(), 27);
+        let within = [(5, 12), (7, 10), (-5, 100), (29, 41)].map(|span| union.within(span));
+        assert_eq!(within, [4, 0, 27, 1]);
     }
 
     #[test]

@@ -7,6 +7,7 @@ pub mod graph_nodes;
 pub mod idle;
 pub mod inside;
 pub mod iterations;
+pub mod job_replay;
 pub mod kernel_kinds;
 pub mod launches;
 pub mod operations;

@@ -59,7 +59,8 @@ impl Inputs {
         };
         let (dims, types) = (list(inputs.dims), list(inputs.types));
         let tensor = |(index, dims): (usize, &Value)| {
-            let axes: Option<Vec<f64>> = dims.as_array()?.iter().map(Value::as_f64).collect();
+            let axis = |axis: &Value| axis.as_f64().filter(|axis| *axis >= 0.0);
+            let axes: Option<Vec<f64>> = dims.as_array()?.iter().map(axis).collect();
             let (size, precision) = data_type(types.get(index)?.as_str()?)?;
             Some(Tensor { axes: axes?, size, precision })
         };
@@ -120,7 +121,7 @@ fn data_type(name: &str) -> Option<(f64, Option<Precision>)> {
 pub fn operator(name: &str, inputs: &OperatorInputs, names: &Names) -> Option<Work> {
     let function = name.strip_prefix("aten::").or_else(|| name.strip_prefix("_C::"))?;
     let inputs = Inputs::parse(inputs, names)?;
-    match function {
+    let work = match function {
         "mm" | "_int_mm" | "_scaled_mm" | "bmm" => product(&inputs, 0),
         "addmm" | "addmm_" | "baddbmm" | "_addmm_activation" => product(&inputs, 1),
         "matmul" => product(&inputs, 0),
@@ -138,7 +139,9 @@ pub fn operator(name: &str, inputs: &OperatorInputs, names: &Names) -> Option<Wo
         "_scaled_dot_product_efficient_attention_backward" => attention_backward(&inputs, 11),
         "_scaled_dot_product_cudnn_attention_backward" => attention_backward(&inputs, 14),
         _ => moving(function, &inputs),
-    }
+    };
+    // Empty tensors have no work, and neither have sizes beyond every number.
+    work.filter(|work| (work.flops + work.bytes).is_finite())
 }
 
 /// `[…, m, k]` times `[…, k, n]`, from an argument on.
@@ -360,6 +363,8 @@ mod tests {
         assert_eq!(flops("aten::bmm", "[[3, 4, 8], [3, 8, 16]]", "[]"), Some(3072.0));
         assert_eq!(flops("aten::linear", "[[2, 4, 8], [16, 8], [16]]", "[]"), Some(2048.0));
         assert_eq!(flops("aten::mm", "[[4, 8], [9, 16]]", "[]"), None, "shapes that do not fit");
+        assert_eq!(flops("aten::mm", "[[4, -8], [-8, 16]]", "[]"), None, "no axis is negative");
+        assert_eq!(flops("aten::mm", "[[0, 0], [0, 0]]", "[]"), None);
         assert_eq!(flops("aten::mm", "[]", "[]"), None);
         assert_eq!(flops("my::mm", "[[4, 8], [8, 16]]", "[]"), None);
     }

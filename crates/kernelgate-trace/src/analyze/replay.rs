@@ -3,7 +3,8 @@
 //! and the one on another stream whose end it seems to wait for; a wait ends behind the last
 //! operation that ended in it. The time between stays as long as it was recorded.
 //!
-//! A replay takes time proportional to the operations. Absent: dependencies between ranks.
+//! A replay takes time proportional to the operations. [`Replay`] goes operation by operation, so
+//! that `job_replay` can join the ranks of a job. Absent: dependencies between ranks.
 
 use std::cmp::Reverse;
 
@@ -12,7 +13,7 @@ use hashbrown::HashMap;
 use super::operations::{AllOperations, OperationId};
 use crate::model::Trace;
 
-/// No operation.
+/// No operation, or no thread.
 const NONE: u32 = u32::MAX;
 /// An operation that starts so long after its launch and its stream's last operation may wait for
 /// another stream.
@@ -23,10 +24,30 @@ const WAITS_NS: i64 = 1_000;
 pub struct LaunchCall {
     /// When it was entered.
     pub start: i64,
-    /// When it returned.
-    pub end: i64,
-    /// The thread.
+    /// Its length in nanoseconds, at most 4 s.
+    length: u32,
+    /// Index into [`Trace::threads`].
     pub thread: u32,
+}
+
+impl LaunchCall {
+    /// The call of an operation whose call is not recorded.
+    pub const UNKNOWN: Self = Self { start: 0, length: 0, thread: NONE };
+
+    /// A call of a thread.
+    pub fn new(start: i64, end: i64, thread: u32) -> Self {
+        Self { start, length: u32::try_from(end - start).unwrap_or(u32::MAX), thread }
+    }
+
+    /// Whether it is recorded.
+    pub fn is_known(&self) -> bool {
+        self.thread != NONE
+    }
+
+    /// When it returned.
+    pub fn end(&self) -> i64 {
+        self.start + i64::from(self.length)
+    }
 }
 
 /// A call that waits for the GPU.
@@ -51,10 +72,18 @@ struct Wait {
 pub struct Change<'a> {
     /// The length of an operation, from its recorded one.
     pub length: &'a dyn Fn(OperationId, i64) -> i64,
-    /// The length of a launch call, from its recorded one.
-    pub launch: &'a dyn Fn(i64) -> i64,
+    /// Whether launch calls take time.
+    pub launches: bool,
     /// Whether the host waits for the GPU.
     pub waits: bool,
+    /// Part of the host's time between its launch calls that is left.
+    pub host: f64,
+}
+
+impl Change<'_> {
+    /// No change.
+    pub const NONE: Change<'static> =
+        Change { length: &|_, ns| ns, launches: true, waits: true, host: 1.0 };
 }
 
 /// A segment of the critical path.
@@ -76,11 +105,26 @@ pub enum Segment {
     Unknown,
 }
 
+impl Segment {
+    /// As text; operations have names of their own.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Operation(_) => "operation",
+            Self::LaunchLatency => "from launch call to start",
+            Self::BetweenOperations => "between dependent operations",
+            Self::LaunchCalls => "launch calls",
+            Self::Host => "host between launch calls",
+            Self::WaitReturn => "return from waits",
+            Self::Unknown => "launches that the trace does not hold",
+        }
+    }
+}
+
 /// The dependencies of a trace.
 pub struct Dependencies<'a> {
     all: AllOperations<'a>,
-    /// By operation; the thread is [`NONE`] where the call is not recorded.
-    launches: Vec<Option<LaunchCall>>,
+    /// By operation.
+    launches: &'a [LaunchCall],
     /// Operations whose launch is recorded, in the order of their launch.
     launched: Vec<OperationId>,
     /// Operations in the order of their start.
@@ -97,22 +141,17 @@ pub struct Dependencies<'a> {
 
 impl<'a> Dependencies<'a> {
     /// Collects the dependencies; `None` of a trace without operations.
-    pub fn new(
-        trace: &'a Trace,
-        launch: impl Fn(OperationId) -> Option<LaunchCall>,
-        waits: &[WaitCall],
-    ) -> Option<Self> {
+    pub fn new(trace: &'a Trace, launches: &'a [LaunchCall], waits: &[WaitCall]) -> Option<Self> {
         let all = AllOperations::of(trace);
         let process = |id: OperationId| trace.process_of(all.place(id)) as usize;
-        let launches: Vec<Option<LaunchCall>> = all.ids().map(launch).collect();
         let sorted = |mut ids: Vec<OperationId>, key: &dyn Fn(OperationId) -> i64| {
             if !ids.is_sorted_by_key(|&id| key(id)) {
                 ids.sort_by_key(|&id| key(id));
             }
             ids
         };
-        let time = |id: OperationId| launches[id as usize].map_or(i64::MAX, |of| of.start);
-        let launched = all.ids().filter(|&id| launches[id as usize].is_some()).collect();
+        let time = |id: OperationId| launches[id as usize].start;
+        let launched = all.ids().filter(|&id| launches[id as usize].is_known()).collect();
         let launched = sorted(launched, &time);
         let started = sorted(all.ids().collect(), &|id| all.start(id));
         let ended = sorted(all.ids().collect(), &|id| all.end(id));
@@ -185,11 +224,15 @@ impl<'a> Dependencies<'a> {
                 self.waits.push(Wait { call, ended_by: last });
             }
         }
-        // Calls that return behind the end of what they launched hold up the host, too.
+        // Calls that last as long as what they launched hold up the host, too: a copy from pageable
+        // memory returns when its last part is staged, a moment before its end.
         let blocking = self.launched.iter().filter_map(|&id| {
-            let LaunchCall { start, end, thread } = self.launches[id as usize]?;
-            let call = WaitCall { thread, start, end };
-            (self.all.end(id) <= end).then_some(Wait { call, ended_by: id })
+            let launch = &self.launches[id as usize];
+            let call = WaitCall { thread: launch.thread, start: launch.start, end: launch.end() };
+            let (start, end) = (self.all.start(id), self.all.end(id));
+            let beside = call.end.min(end) - call.start.max(start);
+            let holds = end <= call.end || (end - start > WAITS_NS && beside * 2 > end - start);
+            holds.then_some(Wait { call, ended_by: id })
         });
         let blocking: Vec<Wait> = blocking.collect();
         if !blocking.is_empty() {
@@ -198,11 +241,26 @@ impl<'a> Dependencies<'a> {
         }
     }
 
+    /// The call that launched an operation, where it is recorded.
+    fn launch(&self, id: OperationId) -> Option<&LaunchCall> {
+        self.launches.get(id as usize).filter(|launch| launch.is_known())
+    }
+
+    /// The operations.
+    pub fn operations(&self) -> AllOperations<'a> {
+        self.all
+    }
+
+    /// From the first start to the last end of an operation.
+    pub fn span(&self) -> (i64, i64) {
+        self.span
+    }
+
     /// The time from which an operation could start, by its launch and its stream, and whether the
     /// launch decides.
     fn ready(&self, id: OperationId) -> Option<(i64, bool)> {
         let start = self.all.start(id);
-        let launch = self.launches[id as usize].map(|of| of.end.min(start));
+        let launch = self.launch(id).map(|of| of.end().min(start));
         let before = self.before[id as usize];
         let stream = (before != NONE).then(|| self.all.end(before).min(start));
         match (launch, stream) {
@@ -215,139 +273,175 @@ impl<'a> Dependencies<'a> {
 
     /// Nanoseconds that the trace is shorter with a change; negative where it is longer.
     pub fn gain(&self, change: &Change<'_>) -> i64 {
-        let mut replay = Replay {
-            thread: vec![0; self.threads],
-            launch: vec![0; self.all.len()],
-            end: vec![0; self.all.len()],
-            last_call: (NONE, i64::MIN),
-        };
-        let mut launched = self.launched.iter().copied().peekable();
-        let mut waits = self.waits.iter().peekable();
-        let mut latest = i64::MIN;
-        let call_start = |id: OperationId| self.launches[id as usize].map_or(0, |of| of.start);
-        for &id in &self.started {
-            let start = self.all.start(id);
-            loop {
-                let call = launched.peek().map_or(i64::MAX, |&id| call_start(id));
-                let wait = waits.peek().map_or(i64::MAX, |wait| wait.call.end);
-                if call <= start && call <= wait {
-                    launched.next().into_iter().for_each(|id| replay.launch(self, id, change));
-                } else if wait <= start {
-                    waits.next().into_iter().for_each(|wait| replay.wait(self, wait, change));
-                } else {
-                    break;
-                }
-            }
-            latest = latest.max(replay.start(self, id, change));
+        let mut replay = Replay::new(self);
+        let (mut first, mut last) = (i64::MAX, i64::MIN);
+        while let Some(id) = replay.next() {
+            let by = replay.start(id, change);
+            let (start, end) = (self.all.start(id), self.all.end(id));
+            first = first.min(start + by);
+            let by = by + (change.length)(id, end - start) - (end - start);
+            replay.set_end(id, by);
+            last = last.max(end + by);
         }
-        self.span.1 - latest
+        (self.span.1 - self.span.0) - (last - first)
     }
 
     /// The critical path, from its end back to its start: segments that add up to the time from the
     /// first start to the last end.
     pub fn critical_path(&self) -> Vec<(Segment, i64)> {
+        let walk = Walk::new(self);
         let mut path = Path { first: self.span.0, at: self.span.1, segments: Vec::new() };
-        let hosts = Hosts::new(self);
-        let last = self.started.iter().copied().max_by_key(|&id| (self.all.end(id), Reverse(id)));
-        let mut next = last;
+        let mut next = Some(self.last());
         while let Some(id) = next.filter(|_| path.at > path.first) {
             path.back(Segment::Operation(id), self.all.start(id));
-            let other = self.other.get(&id);
-            next = match (self.ready(id), other) {
-                (_, Some(&other)) => {
-                    path.back(Segment::BetweenOperations, self.all.end(other));
-                    Some(other)
-                }
-                (Some((ready, false)), None) => {
-                    path.back(Segment::BetweenOperations, ready);
-                    Some(self.before[id as usize])
-                }
-                (Some((ready, true)), None) => {
-                    path.back(Segment::LaunchLatency, ready);
-                    let call = self.launches[id as usize].expect("the launch decides");
-                    path.back(Segment::LaunchCalls, call.start);
-                    hosts.back(self, call, &mut path)
-                }
-                (None, None) => None,
-            };
+            next = walk.before(id, &mut path);
         }
         path.back(Segment::Unknown, self.span.0);
         path.segments
     }
+
+    /// The operation that ends last.
+    pub fn last(&self) -> OperationId {
+        let last = self.started.iter().copied().max_by_key(|&id| (self.all.end(id), Reverse(id)));
+        last.expect("there are operations")
+    }
 }
 
-/// Differences between replayed and recorded times.
-struct Replay {
+/// A replay while it goes on: differences between replayed and recorded times.
+pub struct Replay<'d, 'a> {
+    of: &'d Dependencies<'a>,
     /// By thread, behind its last call.
     thread: Vec<i64>,
+    /// By thread, the recorded end of its last call; empty where the host takes its recorded time.
+    called: Vec<i64>,
     /// By operation, of its launch.
     launch: Vec<i64>,
     /// By operation, of its end.
     end: Vec<i64>,
     /// Thread and start of the last launch call: a graph's call launches several operations.
     last_call: (u32, i64),
+    /// Positions in the operations by launch and by start, and in the waits.
+    at: (usize, usize, usize),
 }
 
-impl Replay {
-    fn launch(&mut self, of: &Dependencies<'_>, id: OperationId, change: &Change<'_>) {
-        let Some(call) = of.launches[id as usize] else { return };
-        let thread = &mut self.thread[call.thread as usize];
-        if self.last_call != (call.thread, call.start) {
-            self.last_call = (call.thread, call.start);
-            let recorded = call.end - call.start;
-            *thread += (change.launch)(recorded) - recorded;
+impl<'d, 'a> Replay<'d, 'a> {
+    /// A replay that has not begun.
+    pub fn new(of: &'d Dependencies<'a>) -> Self {
+        Self {
+            of,
+            thread: vec![0; of.threads],
+            called: vec![i64::MIN; of.threads],
+            launch: vec![0; of.all.len()],
+            end: vec![0; of.all.len()],
+            last_call: (NONE, i64::MIN),
+            at: (0, 0, 0),
         }
-        self.launch[id as usize] = *thread;
     }
 
-    fn wait(&mut self, of: &Dependencies<'_>, wait: &Wait, change: &Change<'_>) {
-        let WaitCall { thread, start, end } = wait.call;
-        let thread = &mut self.thread[thread as usize];
-        let ended = of.all.end(wait.ended_by);
-        let not_before = *thread + start - end;
-        *thread = match change.waits {
-            // The call returns as long after the operation as it was recorded, and not before it
-            // was entered.
-            true => self.end[wait.ended_by as usize].max(not_before),
-            false => not_before + (end - ended.max(start)),
-        };
+    /// The next operation in the order of their recorded start.
+    pub fn next(&self) -> Option<OperationId> {
+        self.of.started.get(self.at.1).copied()
     }
 
-    /// The replayed end of an operation.
-    fn start(&mut self, of: &Dependencies<'_>, id: OperationId, change: &Change<'_>) -> i64 {
-        let (start, end) = (of.all.start(id), of.all.end(id));
+    /// Replays the calls before the next operation and its start; returns the difference of its
+    /// start. Its end has to be set before what depends on it is replayed.
+    pub fn start(&mut self, id: OperationId, change: &Change<'_>) -> i64 {
+        let of = self.of;
+        let start = of.all.start(id);
+        loop {
+            let launched = of.launched.get(self.at.0).copied();
+            let call = launched.map_or(i64::MAX, |id| of.launches[id as usize].start);
+            let wait = of.waits.get(self.at.2);
+            let returned = wait.map_or(i64::MAX, |wait| wait.call.end);
+            match (launched, wait) {
+                (Some(launched), _) if call <= start && call <= returned => {
+                    self.at.0 += 1;
+                    self.call(launched, change);
+                }
+                (_, Some(wait)) if returned <= start => {
+                    self.at.2 += 1;
+                    self.wait(wait, change);
+                }
+                _ => break,
+            }
+        }
+        self.at.1 += 1;
         let mut recorded = i64::MIN;
         let mut replayed = i64::MIN;
         let mut depends = |time: i64, by: i64| {
             recorded = recorded.max(time.min(start));
             replayed = replayed.max(time.min(start) + by);
         };
-        if let Some(call) = of.launches[id as usize] {
-            depends(call.end, self.launch[id as usize]);
+        if let Some(call) = of.launch(id) {
+            depends(call.end(), self.launch[id as usize]);
         }
-        let before = of.before[id as usize];
-        for other in [before, of.other.get(&id).copied().unwrap_or(NONE)] {
+        let other = if of.other.is_empty() { None } else { of.other.get(&id).copied() };
+        for other in [of.before[id as usize], other.unwrap_or(NONE)] {
             if other != NONE {
                 depends(of.all.end(other), self.end[other as usize]);
             }
         }
-        let by = if recorded == i64::MIN { 0 } else { replayed - recorded };
-        let length = end - start;
-        self.end[id as usize] = by + (change.length)(id, length) - length;
-        end + self.end[id as usize]
+        if recorded == i64::MIN { 0 } else { replayed - recorded }
+    }
+
+    /// Sets the difference of an operation's end.
+    pub fn set_end(&mut self, id: OperationId, by: i64) {
+        self.end[id as usize] = by;
+    }
+
+    fn call(&mut self, id: OperationId, change: &Change<'_>) {
+        let call = &self.of.launches[id as usize];
+        let thread = call.thread as usize;
+        let length = call.end() - call.start;
+        if self.last_call != (call.thread, call.start) {
+            self.last_call = (call.thread, call.start);
+            self.host(thread, call.start, change);
+            self.thread[thread] -= if change.launches { 0 } else { length };
+            self.called[thread] = self.called[thread].max(call.end());
+        }
+        // What starts before the call returns was held up by a part of it.
+        let after = (call.end() - self.of.all.start(id)).clamp(0, length);
+        self.launch[id as usize] = self.thread[thread] + if change.launches { 0 } else { after };
+    }
+
+    /// The host's own time from its last call to a time.
+    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
+    fn host(&mut self, thread: usize, until: i64, change: &Change<'_>) {
+        let since = self.called[thread];
+        if change.host != 1.0 && since != i64::MIN && until > since {
+            self.thread[thread] -= ((until - since) as f64 * (1.0 - change.host)).round() as i64;
+        }
+    }
+
+    fn wait(&mut self, wait: &Wait, change: &Change<'_>) {
+        let WaitCall { thread, start, end } = wait.call;
+        let ended = self.of.all.end(wait.ended_by);
+        let index = thread as usize;
+        self.host(index, start, change);
+        self.called[index] = self.called[index].max(end);
+        let not_before = self.thread[index] + start - end;
+        self.thread[index] = match change.waits {
+            // The call returns as long after (or before) the end of the operation as it was
+            // recorded, and not before it was entered.
+            true => self.end[wait.ended_by as usize].max(not_before),
+            false => not_before + (end - ended.max(start)),
+        };
     }
 }
 
 /// The critical path while it is walked back.
-struct Path {
-    first: i64,
-    at: i64,
-    segments: Vec<(Segment, i64)>,
+pub struct Path {
+    /// Where it begins.
+    pub first: i64,
+    /// Where it has come to.
+    pub at: i64,
+    /// What it went through.
+    pub segments: Vec<(Segment, i64)>,
 }
 
 impl Path {
     /// Goes back to a time.
-    fn back(&mut self, segment: Segment, to: i64) {
+    pub fn back(&mut self, segment: Segment, to: i64) {
         let to = to.max(self.first);
         if to < self.at {
             self.segments.push((segment, self.at - to));
@@ -356,38 +450,58 @@ impl Path {
     }
 }
 
-/// Calls by thread.
-struct Hosts {
+/// Goes from an operation to the one that it waited for.
+pub struct Walk<'d, 'a> {
+    of: &'d Dependencies<'a>,
     /// By thread, waits in the order of their end.
     waits: Vec<Vec<Wait>>,
     /// By thread, start of each launch call in order, and the length of all before it.
     launches: Vec<Vec<(i64, i64)>>,
 }
 
-impl Hosts {
-    fn new(of: &Dependencies<'_>) -> Self {
+impl<'d, 'a> Walk<'d, 'a> {
+    /// Sorts the calls by thread.
+    pub fn new(of: &'d Dependencies<'a>) -> Self {
         let mut waits = vec![Vec::new(); of.threads];
         of.waits.iter().for_each(|wait| waits[wait.call.thread as usize].push(*wait));
         let mut launches: Vec<Vec<(i64, i64)>> = vec![Vec::new(); of.threads];
         let mut sum = vec![0; of.threads];
-        for call in of.launched.iter().filter_map(|&id| of.launches[id as usize]) {
+        for &id in &of.launched {
+            let call = &of.launches[id as usize];
             let calls = &mut launches[call.thread as usize];
             if calls.last().is_none_or(|&(start, _)| start != call.start) {
                 calls.push((call.start, sum[call.thread as usize]));
-                sum[call.thread as usize] += call.end - call.start;
+                sum[call.thread as usize] += call.end() - call.start;
             }
         }
-        Self { waits, launches }
+        Self { of, waits, launches }
+    }
+
+    /// Goes back from the start of an operation to the end of the one that it waited for.
+    pub fn before(&self, id: OperationId, path: &mut Path) -> Option<OperationId> {
+        let of = self.of;
+        match (of.ready(id), of.other.get(&id)) {
+            (_, Some(&other)) => {
+                path.back(Segment::BetweenOperations, of.all.end(other));
+                Some(other)
+            }
+            (Some((ready, false)), None) => {
+                path.back(Segment::BetweenOperations, ready);
+                Some(of.before[id as usize])
+            }
+            (Some((ready, true)), None) => {
+                path.back(Segment::LaunchLatency, ready);
+                let call = of.launches[id as usize];
+                path.back(Segment::LaunchCalls, call.start);
+                self.host(call, path)
+            }
+            (None, None) => None,
+        }
     }
 
     /// Goes back from a launch call to the last wait of its thread, and to the operation that ended
     /// it.
-    fn back(
-        &self,
-        of: &Dependencies<'_>,
-        call: LaunchCall,
-        path: &mut Path,
-    ) -> Option<OperationId> {
+    fn host(&self, call: LaunchCall, path: &mut Path) -> Option<OperationId> {
         let waits = &self.waits[call.thread as usize];
         let after = waits.partition_point(|wait| wait.call.end <= call.start);
         let wait = after.checked_sub(1).map(|last| waits[last]);
@@ -402,7 +516,7 @@ impl Hosts {
         path.back(Segment::LaunchCalls, path.at - launching);
         path.back(Segment::Host, until);
         let wait = wait?;
-        path.back(Segment::WaitReturn, of.all.end(wait.ended_by));
+        path.back(Segment::WaitReturn, self.of.all.end(wait.ended_by));
         Some(wait.ended_by)
     }
 }

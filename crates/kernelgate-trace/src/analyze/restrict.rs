@@ -73,6 +73,7 @@ pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
         graph_nodes: graph_nodes::nodes(trace),
         work: trace.work.clone(),
         profiled: trace.profiled.clone(),
+        streams: trace.streams.clone(),
         // What was taken before is still held inside.
         allocations: trace.allocations.clone(),
         metadata: trace.metadata.clone(),
@@ -106,6 +107,15 @@ pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
     });
     inner.syncs.on_gpu = syncs.on_gpu.pick(&kept_syncs);
     inner.syncs.kind = pick(&syncs.kind, &kept_syncs);
+    let faults = &trace.page_faults;
+    let kept_faults = rows(faults.start.len(), &|row| {
+        selection.touches(faults.process[row], faults.start[row], faults.start[row])
+    });
+    inner.page_faults.start = pick(&faults.start, &kept_faults);
+    inner.page_faults.end = pick(&faults.end, &kept_faults);
+    inner.page_faults.process = pick(&faults.process, &kept_faults);
+    inner.page_faults.device = pick(&faults.device, &kept_faults);
+    inner.page_faults.count = pick(&faults.count, &kept_faults);
     let os = &trace.os_calls;
     let kept_os = rows(os.start.len(), &|call| {
         selection.touches(

@@ -84,14 +84,15 @@ impl WorkSum {
         self.share(self.memory_ns, self.kernel_ns).filter(|share| *share > 0.0)
     }
 
-    /// The least time that the roofline allows over the time taken, 0 to 1.
+    /// The least time that the roofline allows over the time taken, 0 to 1; `None` without a
+    /// published peak of memory.
     pub fn roofline_share(&self) -> Option<f64> {
-        self.share(self.roofline_ns, self.kernel_ns)
+        self.share(self.roofline_ns, self.kernel_ns).filter(|_| self.memory_ns > 0.0)
     }
 
     /// Which peak limits the work.
     pub fn limit(&self) -> Option<Limit> {
-        let any = self.without_peak == 0 && self.tensor_ns.max(self.memory_ns) > 0.0;
+        let any = self.without_peak == 0 && self.memory_ns > 0.0;
         let limit = if self.tensor_ns > self.memory_ns { Limit::Compute } else { Limit::Memory };
         any.then_some(limit)
     }

@@ -1,13 +1,15 @@
 //! The critical path of a trace, and what shorter kernels, launches or transfers would gain: the
 //! recorded dependencies replayed.
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use super::context::Context;
+use super::finding::{Finding, Remedy, Replayed};
 use super::labels::short_name;
 use crate::analyze::classes::Class;
+use crate::analyze::cover::Union;
 use crate::analyze::operations::{Kind, OperationId};
-use crate::analyze::replay::{Change, Dependencies, LaunchCall, Segment};
+use crate::analyze::replay::{Change, Dependencies, Segment};
 
 /// Kernels that are replayed and listed.
 const KERNELS: usize = 3;
@@ -65,28 +67,10 @@ pub struct CriticalPath {
     pub gains: Vec<Gain>,
 }
 
-impl CriticalPath {
-    /// The gain of the change that mends a finding.
-    pub fn gain_of_rule(&self, rule: &str) -> Option<i64> {
-        let change = match rule {
-            "launch-bound" => Faster::Launches,
-            "sync-in-loop" => Faster::Waits,
-            "exposed-communication" => Faster::Communication,
-            "exposed-copy" | "synchronous-copy" | "pageable-copy" => Faster::Copies,
-            "page-migration" => Faster::Migrations,
-            _ => return None,
-        };
-        self.gains.iter().find(|gain| gain.change == change).map(|gain| gain.gain_ns)
-    }
-}
-
-/// The critical path of a trace; empty without operations.
-pub(super) fn critical_path(context: &Context<'_>) -> CriticalPath {
-    let launch = |id: OperationId| {
-        let call = context.host.launch(id)?;
-        Some(LaunchCall { start: call.start, end: call.end(), thread: call.thread })
-    };
-    let Some(of) = Dependencies::new(context.trace, launch, &context.host.wait_calls) else {
+/// The critical path of a trace, empty without operations, and what mending each finding gains.
+pub(super) fn critical_path(context: &Context<'_>, findings: &mut [Finding]) -> CriticalPath {
+    let host = &context.host;
+    let Some(of) = Dependencies::new(context.trace, &host.launches, &host.wait_calls) else {
         return CriticalPath::default();
     };
     let mut sums: HashMap<String, i64> = HashMap::new();
@@ -103,109 +87,212 @@ pub(super) fn critical_path(context: &Context<'_>) -> CriticalPath {
                 }
                 class => class.label().to_owned(),
             },
-            Segment::LaunchLatency => "from launch call to start".to_owned(),
-            Segment::BetweenOperations => "between dependent operations".to_owned(),
-            Segment::LaunchCalls => "launch calls".to_owned(),
-            Segment::Host => "host between launch calls".to_owned(),
-            Segment::WaitReturn => "return from waits".to_owned(),
-            Segment::Unknown => "launches that the trace does not hold".to_owned(),
+            other => other.label().to_owned(),
         };
         *sums.entry(label).or_default() += ns;
     }
     let mut segments: Vec<(String, i64)> = sums.into_iter().collect();
     segments.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
-    CriticalPath { total_ns, segments, gains: gains(context, &of) }
+    let run = Run { context, of, beside_ns: beside_migrations(context) };
+    run.replay_remedies(findings);
+    CriticalPath { total_ns, segments, gains: run.gains() }
 }
 
-fn gains(context: &Context<'_>, of: &Dependencies<'_>) -> Vec<Gain> {
-    let trace = context.trace;
-    // Compute time by function.
-    let mut by_function = vec![0i64; trace.functions.len()];
-    let on_gpu = &trace.kernels.on_gpu;
-    for (row, &function) in trace.kernels.function.iter().enumerate() {
-        by_function[function as usize] += on_gpu.end[row] - on_gpu.start[row];
+/// A run that is replayed.
+struct Run<'a> {
+    context: &'a Context<'a>,
+    of: Dependencies<'a>,
+    /// Nanoseconds of kernels in which pages migrated beside them.
+    beside_ns: HashMap<OperationId, i64>,
+}
+
+fn beside_migrations(context: &Context<'_>) -> HashMap<OperationId, i64> {
+    let all = &context.all;
+    let mut migrations: HashMap<(i64, u32), Vec<(i64, i64)>> = HashMap::new();
+    for id in all.ids().filter(|&id| context.is_migration(id)) {
+        migrations.entry(context.place_of(id)).or_default().push((all.start(id), all.end(id)));
     }
-    let mut functions: Vec<(i64, u32)> = (0u32..)
-        .zip(&by_function)
-        .filter(|&(function, &ns)| ns > 0 && context.classes.function(function).is_none())
-        .map(|(function, &ns)| (ns, function))
-        .collect();
-    functions.sort_unstable_by_key(|&(ns, function)| (std::cmp::Reverse(ns), function));
-    functions.truncate(KERNELS);
-    let mut changes: Vec<(Faster, Target)> = Vec::new();
-    for &(_, function) in &functions {
-        let name = trace.names.text(trace.functions[function as usize].demangled);
-        changes.push((Faster::Kernel(short_name(name)), Target::Function(function)));
-    }
-    let has = |class: Class| {
-        let mut accounts = context.all.ids();
-        accounts.any(|id| context.classes.class(id) == class)
-    };
-    if context.host.orphans < context.all.len() {
-        changes.push((Faster::Launches, Target::Launches));
-    }
-    if !context.host.wait_calls.is_empty() {
-        changes.push((Faster::Waits, Target::Waits));
-    }
-    let classes = [
-        (Faster::Communication, Class::Communication),
-        (Faster::Copies, Class::Copy),
-        (Faster::Migrations, Class::Migration),
-    ];
-    for (change, class) in classes {
-        if has(class) {
-            changes.push((change, Target::Class(class)));
+    let unions: HashMap<(i64, u32), Union> =
+        migrations.into_iter().map(|(place, spans)| (place, Union::new(spans))).collect();
+    let mut beside_ns = HashMap::new();
+    for id in all.ids().filter(|_| !unions.is_empty()) {
+        if let (Kind::Kernel, Some(union)) = (all.part(id).0, unions.get(&context.place_of(id))) {
+            match union.within((all.start(id), all.end(id))) {
+                0 => {}
+                ns => _ = beside_ns.insert(id, ns),
+            }
         }
     }
-    let mut gains: Vec<Gain> = std::thread::scope(|scope| {
-        // Two replays at a time: each needs three numbers an operation.
-        let half = changes.len().div_ceil(2);
-        let work = |part: &[(Faster, Target)]| {
-            part.iter().map(|(change, target)| gain(context, of, change, *target)).collect()
+    beside_ns
+}
+
+impl Run<'_> {
+    /// Replays the remedy of each finding alone, and together with those of all findings before it.
+    fn replay_remedies(&self, findings: &mut [Finding]) {
+        let mut together = Changes::default();
+        let mut gained_ns = 0;
+        for finding in findings.iter_mut().filter(|of| of.remedy != Remedy::NotReplayed) {
+            let mut alone = Changes::default();
+            alone.add(&finding.remedy);
+            let first = together == Changes::default();
+            let before = together.clone();
+            together.add(&finding.remedy);
+            let alone_ns = alone.gain(self);
+            let all_ns = match (first, before == together) {
+                (true, _) => alone_ns,
+                (false, true) => gained_ns,
+                (false, false) => together.gain(self),
+            };
+            finding.replayed = Some(Replayed { alone_ns, further_ns: all_ns - gained_ns });
+            gained_ns = all_ns;
+        }
+    }
+
+    fn gains(&self) -> Vec<Gain> {
+        let context = self.context;
+        let trace = context.trace;
+        // Compute time by function.
+        let mut by_function = vec![0i64; trace.functions.len()];
+        let on_gpu = &trace.kernels.on_gpu;
+        for (row, &function) in trace.kernels.function.iter().enumerate() {
+            by_function[function as usize] += on_gpu.end[row] - on_gpu.start[row];
+        }
+        let mut functions: Vec<(i64, u32)> = (0u32..)
+            .zip(&by_function)
+            .filter(|&(function, &ns)| ns > 0 && context.classes.function(function).is_none())
+            .map(|(function, &ns)| (ns, function))
+            .collect();
+        functions.sort_unstable_by_key(|&(ns, function)| (std::cmp::Reverse(ns), function));
+        functions.truncate(KERNELS);
+        let mut changes: Vec<(Faster, Changes)> = Vec::new();
+        let none = Changes::default;
+        for &(_, function) in &functions {
+            let name = trace.names.text(trace.functions[function as usize].demangled);
+            let halved = Changes { functions: [(function, 0.5)].into(), ..none() };
+            changes.push((Faster::Kernel(short_name(name)), halved));
+        }
+        let has = |class: Class| {
+            let mut accounts = context.all.ids();
+            accounts.any(|id| context.classes.class(id) == class)
         };
-        let (first, second) = changes.split_at(half);
-        let first = scope.spawn(move || -> Vec<Gain> { work(first) });
-        let second: Vec<Gain> = work(second);
-        let mut all = first.join().expect("a replay does not panic");
-        all.extend(second);
-        all
-    });
-    gains.sort_by(|a, b| {
-        b.gain_ns.cmp(&a.gain_ns).then_with(|| a.change.label().cmp(&b.change.label()))
-    });
-    gains
-}
-
-/// The operations or calls that a change makes shorter.
-#[derive(Debug, Clone, Copy)]
-enum Target {
-    Function(u32),
-    Class(Class),
-    Launches,
-    Waits,
-}
-
-fn gain(context: &Context<'_>, of: &Dependencies<'_>, change: &Faster, target: Target) -> Gain {
-    let hit = |id: OperationId| match target {
-        Target::Function(function) => {
-            let (kind, row) = context.all.part(id);
-            kind == Kind::Kernel && context.trace.kernels.function[row] == function
+        if context.host.orphans < context.all.len() {
+            changes.push((Faster::Launches, Changes { no_launches: true, ..none() }));
         }
-        Target::Class(class) => context.classes.class(id) == class,
-        Target::Launches | Target::Waits => false,
-    };
-    let rest = |ns: i64| if matches!(target, Target::Function(_)) { ns / 2 } else { 0 };
-    let length = |id: OperationId, ns: i64| if hit(id) { rest(ns) } else { ns };
-    let launch = |ns: i64| if matches!(target, Target::Launches) { 0 } else { ns };
-    let waits = !matches!(target, Target::Waits);
-    let removed = |id: OperationId| {
-        let ns = context.all.end(id) - context.all.start(id);
-        ns - length(id, ns)
-    };
-    let removed_ns = match target {
-        Target::Function(_) | Target::Class(_) => Some(context.all.ids().map(removed).sum()),
-        Target::Launches | Target::Waits => None,
-    };
-    let gain_ns = of.gain(&Change { length: &length, launch: &launch, waits });
-    Gain { change: change.clone(), removed_ns, gain_ns }
+        if !context.host.wait_calls.is_empty() {
+            changes.push((Faster::Waits, Changes { no_waits: true, ..none() }));
+        }
+        let classes = [
+            (Faster::Communication, Class::Communication),
+            (Faster::Copies, Class::Copy),
+            (Faster::Migrations, Class::Migration),
+        ];
+        for (change, class) in classes {
+            if has(class) {
+                changes.push((change, Changes { without: vec![class], ..none() }));
+            }
+        }
+        let mut gains: Vec<Gain> = std::thread::scope(|scope| {
+            // Two replays at a time: each needs two numbers an operation.
+            let (first, second) = changes.split_at(changes.len().div_ceil(2));
+            let work = |part: &[(Faster, Changes)]| -> Vec<Gain> {
+                part.iter().map(|(change, changes)| changes.labelled(self, change)).collect()
+            };
+            let first = scope.spawn(move || work(first));
+            let second = work(second);
+            let mut all = first.join().expect("a replay does not panic");
+            all.extend(second);
+            all
+        });
+        gains.sort_by(|a, b| {
+            b.gain_ns.cmp(&a.gain_ns).then_with(|| a.change.label().cmp(&b.change.label()))
+        });
+        gains
+    }
+}
+
+/// Changes of a run that are made together.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Changes {
+    /// Part of the time of a function's kernels that is left.
+    functions: HashMap<u32, f64>,
+    /// The same of those of a function and launch shape.
+    shapes: HashMap<(u32, u32), f64>,
+    /// Classes whose operations take no time.
+    without: Vec<Class>,
+    /// Operations that take no time.
+    operations: HashSet<OperationId>,
+    no_launches: bool,
+    no_waits: bool,
+    /// The host takes no time between its launch calls.
+    no_host: bool,
+}
+
+impl Changes {
+    /// Adds the remedy of a finding; of two that make a kernel shorter the larger effect counts.
+    fn add(&mut self, remedy: &Remedy) {
+        match remedy {
+            Remedy::NotReplayed => {}
+            Remedy::Graph => (self.no_launches, self.no_host) = (true, true),
+            Remedy::NoWaits => self.no_waits = true,
+            Remedy::Without(class) if self.without.contains(class) => {}
+            Remedy::Without(class) => self.without.push(*class),
+            Remedy::WithoutOperations(ids) => self.operations.extend(ids),
+            Remedy::Shorter(kernels) => {
+                for of in kernels {
+                    let left = self.shapes.entry((of.function, of.shape)).or_insert(1.0);
+                    *left = left.min(of.left);
+                }
+            }
+        }
+    }
+
+    /// The length of an operation that is left.
+    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
+    fn length(&self, run: &Run<'_>, id: OperationId, ns: i64) -> i64 {
+        let context = run.context;
+        let ns = match run.beside_ns.get(&id).filter(|_| self.without.contains(&Class::Migration)) {
+            Some(beside) => ns - beside,
+            None => ns,
+        };
+        if !self.without.is_empty() && self.without.contains(&context.classes.class(id)) {
+            return 0;
+        }
+        if !self.operations.is_empty() && self.operations.contains(&id) {
+            return 0;
+        }
+        if self.functions.is_empty() && self.shapes.is_empty() {
+            return ns;
+        }
+        let (Kind::Kernel, row) = context.all.part(id) else { return ns };
+        let kernels = &context.trace.kernels;
+        let shape = || {
+            let key = (kernels.function[row], *kernels.shape.get(row)?);
+            self.shapes.get(&key)
+        };
+        let left = self.functions.get(&kernels.function[row]).or_else(shape);
+        left.map_or(ns, |left| (ns as f64 * left).round() as i64)
+    }
+
+    fn gain(&self, run: &Run<'_>) -> i64 {
+        run.of.gain(&Change {
+            length: &|id, ns| self.length(run, id, ns),
+            launches: !self.no_launches,
+            waits: !self.no_waits,
+            host: if self.no_host { 0.0 } else { 1.0 },
+        })
+    }
+
+    fn labelled(&self, run: &Run<'_>, change: &Faster) -> Gain {
+        let all = &run.context.all;
+        let removed = |id: OperationId| {
+            let ns = all.end(id) - all.start(id);
+            ns - self.length(run, id, ns)
+        };
+        let shorter = !self.functions.is_empty() || !self.without.is_empty();
+        Gain {
+            change: change.clone(),
+            removed_ns: shorter.then(|| all.ids().map(removed).sum()),
+            gain_ns: self.gain(run),
+        }
+    }
 }

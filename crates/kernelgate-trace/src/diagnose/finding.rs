@@ -5,6 +5,8 @@ use super::answers::Answers;
 use super::critical::CriticalPath;
 use super::device_memory::MemoryUse;
 use super::gaps::GapReport;
+use crate::analyze::classes::Class;
+use crate::analyze::operations::OperationId;
 use crate::analyze::utilization::Utilization;
 
 /// How much a finding costs.
@@ -95,6 +97,44 @@ pub struct Evidence {
     pub place: Option<(i64, u32)>,
 }
 
+/// Kernels that could be shorter.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ShorterKernels {
+    /// Index into [`crate::model::Trace::functions`].
+    pub function: u32,
+    /// Index into [`crate::model::Trace::shapes`].
+    pub shape: u32,
+    /// The part of their time that is left.
+    pub left: f64,
+}
+
+/// The change that mends a finding, for a replay.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Remedy {
+    /// No replay shows what it gains.
+    NotReplayed,
+    /// Launch calls and the host between them take no time, as in a graph.
+    Graph,
+    /// The host waits for the GPU nowhere.
+    NoWaits,
+    /// Operations of a class take no time.
+    Without(Class),
+    /// Single operations take no time.
+    WithoutOperations(Vec<OperationId>),
+    /// Kernels are shorter.
+    Shorter(Vec<ShorterKernels>),
+}
+
+/// What mending a finding gains, by the replay of the recorded dependencies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Replayed {
+    /// Nanoseconds that the trace is shorter.
+    pub alone_ns: i64,
+    /// Nanoseconds that it is shorter still once all findings before this one are mended: these add
+    /// up to the gain of all.
+    pub further_ns: i64,
+}
+
 /// Something that a rule found.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Finding {
@@ -112,6 +152,10 @@ pub struct Finding {
     pub threshold: Measure,
     /// Nanoseconds that mending it could save at most, where that can be said.
     pub recoverable_ns: Option<i64>,
+    /// The change that mends it.
+    pub remedy: Remedy,
+    /// What the change gains, where it can be replayed.
+    pub replayed: Option<Replayed>,
     /// Where it is seen, the most expensive first.
     pub evidence: Vec<Evidence>,
     /// What to do.

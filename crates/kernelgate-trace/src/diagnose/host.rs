@@ -14,7 +14,7 @@ use crate::analyze::launches::NONE;
 use crate::analyze::operations::{AllOperations, Kind, OperationId};
 use crate::analyze::passing::{Launched, NodeEvents, OpenRanges};
 use crate::analyze::paths::{PathId, Paths, ROOT};
-use crate::analyze::replay::WaitCall;
+use crate::analyze::replay::{LaunchCall, WaitCall};
 use crate::model::Trace;
 use crate::model::names::Name;
 use crate::read::{CallRow, RangeRow, Row};
@@ -85,24 +85,6 @@ pub struct Kept {
     pub of_operation: Vec<(u32, u32)>,
 }
 
-/// The call that launched an operation.
-#[derive(Debug, Clone, Copy)]
-pub struct Launch {
-    /// When it was entered.
-    pub start: i64,
-    /// Its length in nanoseconds, at most 4 s.
-    length: u32,
-    /// Index into [`Trace::threads`].
-    pub thread: u32,
-}
-
-impl Launch {
-    /// When it returned.
-    pub fn end(&self) -> i64 {
-        self.start + i64::from(self.length)
-    }
-}
-
 /// What the host did.
 #[derive(Debug, Default)]
 pub struct Host {
@@ -124,8 +106,8 @@ pub struct Host {
     pub inside_graph: Vec<PathId>,
     /// The function that launched each operation behind the kernels.
     launched_by: Vec<Option<Name>>,
-    /// The call of each operation; its thread is [`NONE`] where it is not in the trace.
-    launches: Vec<Launch>,
+    /// The call of each operation.
+    pub launches: Vec<LaunchCall>,
     /// Calls that wait for the GPU.
     pub wait_calls: Vec<WaitCall>,
     /// Iterations of each process, by its ranges or marks.
@@ -150,13 +132,13 @@ pub struct Host {
 
 impl Host {
     /// The call that launched an operation, if the trace holds it.
-    pub fn launch(&self, operation: OperationId) -> Option<&Launch> {
-        self.launches.get(operation as usize).filter(|launch| launch.thread != NONE)
+    pub fn launch(&self, operation: OperationId) -> Option<&LaunchCall> {
+        self.launches.get(operation as usize).filter(|launch| launch.is_known())
     }
 
     /// When the operations of a process were launched, in order.
     pub(super) fn launch_times(&self, trace: &Trace, process: u32) -> Vec<i64> {
-        let own = |launch: &&Launch| {
+        let own = |launch: &&LaunchCall| {
             let thread = trace.threads.get(launch.thread as usize);
             thread.is_some_and(|thread| thread.process == process)
         };
@@ -235,7 +217,7 @@ impl HostPass {
         let host = Host {
             launched_in: vec![ROOT; all.len()],
             launched_by: vec![None; all.len() - trace.kernels.on_gpu.len()],
-            launches: vec![Launch { start: 0, length: 0, thread: NONE }; all.len()],
+            launches: vec![LaunchCall::UNKNOWN; all.len()],
             launched_kernels: vec![0; activities.len()],
             // No call launches a page migration.
             orphans: all.len() - Classes::new(trace).migrations(),
@@ -310,8 +292,7 @@ impl HostPass {
         host.orphans = host.orphans.saturating_sub(launched.len());
         let all = AllOperations::of(trace);
         let activity_of = |id| self.activity_of[all.place(id).0 as usize];
-        let length = u32::try_from(call.end - call.start).unwrap_or(u32::MAX);
-        let launch = Launch { start: call.start, length, thread: call.thread };
+        let launch = LaunchCall::new(call.start, call.end, call.thread);
         for (index, &id) in launched.iter().enumerate() {
             host.launched_in[id as usize] = path.unwrap_or(ROOT);
             host.launches[id as usize] = launch;

@@ -44,8 +44,8 @@ impl Diagnosis {
             "devices": self.devices.iter().map(device).collect::<Vec<_>>(),
             "time": self.devices.iter().map(|of| of.account.to_json()).collect::<Vec<_>>(),
             "critical_path": critical_path(&self.critical_path),
-            "data_quality": findings(&self.quality, &self.critical_path),
-            "findings": findings(&self.findings, &self.critical_path),
+            "data_quality": findings(&self.quality),
+            "findings": findings(&self.findings),
             "questions": self.questions.iter().map(question).collect::<Vec<_>>(),
             "skipped": skipped,
             "passed": passed.collect::<Vec<_>>(),
@@ -220,7 +220,7 @@ fn critical_path(path: &CriticalPath) -> Value {
     })
 }
 
-fn findings(all: &[Finding], path: &CriticalPath) -> Vec<Value> {
+fn findings(all: &[Finding]) -> Vec<Value> {
     let mut known: HashMap<String, usize> = HashMap::new();
     let key = |of: &Finding| {
         let device = of.evidence.first().and_then(|evidence| evidence.place);
@@ -232,12 +232,12 @@ fn findings(all: &[Finding], path: &CriticalPath) -> Vec<Value> {
         let before = known.entry(key.clone()).or_default();
         *before += 1;
         let key = if *before > 1 { format!("{key}#{before}") } else { key };
-        finding(of, &key, path)
+        finding(of, &key)
     };
     all.iter().map(&mut row).collect()
 }
 
-fn finding(finding: &Finding, key: &str, path: &CriticalPath) -> Value {
+fn finding(finding: &Finding, key: &str) -> Value {
     json!({
         "key": key,
         "id": finding.id,
@@ -247,7 +247,8 @@ fn finding(finding: &Finding, key: &str, path: &CriticalPath) -> Value {
         "measured": measure(finding.measured),
         "threshold": measure(finding.threshold),
         "recoverable_ns": finding.recoverable_ns,
-        "replayed_ns": path.gain_of_rule(finding.id),
+        "replayed_ns": finding.replayed.map(|of| of.alone_ns),
+        "replayed_further_ns": finding.replayed.map(|of| of.further_ns),
         "evidence": finding.evidence.iter().map(evidence).collect::<Vec<_>>(),
         "advice": finding.advice,
         "false_positive": finding.false_positive,

@@ -36,7 +36,7 @@ pub use critical::{CriticalPath, Faster, Gain};
 pub use device_memory::{MemoryPhase, MemoryUse};
 pub use finding::{
     Answer, Confidence, DeviceUse, Diagnosis, Evidence, Finding, Inspected, Measure, Question,
-    Severity, Unit,
+    Remedy, Replayed, Severity, ShorterKernels, Unit,
 };
 pub use gaps::{Cause, GapClass, GapReport, Transition};
 pub use labels::short_name;

@@ -186,11 +186,16 @@ impl Diagnosis {
         if self.findings.is_empty() {
             let _ = writeln!(text, "  none");
         }
+        let whole = self.critical_path.total_ns;
         for (index, finding) in self.findings.iter().enumerate() {
             finding.write(text, index + 1, self.origin_ns);
-            if let Some(gain) = self.critical_path.gain_of_rule(finding.id) {
-                let share = percent(gain, self.critical_path.total_ns);
-                let line = format!("replayed without it: {} less, {share:.1} %", time(gain));
+            if let Some(of) = finding.replayed {
+                let share = percent(of.alone_ns, whole);
+                let mut line =
+                    format!("replayed without it: {} less, {share:.1} %", time(of.alone_ns));
+                if of.further_ns != of.alone_ns {
+                    let _ = write!(line, "; {} once those above are mended", time(of.further_ns));
+                }
                 wrap(text, &line, "     ", "       ");
             }
             if let Some(Answer::Yes { inspected, .. }) =
@@ -200,6 +205,17 @@ impl Diagnosis {
                 let line = format!("inspected {inspected}: {missing}");
                 wrap(text, &line, "     ", "       ");
             }
+        }
+        let replayed: Vec<i64> =
+            self.findings.iter().filter_map(|of| Some(of.replayed?.further_ns)).collect();
+        if replayed.len() > 1 {
+            let all: i64 = replayed.iter().sum();
+            let line = format!(
+                "all that is replayed, mended together: {} less, {:.1} %",
+                time(all),
+                percent(all, whole)
+            );
+            wrap(text, &line, "  ", "    ");
         }
     }
 

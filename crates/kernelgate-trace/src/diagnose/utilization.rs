@@ -22,6 +22,9 @@ use crate::stats::{shorten, thousands};
 const TOP: usize = 10;
 /// Ranges deeper than this are not listed.
 const DEPTH: usize = 2;
+/// Work above this multiple of the tensor peak has wrong shapes. Clocks above the data sheet's and
+/// convolutions by Winograd's algorithm reach more than the peak, but not this much.
+const MOST_OF_PEAK: f64 = 3.0;
 
 /// One execution of an operator.
 struct Call {
@@ -30,6 +33,14 @@ struct Call {
     kernel_ns: i64,
     path: PathId,
     device: u32,
+}
+
+impl Call {
+    fn is_possible(&self, peaks: Option<&Peaks>) -> bool {
+        let mut sum = WorkSum::default();
+        sum.add(&self.work, self.kernel_ns, peaks);
+        sum.tensor_share().is_none_or(|share| share <= MOST_OF_PEAK)
+    }
 }
 
 /// The utilization of a trace.
@@ -52,8 +63,13 @@ pub(super) fn utilization(context: &Context<'_>) -> Utilization {
     let peaks = device_peaks(trace, &calls, &mut found);
     let mut operators: HashMap<(Name, Option<Precision>), WorkSum> = HashMap::new();
     let mut ranges: HashMap<PathId, WorkSum> = HashMap::new();
+    let mut impossible: Vec<&Call> = Vec::new();
     for call in &calls {
         let peaks = peaks.get(&call.device).and_then(Option::as_ref);
+        if !call.is_possible(peaks) {
+            impossible.push(call);
+            continue;
+        }
         let key = (call.name, call.work.precision);
         operators.entry(key).or_default().add(&call.work, call.kernel_ns, peaks);
         found.all.add(&call.work, call.kernel_ns, peaks);
@@ -62,6 +78,14 @@ pub(super) fn utilization(context: &Context<'_>) -> Utilization {
             ranges.entry(path).or_default().add(&call.work, call.kernel_ns, peaks);
             path = context.host.paths.parent(path);
         }
+    }
+    if let Some(first) = impossible.first() {
+        found.unknown.push(format!(
+            "the work of {} operators, such as {}: their recorded shapes need more than {MOST_OF_PEAK} \
+             times the tensor peak",
+            impossible.len(),
+            trace.names.text(first.name)
+        ));
     }
     found.operators = operators
         .into_iter()
@@ -235,6 +259,32 @@ fn outer_ranges(context: &Context<'_>, sums: HashMap<PathId, WorkSum>) -> Vec<Ra
         .collect()
 }
 
+impl RangeUtilization {
+    /// The peaks that a range reaches, or its rate where the device has none; `None` without either.
+    fn reached(&self) -> Option<String> {
+        let sum = &self.sum;
+        if let Some(tensor) = sum.tensor_share_of(self.kernel_ns) {
+            // A range that only launches its kernels is over before they are.
+            let host = match self.host_ns >= self.kernel_ns {
+                true => {
+                    format!(", {} over its host time", share(sum.tensor_share_of(self.host_ns)))
+                }
+                false => String::new(),
+            };
+            return Some(format!(
+                "{} of the tensor peak over its kernels{host}",
+                share(Some(tensor))
+            ));
+        }
+        let memory = sum.memory_share().map(|of| format!("{} of the memory peak", share(Some(of))));
+        let rate = || {
+            let rate = sum.teraflops().filter(|rate| *rate >= 0.1)?;
+            Some(format!("{rate:.1} TFLOP/s over its kernels"))
+        };
+        memory.or_else(rate)
+    }
+}
+
 fn share(value: Option<f64>) -> String {
     value.map_or("-".to_owned(), |share| format!("{:.1} %", share * 100.0))
 }
@@ -280,15 +330,14 @@ impl Utilization {
             );
         }
         for range in &self.ranges {
-            let line = format!(
-                "{}: {} of the tensor peak over its kernels, {} over its host time; work known of \
-                 {:.1} %",
-                shorten(&range.path, 40),
-                share(range.sum.tensor_share_of(range.kernel_ns)),
-                share(range.sum.tensor_share_of(range.host_ns)),
-                percent(range.sum.kernel_ns, range.kernel_ns)
-            );
-            wrap(text, &line, "  ", "    ");
+            if let Some(reached) = range.reached() {
+                let line = format!(
+                    "{}: {reached}; work known of {:.1} %",
+                    shorten(&range.path, 40),
+                    percent(range.sum.kernel_ns, range.kernel_ns)
+                );
+                wrap(text, &line, "  ", "    ");
+            }
         }
         for unknown in &self.unknown {
             wrap(text, &format!("cannot answer {unknown}"), "  ", "    ");

@@ -49,7 +49,7 @@ impl DeviceAccount {
             let _ = writeln!(
                 text,
                 "  {:<38}{:>12}{:>6.1} %{columns}",
-                shorten(&label, 38),
+                shorten(&label.replace("launched, not started: ", "late start: "), 38),
                 time(ns),
                 percent(ns, total)
             );
@@ -68,7 +68,7 @@ impl DeviceAccount {
         }
         let _ = writeln!(
             text,
-            "  {:<38}{:>9}{:>12}{:>12}{:>11}{:>13}",
+            "  {:<36}{:>9}{:>12}{:>12}{:>11}{:>16}",
             "transfers", "count", "all", "exposed", "bytes", "speed"
         );
         for of in &self.transfers {
@@ -77,12 +77,13 @@ impl DeviceAccount {
             let speed = match (of.bus, of.class) {
                 (Some(bus), _) => format!("bus {bus:.1} GB/s"),
                 (None, Class::Communication) => "-".to_owned(),
+                _ if of.bytes == 0 => "-".to_owned(),
                 _ => format!("{:.1} GB/s", of.bytes as f64 / of.total_ns.max(1) as f64),
             };
             let _ = writeln!(
                 text,
-                "  {:<38}{:>9}{:>12}{:>12}{:>11}{:>13}",
-                shorten(&format!("{} {}", of.class.label(), of.label), 38),
+                "  {:<36}{:>9}{:>12}{:>12}{:>11}{:>16}",
+                shorten(&format!("{} {}", of.class.label(), of.label), 36),
                 thousands(&of.count.to_string()),
                 time(of.total_ns),
                 time(of.exposed_ns),

@@ -1,7 +1,10 @@
 //! The summary of a rank that joins it with others: its collectives in order, and its times.
 
+use std::sync::Arc;
+
 use hashbrown::HashMap;
 
+use super::recorded::Recorded;
 use crate::analyze::bus;
 use crate::analyze::classes::{Classes, Collective};
 use crate::analyze::idle;
@@ -18,6 +21,8 @@ pub struct Entry {
     pub bytes: u64,
     /// Bytes that cross the link, by NCCL's convention.
     pub bus_bytes: f64,
+    /// The operation.
+    pub operation: OperationId,
     /// First nanosecond, by the rank's clock.
     pub start: i64,
     /// Nanosecond after the last.
@@ -36,7 +41,7 @@ pub struct Communicator {
 }
 
 /// A process on a device, as a rank of a job.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct RankPart {
     /// The trace, and the process and device where it holds several.
     pub name: String,
@@ -58,12 +63,18 @@ pub struct RankPart {
     pub idle_ns: i64,
     /// Its communicators.
     pub communicators: Vec<Communicator>,
+    /// The trace, which other parts may share.
+    pub(super) recorded: Arc<Recorded>,
+    /// Its process and device in the trace.
+    pub(super) owner: (u32, u32),
 }
 
 impl RankPart {
     /// The ranks that a trace holds: every process on every device that communicates. One part
     /// without communicators stands for a trace without communication.
-    pub fn extract(name: &str, trace: &Trace) -> Vec<Self> {
+    pub fn extract(name: &str, trace: Trace) -> Vec<Self> {
+        let recorded = Arc::new(Recorded::new(trace));
+        let trace = &recorded.trace;
         let (all, classes) = (AllOperations::of(trace), Classes::new(trace));
         let operations = idle::by_device(trace, &all, |_| true);
         let groups: Vec<_> = operations.chunk_by(|a, b| a.0 == b.0).collect();
@@ -77,7 +88,7 @@ impl RankPart {
                     1 => name.to_owned(),
                     _ => format!("{name}, process {pid}, device {device}"),
                 };
-                part(name, trace, &classes, &ids, device)
+                part(name, &recorded, &classes, &ids, group[0].0)
             })
             .collect();
         let communicates = |part: &Self| !part.communicators.is_empty();
@@ -97,6 +108,11 @@ impl RankPart {
         parts
     }
 
+    /// The declared rank, else its name.
+    pub fn label(&self) -> String {
+        self.rank.map_or_else(|| self.name.clone(), |rank| format!("rank {rank}"))
+    }
+
     /// Collectives of all communicators.
     pub fn collectives(&self) -> usize {
         self.communicators.iter().map(|of| of.entries.len()).sum()
@@ -105,11 +121,12 @@ impl RankPart {
 
 fn part(
     name: String,
-    trace: &Trace,
+    recorded: &Arc<Recorded>,
     classes: &Classes<'_>,
     operations: &[OperationId],
-    device: u32,
+    owner: (u32, u32),
 ) -> RankPart {
+    let trace = &recorded.trace;
     let all = AllOperations::of(trace);
     let start = operations.first().map_or(0, |&id| all.start(id));
     let (mut end, mut compute_ns, mut exposed_ns, mut idle_ns) = (start, 0, 0, 0);
@@ -155,11 +172,12 @@ fn part(
             bus_bytes: call.map_or(0.0, |call| {
                 bus::bytes_on_bus(collective, call.ranks, call.bytes_in, call.bytes_out)
             }),
+            operation: id,
             start: all.start(id),
             end: all.end(id),
         });
     }
-    let device = trace.devices.iter().find(|of| of.id == device).map(|of| of.name.clone());
+    let device = trace.devices.iter().find(|of| of.id == owner.1).map(|of| of.name.clone());
     RankPart {
         name,
         rank: None,
@@ -171,6 +189,8 @@ fn part(
         exposed_ns,
         idle_ns,
         communicators,
+        recorded: Arc::clone(recorded),
+        owner,
     }
 }
 

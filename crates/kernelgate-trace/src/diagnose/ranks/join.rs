@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use hashbrown::HashMap;
 
 use super::extract::{Communicator, Entry, RankPart};
-use super::meeting::Meeting;
-use super::replay;
+use super::meeting::{Arrival, Meeting};
+use super::what_if::{self, JobPath};
 use crate::analyze::bus;
 use crate::analyze::classes::Collective;
 use crate::diagnose::finding::Severity;
@@ -122,7 +122,7 @@ impl Problem {
 }
 
 /// A rank in the collectives that all ranks joined.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct RankSum {
     /// Its name: the declared rank, else the trace.
     pub name: String,
@@ -136,8 +136,8 @@ pub struct RankSum {
     pub delayed_ns: i64,
     /// Nanoseconds between its collectives.
     pub between_ns: i64,
-    /// Nanoseconds that the job would be shorter if the rank took the median time between
-    /// collectives, replayed over the collectives of all ranks.
+    /// Nanoseconds that the job would be shorter if the rank computed, and its host worked, as fast as
+    /// those of the median rank, replayed over the operations of all ranks.
     pub gain_ns: i64,
 }
 
@@ -161,7 +161,7 @@ pub struct CollectiveSum {
 }
 
 /// Several ranks of one job.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct Job {
     /// Its ranks, in the order of their numbers or traces.
     pub ranks: Vec<RankSum>,
@@ -177,6 +177,8 @@ pub struct Job {
     pub precision_ns: i64,
     /// The link within a host, where the devices are known: GB/s each way and its name.
     pub link: Option<(f64, &'static str)>,
+    /// The critical path through the ranks, and what changes would gain.
+    pub path: JobPath,
     /// Limits of the conclusions.
     pub problems: Vec<Problem>,
 }
@@ -389,7 +391,7 @@ impl Clock {
     }
 
     /// A time of the rank in the job's time.
-    fn common(&self, time: i64) -> i64 {
+    pub(super) fn common(&self, time: i64) -> i64 {
         time - self.line.value(time)
     }
 }
@@ -536,9 +538,10 @@ fn meetings(parts: &[RankPart], clocks: &[Clock], problems: &mut Vec<Problem>) -
                 bus_bytes: first.bus_bytes,
                 ranks: entries
                     .iter()
-                    .map(|&(rank, Entry { start, end, .. })| {
+                    .map(|&(rank, Entry { start, end, operation, .. })| {
                         let clock = &clocks[rank];
-                        (rank, clock.common(start), clock.common(end))
+                        let (start, end) = (clock.common(start), clock.common(end));
+                        Arrival { rank, operation, start, end }
                     })
                     .collect(),
             });
@@ -560,6 +563,24 @@ fn missing(parts: &[RankPart], problems: &mut Vec<Problem>) {
     }
 }
 
+/// Time of each rank between its collectives.
+fn between(ranks: usize, meetings: &[Meeting]) -> Vec<i64> {
+    let mut between = vec![0i64; ranks];
+    let mut until: Vec<Option<i64>> = vec![None; ranks];
+    for of in meetings.iter().flat_map(|meeting| &meeting.ranks) {
+        between[of.rank] += until[of.rank].map_or(0, |until| of.start - until);
+        until[of.rank] = Some(of.end);
+    }
+    between
+}
+
+/// The value of the median rank; of two ranks the smaller one, so that one is compared with the other.
+pub(super) fn of_median_rank(values: impl Iterator<Item = i64>) -> i64 {
+    let mut values: Vec<i64> = values.collect();
+    values.sort_unstable();
+    values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(0)
+}
+
 fn sums(
     parts: Vec<RankPart>,
     clocks: &[Clock],
@@ -571,18 +592,22 @@ fn sums(
     let mut by_kind: HashMap<(Collective, u64), CollectiveSum> = HashMap::new();
     let mut bus: HashMap<(Collective, u64), f64> = HashMap::new();
     let (mut last_count, mut delayed) = (vec![0usize; count], vec![0i64; count]);
+    // Nobody recorded what a rank did before its recording began.
+    let begun: Vec<i64> =
+        parts.iter().zip(clocks).map(|(part, clock)| clock.common(part.span.0)).collect();
     for meeting in meetings {
         let (ready, last) = meeting.ready();
+        let begun = begun[last].min(ready);
         let mut skew = 0;
-        for &(rank, start, end) in &meeting.ranks {
-            let wait = (ready - start).min(end - start);
+        for &Arrival { rank, start, end, .. } in &meeting.ranks {
+            let wait = (ready - start.max(begun)).clamp(0, end - start);
             waits[rank][last] += wait;
             skew += wait;
         }
-        let others = meeting.ranks.iter().filter(|of| of.0 != last).map(|of| of.1);
+        let others = meeting.ranks.iter().filter(|of| of.rank != last).map(|of| of.start);
         if let Some(second) = others.max() {
             last_count[last] += 1;
-            delayed[last] += ready - second;
+            delayed[last] += ready - second.max(begun);
         }
         let key = (meeting.collective, meeting.bytes);
         let sum = by_kind.entry(key).or_insert(CollectiveSum {
@@ -611,16 +636,19 @@ fn sums(
         (std::cmp::Reverse(of.transfer_ns + of.skew_ns), of.collective, of.bytes)
     });
     let times = || meetings.iter().flat_map(|of| &of.ranks);
-    let first = times().map(|of| of.1).min().unwrap_or(0);
-    let end = times().map(|of| of.2).max().unwrap_or(0);
-    let (between, gains) = replay::gains(count, meetings);
+    let end = times().map(|of| of.end).max().unwrap_or(0);
+    // All ranks are recorded from then on.
+    let all_begun = begun.iter().copied().max().unwrap_or(0).min(end);
+    let first = times().map(|of| of.start).min().unwrap_or(0).max(all_begun);
+    let between = between(count, meetings);
+    let (path, gains) = what_if::replay(&parts, clocks, meetings);
     let devices: Vec<Option<(f64, &'static str)>> =
         parts.iter().map(|part| bus::link(part.device.as_deref()?)).collect();
     let hosts: Vec<&Option<String>> = parts.iter().map(|part| &part.host).collect();
     let one_host = hosts.windows(2).all(|pair| pair[0] == pair[1]);
     let same = devices.windows(2).all(|pair| pair[0] == pair[1]);
     let ranks = parts.into_iter().enumerate().map(|(index, part)| RankSum {
-        name: part.rank.map_or_else(|| part.name.clone(), |rank| format!("rank {rank}")),
+        name: part.label(),
         waited_ns: waits[index].iter().sum(),
         last: last_count[index],
         delayed_ns: delayed[index],
@@ -636,6 +664,7 @@ fn sums(
         span_ns: end - first,
         precision_ns: clocks.iter().map(|clock| clock.spread_ns).max().unwrap_or(0),
         link: devices.first().copied().flatten().filter(|_| same && one_host),
+        path,
         problems,
     }
 }

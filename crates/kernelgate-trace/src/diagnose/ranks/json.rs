@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::join::{CollectiveSum, Job, RankSum};
+use super::what_if::JobGain;
 
 /// The version of the format.
 const SCHEMA: u32 = 1;
@@ -37,12 +38,19 @@ impl Job {
                 "bus_gb_s": of.bus,
             })
         };
+        let segment = |(rank, what, ns): &(usize, String, i64)| json!({ "rank": self.ranks[*rank].name, "what": what, "ns": ns });
+        let gain = |of: &JobGain| json!({ "change": of.change, "gain_ns": of.gain_ns });
         json!({
             "schema_version": SCHEMA,
             "ranks": self.ranks.iter().map(rank).collect::<Vec<_>>(),
             "stragglers": self.stragglers().iter().map(|of| &of.name).collect::<Vec<_>>(),
             "collectives": self.collectives.iter().map(collective).collect::<Vec<_>>(),
             "waits_ns": self.waits,
+            "critical_path": {
+                "total_ns": self.path.total_ns,
+                "segments": self.path.segments.iter().map(segment).collect::<Vec<_>>(),
+                "gains": self.path.gains.iter().map(gain).collect::<Vec<_>>(),
+            },
             "joined": self.joined,
             "span_ns": self.span_ns,
             "clock_precision_ns": self.precision_ns,

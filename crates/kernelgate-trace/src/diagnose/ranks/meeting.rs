@@ -1,6 +1,17 @@
 //! A collective with the ranks that joined it.
 
 use crate::analyze::classes::Collective;
+use crate::analyze::operations::OperationId;
+
+/// A rank in a collective, in the job's time.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Arrival {
+    pub rank: usize,
+    /// Its operation in the trace of the rank.
+    pub operation: OperationId,
+    pub start: i64,
+    pub end: i64,
+}
 
 /// A collective that all ranks of its communicator joined, in the job's time.
 #[derive(Debug, Clone)]
@@ -8,21 +19,20 @@ pub(super) struct Meeting {
     pub collective: Collective,
     pub bytes: u64,
     pub bus_bytes: f64,
-    /// Rank, arrival and end.
-    pub ranks: Vec<(usize, i64, i64)>,
+    pub ranks: Vec<Arrival>,
 }
 
 impl Meeting {
     /// The arrival of the last rank, and that rank.
     pub fn ready(&self) -> (i64, usize) {
-        let last = self.ranks.iter().map(|&(rank, start, _)| (start, rank)).max();
+        let last = self.ranks.iter().map(|of| (of.start, of.rank)).max();
         last.expect("a meeting has ranks")
     }
 
     /// From the arrival of the last rank to its end.
     pub fn transfer_ns(&self) -> i64 {
         let (ready, last) = self.ready();
-        let end = self.ranks.iter().find(|of| of.0 == last).map_or(ready, |of| of.2);
+        let end = self.ranks.iter().find(|of| of.rank == last).map_or(ready, |of| of.end);
         end - ready
     }
 }

@@ -6,11 +6,13 @@ mod extract;
 mod join;
 mod json;
 mod meeting;
-mod replay;
+mod recorded;
 mod text;
+mod what_if;
 
 pub use extract::{Communicator, Entry, RankPart};
 pub use join::{CollectiveSum, Job, Problem, RankSum, join};
+pub use what_if::{JobGain, JobPath};
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -35,9 +37,9 @@ pub fn different_ranks(parts: &[RankPart]) -> bool {
 /// # Errors
 /// The errors of [`read::open`], for the first trace that cannot be read.
 pub fn read_parts(traces: &[(String, PathBuf)]) -> Result<Vec<RankPart>, TraceError> {
-    let columns = Wanted { operations: true, ..Wanted::default() };
+    let columns = Wanted { operations: true, calls: true, ..Wanted::default() };
     let read = |(name, path): &(String, PathBuf)| {
-        Ok(RankPart::extract(name, &read::open(Path::new(path), &columns)?))
+        Ok(RankPart::extract(name, read::open(Path::new(path), &columns)?))
     };
     let results: Vec<Mutex<Option<Parts>>> = traces.iter().map(|_| Mutex::new(None)).collect();
     let next = AtomicUsize::new(0);

@@ -2,12 +2,16 @@
 
 use std::fmt::Write as _;
 
-use super::join::{Job, RankSum};
+use super::join::{Job, Problem, RankSum, of_median_rank};
 use crate::diagnose::text::{bytes, percent, time, wrap};
 use crate::stats::{shorten, thousands};
 
 /// Kinds of collectives that are listed.
 const KINDS: usize = 12;
+/// Segments of the critical path that are listed.
+const SEGMENTS: usize = 8;
+/// Clocks that have lines of their own.
+const CLOCKS: usize = 4;
 /// Pairs of ranks that are listed.
 const PAIRS: usize = 8;
 
@@ -23,9 +27,7 @@ impl Job {
             time(self.precision_ns)
         );
         wrap(&mut text, &head, "", "  ");
-        for problem in &self.problems {
-            wrap(&mut text, &problem.message(), "  ! ", "    ");
-        }
+        self.problems_text(&mut text);
         if self.joined == 0 {
             wrap(
                 &mut text,
@@ -39,8 +41,30 @@ impl Job {
         self.stragglers_text(&mut text);
         self.ranks_text(&mut text);
         self.pairs_text(&mut text);
+        self.path_text(&mut text);
         self.collectives_text(&mut text);
         text
+    }
+
+    /// The clocks of many ranks are one line.
+    fn problems_text(&self, text: &mut String) {
+        let ahead = |problem: &Problem| match problem {
+            Problem::Clock { ahead_ns, .. } => Some(*ahead_ns),
+            _ => None,
+        };
+        let clocks: Vec<i64> = self.problems.iter().filter_map(ahead).collect();
+        let many = clocks.len() > CLOCKS;
+        for problem in self.problems.iter().filter(|of| !many || ahead(of).is_none()) {
+            wrap(text, &problem.message(), "  ! ", "    ");
+        }
+        if let (true, Some(least), Some(most)) = (many, clocks.iter().min(), clocks.iter().max()) {
+            let apart = time(most.max(&0) - least.min(&0));
+            let line = format!(
+                "the clocks of {} ranks differ, by up to {apart}; aligned by the ends of collectives",
+                clocks.len() + 1
+            );
+            wrap(text, &line, "  ! ", "    ");
+        }
     }
 
     fn stragglers_text(&self, text: &mut String) {
@@ -51,8 +75,7 @@ impl Job {
         for rank in stragglers {
             let line = format!(
                 "straggler: {} came last to {} of {} collectives and delayed them by {} ({:.1} % of \
-                 the time); {}. With the median time between collectives the job gains {} \
-                 (replayed)",
+                 the time); {}. As fast as the median rank, the job gains {} (replayed)",
                 rank.name,
                 thousands(&rank.last.to_string()),
                 thousands(&self.joined.to_string()),
@@ -67,13 +90,8 @@ impl Job {
 
     /// The part of a straggler's time that exceeds that of the other ranks most.
     fn why_late(&self, rank: &RankSum) -> String {
-        let median = |value: fn(&RankSum) -> i64| {
-            let mut values: Vec<i64> = self.ranks.iter().map(value).collect();
-            values.sort_unstable();
-            values[values.len() / 2]
-        };
         let excess = |verb: &str, value: fn(&RankSum) -> i64| {
-            let (own, others) = (value(rank), median(value));
+            let (own, others) = (value(rank), of_median_rank(self.ranks.iter().map(value)));
             (own - others, verb.to_owned(), own, others)
         };
         let parts = [
@@ -128,6 +146,27 @@ impl Job {
             );
             wrap(text, &line, "    ", "      ");
         }
+    }
+
+    fn path_text(&self, text: &mut String) {
+        let path = &self.path;
+        if path.total_ns == 0 {
+            return;
+        }
+        let _ = writeln!(text, "  critical path through the ranks ({})", time(path.total_ns));
+        let line = |text: &mut String, ns: i64, what: &str| {
+            let share = percent(ns, path.total_ns);
+            let _ = writeln!(text, "    {share:>5.1} %{:>12}  {}", time(ns), shorten(what, 74));
+        };
+        for (rank, what, ns) in path.segments.iter().take(SEGMENTS) {
+            line(text, *ns, &format!("{}: {what}", self.ranks[*rank].name));
+        }
+        let rest: i64 = path.segments.iter().skip(SEGMENTS).map(|of| of.2).sum();
+        if rest > 0 {
+            line(text, rest, "other");
+        }
+        let _ = writeln!(text, "    gains, from the replay of all ranks");
+        path.gains.iter().for_each(|of| line(text, of.gain_ns, &of.change));
     }
 
     fn collectives_text(&self, text: &mut String) {

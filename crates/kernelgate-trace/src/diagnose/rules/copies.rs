@@ -3,12 +3,14 @@
 use hashbrown::HashMap;
 
 use super::super::context::Context;
-use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Inspected, Severity, Unit};
+use super::super::finding::{
+    Confidence, DeviceUse, Evidence, Finding, Inspected, Remedy, Severity, Unit,
+};
 use super::super::text::bytes as shown_bytes;
 use super::launches::no_work;
 use super::outcome::{Lack, Outcome, most_expensive, number, some_of};
 use crate::analyze::idle::Activity;
-use crate::analyze::operations::Kind;
+use crate::analyze::operations::{Kind, OperationId};
 use crate::model::gpu::MemoryKind;
 
 /// Synchronous copies to the device up to this size return at once: the data goes with the command.
@@ -21,6 +23,7 @@ struct Group {
     count: usize,
     total_ns: i64,
     bytes: u64,
+    ids: Vec<OperationId>,
 }
 
 /// One of them.
@@ -39,6 +42,7 @@ fn group(context: &Context<'_>, operations: impl Iterator<Item = Member>) -> Gro
         all.count += 1;
         all.total_ns += end - start;
         all.bytes += bytes;
+        all.ids.push(id);
         let range = context.path_of(id);
         let evidence = groups.entry((what.clone(), range.clone())).or_insert_with(|| Evidence {
             what,
@@ -148,6 +152,8 @@ pub(super) fn pageable(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         measured: number(group.count, "copies"),
         threshold: number(0, "copies"),
         recoverable_ns: None,
+        remedy: Remedy::WithoutOperations(group.ids),
+        replayed: None,
         evidence: group.evidence,
         advice: format!(
             "allocate the host side page-locked, and copy asynchronously: {}",
@@ -218,6 +224,8 @@ fn synchronous(
         measured: number(group.count, unit),
         threshold: number(0, unit),
         recoverable_ns: Some(group.total_ns),
+        remedy: Remedy::WithoutOperations(group.ids),
+        replayed: None,
         evidence: group.evidence,
         advice: "use the asynchronous form on a stream, with page-locked memory".to_owned(),
         false_positive: "calls at start-up, or whose result the host needs at once",

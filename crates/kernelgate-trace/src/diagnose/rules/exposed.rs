@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::super::context::Context;
-use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Measure, Severity, Unit};
+use super::super::finding::{
+    Confidence, DeviceUse, Evidence, Finding, Measure, Remedy, Severity, Unit,
+};
 use super::super::labels::short_name;
 use super::super::text::{bytes, time};
 use super::launches::no_work;
@@ -133,6 +135,8 @@ pub(super) fn copies(context: &Context<'_>, used: &[DeviceUse]) -> Outcome {
             measured: Measure { value: share, unit: "% of the span" },
             threshold: Measure { value: EXPOSED, unit: "% of the span" },
             recoverable_ns: Some(exposed),
+            remedy: Remedy::Without(Class::Copy),
+            replayed: None,
             evidence: evidence(context, copies, (used.pid, used.device)),
             advice: format!(
                 "keep data on the device between launches, or copy beside kernels: another stream, \
@@ -161,7 +165,8 @@ pub(super) fn communication(context: &Context<'_>, used: &[DeviceUse]) -> Outcom
         let communicated = union(context, communication);
         let exposed = communicated.outside(compute);
         let share = percent(exposed, span);
-        let stream = match shares_streams {
+        // Work that overlaps on one stream shows that the trace does not hold the real streams.
+        let stream = match *shares_streams && exposed == communicated.length() {
             true => "; it is on a stream that computes, so that nothing can overlap there",
             false => "",
         };
@@ -179,6 +184,8 @@ pub(super) fn communication(context: &Context<'_>, used: &[DeviceUse]) -> Outcom
             measured: Measure { value: share, unit: "% of the span" },
             threshold: Measure { value: EXPOSED, unit: "% of the span" },
             recoverable_ns: Some(exposed),
+            remedy: Remedy::Without(Class::Communication),
+            replayed: None,
             evidence: evidence(context, communication, (used.pid, used.device)),
             advice: "communicate beside compute on a stream of its own: overlap with the backward \
                      pass, larger buckets, fewer collectives; a rank that waits for others shows \

@@ -1,11 +1,11 @@
 //! Short kernels that always follow each other: one producer and one consumer, which one kernel
 //! could compute.
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use super::super::context::Context;
 use super::super::finding::{
-    Confidence, DeviceUse, Evidence, Finding, Inspected, Measure, Severity, Unit,
+    Confidence, DeviceUse, Evidence, Finding, Inspected, Measure, Remedy, Severity, Unit,
 };
 use super::super::labels::short_name;
 use super::outcome::{Lack, Outcome, most_expensive, percent};
@@ -32,11 +32,27 @@ struct Pair {
     count: usize,
     /// Both kernels, without what is between them.
     kernels_ns: i64,
-    /// What fusing could save at most: the shorter kernel, and the idle time between.
-    saved_ns: i64,
+    /// The idle time between them.
+    gap_ns: i64,
     first: u32,
     /// The range around all of them.
     path: PathId,
+}
+
+/// Time of the kernels of all pairs, each once, and what fusing could save at most: pairs that share
+/// a kernel are a chain, of which the longest kernel stays, without the idle time between.
+fn chains(pairs: &HashMap<(u32, u32), Pair>, total_ns: impl Fn(u32) -> i64) -> (i64, i64) {
+    let next: HashMap<u32, u32> = pairs.keys().copied().collect();
+    let behind: HashSet<u32> = next.values().copied().collect();
+    let (mut fused_ns, mut saved_ns) = (0, pairs.values().map(|pair| pair.gap_ns).sum());
+    for first in next.keys().filter(|name| !behind.contains(*name)) {
+        let chain = std::iter::successors(Some(*first), |name| next.get(name).copied());
+        let times: Vec<i64> = chain.map(&total_ns).collect();
+        let sum: i64 = times.iter().sum();
+        fused_ns += sum;
+        saved_ns += sum - times.iter().max().copied().unwrap_or(0);
+    }
+    (fused_ns, saved_ns)
 }
 
 pub(super) fn fusion(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
@@ -68,14 +84,14 @@ pub(super) fn fusion(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         let pair = pairs.entry((name(first), name(second))).or_insert(Pair {
             count: 0,
             kernels_ns: 0,
-            saved_ns: 0,
+            gap_ns: 0,
             first: neighbours[0],
             path: context.path_id(neighbours[0]),
         });
         pair.path = context.around(pair.path, neighbours[0]);
         pair.count += 1;
         pair.kernels_ns += length(first) + length(second);
-        pair.saved_ns += length(first).min(length(second)) + gap.max(0);
+        pair.gap_ns += gap.max(0);
     }
     let text = |name: u32| context.trace.names.text(crate::model::names::Name(name));
     let short = |name: u32| {
@@ -107,7 +123,8 @@ pub(super) fn fusion(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             format!("graphs were recorded whole; {record}")
         }),
     };
-    let share = percent(pairs.values().map(|pair| pair.kernels_ns).sum(), total);
+    let (fused_ns, saved_ns) = chains(&pairs, |name| sums[&name].total_ns);
+    let share = percent(fused_ns, total);
     if share < TIME_SHARE {
         return Outcome::Checked(Vec::new(), inspected);
     }
@@ -136,7 +153,9 @@ pub(super) fn fusion(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         ),
         measured: Measure { value: share, unit: "% of kernel time" },
         threshold: Measure { value: TIME_SHARE, unit: "% of kernel time" },
-        recoverable_ns: Some(pairs.values().map(|pair| pair.saved_ns).sum()),
+        recoverable_ns: Some(saved_ns),
+        remedy: Remedy::NotReplayed,
+        replayed: None,
         evidence: most_expensive(evidence),
         advice: "compute both in one kernel, which keeps what is between them in registers; \
                  torch.compile fuses elementwise kernels"

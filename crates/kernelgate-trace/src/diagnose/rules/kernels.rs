@@ -6,7 +6,8 @@ use hashbrown::HashMap;
 
 use super::super::context::Context;
 use super::super::finding::{
-    Confidence, DeviceUse, Evidence, Finding, Inspected, Measure, Severity, Unit,
+    Confidence, DeviceUse, Evidence, Finding, Inspected, Measure, Remedy, Severity, ShorterKernels,
+    Unit,
 };
 use super::super::labels::short_name;
 use super::launches::no_work;
@@ -67,6 +68,8 @@ fn warp(device: &Device) -> u32 {
 struct Shaped<'a> {
     name: &'a str,
     shape: LaunchShape,
+    /// Its function and shape in the trace.
+    key: (u32, u32),
     device: &'a Device,
     count: usize,
     total_ns: i64,
@@ -113,6 +116,7 @@ impl<'a> Shapes<'a> {
                 let shaped = |(shape, device): (u32, &'a Device)| Shaped {
                     name: trace.kernel_name(row),
                     shape: trace.shapes[shape as usize],
+                    key: (kernels.function[row], shape),
                     device,
                     count: 0,
                     total_ns: 0,
@@ -236,7 +240,12 @@ fn check(
         Ok(shapes) => shapes,
         Err(lack) => return lack.into(),
     };
-    let losses: Vec<Loss> = shapes.groups.iter().filter_map(loss).collect();
+    let (keys, losses): (Vec<(u32, u32)>, Vec<Loss>) =
+        shapes.groups.iter().filter_map(|of| Some((of.key, loss(of)?))).unzip();
+    let shorter = |(&(function, shape), loss): (&(u32, u32), &Loss)| {
+        Some(ShorterKernels { function, shape, left: 1.0 - loss.lost? })
+    };
+    let shorter: Option<Vec<ShorterKernels>> = keys.iter().zip(&losses).map(shorter).collect();
     let time: i64 = losses.iter().filter_map(|loss| loss.evidence.total_ns).sum();
     let share = percent(time, shapes.whole_ns);
     let inspected = shapes.inspected(context);
@@ -262,6 +271,8 @@ fn check(
         measured: Measure { value: share, unit: "% of kernel time" },
         threshold: Measure { value: TIME_SHARE, unit: "% of kernel time" },
         recoverable_ns: recoverable,
+        remedy: shorter.map_or(Remedy::NotReplayed, Remedy::Shorter),
+        replayed: None,
         evidence: most_expensive(losses.into_iter().map(|loss| loss.evidence).collect()),
         advice: words.advice,
         false_positive: words.false_positive,

@@ -3,14 +3,14 @@
 use super::super::cause::CauseKind;
 use super::super::context::Context;
 use super::super::finding::{
-    Confidence, DeviceUse, Evidence, Finding, Inspected, Measure, Severity, Unit,
+    Confidence, DeviceUse, Evidence, Finding, Inspected, Measure, Remedy, Severity, Unit,
 };
 use super::super::gaps::{Cause, GapReport};
 use super::super::labels::short_name;
 use super::super::platform::Platform;
 use super::outcome::{Lack, Outcome, all_of, percent, some_of};
 use crate::model::Trace;
-use crate::stats::Summary;
+use crate::stats::{Summary, shorten};
 
 /// Busy shares at or above this leave launches nothing to gain.
 const BUSY: f64 = 70.0;
@@ -18,6 +18,8 @@ const BUSY: f64 = 70.0;
 const SHORT_NS: f64 = 10_000.0;
 /// Launches below which a median says nothing.
 const FEW: usize = 100;
+/// Characters of the name of an operation before or behind a gap.
+const NAME: usize = 38;
 /// Part of the span that a class of gaps may take.
 const GAP_SHARE: f64 = 5.0;
 
@@ -121,6 +123,8 @@ pub(super) fn launch_bound(context: &Context<'_>, devices: &[DeviceUse]) -> Outc
             measured: Measure { value: busy, unit: "% busy" },
             threshold: Measure { value: BUSY, unit: "% busy" },
             recoverable_ns: Some(recoverable),
+            remedy: Remedy::Graph,
+            replayed: None,
             evidence: transitions(device, 3),
             advice: format!(
                 "launch less often: capture the step in a {}, fuse short kernels, or keep a \
@@ -140,7 +144,9 @@ fn transitions(device: &DeviceUse, count: usize) -> Vec<Evidence> {
         .iter()
         .take(count)
         .map(|transition| Evidence {
-            what: format!("{} → {}", short_name(&transition.before), short_name(&transition.after)),
+            what: [&transition.before, &transition.after]
+                .map(|name| shorten(&short_name(name), NAME))
+                .join(" → "),
             count: transition.count,
             total_ns: Some(transition.total_ns),
             range: transition.range.clone(),
@@ -183,12 +189,29 @@ pub(super) fn gaps(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
             measured: Measure { value: share, unit: "% of the span" },
             threshold: Measure { value: GAP_SHARE, unit: "% of the span" },
             recoverable_ns: (explained > 0).then_some(explained),
+            remedy: main.map_or(Remedy::NotReplayed, remedy),
+            replayed: None,
             evidence: evidence(device),
             advice: main.map_or(String::new(), |cause| advice(cause, context.platform)),
             false_positive: "work that other processes did on the device is not in the trace",
         });
     }
     Outcome::Checked(found, all_of(context.all.len(), Unit::Operations))
+}
+
+/// The change that mends the main cause, which happens again and again.
+fn remedy(cause: &Cause) -> Remedy {
+    match cause.kind {
+        _ if cause.once() => Remedy::NotReplayed,
+        CauseKind::Wait => Remedy::NoWaits,
+        CauseKind::HostCode
+        | CauseKind::OffCpu
+        | CauseKind::OsCall
+        | CauseKind::Call
+        | CauseKind::LaunchCall
+        | CauseKind::LaunchLatency => Remedy::Graph,
+        _ => Remedy::NotReplayed,
+    }
 }
 
 /// A single pause costs no step; nobody knows what could be saved of a gap without a reason.
@@ -203,9 +226,12 @@ fn severity(gaps: &GapReport, explained: i64, span_ns: i64) -> Severity {
 
 fn confidence(cause: Option<&Cause>) -> Confidence {
     match cause.map(|cause| cause.kind) {
-        Some(CauseKind::EventWait | CauseKind::HostFunction | CauseKind::FullQueue) => {
-            Confidence::Medium
-        }
+        Some(
+            CauseKind::EventWait
+            | CauseKind::DefaultStream
+            | CauseKind::HostFunction
+            | CauseKind::FullQueue,
+        ) => Confidence::Medium,
         Some(kind) if kind.explained() => Confidence::High,
         _ => Confidence::Low,
     }
@@ -252,6 +278,11 @@ fn advice(cause: &Cause, platform: Platform) -> String {
         CauseKind::EventWait => {
             "the work was launched in time: shorten the work that its stream waits for, or wait \
              for an earlier event"
+        }
+        CauseKind::DefaultStream => {
+            "the work was launched in time: the legacy default stream waits for all others, and they \
+             for it; use streams created with cudaStreamNonBlocking, or compile with \
+             --default-stream per-thread"
         }
         CauseKind::HostFunction => {
             "the work was launched in time: keep functions of the host out of the stream"

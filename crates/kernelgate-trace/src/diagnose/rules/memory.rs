@@ -2,7 +2,7 @@
 //! conflicts, divergence.
 
 use super::super::context::Context;
-use super::super::finding::{Confidence, DeviceUse, Finding, Measure, Severity};
+use super::super::finding::{Confidence, DeviceUse, Finding, Measure, Remedy, Severity};
 use super::super::profiled::{evidence, kernel_name, metric};
 use super::metrics::{launches, not_profiled};
 use super::outcome::{Lack, Outcome};
@@ -62,6 +62,8 @@ fn each(
             measured: Measure { value: held.value, unit: held.unit },
             threshold: Measure { value: held.threshold, unit: held.unit },
             recoverable_ns: None,
+            remedy: Remedy::NotReplayed,
+            replayed: None,
             evidence: evidence(context.trace, launch, held.words),
             advice: words.advice.to_owned(),
             false_positive: words.false_positive,

@@ -3,7 +3,7 @@
 
 use super::super::context::Context;
 use super::super::finding::{
-    Confidence, DeviceUse, Evidence, Finding, Inspected, Measure, Severity, Unit,
+    Confidence, DeviceUse, Evidence, Finding, Inspected, Measure, Remedy, Severity, Unit,
 };
 use super::super::profiled::{evidence, kernel_name, metric};
 use super::kernels::OCCUPANCY;
@@ -87,6 +87,8 @@ pub(super) fn kernel_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             measured: Measure { value: compute.max(memory), unit: "% of peak" },
             threshold: Measure { value: HIGH, unit: "% of peak" },
             recoverable_ns: None,
+            remedy: Remedy::NotReplayed,
+            replayed: None,
             evidence: evidence(context.trace, launch, words),
             advice: advice(bound).to_owned(),
             false_positive: "Nsight Compute measured with cold caches or fixed clocks",
@@ -145,6 +147,8 @@ pub(super) fn achieved_occupancy(context: &Context<'_>, _: &[DeviceUse]) -> Outc
                 unit: "%",
             },
             recoverable_ns: None,
+            remedy: Remedy::NotReplayed,
+            replayed: None,
             evidence: evidence(context.trace, launch, words),
             advice:
                 "fewer registers, less shared memory or another block size; if achieved is far \
@@ -202,6 +206,8 @@ pub(super) fn stalls(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             measured: Measure { value: share, unit: "% of stalls" },
             threshold: Measure { value: 30.0, unit: "% of stalls" },
             recoverable_ns: None,
+            remedy: Remedy::NotReplayed,
+            replayed: None,
             evidence: stalled_lines(
                 context.trace,
                 launch,
@@ -288,6 +294,8 @@ pub(super) fn sampled_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             measured: Measure { value: issue.max(memory), unit: "% of peak" },
             threshold: Measure { value: HIGH, unit: "% of peak" },
             recoverable_ns: None,
+            remedy: Remedy::NotReplayed,
+            replayed: None,
             evidence: Vec::new(),
             advice: advice(bound).to_owned(),
             false_positive: "averages hide phases: restrict the trace with --range",

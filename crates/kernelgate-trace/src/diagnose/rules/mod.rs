@@ -111,7 +111,7 @@ pub(super) fn apply(context: &Context<'_>) -> Diagnosis {
             DeviceUse {
                 pid: trace.processes[activity.process as usize].pid,
                 device: activity.device,
-                name: device.map(|device| device.name.clone()),
+                name: device.map(|device| device.name.clone()).filter(|name| !name.is_empty()),
                 span: activity.span,
                 busy_ns: activity.busy_ns,
                 operations: activity.operations,
@@ -130,6 +130,7 @@ pub(super) fn apply(context: &Context<'_>) -> Diagnosis {
     findings.sort_by_key(|finding| {
         std::cmp::Reverse((finding.recoverable_ns.unwrap_or(0), finding.severity))
     });
+    let critical_path = critical::critical_path(context, &mut findings);
     let memory = device_memory::of(trace, &context.host.outermost);
     questions.push(memory_question(context, memory.len()));
     let version = ["EXPORT_PRODUCT_VERSION", "PRODUCT_VERSION"]
@@ -157,7 +158,7 @@ pub(super) fn apply(context: &Context<'_>) -> Diagnosis {
             ("profiled launches", trace.profiled.len()),
         ],
         devices,
-        critical_path: critical::critical_path(context),
+        critical_path,
         memory,
         quality,
         findings,

@@ -1,7 +1,7 @@
 //! Results of rules.
 
 use super::super::finding::{
-    Confidence, Evidence, Finding, Inspected, Measure, QUALITY, Severity, Unit,
+    Confidence, Evidence, Finding, Inspected, Measure, QUALITY, Remedy, Severity, Unit,
 };
 
 /// The result of a rule.
@@ -65,6 +65,8 @@ pub(super) fn doubt(
         measured,
         threshold: Measure { value: 0.0, unit: measured.unit },
         recoverable_ns: None,
+        remedy: Remedy::NotReplayed,
+        replayed: None,
         evidence: Vec::new(),
         advice: advice.into(),
         false_positive,

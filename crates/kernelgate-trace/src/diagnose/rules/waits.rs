@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use hashbrown::HashMap;
 
 use super::super::context::Context;
-use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Severity, Unit};
+use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Remedy, Severity, Unit};
 use super::super::labels::without_numbers;
 use super::super::waiting::{AtInterval, WaitSum};
 use super::launches::calls_lack;
@@ -79,6 +79,8 @@ pub(super) fn in_loops(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         measured: number(count, "calls"),
         threshold: number(2, "calls"),
         recoverable_ns: Some(saved),
+        remedy: Remedy::NoWaits,
+        replayed: None,
         evidence: most_expensive(evidence),
         advice:
             "remove waits from the loop: no tensor.item(), print(tensor) or .cpu() in it; wait \

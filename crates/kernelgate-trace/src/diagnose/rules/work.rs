@@ -2,7 +2,9 @@
 //! allow for it. No hardware counter is needed.
 
 use super::super::context::Context;
-use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Measure, Severity, Unit};
+use super::super::finding::{
+    Confidence, DeviceUse, Evidence, Finding, Measure, Remedy, Severity, Unit,
+};
 use super::super::tree::{self, Bound, REACHED};
 use super::outcome::{Lack, Outcome, some_of};
 
@@ -27,6 +29,8 @@ pub(super) fn work_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             measured: Measure { value: highest * 100.0, unit: "% of a limit" },
             threshold: Measure { value: REACHED * 100.0, unit: "% of a limit" },
             recoverable_ns: None,
+            remedy: Remedy::NotReplayed,
+            replayed: None,
             evidence: vec![Evidence {
                 what: format!("{} operations on the device", of.operations),
                 count: of.times,

@@ -1,0 +1,207 @@
+//! The dependencies of all ranks of a job, replayed together: a collective ends, on every rank, its
+//! transfer after its last rank has arrived.
+//!
+//! Ranks go on in the order of their recorded starts in the job's time, so that all ranks have arrived
+//! at a collective before anything behind it is replayed. Where the clocks are not aligned well
+//! enough for that, what is behind it moves with its own rank's arrival. Absent: which operations
+//! belong to one collective.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use hashbrown::HashMap;
+
+use super::operations::OperationId;
+use super::replay::{Change, Dependencies, Path, Replay, Segment, Walk};
+
+/// A rank's part in a collective.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Member {
+    /// Index into the traces of the job.
+    pub trace: usize,
+    /// Its operation.
+    pub operation: OperationId,
+    /// When it starts, in the job's time.
+    pub start: i64,
+    /// When it ends, in the job's time.
+    pub end: i64,
+}
+
+/// The ranks of a collective.
+pub type Members = Vec<Member>;
+
+/// The dependencies of a job.
+pub struct JobReplay<'a> {
+    traces: Vec<Dependencies<'a>>,
+    /// By trace, a time of its clock in the job's time.
+    common: &'a dyn Fn(usize, i64) -> i64,
+    collectives: Vec<Members>,
+    /// By trace, the collective of an operation.
+    of_operation: Vec<HashMap<OperationId, usize>>,
+}
+
+/// A collective while ranks arrive.
+#[derive(Clone, Copy)]
+struct Arrivals {
+    missing: usize,
+    /// The replayed arrival of the last one so far.
+    ready: i64,
+}
+
+impl<'a> JobReplay<'a> {
+    /// Joins traces by their collectives.
+    pub fn new(
+        traces: Vec<Dependencies<'a>>,
+        collectives: Vec<Members>,
+        common: &'a dyn Fn(usize, i64) -> i64,
+    ) -> Self {
+        let mut of_operation = vec![HashMap::new(); traces.len()];
+        for (number, members) in collectives.iter().enumerate() {
+            for member in members {
+                of_operation[member.trace].insert(member.operation, number);
+            }
+        }
+        Self { traces, common, collectives, of_operation }
+    }
+
+    /// The span of each trace, in the job's time.
+    fn spans(&self) -> impl Iterator<Item = (i64, i64)> {
+        self.traces.iter().enumerate().map(|(trace, of)| {
+            let (start, end) = of.span();
+            ((self.common)(trace, start), (self.common)(trace, end))
+        })
+    }
+
+    /// From the first start to the last end on any rank, in the job's time.
+    fn span(&self) -> (i64, i64) {
+        self.spans().reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))).unwrap_or((0, 0))
+    }
+
+    /// From when all ranks are recorded to the last end on any of them, in the job's time.
+    pub fn recorded(&self) -> (i64, i64) {
+        let (start, end) =
+            self.spans().reduce(|a, b| (a.0.max(b.0), a.1.max(b.1))).unwrap_or((0, 0));
+        (start.min(end), end)
+    }
+
+    /// When the last rank arrived at a collective, and which.
+    fn ready(members: &[Member]) -> (i64, &Member) {
+        let last = members.iter().max_by_key(|member| (member.start, member.trace));
+        let last = last.expect("a collective has ranks");
+        (last.start, last)
+    }
+
+    /// Nanoseconds that the job is shorter with a change for each trace.
+    pub fn gain(&self, changes: &[Change<'_>]) -> i64 {
+        let mut replays: Vec<Replay<'_, '_>> = self.traces.iter().map(Replay::new).collect();
+        let mut arrivals: Vec<Arrivals> = self
+            .collectives
+            .iter()
+            .map(|members| Arrivals { missing: members.len(), ready: i64::MIN })
+            .collect();
+        let next = |replay: &Replay<'_, '_>, trace: usize| {
+            let id = replay.next()?;
+            let start = self.traces[trace].operations().start(id);
+            Some(Reverse(((self.common)(trace, start), trace, id)))
+        };
+        let mut order: BinaryHeap<_> =
+            replays.iter().enumerate().filter_map(|(trace, of)| next(of, trace)).collect();
+        let (mut first, mut last) = (i64::MAX, i64::MIN);
+        while let Some(Reverse((start, trace, id))) = order.pop() {
+            let by = replays[trace].start(id, &changes[trace]);
+            first = first.min(start + by);
+            if let Some(&number) = self.of_operation[trace].get(&id) {
+                replays[trace].set_end(id, by);
+                let arrived = &mut arrivals[number];
+                arrived.missing -= 1;
+                arrived.ready = arrived.ready.max(start + by);
+                if arrived.missing == 0 {
+                    let ends = self.meet(number, arrived.ready, changes, &mut replays);
+                    last = last.max(ends);
+                }
+            } else {
+                let all = self.traces[trace].operations();
+                let length = all.end(id) - all.start(id);
+                let by = by + (changes[trace].length)(id, length) - length;
+                replays[trace].set_end(id, by);
+                last = last.max((self.common)(trace, all.end(id)) + by);
+            }
+            order.extend(next(&replays[trace], trace));
+        }
+        let (start, end) = self.span();
+        (end - start) - (last - first)
+    }
+
+    /// Sets the ends of a collective at which all ranks have arrived; returns the last of them.
+    fn meet(
+        &self,
+        number: usize,
+        ready: i64,
+        changes: &[Change<'_>],
+        replays: &mut [Replay<'_, '_>],
+    ) -> i64 {
+        let members = &self.collectives[number];
+        let (recorded, _) = Self::ready(members);
+        let mut last = i64::MIN;
+        for member in members {
+            let transfer = (member.end - recorded).max(0);
+            let shorter = (changes[member.trace].length)(member.operation, transfer);
+            let by = ready - recorded + shorter - transfer;
+            replays[member.trace].set_end(member.operation, by);
+            last = last.max(member.end + by);
+        }
+        last
+    }
+
+    /// The critical path, from its end back to when all ranks are recorded: the trace and length of
+    /// each segment.
+    pub fn critical_path(&self) -> Vec<(usize, Segment, i64)> {
+        let end = |trace: &usize| (self.common)(*trace, self.traces[*trace].span().1);
+        let Some(mut trace) = (0..self.traces.len()).max_by_key(end) else { return Vec::new() };
+        let walks: Vec<Walk<'_, '_>> = self.traces.iter().map(Walk::new).collect();
+        let mut segments = Vec::new();
+        let mut next = Some(self.traces[trace].last());
+        let mut at = self.traces[trace].span().1;
+        while let Some(id) = next {
+            let all = self.traces[trace].operations();
+            let mut path = Path { first: self.traces[trace].span().0, at, segments: Vec::new() };
+            let last = self.of_operation[trace].get(&id).map(|&number| {
+                let (ready, last) = Self::ready(&self.collectives[number]);
+                (ready, *last)
+            });
+            next = match last {
+                Some((ready, last)) if last.trace != trace => {
+                    // The transfer, then the rank that came last.
+                    let transfer = (self.common)(trace, all.end(id)) - ready;
+                    path.back(Segment::Operation(id), (all.end(id) - transfer).min(path.at));
+                    segments.extend(path.segments.drain(..).map(|(of, ns)| (trace, of, ns)));
+                    trace = last.trace;
+                    let start = self.traces[trace].operations().start(last.operation);
+                    path = Path { first: self.traces[trace].span().0, at: start, ..path };
+                    walks[trace].before(last.operation, &mut path)
+                }
+                _ => {
+                    path.back(Segment::Operation(id), all.start(id));
+                    walks[trace].before(id, &mut path)
+                }
+            };
+            at = path.at;
+            segments.extend(path.segments.into_iter().map(|(of, ns)| (trace, of, ns)));
+            if at <= self.traces[trace].span().0 {
+                break;
+            }
+        }
+        let (start, end) = self.recorded();
+        let rest = (self.common)(trace, at) - start;
+        if rest > 0 {
+            segments.push((trace, Segment::Unknown, rest));
+        }
+        let mut left = end - start;
+        for (.., ns) in &mut segments {
+            *ns = (*ns).min(left);
+            left -= *ns;
+        }
+        segments.retain(|(.., ns)| *ns > 0);
+        segments
+    }
+}

@@ -1,0 +1,266 @@
+//! The critical path of a job through its ranks, and what a faster rank, kernel, launch or collective
+//! would gain: the operations of all ranks replayed together.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use super::extract::RankPart;
+use super::join::{Clock, of_median_rank};
+use super::meeting::Meeting;
+use super::recorded::Recorded;
+use crate::analyze::classes::{Class, Classes};
+use crate::analyze::job_replay::{JobReplay, Member};
+use crate::analyze::operations::{AllOperations, Kind, OperationId};
+use crate::analyze::replay::{Change, Segment};
+use crate::diagnose::labels::short_name;
+use crate::model::Trace;
+
+/// Kernels that are replayed.
+const KERNELS: usize = 3;
+
+/// What a change of the job would gain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobGain {
+    /// The change.
+    pub change: String,
+    /// Nanoseconds that the job is shorter.
+    pub gain_ns: i64,
+}
+
+/// The critical path of a job.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct JobPath {
+    /// From when all ranks are recorded to the last end on any of them, nanoseconds.
+    pub total_ns: i64,
+    /// Rank, what it did and how long, the longest first; the times add up to the total.
+    pub segments: Vec<(usize, String, i64)>,
+    /// The largest first.
+    pub gains: Vec<JobGain>,
+}
+
+/// The traces of the parts, each once, and the number of each part's trace.
+struct Traces<'a> {
+    recorded: Vec<&'a Recorded>,
+    of_part: Vec<usize>,
+    classes: Vec<Classes<'a>>,
+}
+
+impl<'a> Traces<'a> {
+    fn new(parts: &'a [RankPart]) -> Self {
+        let mut recorded: Vec<&'a Arc<Recorded>> = Vec::new();
+        let mut of_part = Vec::new();
+        for part in parts {
+            let known = recorded.iter().position(|of| Arc::ptr_eq(of, &part.recorded));
+            of_part.push(known.unwrap_or(recorded.len()));
+            if known.is_none() {
+                recorded.push(&part.recorded);
+            }
+        }
+        let recorded: Vec<&Recorded> = recorded.into_iter().map(Arc::as_ref).collect();
+        let classes = recorded.iter().map(|of| Classes::new(&of.trace)).collect();
+        Self { recorded, of_part, classes }
+    }
+
+    fn trace(&self, number: usize) -> &'a Trace {
+        &self.recorded[number].trace
+    }
+
+    /// The part that an operation belongs to.
+    fn part(&self, parts: &[RankPart], number: usize, id: OperationId) -> usize {
+        let trace = self.trace(number);
+        let place = &trace.places[AllOperations::of(trace).place(id).0 as usize];
+        let own = |part: usize| {
+            self.of_part[part] == number && parts[part].owner == (place.process, place.device)
+        };
+        (0..parts.len()).find(|&part| own(part)).unwrap_or(0)
+    }
+
+    /// The name of the function of a kernel that computes.
+    fn kernel(&self, number: usize, id: OperationId) -> Option<&'a str> {
+        let trace = self.trace(number);
+        match AllOperations::of(trace).part(id) {
+            (Kind::Kernel, row) if self.classes[number].class(id) == Class::Compute => {
+                Some(trace.kernel_name(row))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// What is faster.
+enum Faster {
+    /// The kernels and the host of a rank take a part of their time.
+    Rank { part: usize, compute: f64, host: f64 },
+    /// Kernels of a name take half as long.
+    Kernel(String),
+    /// Operations of a class take no time: of collectives their transfer, not the waiting.
+    Class(Class),
+    /// Launch calls take no time.
+    Launches,
+    /// No host waits for its GPU.
+    Waits,
+}
+
+impl Faster {
+    fn label(&self, parts: &[RankPart]) -> String {
+        match self {
+            Self::Rank { part, .. } => {
+                format!("{} as fast as the median rank", parts[*part].label())
+            }
+            Self::Kernel(name) => format!("half the time of {}", short_name(name)),
+            Self::Class(Class::Communication) => "transfers that take no time".to_owned(),
+            Self::Class(class) => format!("{}s that take no time", class.label()),
+            Self::Launches => "launch calls that take no time".to_owned(),
+            Self::Waits => "hosts that do not wait for their GPU".to_owned(),
+        }
+    }
+}
+
+/// The critical path, and by part what it would gain at the speed of the median rank.
+pub(super) fn replay(
+    parts: &[RankPart],
+    clocks: &[Clock],
+    meetings: &[Meeting],
+) -> (JobPath, Vec<i64>) {
+    let nothing = || (JobPath::default(), vec![0; parts.len()]);
+    if meetings.is_empty() {
+        return nothing();
+    }
+    let traces = Traces::new(parts);
+    let Some(dependencies) = traces.recorded.iter().map(|of| of.dependencies()).collect() else {
+        return nothing();
+    };
+    let clock_of: Vec<&Clock> = (0..traces.recorded.len())
+        .map(|number| traces.of_part.iter().position(|&of| of == number))
+        .map(|part| &clocks[part.expect("a trace has a part")])
+        .collect();
+    let common = |number: usize, time: i64| clock_of[number].common(time);
+    let members = |meeting: &Meeting| {
+        let member = |of: &super::meeting::Arrival| Member {
+            trace: traces.of_part[of.rank],
+            operation: of.operation,
+            start: of.start,
+            end: of.end,
+        };
+        meeting.ranks.iter().map(member).collect()
+    };
+    let job = JobReplay::new(dependencies, meetings.iter().map(members).collect(), &common);
+    let of_ranks: Vec<Option<Faster>> =
+        (0..parts.len()).map(|part| at_median(parts, part)).collect();
+    let gain = |faster: &Faster| gain(&job, &traces, parts, faster);
+    let by_part: Vec<i64> = of_ranks.iter().map(|of| of.as_ref().map_or(0, &gain)).collect();
+    let mut gains: Vec<JobGain> = of_ranks
+        .iter()
+        .flatten()
+        .zip(by_part.iter().zip(&of_ranks).filter(|(_, of)| of.is_some()).map(|(ns, _)| *ns))
+        .map(|(of, gain_ns)| JobGain { change: of.label(parts), gain_ns })
+        .collect();
+    for faster in changes(&traces) {
+        gains.push(JobGain { change: faster.label(parts), gain_ns: gain(&faster) });
+    }
+    gains.sort_by(|a, b| b.gain_ns.cmp(&a.gain_ns).then_with(|| a.change.cmp(&b.change)));
+    let (start, end) = job.recorded();
+    let path = JobPath { total_ns: end - start, segments: segments(&job, &traces, parts), gains };
+    (path, by_part)
+}
+
+/// A rank that computes or idles longer than the median rank, at its speed.
+#[allow(clippy::cast_precision_loss)]
+fn at_median(parts: &[RankPart], part: usize) -> Option<Faster> {
+    let share = |value: fn(&RankPart) -> i64| {
+        let (own, median) = (value(&parts[part]), of_median_rank(parts.iter().map(value)));
+        if own > median { median as f64 / own as f64 } else { 1.0 }
+    };
+    let compute = share(|of| of.compute_ns);
+    let host = share(|of| of.idle_ns);
+    (compute < 1.0 || host < 1.0).then_some(Faster::Rank { part, compute, host })
+}
+
+/// The changes of all ranks at once.
+fn changes(traces: &Traces<'_>) -> Vec<Faster> {
+    let mut kernels: HashMap<&str, i64> = HashMap::new();
+    let mut classes: Vec<Class> = Vec::new();
+    for number in 0..traces.recorded.len() {
+        let all = AllOperations::of(traces.trace(number));
+        for id in all.ids() {
+            if let Some(name) = traces.kernel(number, id) {
+                *kernels.entry(name).or_default() += all.end(id) - all.start(id);
+            }
+            let class = traces.classes[number].class(id);
+            if !classes.contains(&class) {
+                classes.push(class);
+            }
+        }
+    }
+    let mut kernels: Vec<(&str, i64)> = kernels.into_iter().collect();
+    kernels.sort_by_key(|&(name, ns)| (std::cmp::Reverse(ns), name));
+    let kernels = kernels.into_iter().take(KERNELS);
+    let mut changes: Vec<Faster> =
+        kernels.map(|(name, _)| Faster::Kernel(name.to_owned())).collect();
+    classes.retain(|class| matches!(class, Class::Communication | Class::Copy | Class::Migration));
+    changes.extend(classes.into_iter().map(Faster::Class));
+    if traces.recorded.iter().any(|of| of.has_calls()) {
+        changes.extend([Faster::Launches, Faster::Waits]);
+    }
+    changes
+}
+
+fn gain(job: &JobReplay<'_>, traces: &Traces<'_>, parts: &[RankPart], faster: &Faster) -> i64 {
+    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
+    let scaled = |ns: i64, share: f64| (ns as f64 * share).round() as i64;
+    let length = |number: usize| {
+        move |id: OperationId, ns: i64| match faster {
+            Faster::Rank { part, compute, .. } => {
+                let own = traces.of_part[*part] == number
+                    && traces.part(parts, number, id) == *part
+                    && traces.classes[number].class(id) == Class::Compute;
+                if own { scaled(ns, *compute) } else { ns }
+            }
+            Faster::Kernel(name) if traces.kernel(number, id) == Some(name) => ns / 2,
+            Faster::Class(class) if traces.classes[number].class(id) == *class => 0,
+            _ => ns,
+        }
+    };
+    let lengths: Vec<_> = (0..traces.recorded.len()).map(length).collect();
+    let change = |(number, length)| Change {
+        length,
+        launches: !matches!(faster, Faster::Launches),
+        waits: !matches!(faster, Faster::Waits),
+        host: match faster {
+            Faster::Rank { part, host, .. } if traces.of_part[*part] == number => *host,
+            _ => 1.0,
+        },
+    };
+    let lengths: Vec<&dyn Fn(OperationId, i64) -> i64> =
+        lengths.iter().map(|length| length as &dyn Fn(OperationId, i64) -> i64).collect();
+    let changes: Vec<Change<'_>> = lengths.into_iter().enumerate().map(change).collect();
+    job.gain(&changes)
+}
+
+/// The critical path by rank and kind of work.
+fn segments(
+    job: &JobReplay<'_>,
+    traces: &Traces<'_>,
+    parts: &[RankPart],
+) -> Vec<(usize, String, i64)> {
+    let first_part = |number: usize| traces.of_part.iter().position(|&of| of == number);
+    let mut sums: HashMap<(usize, String), i64> = HashMap::new();
+    for (number, segment, ns) in job.critical_path() {
+        let (part, what) = match segment {
+            Segment::Operation(id) => {
+                let what = match traces.kernel(number, id) {
+                    Some(name) => short_name(name),
+                    None => traces.classes[number].class(id).label().to_owned(),
+                };
+                (traces.part(parts, number, id), what)
+            }
+            other => (first_part(number).unwrap_or(0), other.label().to_owned()),
+        };
+        *sums.entry((part, what)).or_default() += ns;
+    }
+    let mut segments: Vec<(usize, String, i64)> =
+        sums.into_iter().map(|((part, what), ns)| (part, what, ns)).collect();
+    segments.sort_by(|a, b| b.2.cmp(&a.2).then_with(|| (a.0, &a.1).cmp(&(b.0, &b.1))));
+    segments
+}
