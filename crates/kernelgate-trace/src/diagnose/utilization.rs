@@ -260,7 +260,7 @@ fn outer_ranges(context: &Context<'_>, sums: HashMap<PathId, WorkSum>) -> Vec<Ra
 }
 
 impl RangeUtilization {
-    /// The peaks that a range reaches, or its rate where the device has none; `None` without either.
+    /// The peaks that a range reaches, or its rate on an unknown device; `None` without either.
     fn reached(&self) -> Option<String> {
         let sum = &self.sum;
         if let Some(tensor) = sum.tensor_share_of(self.kernel_ns) {

@@ -149,7 +149,7 @@ fn scan(
 }
 
 impl Labels {
-    /// The text of a row that is none of the export's.
+    /// The text of a row that the export does not have.
     fn own(&mut self, row: &Row<'_, '_>) -> Text {
         let Some(text) = row.text(4) else { return Text::None };
         self.quality.text(text);
