@@ -45,7 +45,8 @@ fn default_cases_are_a_handful_and_part_of_the_sweep() {
     };
     for kind in PLACES {
         let default = ids(Effort::Default, kind);
-        assert!((5..=230).contains(&default.len()), "{}: {default:?}", default.len());
+        let allowed = 5..=20 * suites.len();
+        assert!(allowed.contains(&default.len()), "{}: {default:?}", default.len());
         assert!(default.is_subset(&ids(Effort::Thorough, kind)));
     }
 }
