@@ -16,6 +16,7 @@ mod kernel_files;
 #[cfg(test)]
 mod kernel_tests;
 mod math;
+pub mod mlp;
 mod parallel;
 #[cfg(test)]
 mod precision_tests;
@@ -33,7 +34,7 @@ use kernelgate_cuda::spec::ListedKernel;
 
 /// Every family, in the order in which its cases are shown.
 const FAMILIES: &[&Family] =
-    &[&st_bif::FAMILY, &attention::FAMILY, &denoise::FAMILY, &resnet18::FAMILY];
+    &[&st_bif::FAMILY, &attention::FAMILY, &denoise::FAMILY, &resnet18::FAMILY, &mlp::FAMILY];
 
 /// Every workload of every family.
 pub fn all() -> Vec<Suite> {

@@ -1,0 +1,165 @@
+//! The perceptron on the host in f32: GEMMs on all threads, element-wise steps between them.
+
+use kernelgate_numerics::gemm::{MatMut, MatRef, multiply_on_all_threads};
+
+use super::definition::{Backward, Forward, Shape};
+use crate::math::exp;
+use crate::parallel;
+use kernelgate::backend::cpu::CpuTask;
+use kernelgate::backend::{Implementation, Prepare};
+use kernelgate::workload::{Dtype, Tensors};
+
+/// Forward rows.
+pub const FORWARD: &[Implementation<Forward>] = &[Implementation {
+    name: "cpu",
+    about: "GEMMs on all threads, SiLU and softmax between them",
+    supports: |problem| f32_only(&problem.shape),
+    prepare: Prepare::Cpu(|problem, inputs| {
+        let mut layers = Layers::new(&problem.shape);
+        let outputs =
+            Tensors::new().with_output("p", [problem.shape.b, problem.shape.c], Dtype::F32);
+        CpuTask::new(inputs, outputs, move |inputs, outputs| {
+            layers.forward(inputs, outputs.f32_mut("p"));
+        })
+    }),
+}];
+
+/// Backward rows.
+pub const BACKWARD: &[Implementation<Backward>] = &[Implementation {
+    name: "cpu",
+    about: "the forward pass, then GEMMs with transposed operands on all threads",
+    supports: |problem| f32_only(&problem.shape),
+    prepare: Prepare::Cpu(|problem, inputs| {
+        let mut layers = Layers::new(&problem.shape);
+        let mut p = vec![0.0; problem.shape.b * problem.shape.c];
+        let outputs =
+            problem.shape.operands().into_iter().fold(Tensors::new(), |outputs, (name, shape)| {
+                outputs.with_output(&format!("grad_{name}"), shape, Dtype::F32)
+            });
+        CpuTask::new(inputs, outputs, move |inputs, outputs| {
+            layers.forward(inputs, &mut p);
+            layers.backward(inputs, &p, outputs);
+        })
+    }),
+}];
+
+fn f32_only(shape: &Shape) -> Result<(), String> {
+    if shape.dtype == Dtype::F32 { Ok(()) } else { Err("computes f32 only".to_owned()) }
+}
+
+/// Elements of a task between two GEMMs.
+const ELEMENTS: usize = 1 << 12;
+
+/// Memory of the layers between the GEMMs.
+struct Layers {
+    shape: Shape,
+    z: Vec<f32>,
+    a: Vec<f32>,
+    grad_z: Vec<f32>,
+    grad_logits: Vec<f32>,
+}
+
+impl Layers {
+    fn new(shape: &Shape) -> Self {
+        let hidden = || vec![0.0; shape.b * shape.h];
+        Self {
+            shape: *shape,
+            z: hidden(),
+            a: hidden(),
+            grad_z: hidden(),
+            grad_logits: vec![0.0; shape.b * shape.c],
+        }
+    }
+
+    /// Fills `p` `[b, c]`.
+    fn forward(&mut self, inputs: &Tensors, p: &mut [f32]) {
+        let Shape { b, h, c, .. } = self.shape;
+        let [x, w1, w2] = operands(&self.shape, inputs);
+        multiply(&mut self.z, x, w1);
+        parallel::chunks_mut(&mut self.a, ELEMENTS, &|number, a| {
+            a.iter_mut().zip(&self.z[number * ELEMENTS..]).for_each(|(a, z)| *a = z * sigmoid(*z));
+        });
+        multiply(p, view(&self.a, b, h), w2);
+        parallel::chunks_mut(p, c * ELEMENTS.div_ceil(c), &|_, rows| {
+            for row in rows.chunks_mut(c) {
+                let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                row.iter_mut().for_each(|x| *x = exp(*x - largest));
+                let sum: f32 = row.iter().sum();
+                row.iter_mut().for_each(|x| *x /= sum);
+            }
+        });
+    }
+
+    /// Fills the gradients, after [`Self::forward`] filled `p`.
+    fn backward(&mut self, inputs: &Tensors, p: &[f32], outputs: &mut Tensors) {
+        let Shape { b, h, c, .. } = self.shape;
+        let [x, w1, w2] = operands(&self.shape, inputs);
+        let rows = c * ELEMENTS.div_ceil(c);
+        let grad_p = inputs.f32("grad_p");
+        parallel::chunks_mut(&mut self.grad_logits, rows, &|number, grad| {
+            let before = p[number * rows..].chunks(c).zip(grad_p[number * rows..].chunks(c));
+            for (grad, (p, grad_p)) in grad.chunks_mut(c).zip(before) {
+                let mean: f32 = p.iter().zip(grad_p).map(|(p, grad)| p * grad).sum();
+                let pairs = p.iter().zip(grad_p);
+                grad.iter_mut().zip(pairs).for_each(|(to, (p, grad))| *to = p * (grad - mean));
+            }
+        });
+        let grad_logits = view(&self.grad_logits, b, c);
+        multiply(&mut self.grad_z, grad_logits, w2.transpose());
+        parallel::chunks_mut(&mut self.grad_z, ELEMENTS, &|number, grad| {
+            for (grad, &z) in grad.iter_mut().zip(&self.z[number * ELEMENTS..]) {
+                let s = sigmoid(z);
+                *grad *= s * (1.0 + z * (1.0 - s));
+            }
+        });
+        let grad_z = view(&self.grad_z, b, h);
+        multiply(outputs.f32_mut("grad_x"), grad_z, w1.transpose());
+        multiply(outputs.f32_mut("grad_w1"), x.transpose(), grad_z);
+        multiply(outputs.f32_mut("grad_w2"), view(&self.a, b, h).transpose(), grad_logits);
+    }
+}
+
+fn sigmoid(z: f32) -> f32 {
+    1.0 / (1.0 + exp(-z))
+}
+
+fn operands<'a>(shape: &Shape, inputs: &'a Tensors) -> [MatRef<'a, f32>; 3] {
+    shape.operands().map(|(name, [rows, columns])| view(inputs.f32(name), rows, columns))
+}
+
+fn view(values: &[f32], rows: usize, columns: usize) -> MatRef<'_, f32> {
+    MatRef::from_row_major_slice(values, rows, columns)
+}
+
+fn multiply(out: &mut [f32], a: MatRef<'_, f32>, b: MatRef<'_, f32>) {
+    let out = MatMut::from_row_major_slice_mut(out, a.nrows(), b.ncols());
+    multiply_on_all_threads(out, a, b);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use kernelgate::verify::verify;
+    use kernelgate::workload::Problem;
+
+    use super::*;
+
+    fn agrees<P: Problem>(row: &Implementation<P>, problem: &P) {
+        let inputs = Arc::new(problem.inputs(3));
+        let Prepare::Cpu(prepare) = row.prepare else { panic!("a CPU row") };
+        let expected = problem.reference(&inputs);
+        let mut task = prepare(problem, inputs);
+        let found = verify(&mut task, &expected, problem.tolerance()).unwrap();
+        assert_eq!(found.checked, found.total);
+    }
+
+    #[test]
+    fn agrees_with_the_reference_at_odd_shapes() {
+        for [b, i, h, c] in [[1, 1, 1, 1], [3, 5, 7, 11], [65, 33, 129, 10]] {
+            let shape = Shape { b, i, h, c, dtype: Dtype::F32 };
+            agrees(&FORWARD[0], &Forward { shape });
+            agrees(&BACKWARD[0], &Backward { shape });
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! The perceptron on the GPU: library GEMMs, and a kernel for each step between them.
+
+mod per_op;
+
+use super::definition::{Backward, Forward, Shape};
+use kernelgate::backend::program::Capture;
+use kernelgate::backend::{Implementation, Prepare};
+use kernelgate::workload::Dtype;
+use kernelgate_cuda::spec::{ListedKernel, list};
+
+/// Every kernel of the family.
+pub fn kernels() -> Vec<ListedKernel> {
+    list(per_op::KERNELS)
+}
+
+/// Forward ladder.
+pub const FORWARD: &[Implementation<Forward>] = &[
+    Implementation {
+        name: "cuda/per_op",
+        about: "a launch an operation from the host, GEMMs by cuBLASLt",
+        supports: |problem| bf16_only(&problem.shape),
+        prepare: Prepare::Program(|problem| per_op::forward(&problem.shape), Capture::Stream),
+    },
+    Implementation {
+        name: "cuda/graph",
+        about: "per_op captured once and replayed",
+        supports: |problem| bf16_only(&problem.shape),
+        prepare: Prepare::Program(|problem| per_op::forward(&problem.shape), Capture::Graph),
+    },
+];
+
+/// Backward ladder.
+pub const BACKWARD: &[Implementation<Backward>] = &[
+    Implementation {
+        name: "cuda/per_op",
+        about: "a launch an operation from the host, GEMMs with transposed operands by cuBLASLt",
+        supports: |problem| bf16_only(&problem.shape),
+        prepare: Prepare::Program(|problem| per_op::backward(&problem.shape), Capture::Stream),
+    },
+    Implementation {
+        name: "cuda/graph",
+        about: "per_op captured once and replayed",
+        supports: |problem| bf16_only(&problem.shape),
+        prepare: Prepare::Program(|problem| per_op::backward(&problem.shape), Capture::Graph),
+    },
+];
+
+fn bf16_only(shape: &Shape) -> Result<(), String> {
+    if shape.dtype == Dtype::Bf16 { Ok(()) } else { Err("computes bf16 only".to_owned()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    use crate::gpu_tests::{gpu, prepare};
+    use crate::kernel_tests::check_launches;
+    use kernelgate::verify::verify;
+    use kernelgate::workload::Problem;
+    use kernelgate_cuda::Device;
+
+    const SHAPE: Shape = Shape { b: 72, i: 40, h: 104, c: 24, dtype: Dtype::Bf16 };
+
+    #[test]
+    fn launches_have_the_arguments_of_their_kernels() {
+        for program in [per_op::forward(&SHAPE), per_op::backward(&SHAPE)] {
+            assert_eq!(program.check(), Ok(()));
+            check_launches(&program);
+        }
+    }
+
+    #[test]
+    fn declared_memory_is_every_region_and_the_workspace() {
+        let inputs = Backward { shape: SHAPE }.inputs(1);
+        let program = per_op::backward(&SHAPE);
+        for (name, bytes) in program.regions().filter(|(name, _)| inputs.get(name).is_some()) {
+            assert_eq!(inputs.tensor(name).bytes(), bytes, "{name}");
+        }
+        assert!(program.device_bytes() > per_op::forward(&SHAPE).device_bytes());
+    }
+
+    #[test]
+    fn rows_agree_with_the_reference_on_a_gpu() {
+        let Some((device, _alone)) = gpu() else { return };
+        agree(FORWARD, &Forward { shape: SHAPE }, &device);
+        agree(BACKWARD, &Backward { shape: SHAPE }, &device);
+    }
+
+    fn agree<P: Problem>(rows: &[Implementation<P>], problem: &P, device: &Arc<Device>) {
+        let inputs = problem.inputs(3);
+        let expected = problem.reference(&inputs);
+        for row in rows {
+            let Some(mut task) = prepare(row, problem, &inputs, device) else { continue };
+            let found = verify(&mut task, &expected, problem.tolerance());
+            assert!(found.is_ok(), "{}: {found:?}", row.name);
+        }
+    }
+}

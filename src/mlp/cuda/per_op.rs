@@ -1,0 +1,106 @@
+//! A launch an operation: the rung that every other one is compared with.
+
+use crate::kernel_files::kernel_file;
+use crate::mlp::definition::Shape;
+use kernelgate::backend::program::{Lane, MemoryUse, Program, int, long};
+use kernelgate::workload::Dtype;
+use kernelgate_cuda::KernelSpec;
+use kernelgate_cuda::libraries::gemm::{GemmSpec, MatrixDtype};
+
+/// Every kernel of this file.
+pub const KERNELS: &[KernelSpec<Shape>] = &[ACTIVATE, ACTIVATE_BACKWARD, SOFTMAX, SOFTMAX_BACKWARD];
+
+const THREADS: usize = 256;
+
+/// An element of the hidden layer a thread.
+const ACTIVATE: KernelSpec<Shape> = KernelSpec {
+    defines: |_| vec!["ELEMENT_BF16".to_owned()],
+    constants: |_| vec![("THREADS", THREADS)],
+    variants: || vec![Shape { b: 1, i: 1, h: 1, c: 1, dtype: Dtype::Bf16 }],
+    ..KernelSpec::new(
+        kernel_file("mlp/per_op", include_str!("../../../kernels/mlp/per_op.cu")),
+        "mlp_per_op_activate",
+        THREADS,
+        |shape| [(shape.b * shape.h).div_ceil(THREADS), 1, 1],
+    )
+};
+const ACTIVATE_BACKWARD: KernelSpec<Shape> =
+    KernelSpec { symbol: "mlp_per_op_activate_backward", ..ACTIVATE };
+
+/// A row a block.
+const SOFTMAX: KernelSpec<Shape> =
+    KernelSpec { symbol: "mlp_per_op_softmax", blocks: |shape| [shape.b, 1, 1], ..ACTIVATE };
+const SOFTMAX_BACKWARD: KernelSpec<Shape> =
+    KernelSpec { symbol: "mlp_per_op_softmax_backward", ..SOFTMAX };
+
+/// `p` from x and the weights.
+pub fn forward(shape: &Shape) -> Program {
+    let mut program = Program::new();
+    program.output("p", [shape.b, shape.c], Dtype::F32);
+    write_forward(&mut program, shape);
+    program
+}
+
+/// Gradients of x and of the weights, behind the forward pass.
+pub fn backward(shape: &Shape) -> Program {
+    let Shape { b, i, h, c, .. } = *shape;
+    let mut program = Program::new();
+    program.scratch("p", MemoryUse::Activations, b * c * Dtype::F32.bytes());
+    write_forward(&mut program, shape);
+    program.input("grad_p", MemoryUse::Inputs, b * c * Dtype::F32.bytes());
+    program.scratch("grad_logits", MemoryUse::Gradients, b * c * Dtype::Bf16.bytes());
+    program.scratch("grad_a", MemoryUse::Gradients, b * h * Dtype::F32.bytes());
+    program.scratch("grad_z", MemoryUse::Gradients, b * h * Dtype::Bf16.bytes());
+    for (name, extents) in [("grad_x", [b, i]), ("grad_w1", [i, h]), ("grad_w2", [h, c])] {
+        program.output(name, extents, Dtype::F32);
+    }
+    program.in_range("Softmax_Backward", |program| {
+        program.launch(&SOFTMAX_BACKWARD, shape, ("p", "grad_p", "grad_logits", int(c)));
+    });
+    program.in_range("Layer_2_Backward", |program| {
+        let spec = GemmSpec { a_transposed: true, ..gemm(h, c, b) };
+        multiply(program, spec, ["a", "grad_logits", "grad_w2"]);
+        let spec = GemmSpec { b_transposed: true, ..gemm(b, h, c) };
+        multiply(program, spec, ["grad_logits", "w2", "grad_a"]);
+    });
+    program.in_range("Activation_Backward", |program| {
+        program.launch(&ACTIVATE_BACKWARD, shape, ("z", "grad_a", "grad_z", long(b * h)));
+    });
+    program.in_range("Layer_1_Backward", |program| {
+        let spec = GemmSpec { a_transposed: true, ..gemm(i, h, b) };
+        multiply(program, spec, ["x", "grad_z", "grad_w1"]);
+        let spec = GemmSpec { b_transposed: true, ..gemm(b, i, h) };
+        multiply(program, spec, ["grad_z", "w1", "grad_x"]);
+    });
+    program
+}
+
+/// The forward pass into the region `p`.
+fn write_forward(program: &mut Program, shape: &Shape) {
+    let Shape { b, i, h, c, .. } = *shape;
+    for (name, [rows, columns]) in shape.operands() {
+        let purpose = if name == "x" { MemoryUse::Inputs } else { MemoryUse::Weights };
+        program.input(name, purpose, rows * columns * Dtype::Bf16.bytes());
+    }
+    program.scratch("z", MemoryUse::Activations, b * h * Dtype::F32.bytes());
+    program.scratch("a", MemoryUse::Activations, b * h * Dtype::Bf16.bytes());
+    program.scratch("logits", MemoryUse::Activations, b * c * Dtype::F32.bytes());
+    program.in_range("Layer_1", |program| multiply(program, gemm(b, h, i), ["x", "w1", "z"]));
+    program.in_range("Activation", |program| {
+        program.launch(&ACTIVATE, shape, ("z", "a", long(b * h)));
+    });
+    program.in_range("Layer_2", |program| multiply(program, gemm(b, c, h), ["a", "w2", "logits"]));
+    program.in_range("Softmax", |program| {
+        program.launch(&SOFTMAX, shape, ("logits", "p", int(c)));
+    });
+}
+
+/// D `[m, n]` in f32 of bf16 matrices.
+const fn gemm(m: usize, n: usize, k: usize) -> GemmSpec {
+    GemmSpec::new(m, n, k, MatrixDtype::Bf16, MatrixDtype::F32)
+}
+
+fn multiply(program: &mut Program, spec: GemmSpec, regions: [&str; 3]) {
+    let operands = regions.map(|name| program.at(name));
+    program.gemm(Lane::MAIN, spec, operands);
+}

@@ -1,0 +1,283 @@
+//! `p = softmax(silu(x·w1)·w2)`, and the gradients of both weights and of `x`.
+//!
+//! Deliberately absent: biases and a loss. The gradient of `p` is an input.
+
+use half::bf16;
+
+use super::reference::Reference;
+use kernelgate::workload::{
+    Axis, AxisError, Data, Dtype, Expected, Point, Problem, Symmetry, Tensor, Tensors, Tolerance,
+    Unit, Work, Workload, random,
+};
+
+const AXES: &[Axis] = &[
+    Axis::number("b", "batch"),
+    Axis::number("i", "elements of a row of x"),
+    Axis::number("h", "elements of the hidden layer"),
+    Axis::number("c", "classes"),
+    Axis::one_of("dtype", &["f32", "bf16"], "dtype of x and of the weights; sums are f32"),
+];
+
+/// Probabilities of the classes.
+pub const FORWARD: Workload<Forward> = Workload {
+    name: "mlp/forward",
+    about: "two-layer perceptron: GEMM, SiLU, GEMM, softmax",
+    revision: 1,
+    axes: AXES,
+    default: &["b=256 i=512 h=1024 c=64 dtype=f32"],
+    accelerator: &["b=8192 i=1024 h=4096 c=128 dtype=bf16"],
+    thorough: &["b=64,1024 i=512 h=2048 c=16 dtype=f32,bf16"],
+    bind: |point| Ok(Forward { shape: Shape::bind(point)? }),
+};
+
+/// Gradients of the weights and of the input, the forward pass included.
+pub const BACKWARD: Workload<Backward> = Workload {
+    name: "mlp/backward",
+    about: "gradients of x and of both weights of the perceptron, forward pass included",
+    revision: 1,
+    axes: AXES,
+    default: FORWARD.default,
+    accelerator: FORWARD.accelerator,
+    thorough: FORWARD.thorough,
+    bind: |point| Ok(Backward { shape: Shape::bind(point)? }),
+};
+
+/// Extents and dtype.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Shape {
+    /// Rows of x.
+    pub b: usize,
+    /// Columns of x.
+    pub i: usize,
+    /// Elements of the hidden layer.
+    pub h: usize,
+    /// Classes.
+    pub c: usize,
+    /// Dtype of x and of the weights.
+    pub dtype: Dtype,
+}
+
+impl Shape {
+    fn bind(point: &Point) -> Result<Self, AxisError> {
+        let [b, i, h, c] = ["b", "i", "h", "c"].map(|name| point.number(name));
+        let dtype = Dtype::parse(point.word("dtype")?).expect("the axis lists dtypes");
+        let shape = Self { b: b?, i: i?, h: h?, c: c?, dtype };
+        let largest = i32::MAX as usize;
+        let extents = [shape.b, shape.i, shape.h, shape.c];
+        let pairs =
+            extents.map(|x| extents.map(|y| x.checked_mul(y).is_some_and(|n| n <= largest)));
+        if pairs.as_flattened().contains(&false) {
+            return Err(AxisError::Combination("a matrix has more than 2^31 elements".to_owned()));
+        }
+        Ok(shape)
+    }
+
+    /// Rows and columns of `x`, `w1` and `w2`.
+    pub const fn operands(&self) -> [(&'static str, [usize; 2]); 3] {
+        [("x", [self.b, self.i]), ("w1", [self.i, self.h]), ("w2", [self.h, self.c])]
+    }
+
+    /// N(0, 1) in x, and weights that keep the variance of a row.
+    fn inputs(&self, seed: u64) -> Tensors {
+        let mut inputs = Tensors::new();
+        for (name, shape) in self.operands() {
+            let [rows, columns] = shape;
+            let factor = if name == "x" { 1.0 } else { 1.0 / (rows as f32).sqrt() };
+            let len = rows * columns;
+            let data = match self.dtype {
+                Dtype::Bf16 => {
+                    Data::Bf16(random::map_normal(seed, name, len, |x| bf16::from_f32(x * factor)))
+                }
+                _ => Data::F32(random::map_normal(seed, name, len, |x| x * factor)),
+            };
+            inputs.insert(name, Tensor::new(shape, data));
+        }
+        inputs
+    }
+
+    /// Operations of the two GEMMs.
+    const fn gemm_flops(&self) -> u64 {
+        2 * (self.b * self.h) as u64 * (self.i + self.c) as u64
+    }
+
+    fn operand_bytes(&self) -> u64 {
+        let elements = self.operands().map(|(_, [rows, columns])| (rows * columns) as u64);
+        elements.iter().sum::<u64>() * self.dtype.bytes() as u64
+    }
+
+    /// About four times the errors of rounding what a row holds in bf16 between two launches (a test
+    /// computes them), and in f32 about ten times those of the CPU row.
+    fn tolerance(&self) -> Tolerance {
+        match self.dtype {
+            Dtype::Bf16 => Tolerance { max_error: 2e-2, relative_l2: 1.2e-2 },
+            _ => Tolerance { max_error: 1e-5, relative_l2: 4e-6 },
+        }
+    }
+
+    /// Inputs, and what the reference holds in fp64.
+    fn host_bytes(&self) -> u64 {
+        let Self { b, i, h, c, .. } = *self;
+        self.operand_bytes()
+            + 8 * (3 * b * i + 3 * i * h + 3 * h * c + 5 * b * h + 5 * b * c) as u64
+    }
+}
+
+/// `mlp/forward`: `x [b, i]`, `w1 [i, h]`, `w2 [h, c]` to `p [b, c]` in f32.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Forward {
+    /// Extents and dtype.
+    pub shape: Shape,
+}
+
+impl Problem for Forward {
+    fn inputs(&self, seed: u64) -> Tensors {
+        self.shape.inputs(seed)
+    }
+
+    fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
+        let p = Reference::new(&self.shape, inputs, |x| x).p;
+        vec![Expected::all("p", [self.shape.b, self.shape.c], p)]
+    }
+
+    /// Rows are independent.
+    fn symmetries(&self) -> Vec<Symmetry> {
+        vec![Symmetry::Roll { inputs: &[("x", 0)], outputs: &[("p", 0)] }]
+    }
+
+    fn work(&self) -> Work {
+        let Shape { b, h, c, dtype, .. } = self.shape;
+        // SiLU is four operations, softmax five.
+        Work::bytes(self.shape.operand_bytes(), 4 * (b * c) as u64)
+            .with_flops(Unit::Matmul, dtype, self.shape.gemm_flops())
+            .with_flops(Unit::Vector, Dtype::F32, (4 * b * h + 5 * b * c) as u64)
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        self.shape.tolerance()
+    }
+
+    fn host_bytes(&self) -> u64 {
+        self.shape.host_bytes()
+    }
+}
+
+/// `mlp/backward`: those of `mlp/forward` and `grad_p [b, c]` in f32 to `grad_x`, `grad_w1` and
+/// `grad_w2` in f32, of the shapes of x and of the weights.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Backward {
+    /// Extents and dtype.
+    pub shape: Shape,
+}
+
+impl Problem for Backward {
+    fn inputs(&self, seed: u64) -> Tensors {
+        let Shape { b, c, .. } = self.shape;
+        self.shape.inputs(seed).with("grad_p", [b, c], random::normal(seed, "grad_p", b * c))
+    }
+
+    fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
+        let gradients = Reference::new(&self.shape, inputs, |x| x).gradients(inputs);
+        let outputs = gradients.into_iter().zip(self.shape.operands());
+        outputs
+            .map(|(values, (name, shape))| Expected::all(&format!("grad_{name}"), shape, values))
+            .collect()
+    }
+
+    /// Gradients are linear in the gradient that they are made of.
+    fn symmetries(&self) -> Vec<Symmetry> {
+        vec![Symmetry::Negate { inputs: &["grad_p"], outputs: &["grad_x", "grad_w1", "grad_w2"] }]
+    }
+
+    fn work(&self) -> Work {
+        let Shape { b, h, c, dtype, .. } = self.shape;
+        let elements = self.shape.operands().map(|(_, [rows, columns])| (rows * columns) as u64);
+        let read = self.shape.operand_bytes() + 4 * (b * c) as u64;
+        Work::bytes(read, 4 * elements.iter().sum::<u64>())
+            .with_flops(Unit::Matmul, dtype, 3 * self.shape.gemm_flops())
+            .with_flops(Unit::Vector, Dtype::F32, (12 * b * h + 10 * b * c) as u64)
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        self.shape.tolerance()
+    }
+
+    fn host_bytes(&self) -> u64 {
+        self.shape.host_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernelgate::workload::{Effort, Scale};
+
+    const SMALL: Shape = Shape { b: 37, i: 48, h: 96, c: 11, dtype: Dtype::F32 };
+
+    /// Largest error and relative L2 norm of values against others.
+    fn errors(values: &[f64], exact: &[f64]) -> [f64; 2] {
+        let largest =
+            |values: &mut dyn Iterator<Item = f64>| values.map(f64::abs).fold(0.0, f64::max);
+        let norm =
+            |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+        let differences = || values.iter().zip(exact).map(|(x, y)| x - y);
+        let all = || exact.iter().copied();
+        [
+            largest(&mut differences()) / largest(&mut all()),
+            norm(&mut differences()) / norm(&mut all()),
+        ]
+    }
+
+    #[test]
+    fn rounding_to_bf16_stays_within_the_tolerance() {
+        let problem =
+            Backward { shape: Shape { b: 128, i: 256, h: 512, c: 64, dtype: Dtype::Bf16 } };
+        let inputs = problem.inputs(1);
+        let round = |x: f64| bf16::from_f64(x).to_f64();
+        let [exact, rounded] = [(|x| x) as fn(f64) -> f64, round]
+            .map(|round| Reference::new(&problem.shape, &inputs, round));
+        let mut pairs = vec![(rounded.p.clone(), exact.p.clone())];
+        pairs.extend(rounded.gradients(&inputs).into_iter().zip(exact.gradients(&inputs)));
+        let Tolerance { max_error, relative_l2 } = problem.tolerance();
+        for (values, exact) in pairs {
+            let [max, l2] = errors(&values, &exact);
+            assert!(max < max_error / 2.0 && l2 < relative_l2 / 2.0, "{max} {l2}");
+            assert!(max > max_error / 40.0 || l2 > relative_l2 / 40.0, "{max} {l2}");
+        }
+    }
+
+    #[test]
+    fn gradients_are_differences_of_the_loss() {
+        let problem = Backward { shape: SMALL };
+        let inputs = problem.inputs(2);
+        let loss = |inputs: &Tensors| {
+            let p = Reference::new(&SMALL, inputs, |x| x).p;
+            p.iter().zip(inputs.f32("grad_p")).map(|(p, g)| p * f64::from(*g)).sum::<f64>()
+        };
+        let gradients = Reference::new(&SMALL, &inputs, |x| x).gradients(&inputs);
+        for ((name, _), gradient) in SMALL.operands().into_iter().zip(gradients) {
+            for element in [0, gradient.len() / 2, gradient.len() - 1] {
+                let at = |step: f32| {
+                    let mut moved = inputs.clone();
+                    moved.f32_mut(name)[element] += step;
+                    (f64::from(moved.f32(name)[element]), loss(&moved))
+                };
+                let ((low, below), (high, above)) = (at(-1e-2), at(1e-2));
+                let difference = (above - below) / (high - low);
+                let allowed = 1e-3 * (gradient[element].abs() + 1e-2);
+                assert!((difference - gradient[element]).abs() < allowed, "{name} {element}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_point_binds_and_work_is_counted() {
+        for point in FORWARD.points(Effort::Thorough, Scale::Accelerator, &[]).unwrap() {
+            assert!((FORWARD.bind)(&point).is_ok());
+        }
+        let shape = Shape { b: 2, i: 3, h: 5, c: 7, dtype: Dtype::Bf16 };
+        let work = Forward { shape }.work();
+        assert_eq!((work.read_bytes, work.write_bytes), (2 * (6 + 15 + 35), 4 * 14));
+        assert_eq!(work.matmul_flops(), 2 * 2 * 5 * (3 + 7));
+        assert_eq!(Backward { shape }.work().matmul_flops(), 3 * work.matmul_flops());
+    }
+}

@@ -1,0 +1,23 @@
+//! A two-layer perceptron: definition, fp64 reference, CPU and CUDA rows. The smallest network of
+//! the suite, and the example of a family ("How to add" in CONTRIBUTING).
+
+mod cpu;
+mod cuda;
+mod definition;
+mod reference;
+
+use crate::family::Family;
+pub use cuda::kernels;
+pub use definition::*;
+use kernelgate::suite::{Suite, suite};
+
+/// The workloads of the family, each with its rows.
+pub fn suites() -> Vec<Suite> {
+    vec![
+        suite(&FORWARD, cpu::FORWARD.iter().chain(cuda::FORWARD)),
+        suite(&BACKWARD, cpu::BACKWARD.iter().chain(cuda::BACKWARD)),
+    ]
+}
+
+/// The family.
+pub const FAMILY: Family = Family { name: "mlp", suites, kernels, peers: None };

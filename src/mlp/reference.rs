@@ -1,0 +1,80 @@
+//! The perceptron in fp64: the definition that every implementation is verified against.
+
+use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f64};
+
+use super::definition::Shape;
+use kernelgate::workload::Tensors;
+
+/// The forward pass, and what the gradients need of it.
+pub struct Reference {
+    shape: Shape,
+    round: fn(f64) -> f64,
+    x: Vec<f64>,
+    w1: Vec<f64>,
+    w2: Vec<f64>,
+    /// `x·w1`, `[b, h]`.
+    z: Vec<f64>,
+    /// `silu(z)`, rounded.
+    a: Vec<f64>,
+    /// Probabilities, `[b, c]`.
+    pub p: Vec<f64>,
+}
+
+impl Reference {
+    /// Computes `p`. `round` is applied to what a row stores in the dtype of the inputs; the
+    /// reference rounds nothing.
+    pub fn new(shape: &Shape, inputs: &Tensors, round: fn(f64) -> f64) -> Self {
+        let Shape { b, i, h, c, .. } = *shape;
+        let [x, w1, w2] = shape
+            .operands()
+            .map(|(name, [rows, columns])| inputs.tensor(name).to_f64(0, rows * columns));
+        let z = multiply(view(&x, b, i), view(&w1, i, h));
+        let a: Vec<f64> = z.iter().map(|&z| round(z * sigmoid(z))).collect();
+        let mut p = multiply(view(&a, b, h), view(&w2, h, c));
+        for row in p.chunks_mut(c) {
+            let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            row.iter_mut().for_each(|x| *x = (*x - largest).exp());
+            let sum: f64 = row.iter().sum();
+            row.iter_mut().for_each(|x| *x /= sum);
+        }
+        Self { shape: *shape, round, x, w1, w2, z, a, p }
+    }
+
+    /// Gradients of x, w1 and w2 from `grad_p`.
+    pub fn gradients(&self, inputs: &Tensors) -> [Vec<f64>; 3] {
+        let Shape { b, i, h, c, .. } = self.shape;
+        let mut grad_logits = inputs.tensor("grad_p").to_f64(0, b * c);
+        for (grad, p) in grad_logits.chunks_mut(c).zip(self.p.chunks(c)) {
+            let mean: f64 = grad.iter().zip(p).map(|(grad, p)| grad * p).sum();
+            grad.iter_mut().zip(p).for_each(|(grad, p)| *grad = (self.round)(p * (*grad - mean)));
+        }
+        let grad_logits = view(&grad_logits, b, c);
+        let mut grad_z = multiply(grad_logits, view(&self.w2, h, c).transpose());
+        for (grad, &z) in grad_z.iter_mut().zip(&self.z) {
+            let s = sigmoid(z);
+            *grad = (self.round)(*grad * s * (1.0 + z * (1.0 - s)));
+        }
+        let grad_z = view(&grad_z, b, h);
+        [
+            multiply(grad_z, view(&self.w1, i, h).transpose()),
+            multiply(view(&self.x, b, i).transpose(), grad_z),
+            multiply(view(&self.a, b, h).transpose(), grad_logits),
+        ]
+    }
+}
+
+fn sigmoid(z: f64) -> f64 {
+    1.0 / (1.0 + (-z).exp())
+}
+
+fn view(values: &[f64], rows: usize, columns: usize) -> MatRef<'_, f64> {
+    MatRef::from_row_major_slice(values, rows, columns)
+}
+
+/// `a·b`, row-major.
+fn multiply(a: MatRef<'_, f64>, b: MatRef<'_, f64>) -> Vec<f64> {
+    let mut out = vec![0.0; a.nrows() * b.ncols()];
+    let view = MatMut::from_row_major_slice_mut(&mut out, a.nrows(), b.ncols());
+    multiply_f64(view, Accum::Replace, a, b, 1.0);
+    out
+}
