@@ -340,6 +340,42 @@ fn a_diagnosis_comes_as_a_page() {
     assert!(complaint.contains("--html takes one trace, not 2"), "{complaint}");
 }
 
+#[test]
+fn a_page_has_a_stacked_bar_for_each_iteration() {
+    let folder = tempfile::tempdir().unwrap();
+    let step = |number: u32| {
+        let at = number * 1_000;
+        format!(
+            r#"{{"ph": "X", "cat": "user_annotation", "name": "step", "pid": 5, "tid": 5,
+                "ts": {at}, "dur": 990, "args": {{}}}},
+            {{"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 5, "tid": 5,
+                "ts": {}, "dur": 5, "args": {{"correlation": {number}}}}},
+            {{"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": {},
+                "dur": 600, "args": {{"device": 0, "stream": 7, "correlation": {number}}}}},
+            {{"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)",
+                "pid": 0, "tid": 9, "ts": {}, "dur": 300, "args": {{"device": 0, "stream": 9,
+                "correlation": {}}}}}"#,
+            at + 10,
+            at + 20,
+            at + 620,
+            number + 100
+        )
+    };
+    let steps: Vec<String> = (1..=4).map(step).collect();
+    let path = folder.path().join("trace.json");
+    std::fs::write(&path, format!("{{\"traceEvents\": [{}]}}", steps.join(","))).unwrap();
+    let page = folder.path().join("page.html");
+    printed(&["diagnose", text(&path), "--html", text(&page)]);
+    let page = std::fs::read_to_string(page).unwrap();
+    let section = page.split("<section id=\"account\">").nth(1).unwrap();
+    let section = section.split("</section>").next().unwrap();
+    assert!(section.contains("by iteration, found by"), "{section}");
+    for words in ["iteration 1", "iteration 4", "exposed communication", "600"] {
+        assert!(section.contains(words), "{words}: {section}");
+    }
+    assert!(page.contains("once those above are mended"), "{page}");
+}
+
 #[cfg(unix)]
 #[test]
 fn a_trace_is_not_replaced_by_what_is_made_of_it() {

@@ -106,6 +106,8 @@ fn page_migrations_are_no_lost_launches() {
     assert_eq!(total.busy(Line::ComputeAndMigration), 50 * 5_000);
     let found = finding(&diagnosis, "page-migration").unwrap();
     assert!(found.advice.contains("cudaMemPrefetchAsync"));
+    // The kernel is shorter by the time in which pages came.
+    assert_eq!(found.replayed.unwrap().alone_ns, 50 * 5_000);
     assert_eq!(diagnosis.devices[0].account.transfers[0].count, 50);
     let lost = diagnosis.quality.iter().find(|of| of.title.contains("does not hold"));
     assert_eq!(lost, None, "migrations have no call");

@@ -104,6 +104,12 @@ fn findings(diagnosis: &Diagnosis) -> Markup {
     let recoverable = |finding: &Finding| {
         finding.recoverable_ns.map(|ns| format!(", up to {} to gain", time(ns as f64)))
     };
+    let replayed = |finding: &Finding| {
+        finding.replayed.as_ref().map(|gain| {
+            let (alone, further) = (time(gain.alone_ns as f64), time(gain.further_ns as f64));
+            format!("; replayed: {alone}, {further} once those above are mended")
+        })
+    };
     html! {
         @if diagnosis.findings.is_empty() { p { "No rule found anything." } }
         @for finding in &diagnosis.findings {
@@ -115,6 +121,7 @@ fn findings(diagnosis: &Diagnosis) -> Markup {
                 (amount(finding.measured.value)) " " (finding.measured.unit) ", threshold "
                 (amount(finding.threshold.value)) " " (finding.threshold.unit)
                 (recoverable(finding).unwrap_or_default())
+                (replayed(finding).unwrap_or_default())
             }
             p { (finding.advice) "." }
             (details(finding))

@@ -189,8 +189,15 @@ impl<'a> Dependencies<'a> {
                 last_of_process[process(done)] = done;
             }
             let place = self.all.place(id).0 as usize;
-            self.before[id as usize] = last_of_place[place];
-            last_of_place[place] = id;
+            let last = last_of_place[place];
+            // What runs inside of another one, as migrations in a kernel, does not wait for its end.
+            let inside = last != NONE
+                && start < self.all.end(last)
+                && self.all.end(id) <= self.all.end(last);
+            if !inside {
+                self.before[id as usize] = last;
+                last_of_place[place] = id;
+            }
             let other = last_of_process[process(id)];
             if other != NONE && other != id {
                 let ready = self.ready(id).map_or(i64::MIN, |(time, _)| time);
