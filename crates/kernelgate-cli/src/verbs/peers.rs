@@ -62,12 +62,35 @@ struct AskedProblem<'a> {
 }
 
 /// A line that a peer program prints: its environment first, then its results.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[derive(Debug)]
 enum Line {
-    Result { id: String, peer: String, about: String, median_ns: f64 },
-    Failed { id: String, peer: String, about: String, error: String },
     Environment(BTreeMap<String, String>),
+    Result(PeerResult),
+}
+
+/// The time of a peer for a problem, or the reason why it has none.
+#[derive(Debug, Deserialize)]
+struct PeerResult {
+    id: String,
+    peer: String,
+    about: String,
+    median_ns: Option<f64>,
+    error: Option<String>,
+}
+
+impl Line {
+    /// A line with an id is a result.
+    fn parse(text: &str) -> serde_json::Result<Self> {
+        let fields: serde_json::Value = serde_json::from_str(text)?;
+        if fields.get("id").is_none() {
+            return serde_json::from_value(fields).map(Self::Environment);
+        }
+        let result: PeerResult = serde_json::from_value(fields)?;
+        if result.median_ns.is_none() && result.error.is_none() {
+            return Err(serde::de::Error::missing_field("median_ns"));
+        }
+        Ok(Self::Result(result))
+    }
 }
 
 /// A peer and an implementation of ours.
@@ -145,15 +168,12 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         let (lines, ended) = ask_program((arguments, running, partial), &card, program, &asked)?;
         ended_early = ended;
         for line in lines {
-            let (id, peer, about, peer_ns, error) = match line {
+            let PeerResult { id, peer, about, median_ns: peer_ns, error } = match line {
                 Line::Environment(found) => {
                     environment = found;
                     continue;
                 }
-                Line::Result { id, peer, about, median_ns } => {
-                    (id, peer, about, Some(median_ns), None)
-                }
-                Line::Failed { id, peer, about, error } => (id, peer, about, None, Some(error)),
+                Line::Result(result) => result,
             };
             let ours = problems.get(&id).with_context(|| {
                 format!("peers/{} answers for {id}, which it was not asked", program.main)
@@ -346,7 +366,7 @@ fn ask_program(
     let whole =
         if early.is_some() { text.rfind('\n').map_or(0, |end| end + 1) } else { text.len() };
     let lines = text[..whole].lines().map(|line| {
-        serde_json::from_str(line)
+        Line::parse(line)
             .with_context(|| format!("peers/{main} printed what is no result: {}", quoted(line)))
     });
     Ok((lines.collect::<anyhow::Result<_>>()?, early))
@@ -385,5 +405,29 @@ fn print(report: &PeersReport, format: OutputFormat) {
                 format.words(&format!("no time for {} on {}: {error}", row.peer, row.problem))
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_line_is_an_environment_a_time_or_a_reason() {
+        let result = |fields: &str| {
+            Line::parse(&format!(r#"{{"id": "a/b/c", "peer": "torch", "about": "eager"{fields}}}"#))
+        };
+        let time = |fields: &str| match result(fields) {
+            Ok(Line::Result(PeerResult { median_ns, error, .. })) => (median_ns, error),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(time(r#", "median_ns": 1500.5"#), (Some(1500.5), None));
+        assert_eq!(time(r#", "error": "no memory""#), (None, Some("no memory".to_owned())));
+        assert!(result("").is_err(), "neither a time nor a reason");
+        assert!(result(r#", "median_ns": "fast""#).is_err());
+        let Ok(Line::Environment(environment)) = Line::parse(r#"{"torch": "2.9"}"#) else {
+            panic!("no environment")
+        };
+        assert_eq!(environment["torch"], "2.9");
     }
 }

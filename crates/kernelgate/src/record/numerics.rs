@@ -66,20 +66,47 @@ impl Numerics {
 
 /// Errors of a case, one entry a seed in every list.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(from = "CaseNumericsWire", into = "CaseNumericsWire")]
 pub struct CaseNumerics {
     /// Seeds of the inputs, ascending.
     pub seeds: Vec<u64>,
-    /// Of all outputs.
-    #[serde(flatten)]
+    /// Errors over all outputs.
     pub errors: SeedErrors,
-    /// Of each, by its name, where several are compared within bounds; none where a seed does not
-    /// tell them.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    /// Errors by output, where several are compared within bounds and every seed has them.
     pub by_output: BTreeMap<String, SeedErrors>,
-    /// Whether other seeds have the same inputs, or none that what they are compared with is of:
-    /// one entry is all there can be.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    /// Whether all seeds have the same inputs or the same reference, so that one entry is enough.
     pub one_data_set: bool,
+}
+
+/// [`CaseNumerics`] in a file.
+#[derive(Serialize, Deserialize)]
+struct CaseNumericsWire {
+    seeds: Vec<u64>,
+    max_error: Vec<f64>,
+    relative_l2: Vec<f64>,
+    #[serde(default)]
+    rounding: f64,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    by_output: BTreeMap<String, SeedErrors>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    one_data_set: bool,
+}
+
+impl From<CaseNumerics> for CaseNumericsWire {
+    fn from(numerics: CaseNumerics) -> Self {
+        let CaseNumerics { seeds, errors, by_output, one_data_set } = numerics;
+        let SeedErrors { max_error, relative_l2, rounding } = errors;
+        Self { seeds, max_error, relative_l2, rounding, by_output, one_data_set }
+    }
+}
+
+impl From<CaseNumericsWire> for CaseNumerics {
+    fn from(wire: CaseNumericsWire) -> Self {
+        let CaseNumericsWire { seeds, max_error, relative_l2, rounding, by_output, one_data_set } =
+            wire;
+        let errors = SeedErrors { max_error, relative_l2, rounding };
+        Self { seeds, errors, by_output, one_data_set }
+    }
 }
 
 /// Errors of several seeds, one entry a seed in both lists, to three significant digits.
