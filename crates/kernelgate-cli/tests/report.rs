@@ -222,7 +222,7 @@ fn peers_are_drawn_beside_ours() {
     peers["rows"][0]["peer_ns"] = (-5e6).into();
     std::fs::write(records.path("peers.json"), peers.to_string()).unwrap();
     let text = records.refused(2, &line);
-    assert!(text.contains("w/f/n512_f32, torch/<eager>: a time is more than 0 ns"), "{text}");
+    assert!(text.contains("w/f/n512_f32, torch/<eager>: its time of "), "{text}");
     peers["rows"] = serde_json::json!([]);
     peers["device"] = "another".into();
     std::fs::write(records.path("peers.json"), peers.to_string()).unwrap();

@@ -32,7 +32,22 @@ pub struct KernelSummary {
     pub kernels: Vec<KernelTime>,
 }
 
+/// Times and counts that a file may hold: sums over any file are numbers.
+const MOST: f64 = 1e15;
+
 impl KernelSummary {
+    /// Checks the times.
+    ///
+    /// # Errors
+    /// A fragment with the time.
+    pub fn validate(&self) -> Result<(), String> {
+        let kernel = |kernel: &KernelTime| {
+            [kernel.total_ns, kernel.shortest_ns, kernel.longest_ns, kernel.count as u64]
+        };
+        let each = self.kernels.iter().flat_map(kernel).chain([self.span_ns, self.busy_ns]);
+        each.map(|number| number as f64).try_for_each(check)
+    }
+
     /// Of what was recorded, whose kernels are in the order of their start.
     pub fn of(activity: &Activity) -> Self {
         let mut kernels: BTreeMap<&str, KernelTime> = BTreeMap::new();
@@ -79,7 +94,23 @@ pub struct PhaseTime {
     pub busy_threads: Option<f64>,
 }
 
+/// Accepts a time or a count.
+fn check(number: f64) -> Result<(), String> {
+    if (0.0..=MOST).contains(&number) { Ok(()) } else { Err(format!("a time of {number} ns")) }
+}
+
 impl PhaseTime {
+    /// Checks the times.
+    ///
+    /// # Errors
+    /// A fragment with the time.
+    pub fn validate(&self) -> Result<(), String> {
+        let Self { total_ns, shortest_ns, longest_ns, busy_threads, count, .. } = *self;
+        [total_ns, shortest_ns, longest_ns, busy_threads.unwrap_or(0.0), count as f64]
+            .into_iter()
+            .try_for_each(check)
+    }
+
     /// Of durations in nanoseconds, at least one, during which the process took that much CPU time.
     pub fn of(name: &str, elapsed_ns: &[f64], cpu_ns: Option<f64>) -> Self {
         let total_ns: f64 = elapsed_ns.iter().sum();

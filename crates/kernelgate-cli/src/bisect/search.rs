@@ -10,6 +10,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::gate::paired::TestPlan;
+use kernelgate::measure::possible;
 
 /// Highest probability that any answer of a search is wrong.
 pub const RISK: f64 = 0.05;
@@ -38,6 +39,20 @@ pub struct Times {
     pub low: f64,
     /// Upper end.
     pub high: f64,
+}
+
+impl Times {
+    /// Checks that the ratio and its interval can have been measured.
+    ///
+    /// # Errors
+    /// A fragment with the number.
+    pub fn validate(&self) -> Result<(), String> {
+        possible::check_ratio("a ratio", self.ratio)?;
+        match self.low <= self.high && [self.low, self.high].iter().all(|end| end.abs() < 1e15) {
+            true => Ok(()),
+            false => Err(format!("an interval from {} to {}", self.low, self.high)),
+        }
+    }
 }
 
 /// What a comparison says.

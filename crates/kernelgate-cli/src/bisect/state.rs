@@ -27,12 +27,12 @@ impl Record for State {
     const FREE_TEXT: &'static [&'static str] = &["identity", "undecided", "unusable"];
 
     fn validate(&self) -> Result<(), String> {
-        let possible = |ratio: f64| ratio > 0.0 && ratio.is_finite();
-        let wrong = self.answers.iter().find(|(_, answer)| match answer {
-            Answer::Slower(times) | Answer::NotSlower(times) => !possible(times.ratio),
-            Answer::Undecided(_) | Answer::Unusable(_) => false,
-        });
-        wrong.map_or(Ok(()), |(question, _)| Err(format!("{question}: a ratio that cannot be")))
+        self.answers.iter().try_for_each(|(question, answer)| match answer {
+            Answer::Slower(times) | Answer::NotSlower(times) => {
+                times.validate().map_err(|why| format!("{question}: {why}"))
+            }
+            Answer::Undecided(_) | Answer::Unusable(_) => Ok(()),
+        })
     }
 }
 

@@ -1,7 +1,6 @@
 //! `kernelgate peers`: the cases of the last run compared with other people's kernels for the
 //! same problems, timed now on the same GPU.
 
-use kernelgate::record::text::{printable, quoted};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -24,8 +23,10 @@ use crate::pages::measured::PeerTime;
 use kernelgate::display::table::Table;
 use kernelgate::display::time;
 use kernelgate::exit::Exit;
+use kernelgate::measure::possible;
 use kernelgate::protocol::{Action, PeerProgram, ResponseBody};
 use kernelgate::record::store::check_name;
+use kernelgate::record::text::{check_plain, printable, quoted};
 use kernelgate::record::{CaseRecord, ProcessRun, Store, file};
 use kernelgate::stats::median;
 
@@ -203,6 +204,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     }
     let commit = runs.first().map(|run| run.provenance.short()).unwrap_or_default();
     let report = PeersReport { device, commit, peers: environment, ended_early, rows };
+    report.validate().map_err(|why| anyhow::anyhow!("the peer programs answered {why}"))?;
     // What there is took minutes on a GPU.
     if report.ended_early.is_none() || !report.rows.is_empty() {
         match arguments.format {
@@ -220,6 +222,32 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     }
 }
 
+impl PeersReport {
+    /// Checks every name and number: those of a file, and those of a peer program.
+    ///
+    /// # Errors
+    /// A fragment that names the row and the number.
+    fn validate(&self) -> Result<(), String> {
+        check_plain(&self.device)?;
+        check_plain(&self.commit)?;
+        self.rows.iter().try_for_each(|row| {
+            row.validate().map_err(|why| {
+                format!("{}, {}: {why}", quoted(&row.problem), quoted(&row.peer))
+            })
+        })
+    }
+}
+
+impl PeerRow {
+    fn validate(&self) -> Result<(), String> {
+        let names = [&self.problem, &self.peer, &self.implementation];
+        names.into_iter().try_for_each(|name| check_plain(name))?;
+        possible::check_launch_ns("our time", self.ours_ns)?;
+        self.peer_ns.map_or(Ok(()), |ns| possible::check_launch_ns("its time", ns))?;
+        self.of_limit.map_or(Ok(()), |share| possible::check_ratio("of_limit", share))
+    }
+}
+
 /// The times in a file that `--format json` wrote, and the device that they were taken on.
 ///
 /// # Errors
@@ -230,15 +258,7 @@ pub fn read(path: &Path) -> anyhow::Result<(String, Vec<PeerTime>)> {
     };
     let text = file::text_of(path, MAX_BYTES).with_context(failed)?;
     let report: PeersReport = serde_json::from_str(&text).with_context(failed)?;
-    let impossible = |row: &&PeerRow| {
-        let times = [row.peer_ns, Some(row.ours_ns)];
-        times.into_iter().flatten().any(|ns| !(ns.is_finite() && ns > 0.0))
-    };
-    if let Some(PeerRow { problem, peer, .. }) = report.rows.iter().find(impossible) {
-        let (problem, peer) = (quoted(problem), quoted(peer));
-        return Err(anyhow::anyhow!("{problem}, {peer}: a time is more than 0 ns"))
-            .with_context(failed);
-    }
+    report.validate().map_err(anyhow::Error::msg).with_context(failed)?;
     let time = |row: PeerRow| {
         let PeerRow { problem, peer, peer_ns, implementation, ours_ns, .. } = row;
         Some(PeerTime { problem, peer, peer_ns: peer_ns?, implementation, ours_ns })

@@ -15,6 +15,14 @@ const SECONDS: RangeInclusive<f64> = 0.0..=1e9;
 const SHARE: RangeInclusive<f64> = 0.0..=1.0;
 /// Clock cycles of a launch; 0 where a device reports a clock of 0.
 const CYCLES: RangeInclusive<f64> = 0.0..=1e18;
+/// Sizes of memory and files, bytes: up to an exbibyte, so that sums of them are numbers.
+const BYTES: RangeInclusive<u64> = 0..=1 << 60;
+/// Things that are counted: launches, commands, cycles of a stage.
+const COUNT: RangeInclusive<u64> = 0..=1 << 53;
+/// Ratios of two times.
+const RATIO: RangeInclusive<f64> = 1e-12..=1e12;
+/// Spreads of samples, relative to their median.
+const SPREAD: RangeInclusive<f64> = 0.0..=1e24;
 /// Bytes, or operations, a second.
 const RATE: RangeInclusive<f64> = 1.0..=1e21;
 /// What launching costs, nanoseconds: a difference of times, which noise may make negative.
@@ -76,6 +84,47 @@ pub fn check_share(what: &str, share: f64) -> Result<(), String> {
     check(&SHARE, share, || format!("{what} of {}", number(share)))
 }
 
+/// Accepts a size in bytes; `what` begins the error: "device_bytes".
+///
+/// # Errors
+/// A fragment with the size.
+pub fn check_bytes(what: &str, bytes: u64) -> Result<(), String> {
+    check(&BYTES, bytes, || format!("{what} of {bytes} bytes"))
+}
+
+/// Accepts a count; `what` begins the error: "commands".
+///
+/// # Errors
+/// A fragment with the count.
+pub fn check_count(what: &str, count: u64) -> Result<(), String> {
+    check(&COUNT, count, || format!("{what} of {count}"))
+}
+
+/// Accepts the ratio of two times; `what` begins the error: "of_limit".
+///
+/// # Errors
+/// A fragment with the ratio.
+pub fn check_ratio(what: &str, ratio: f64) -> Result<(), String> {
+    check(&RATIO, ratio, || format!("{what} of {}", number(ratio)))
+}
+
+/// Accepts a relative spread of samples.
+///
+/// # Errors
+/// A fragment with the spread.
+pub fn check_spread(spread: f64) -> Result<(), String> {
+    check(&SPREAD, spread, || format!("a spread of {}", number(spread)))
+}
+
+/// Accepts the shortest and the longest time of a window, relative to the median sample.
+///
+/// # Errors
+/// A fragment with the range.
+pub fn check_power_range([low, high]: [f64; 2]) -> Result<(), String> {
+    let possible = RATIO.contains(&low) && RATIO.contains(&high) && low <= high;
+    if possible { Ok(()) } else { Err(format!("a power range of {low} to {high}")) }
+}
+
 /// Accepts clock cycles of a launch.
 ///
 /// # Errors
@@ -91,9 +140,9 @@ fn number(value: f64) -> String {
 }
 
 /// NaN is in no range.
-fn check(
-    range: &RangeInclusive<f64>,
-    value: f64,
+fn check<T: PartialOrd>(
+    range: &RangeInclusive<T>,
+    value: T,
     problem: impl FnOnce() -> String,
 ) -> Result<(), String> {
     if range.contains(&value) { Ok(()) } else { Err(problem()) }

@@ -137,12 +137,7 @@ impl PowerRecord {
     /// A fragment that names the number.
     pub fn validate(&self) -> Result<(), String> {
         possible::check_seconds("settling_s", self.settling_s)?;
-        match self.range {
-            Some([low, high]) if !(low > 0.0 && low <= high && high < 1e6) => {
-                Err(format!("a power range of {low} to {high}"))
-            }
-            _ => Ok(()),
-        }
+        self.range.map_or(Ok(()), possible::check_power_range)
     }
 }
 

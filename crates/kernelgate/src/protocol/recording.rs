@@ -4,6 +4,7 @@ use kernelgate_cuda::observe::activity::{Activity, RecordedDevice};
 use serde::{Deserialize, Serialize};
 
 use crate::measure::limits::TimeLimit;
+use crate::measure::possible;
 use crate::record::file::Record;
 
 /// What the process and the GPU did while a case was launched some times, one launch behind the
@@ -94,6 +95,27 @@ impl Record for CaseRecording {
     ];
 
     fn validate(&self) -> Result<(), String> {
-        Ok(())
+        possible::check_count("wall_ns", self.wall_ns)?;
+        self.launch_cost_ns.map_or(Ok(()), possible::check_cost_ns)?;
+        self.samples.map_or(Ok(()), |count| possible::check_count("samples", count))?;
+        let parts = self.parts.iter().flat_map(|part| &part.limits);
+        self.limits.iter().chain(parts).try_for_each(TimeLimit::validate)?;
+        for (memory_use, bytes) in &self.memory_uses {
+            possible::check_bytes(memory_use, *bytes)?;
+        }
+        for stages in &self.stages {
+            if stages.cycles.iter().any(|block| block.len() != stages.names.len()) {
+                let RecordedStages { kernel, names, .. } = stages;
+                return Err(format!("kernel {kernel}: cycles of other than {} stages", names.len()));
+            }
+            for cycles in stages.cycles.iter().flatten() {
+                possible::check_count("cycles of a stage", *cycles)?;
+            }
+        }
+        let count = self.trace.names.len();
+        match self.trace.kernels.iter().find(|kernel| kernel.name as usize >= count) {
+            Some(kernel) => Err(format!("a kernel of name {} of {count}", kernel.name)),
+            None => Ok(()),
+        }
     }
 }

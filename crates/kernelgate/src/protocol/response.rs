@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::recording::CaseRecording;
 use crate::measure::accuracy::{ColdRow, SpinRow, TraceRow};
 use crate::measure::limits::{Limits, Overhead};
+use crate::measure::possible;
 use crate::record::Environment;
 use crate::record::file::Record;
 use crate::record::resources::Resources;
@@ -259,9 +260,58 @@ impl Record for Response {
 
     fn validate(&self) -> Result<(), String> {
         match &self.answer {
+            ResponseBody::List(listing) => listing.cases.iter().try_for_each(ListedCase::validate),
             ResponseBody::Verify(cases) => cases.iter().try_for_each(VerifiedCase::validate),
-            _ => Ok(()),
+            ResponseBody::Profile(cases) => cases.iter().try_for_each(ProfiledCase::validate),
+            ResponseBody::Resources(report) => report.resources.validate(),
+            ResponseBody::Timing(report) => report.validate(),
+            ResponseBody::Environment(environment) => environment.validate(),
+            ResponseBody::NoMatch { .. }
+            | ResponseBody::Refused(_)
+            | ResponseBody::Peers(_)
+            | ResponseBody::Trial => Ok(()),
         }
+    }
+}
+
+impl ListedCase {
+    /// Checks the declared work and memory of a case.
+    fn validate(&self) -> Result<(), String> {
+        let Self { bytes, host_bytes, device_bytes, .. } = *self;
+        let sizes = [
+            ("bytes", bytes),
+            ("host_bytes", host_bytes),
+            ("device_bytes", device_bytes.unwrap_or(0)),
+        ];
+        let mut sizes = sizes.into_iter();
+        sizes
+            .try_for_each(|(field, bytes)| possible::check_bytes(field, bytes))
+            .map_err(|why| format!("case `{}`: {why}", self.case))
+    }
+}
+
+impl ProfiledCase {
+    /// Checks the times of a case.
+    fn validate(&self) -> Result<(), String> {
+        let numbers = || {
+            self.summary.as_ref().map_or(Ok(()), KernelSummary::validate)?;
+            self.phases.iter().try_for_each(PhaseTime::validate)?;
+            self.samples.map_or(Ok(()), |count| possible::check_count("samples", count))?;
+            self.recording.as_ref().map_or(Ok(()), |recording| recording.validate())
+        };
+        numbers().map_err(|why: String| format!("case `{}`: {why}", self.case))
+    }
+}
+
+impl TimingReport {
+    /// Checks the times and the ceilings.
+    fn validate(&self) -> Result<(), String> {
+        self.environment.validate()?;
+        self.overhead.validate()?;
+        self.limits.as_ref().map_or(Ok(()), Limits::validate)?;
+        self.spins.iter().flatten().try_for_each(SpinRow::validate)?;
+        self.cold.iter().flatten().try_for_each(ColdRow::validate)?;
+        self.cupti.iter().flatten().try_for_each(TraceRow::validate)
     }
 }
 
@@ -278,15 +328,10 @@ impl VerifiedCase {
         if self.status != CaseStatus::Ok {
             return Ok(());
         }
-        let numbers = [
-            ("max_error", self.max_error),
-            ("relative_l2", self.relative_l2),
-            ("rounding", self.rounding),
-        ];
-        match numbers.iter().find(|(_, value)| !(value.is_finite() && *value >= 0.0)) {
-            Some((field, value)) => Err(format!("case `{}`: {field} of {value}", self.case)),
-            None => Ok(()),
-        }
+        let Self { max_error, relative_l2, rounding, .. } = *self;
+        let all = Errors { max_error, relative_l2, rounding };
+        let mut errors = self.by_output.values().chain([&all]);
+        errors.try_for_each(Errors::validate).map_err(|why| format!("case `{}`: {why}", self.case))
     }
 }
 
@@ -316,8 +361,8 @@ mod tests {
         let more = refused(VerifiedCase { checked: 20, ..case.clone() });
         assert_eq!(more, "case `a/b`: 20 of 10 elements checked");
         let negative = refused(VerifiedCase { max_error: -1.0, ..case.clone() });
-        assert_eq!(negative, "case `a/b`: max_error of -1");
+        assert_eq!(negative, "case `a/b`: an error of -1");
         let infinite = refused(VerifiedCase { relative_l2: f64::INFINITY, ..case });
-        assert_eq!(infinite, "case `a/b`: relative_l2 of inf");
+        assert_eq!(infinite, "case `a/b`: an error of inf");
     }
 }

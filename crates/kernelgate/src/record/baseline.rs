@@ -12,6 +12,7 @@ use super::numerics::Numerics;
 use super::origin::Origin;
 use super::origin::environment::Mismatch;
 use super::run::{CaseRecord, ProcessRun};
+use super::text;
 use crate::measure::possible::LAUNCH_NS;
 
 mod entries;
@@ -303,6 +304,13 @@ impl Baseline {
 }
 
 impl BaselineRun {
+    /// Checks the time, the place and the ceilings.
+    fn validate(&self) -> Result<(), String> {
+        text::check_time(&self.started).map_err(|problem| format!("started: {problem}"))?;
+        self.environment.validate()?;
+        self.limits.validate()
+    }
+
     /// Whether it is this run, whose key it has.
     fn is(&self, run: &ProcessRun) -> bool {
         self.started == run.started && self.provenance == run.provenance
@@ -361,7 +369,7 @@ impl Record for Baseline {
 
     fn validate(&self) -> Result<(), String> {
         for (key, run) in &self.runs {
-            run.limits.validate().map_err(|problem| format!("run {key}: {problem}"))?;
+            run.validate().map_err(|problem| format!("run {key}: {problem}"))?;
         }
         for (id, case) in &self.cases {
             if case.runs.is_empty() {

@@ -98,8 +98,14 @@ impl CaseRun {
     /// A fragment that says what is wrong.
     pub fn validate(&self) -> Result<(), String> {
         possible::check_launch_ns("a median", self.median_ns)?;
-        if !(self.spread >= 0.0 && self.spread.is_finite()) {
-            return Err(format!("a spread of {}", self.spread));
+        possible::check_spread(self.spread)?;
+        for (field, count) in [
+            ("batch", self.batch.unwrap_or(1)),
+            ("samples", self.samples),
+            ("discarded", self.discarded),
+            ("throttled", self.throttled),
+        ] {
+            possible::check_count(field, count)?;
         }
         if self.samples == 0 || self.total_launches < self.samples {
             return Err(format!("{} samples of {} launches", self.samples, self.total_launches));
@@ -107,10 +113,8 @@ impl CaseRun {
         self.median_clock_mhz.map_or(Ok(()), possible::check_clock_mhz)?;
         self.costs.validate()?;
         self.limit.as_ref().map_or(Ok(()), TimeLimit::validate)?;
-        match self.contention.filter(|share| !(0.0..=1.0).contains(share)) {
-            Some(share) => Err(format!("contention of {share}")),
-            None => Ok(()),
-        }
+        self.power.and_then(|power| power.range).map_or(Ok(()), possible::check_power_range)?;
+        self.contention.map_or(Ok(()), |share| possible::check_share("contention", share))
     }
 }
 

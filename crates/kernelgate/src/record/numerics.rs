@@ -238,6 +238,7 @@ impl Record for Numerics {
         // It names a file.
         text::check_name(&self.bench).map_err(|problem| format!("bench {problem}"))?;
         text::check_time(&self.started).map_err(|problem| format!("started: {problem}"))?;
+        self.environment.validate()?;
         self.cases
             .iter()
             .try_for_each(|(id, case)| case.validate().map_err(|why| format!("case {id}: {why}")))

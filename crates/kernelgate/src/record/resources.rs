@@ -60,8 +60,34 @@ impl Record for Resources {
     const LINES: &'static [&'static str] = &["kernels"];
 
     fn validate(&self) -> Result<(), String> {
-        let empty = self.kernels.iter().find(|(_, kernel)| kernel.facts.instructions == 0);
-        empty.map_or(Ok(()), |(name, _)| Err(format!("kernel {name} has no instructions")))
+        self.kernels.iter().try_for_each(|(name, kernel)| {
+            kernel.validate().map_err(|problem| format!("kernel {name} has {problem}"))
+        })
+    }
+}
+
+/// Most registers, bytes and instructions of a kernel: sums of them over any file are numbers.
+const MOST: u32 = 1 << 30;
+
+impl KernelResources {
+    /// Checks the numbers of a kernel.
+    fn validate(&self) -> Result<(), String> {
+        let KernelFacts { registers, stack_bytes, spill_store_bytes, spill_load_bytes, .. } =
+            self.facts;
+        let KernelFacts { shared_bytes, instructions, .. } = self.facts;
+        if instructions == 0 {
+            return Err("no instructions".to_owned());
+        }
+        let facts = [registers, stack_bytes, spill_store_bytes, spill_load_bytes, shared_bytes];
+        let launched = [self.block, self.dynamic_shared_bytes, instructions];
+        let mut all = facts.into_iter().chain(launched).chain(self.facts.mix.values().copied());
+        if let Some(number) = all.find(|number| *number > MOST) {
+            return Err(format!("a number that is too large: {number}"));
+        }
+        match self.occupancy_percent.filter(|percent| *percent > 100) {
+            Some(percent) => Err(format!("an occupancy of {percent} %")),
+            None => Ok(()),
+        }
     }
 }
 

@@ -154,6 +154,14 @@ impl LaunchCosts {
     /// # Errors
     /// A fragment that says what is wrong.
     pub fn validate(&self) -> Result<(), String> {
+        let bytes = [
+            ("device_bytes", self.device_bytes),
+            ("measured_device_bytes", self.measured_device_bytes),
+        ];
+        for (field, bytes) in bytes {
+            bytes.map_or(Ok(()), |bytes| possible::check_bytes(field, bytes))?;
+        }
+        self.commands.map_or(Ok(()), |count| possible::check_count("commands", count))?;
         self.host_launch_ns.map_or(Ok(()), possible::check_host_ns)?;
         match self.launch_j {
             Some(joules) if !(joules > 0.0 && joules < 1e6) => {
@@ -265,8 +273,14 @@ impl Samples {
         if self.launches.contains(&0) {
             return Err("a sample of no launches".to_owned());
         }
-        if let Some(share) = self.contention.filter(|share| !(0.0..=1.0).contains(share)) {
-            return Err(format!("contention of {share}"));
+        self.contention.map_or(Ok(()), |share| possible::check_share("contention", share))?;
+        for (field, count) in [
+            ("batch", self.batch.unwrap_or(1)),
+            ("discarded", self.discarded),
+            ("throttled", self.throttled),
+            ("delay_size", self.delay_size.unwrap_or(0)),
+        ] {
+            possible::check_count(field, count)?;
         }
         if self.total_launches().is_none() {
             return Err("more launches than can be counted".to_owned());
@@ -416,7 +430,11 @@ impl Record for ProcessRun {
         }
         text::check_time(&self.started).map_err(|problem| format!("started: {problem}"))?;
         self.shard.map_or(Ok(()), Shard::validate)?;
+        self.environment.validate()?;
         self.limits.validate()?;
+        for (case, delay_ns) in &self.delays {
+            possible::check_count(&format!("the delay of {case}"), *delay_ns)?;
+        }
         for (activity, seconds) in &self.spent_s {
             possible::check_seconds(&format!("spent_s: {activity}"), *seconds)?;
         }

@@ -66,7 +66,12 @@ impl VerificationRecord {
         let after = self.after.map(|after| [after.max_error, after.relative_l2]);
         let [max_error, relative_l2] = after.unwrap_or_default();
         let after = Errors { max_error, relative_l2, rounding: 0.0 };
-        let mut all = self.by_output.values().copied().chain([self.errors(), after]);
+        let allowed = self.allowed.map(|allowed| Errors {
+            max_error: allowed.max_error,
+            relative_l2: allowed.relative_l2,
+            rounding: 0.0,
+        });
+        let mut all = self.by_output.values().copied().chain([self.errors(), after]).chain(allowed);
         all.try_for_each(|errors| errors.validate())
     }
 

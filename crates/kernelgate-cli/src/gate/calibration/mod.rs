@@ -18,6 +18,7 @@ use super::Verdict;
 use super::paired::{Arm, Block, Observed, TestPlan, Timing};
 use kernelgate::measure::possible;
 use kernelgate::record::file::Record;
+use kernelgate::record::text;
 use kernelgate::record::{Environment, Provenance, TrialSampling};
 pub use recommend::{Recommended, recommend};
 pub use summary::{CalibrationSummary, summarise};
@@ -361,42 +362,64 @@ impl Record for Calibration {
         &["broken", "commands", "failed", "identity", "left_out"];
 
     fn validate(&self) -> Result<(), String> {
+        text::check_time(&self.started).map_err(|problem| format!("started: {problem}"))?;
+        self.environment.validate()?;
         check_plan(&self.plan)?;
         in_range("budget_s", self.budget_s, 0.0..1e12)?;
+        self.pace.validate()?;
+        for (case, time_ns) in &self.cases {
+            possible::check_launch_ns(&format!("case {case}: a time"), *time_ns)?;
+        }
         if let Some(recommended) = &self.recommended {
             recommended.validate(&self.plan)?;
         }
         for known in &self.comparisons {
-            possible::check_seconds("wall_s of a comparison", known.wall_s)?;
-            if let Some(percent) = known.kind.percent()
-                && !(percent > 0.0 && percent < 1e4)
-            {
-                return Err(format!("an injected slow-down of {percent} %"));
-            }
-            for (case, series) in known.first.iter().chain(&known.second) {
-                let entries = 2 * series.leaders.len();
-                let right = |column: &Column| {
-                    let optional = [&column.cycles, &column.contention];
-                    column.time_ns.len() == entries
-                        && optional
-                            .iter()
-                            .all(|values| values.is_empty() || values.len() == entries)
-                };
-                if !right(&series.base) || !right(&series.head) {
-                    return Err(format!("case {case}: columns of different length"));
-                }
-                if series
-                    .base
-                    .time_ns
-                    .iter()
-                    .chain(&series.head.time_ns)
-                    .any(|time_ns| !(*time_ns > 0.0 && *time_ns < 1e18))
-                {
-                    return Err(format!("case {case}: a time that is none"));
-                }
-            }
+            known.validate()?;
         }
         Ok(())
+    }
+}
+
+impl Known {
+    /// Checks the numbers of a comparison.
+    fn validate(&self) -> Result<(), String> {
+        text::check_time(&self.started).map_err(|problem| format!("started: {problem}"))?;
+        possible::check_seconds("wall_s of a comparison", self.wall_s)?;
+        possible::check_count("processes", self.processes as u64)?;
+        if let Some(percent) = self.kind.percent()
+            && !(percent > 0.0 && percent < 1e4)
+        {
+            return Err(format!("an injected slow-down of {percent} %"));
+        }
+        for (case, delay_ns) in &self.delays_ns {
+            possible::check_host_ns(*delay_ns).map_err(|why| format!("case {case}: {why}"))?;
+        }
+        let mut all = self.first.iter().chain(&self.second);
+        all.try_for_each(|(case, series)| {
+            series.validate().map_err(|why| format!("case {case}: {why}"))
+        })
+    }
+}
+
+impl Series {
+    /// Checks that there are two times a block on each side, and each number.
+    fn validate(&self) -> Result<(), String> {
+        let entries = 2 * self.leaders.chars().count();
+        [&self.base, &self.head].iter().try_for_each(|column| column.validate(entries))
+    }
+}
+
+impl Column {
+    fn validate(&self, entries: usize) -> Result<(), String> {
+        let optional = [&self.cycles, &self.contention];
+        let mut lengths = optional.iter().map(|values| values.len());
+        if self.time_ns.len() != entries || !lengths.all(|length| [0, entries].contains(&length)) {
+            return Err("columns of different length".to_owned());
+        }
+        self.time_ns.iter().try_for_each(|ns| possible::check_launch_ns("a time", *ns))?;
+        self.cycles.iter().flatten().try_for_each(|cycles| possible::check_cycles(*cycles))?;
+        let mut shares = self.contention.iter().flatten();
+        shares.try_for_each(|share| possible::check_share("contention", *share))
     }
 }
 

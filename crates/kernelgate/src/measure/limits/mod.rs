@@ -152,6 +152,14 @@ impl TimeLimit {
 }
 
 impl Overhead {
+    /// Checks the times.
+    ///
+    /// # Errors
+    /// A fragment with the time.
+    pub fn validate(&self) -> Result<(), String> {
+        self.all_ns().into_iter().try_for_each(possible::check_cost_ns)
+    }
+
     fn all_ns(&self) -> [f64; 6] {
         let Self { event_pair_ns, launch_ns, graph_node_ns, .. } = *self;
         let Self { host_launch_ns, around_launch_ns, around_graph_ns, .. } = *self;
@@ -172,8 +180,7 @@ impl Limits {
             possible::check_rate(&format!("a ceiling ({unit})"), *rate)?;
         }
         self.clock_mhz.values().try_for_each(|mhz| possible::check_clock_mhz(*mhz))?;
-        let mut costs = self.overhead.iter().flat_map(Overhead::all_ns);
-        costs.try_for_each(possible::check_cost_ns)
+        self.overhead.as_ref().map_or(Ok(()), Overhead::validate)
     }
 
     /// Whether nothing was measured.

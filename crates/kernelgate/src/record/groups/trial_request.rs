@@ -85,6 +85,21 @@ pub struct TrialSampling {
 }
 
 impl TrialSampling {
+    /// Checks the times and the counts.
+    ///
+    /// # Errors
+    /// A fragment that names them.
+    pub fn validate(&self) -> Result<(), String> {
+        let Self { warm_up_s, measurement_s, fewest, most } = *self;
+        if ![warm_up_s, measurement_s].iter().all(|seconds| (0.0..1e6).contains(seconds)) {
+            return Err(format!("warm-up of {warm_up_s} s, measurement of {measurement_s} s"));
+        }
+        if fewest == 0 || most < fewest {
+            return Err(format!("{fewest} to {most} samples"));
+        }
+        Ok(())
+    }
+
     /// The verification pass of a process: one sample, so that every case is seen to run.
     pub const VERIFICATION_PASS: Self =
         Self { warm_up_s: 0.0, measurement_s: 0.0, fewest: 1, most: 1 };
@@ -107,14 +122,7 @@ impl Record for TrialRequest {
         &["base_outputs", "inputs", "keep_outputs", "record", "verified"];
 
     fn validate(&self) -> Result<(), String> {
-        let TrialSampling { warm_up_s, measurement_s, fewest, most } = self.pace;
-        if ![warm_up_s, measurement_s].iter().all(|seconds| (0.0..1e6).contains(seconds)) {
-            return Err(format!("warm-up of {warm_up_s} s, measurement of {measurement_s} s"));
-        }
-        if fewest == 0 || most < fewest {
-            return Err(format!("{fewest} to {most} samples"));
-        }
-        Ok(())
+        self.pace.validate()
     }
 }
 

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::measure::possible;
 use crate::record::files::file::Record;
+use crate::record::files::text;
 
 /// A comparison while it grows.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -84,6 +85,8 @@ impl TrialRecord {
         if self.place > 3 || !(1..=2).contains(&self.round) {
             return Err(format!("a trial at place {} of round {}", self.place, self.round));
         }
+        text::check_name(&self.bench).map_err(|problem| format!("bench {problem}"))?;
+        possible::check_count("block", self.block as u64)?;
         let named = |why| format!("bench {}, block {}: {why}", self.bench, self.block);
         possible::check_seconds("wall_s", self.wall_s).map_err(named)?;
         let case = |(id, timing): (&String, &Timing)| {

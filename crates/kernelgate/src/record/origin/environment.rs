@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use sysinfo::System;
 
 use crate::backend::{BackendKind, Target};
+use crate::measure::possible;
 use kernelgate_cuda::compiler::nvrtc;
 use kernelgate_cuda::driver::device::DeviceFacts;
 use kernelgate_cuda::observe::telemetry::Telemetry;
@@ -134,6 +135,21 @@ pub struct Mismatch {
 }
 
 impl Environment {
+    /// Checks the sizes of an environment.
+    ///
+    /// # Errors
+    /// A fragment that names the size.
+    pub fn validate(&self) -> Result<(), String> {
+        for (field, count) in [("cores", self.cores), ("threads", self.threads)] {
+            possible::check_count(field, count as u64)?;
+        }
+        possible::check_bytes("memory_bytes", self.memory_bytes)?;
+        self.gpus.iter().try_for_each(|gpu| {
+            possible::check_bytes("l2_bytes of a GPU", gpu.l2_bytes)?;
+            possible::check_bytes("memory_bytes of a GPU", gpu.memory_bytes)
+        })
+    }
+
     /// The environment of this process on a target.
     pub fn of(target: &Target) -> Self {
         match target {

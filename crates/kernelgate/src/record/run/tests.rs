@@ -108,5 +108,5 @@ fn a_run_is_as_strict_as_the_baseline_of_it() {
         case.samples.launches = vec![1 << 63, 1 << 63];
         case.samples.elapsed_ns = vec![1e25, 1e25];
     });
-    assert_eq!(valid(&|_, case| case.verification.max_error = f64::MAX), Ok(()));
+    assert_eq!(valid(&|_, case| case.verification.max_error = 1e100), Ok(()));
 }
