@@ -5,8 +5,8 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::charts::{Figure, Gallery};
 use crate::plot::{PlotError, colour};
+use kernelgate::display::medium::HtmlText;
 use kernelgate::display::table::Table;
-use kernelgate::record::text::printable;
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
@@ -84,9 +84,9 @@ fn dark_plots() -> String {
     )
 }
 
-/// A text as others wrote it, without what a terminal or a browser would not show.
+/// A text that others wrote, for a page: `maud` escapes the markup in it.
 pub fn shown(text: &str) -> String {
-    printable(text).into_owned()
+    HtmlText(text).to_string()
 }
 
 /// Names with their words.

@@ -5,6 +5,7 @@ use serde::Serialize;
 use super::measured::{Case, Measured};
 use super::report::Content;
 use crate::history::CaseHistory;
+use kernelgate::display::medium::CsvText;
 use kernelgate::measure::limits::Limits;
 
 /// Version of the JSON.
@@ -123,6 +124,20 @@ fn csv(lines: impl Iterator<Item = impl Serialize>) -> Result<String, csv::Error
     let mut writer = csv::Writer::from_writer(Vec::new());
     for line in lines {
         writer.serialize(line)?;
+    }
+    let bytes = writer.into_inner().map_err(|error| error.into_error())?;
+    without_formulas(&bytes)
+}
+
+/// CSV in which no field is a formula for a spreadsheet.
+///
+/// # Errors
+/// When it is no CSV.
+fn without_formulas(bytes: &[u8]) -> Result<String, csv::Error> {
+    let mut reader = csv::ReaderBuilder::new().has_headers(false).from_reader(bytes);
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    for record in reader.records() {
+        writer.write_record(record?.iter().map(|field| CsvText(field).to_string()))?;
     }
     let bytes = writer.into_inner().map_err(|error| error.into_error())?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())

@@ -1,7 +1,7 @@
 //! A calibration as text and Markdown: false alarms, power, noise, and what follows for the
 //! thresholds.
 
-use kernelgate::display::table::escape;
+use kernelgate::display::medium::MarkdownText;
 use kernelgate::record::text::{one_line, printable};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -19,7 +19,7 @@ pub fn text(calibration: &Calibration, columns: Option<usize>) -> String {
 
 /// For a page.
 pub fn markdown(calibration: &Calibration) -> String {
-    written(calibration, "## ", &Table::markdown, &escape)
+    written(calibration, "## ", &Table::markdown, &|text| MarkdownText(text).to_string())
 }
 
 /// `words` makes what is in the file harmless on a terminal or in Markdown.

@@ -7,7 +7,8 @@ use super::summary::VerdictSummary;
 use super::{cells, intervals};
 use crate::gate::judgement::Judgement;
 use crate::gate::verdict::Verdict;
-use kernelgate::display::table::{self, Table};
+use kernelgate::display::medium::MarkdownText;
+use kernelgate::display::table::Table;
 
 /// Most bytes of a comment. GitHub takes 65,536 characters; what is left is for what a script adds.
 pub const MAX_COMMENT_BYTES: usize = 60_000;
@@ -104,7 +105,7 @@ fn left_out(count: usize, shown: usize, what: &str) -> String {
 
 /// On one line, not too long, and none of it taken for markup.
 fn line(text: &str) -> String {
-    let mut text = table::escape(text);
+    let mut text = MarkdownText(text).to_string();
     if text.chars().count() > LINE {
         text = text.chars().take(LINE).chain(['…']).collect();
     }

@@ -12,16 +12,16 @@ use super::summary::{UnjudgedKind, VerdictSummary};
 use crate::gate::judgement::Judgement;
 use crate::gate::rules::FILE;
 use crate::gate::verdict::Verdict;
-use kernelgate::record::text::printable;
+use kernelgate::display::medium::JunitText;
 
 /// As XML.
 pub fn xml(summary: &VerdictSummary) -> String {
     let mut suite = TestSuite::new(summary.verb);
     for (name, words) in &summary.facts {
-        suite.add_property((*name, &*printable(words)));
+        suite.add_property((*name, &*shown(words)));
     }
     for line in summary.rules.lines() {
-        suite.add_property((FILE, &*printable(&line)));
+        suite.add_property((FILE, &*shown(&line)));
     }
     suite.add_test_cases(summary.rows.iter().map(|row| {
         let mut case = case(&row.case, of_row(row, summary.evidence));
@@ -35,7 +35,7 @@ pub fn xml(summary: &VerdictSummary) -> String {
             accepted.push(format!("slower by {change} ({interval})"));
         }
         if !accepted.is_empty() {
-            case.set_system_out(&*printable(&accepted.join("\n")));
+            case.set_system_out(&*shown(&accepted.join("\n")));
         }
         case
     }));
@@ -43,13 +43,13 @@ pub fn xml(summary: &VerdictSummary) -> String {
         let kind =
             if other.kind == UnjudgedKind::Skipped { None } else { Some(NonSuccessKind::Error) };
         let mut status = kind.map_or_else(TestCaseStatus::skipped, TestCaseStatus::non_success);
-        status.set_message(&*printable(&other.why));
+        status.set_message(&*shown(&other.why));
         if kind.is_some() {
             status.set_type(if other.kind == UnjudgedKind::Refused { "refused" } else { "failed" });
         }
         suite.add_test_case(case(&other.name, status));
     }
-    let mut report = Report::new(&*printable(&summary.headline));
+    let mut report = Report::new(&*shown(&summary.headline));
     report.add_test_suite(suite);
     let mut xml = report.to_string().expect("text in memory can be written");
     if !xml.ends_with('\n') {
@@ -78,9 +78,14 @@ fn properties(row: &Judgement) -> Vec<(&'static str, String)> {
     facts
 }
 
+/// A text that others wrote.
+fn shown(text: &str) -> String {
+    JunitText(text).to_string()
+}
+
 /// In the class of its workload: "attention.forward".
 fn case(name: &str, status: TestCaseStatus) -> TestCase {
-    let name = &*printable(name);
+    let name = &*shown(name);
     let mut case = TestCase::new(name, status);
     let mut parts = name.split('/');
     if let (Some(family), Some(operation), Some(_)) = (parts.next(), parts.next(), parts.next()) {
@@ -109,7 +114,7 @@ fn of_row(row: &Judgement, evidence: &str) -> TestCaseStatus {
             let mut status = TestCaseStatus::skipped();
             let numbers = if row.is_timed() { format!(": {numbers}") } else { String::new() };
             let reason = row.reason().unwrap_or_else(|| "no reason".to_owned());
-            status.set_message(format!("inconclusive: {}{numbers}", printable(&reason)));
+            status.set_message(format!("inconclusive: {}{numbers}", shown(&reason)));
             status
         }
         Verdict::Improved | Verdict::Unchanged | Verdict::Accepted => TestCaseStatus::success(),

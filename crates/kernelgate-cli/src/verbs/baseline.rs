@@ -15,6 +15,7 @@ use super::sessions::Sessions;
 use super::settings::Settings;
 use crate::benches::ask::{self, Asking};
 use crate::benches::find;
+use kernelgate::display::medium::CsvText;
 use kernelgate::display::table::Table;
 use kernelgate::display::time;
 use kernelgate::exit::Exit;
@@ -384,13 +385,10 @@ fn export(baseline: &Baseline, to: &Path) -> anyhow::Result<Exit> {
     Ok(Exit::Fine)
 }
 
-/// A cell of a CSV file as RFC 4180 has it. Ids and run keys hold no end of a line.
+/// A cell of a CSV file as RFC 4180 has it.
 fn cell(text: &str) -> String {
-    if text.contains([',', '"']) {
-        format!("\"{}\"", text.replace('"', "\"\""))
-    } else {
-        text.to_owned()
-    }
+    let text = CsvText(text).to_string();
+    if text.contains([',', '"']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
 }
 
 /// One line a case and run.

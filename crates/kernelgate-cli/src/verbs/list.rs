@@ -75,7 +75,8 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             more => format!(", and {more} more"),
         };
         let (count, reason) = (ids.len(), arguments.format.words(reason));
-        arguments.format.print(&format!("skipped {count}: {reason}\n    {}{more}", ids[0]));
+        let id = arguments.format.words(ids[0]);
+        arguments.format.print(&format!("skipped {count}: {reason}\n    {id}{more}"));
     }
     if !never.is_empty() {
         println!(

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use clap::ValueEnum;
 use kernelgate::display;
-use kernelgate::display::table::{Table, escape};
+use kernelgate::display::medium::MarkdownText;
+use kernelgate::display::table::Table;
 use kernelgate::display::terminal;
 use kernelgate::record::file;
 use kernelgate::record::text::{escaped_json, indented};
@@ -24,15 +25,16 @@ pub enum OutputFormat {
 impl OutputFormat {
     /// What others wrote, such as a message, harmless in this format.
     pub fn words(self, text: &str) -> String {
-        if self == Self::Markdown { escape(text) } else { indented(text) }
+        if self == Self::Markdown { MarkdownText(text).to_string() } else { indented(text) }
     }
 }
 
 impl OutputFormat {
-    /// A table as this format has it, within the terminal's width where there is one.
+    /// A table as this format has it, within the terminal's width where there is one. In Markdown
+    /// an empty line ends it.
     pub fn table(self, table: &Table) -> String {
         match self {
-            Self::Markdown => table.markdown(),
+            Self::Markdown => table.markdown() + "\n",
             _ => table.text_within(terminal::columns()),
         }
     }

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use kernelgate::display::medium::CsvText;
 use kernelgate::exit::Exit;
-use kernelgate::record::text::{printable, printable_path};
+use kernelgate::record::text::{one_line, printable, printable_path};
 use kernelgate_trace::analyze::idle;
 use kernelgate_trace::model::{Recorder, Trace};
 use kernelgate_trace::read::Wanted;
@@ -165,10 +166,24 @@ fn print(path: &Path, tables: &[Table], format: TableFormat, several: bool) {
         }
         match format {
             _ if table.rows.is_empty() => println!("(no rows)"),
-            TableFormat::Csv => print!("{}", table.to_csv()),
-            _ => print!("{}", table.to_text()),
+            TableFormat::Csv => print!("{}", csv(table)),
+            _ => print!("{}", text(table)),
         }
     }
+}
+
+/// A table as CSV; names come from the trace.
+fn csv(table: &Table) -> String {
+    let mut table = table.clone();
+    table.map_texts(|text| CsvText(text).to_string());
+    table.to_csv()
+}
+
+/// A table for a terminal; names come from the trace.
+fn text(table: &Table) -> String {
+    let mut table = table.clone();
+    table.map_texts(one_line);
+    table.to_text()
 }
 
 fn document(path: &Path, tables: &[Table]) -> serde_json::Value {
@@ -184,8 +199,8 @@ fn files(
 ) -> anyhow::Result<Vec<(String, String)>> {
     let file = |table: &Table| {
         let (extension, text) = match format {
-            TableFormat::Csv => ("csv", table.to_csv()),
-            TableFormat::Table => ("txt", table.to_text()),
+            TableFormat::Csv => ("csv", csv(table)),
+            TableFormat::Table => ("txt", text(table)),
             TableFormat::Json => ("json", json_text(&table.to_json())?),
         };
         Ok((format!("{name}_{}.{extension}", table.report), text))

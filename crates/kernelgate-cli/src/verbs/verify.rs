@@ -90,12 +90,14 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
                     more => format!(", and {more} more"),
                 };
                 let (count, reason) = (ids.len(), arguments.format.words(reason));
-                arguments.format.print(&format!("skipped {count}: {reason}: {}{more}", ids[0]));
+                let id = arguments.format.words(ids[0]);
+                arguments.format.print(&format!("skipped {count}: {reason}: {id}{more}"));
             }
             for row in rows.iter().filter(|row| row.status == CaseStatus::Failed) {
                 let reason = row.reason.as_deref().unwrap_or_default();
                 let reason = arguments.format.words(reason);
-                arguments.format.print(&format!("FAILED {}: {reason}", row.case));
+                let id = arguments.format.words(&row.case);
+                arguments.format.print(&format!("FAILED {id}: {reason}"));
             }
             let count = |status| rows.iter().filter(|row| row.status == status).count();
             println!(

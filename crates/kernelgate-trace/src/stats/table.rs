@@ -63,6 +63,15 @@ impl Table {
         self.rows.retain(|row| expression.is_match(&row[column].plain()));
     }
 
+    /// Replaces every text: by what is harmless where the table is shown.
+    pub fn map_texts(&mut self, shown: impl Fn(&str) -> String) {
+        for cell in self.rows.iter_mut().flatten() {
+            if let Cell::Text(text) = cell {
+                *text = shown(text);
+            }
+        }
+    }
+
     /// As CSV, with a line of titles.
     pub fn to_csv(&self) -> String {
         let mut writer = csv::Writer::from_writer(Vec::new());

@@ -1,6 +1,7 @@
 //! Numbers and tables as a person reads them. No decisions here.
 
 pub mod duration;
+pub mod medium;
 pub mod runs;
 pub mod table;
 pub mod terminal;

@@ -1,5 +1,6 @@
 //! Tables, aligned for a terminal or as Markdown.
 
+use super::medium::MarkdownText;
 use super::terminal::wrapped;
 use crate::record::text::one_line;
 
@@ -74,7 +75,9 @@ impl Table {
 
     /// A Markdown table.
     pub fn markdown(&self) -> String {
-        let mut lines = self.cleaned(escape).lines(|cells| format!("| {} |", cells.join(" | ")));
+        let mut lines = self
+            .cleaned(|cell| MarkdownText(cell).to_string())
+            .lines(|cells| format!("| {} |", cells.join(" | ")));
         let rule: Vec<&str> =
             (0..self.header.len()).map(|column| if column == 0 { "---" } else { "---:" }).collect();
         lines.insert(1, format!("| {} |", rule.join(" | ")));
@@ -108,19 +111,6 @@ impl Table {
         };
         all().map(|row| join(&pad(row))).collect()
     }
-}
-
-/// A text on one line in which Markdown sees neither the end of a cell nor HTML, links or images.
-pub fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in one_line(text).chars() {
-        match c {
-            '\\' | '|' | '[' => out.extend(['\\', c]),
-            '<' => out.push_str("&lt;"),
-            c => out.push(c),
-        }
-    }
-    out
 }
 
 /// A text of at most so many characters on one line: its middle is left out where it is longer.

@@ -1,0 +1,141 @@
+//! Text that others wrote, harmless in the medium that shows it: one type a medium.
+//!
+//! Ids, names of kernels, ranges and files, and messages may hold anything that a medium acts on.
+//! Every output wraps them in the type of its medium. Deliberately absent: HTML's own escapes,
+//! which `maud` writes, and XML's, which `quick_junit` writes.
+
+use std::fmt::{self, Write as _};
+
+use crate::record::text::{one_line, printable};
+
+/// For a terminal: control sequences and characters that reorder text are taken away or written as
+/// escapes; lines stay.
+#[derive(Debug, Clone, Copy)]
+pub struct TerminalText<'a>(pub &'a str);
+
+/// For Markdown, on one line: no end of a cell, no HTML, link, image, mention, reference to an
+/// issue, or bare URL.
+#[derive(Debug, Clone, Copy)]
+pub struct MarkdownText<'a>(pub &'a str);
+
+/// For HTML and SVG: what a browser would not show, or reorders, is written as escapes.
+#[derive(Debug, Clone, Copy)]
+pub struct HtmlText<'a>(pub &'a str);
+
+/// For a field of CSV, on one line and without quotes: a text that a spreadsheet would take for a
+/// formula begins with an apostrophe.
+#[derive(Debug, Clone, Copy)]
+pub struct CsvText<'a>(pub &'a str);
+
+/// For JUnit XML: without characters that XML may not hold.
+#[derive(Debug, Clone, Copy)]
+pub struct JunitText<'a>(pub &'a str);
+
+/// Separates what a renderer would join, and is not seen.
+const NOTHING: &str = "&#8203;";
+
+impl fmt::Display for TerminalText<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&printable(self.0))
+    }
+}
+
+impl fmt::Display for HtmlText<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&printable(self.0))
+    }
+}
+
+impl fmt::Display for JunitText<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&printable(self.0))
+    }
+}
+
+impl fmt::Display for MarkdownText<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = one_line(self.0);
+        let mut before = ' ';
+        for (at, c) in text.char_indices() {
+            let after = &text[at + c.len_utf8()..];
+            match c {
+                '\\' | '|' | '[' => write!(f, "\\{c}")?,
+                '<' => f.write_str("&lt;")?,
+                '&' if after.starts_with(['#', '&']) || after.contains(';') => {
+                    f.write_str("&amp;")?;
+                }
+                // A mention; a reference to an issue, of another repository too.
+                '@' => write!(f, "@{NOTHING}")?,
+                '#' if after.starts_with(|c: char| c.is_ascii_digit()) => write!(f, "#{NOTHING}")?,
+                // A bare URL.
+                ':' if after.starts_with("//") => write!(f, ":{NOTHING}")?,
+                '.' if before.eq_ignore_ascii_case(&'w') => write!(f, "{NOTHING}.")?,
+                _ => f.write_char(c)?,
+            }
+            before = c;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for CsvText<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = one_line(self.0);
+        // A number may begin with a sign.
+        if text.starts_with(['=', '+', '-', '@']) && text.parse::<f64>().is_err() {
+            f.write_char('\'')?;
+        }
+        f.write_str(&text)
+    }
+}
+
+impl serde::Serialize for CsvText<'_> {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn markdown_sees_no_markup_of_others() {
+        for (text, shown) in [
+            ("a|b\\c", "a\\|b\\\\c"),
+            ("<b>x</b>", "&lt;b>x&lt;/b>"),
+            ("![x](y) [l](z)", "!\\[x](y) \\[l](z)"),
+            ("@team fix a@b.c", "@&#8203;team fix a@&#8203;b.c"),
+            ("see o/r#1 and #x", "see o/r#&#8203;1 and #x"),
+            ("http://x.y www.x.y", "http:&#8203;//x.y www&#8203;.x.y"),
+            ("&lt;b&#62; a & b", "&amp;lt;b&amp;#62; a & b"),
+            ("two\nlines\u{1b}[31m\u{202e}", "two lines\\\\u{202e}"),
+            ("größe 3.5 µs", "größe 3.5 µs"),
+        ] {
+            assert_eq!(MarkdownText(text).to_string(), shown);
+        }
+    }
+
+    #[test]
+    fn csv_holds_no_formula_of_others() {
+        for (text, shown) in [
+            ("=cmd|' /C calc'!A0", "'=cmd|' /C calc'!A0"),
+            ("@SUM(1)", "'@SUM(1)"),
+            ("+1+2", "'+1+2"),
+            ("-1.5e3", "-1.5e3"),
+            ("a\tb\nc\u{1b}[2J", "a b c"),
+            ("w/f=1", "w/f=1"),
+        ] {
+            assert_eq!(CsvText(text).to_string(), shown);
+        }
+    }
+
+    #[test]
+    fn other_media_show_no_character_that_acts() {
+        let text = "a\u{1b}]0;t\u{7}\u{202e}\u{ffff}\nb";
+        let shown = "a\\u{1b}]0;t\\u{7}\\u{202e}\\u{ffff}\nb";
+        assert_eq!(TerminalText(text).to_string(), shown);
+        assert_eq!(HtmlText(text).to_string(), shown);
+        assert_eq!(JunitText(text).to_string(), shown);
+    }
+}
