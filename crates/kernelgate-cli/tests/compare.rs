@@ -204,6 +204,26 @@ fn lost_accuracy_of_one_output_is_found_below_the_error_of_another() {
 }
 
 #[test]
+fn a_removed_case_is_named_in_every_output_and_can_be_accepted() {
+    let scratch = Scratch::new();
+    scratch.bench("default: &[\"n=1024\"]", "default: &[\"n=2048\"]");
+    let line = "--base main --max-blocks 1 --out out";
+    scratch.compare(line).expect(3, &[&format!("removed: {CASE}"), "; 1 removed"]);
+    for name in ["comment.md", "junit.xml", "report.html", "result.json"] {
+        let text = std::fs::read_to_string(scratch.folder.path().join("out").join(name)).unwrap();
+        assert!(text.contains("removed") && text.contains(CASE), "{name}: {text}");
+    }
+    scratch.write("kernelgate.toml", "removed-cases = \"fail\"\n");
+    scratch.compare(line).expect(1, &[&format!("removed: {CASE}")]);
+    let accepted = "removed-cases = \"fail\"\n[[accept]]\ncases = \"n1024\"\nremoved = true\n\
+                    reason = \"n2048 replaces it\"\n";
+    scratch.write("kernelgate.toml", accepted);
+    let words = format!("accepted in kernelgate.toml: {CASE}: removed: n2048 replaces it");
+    // No case is left to judge.
+    scratch.compare(line).expect(3, &[&words]);
+}
+
+#[test]
 fn what_cannot_be_compared_is_named() {
     let scratch = Scratch::new();
     scratch.compare("--base mian").expect(2, &["no revision `mian`", "did you mean main"]);

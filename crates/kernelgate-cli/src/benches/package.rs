@@ -1,5 +1,6 @@
 //! The package where the program was called, as cargo knows it.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -19,6 +20,17 @@ struct Metadata {
 #[derive(Deserialize)]
 struct Package {
     manifest_path: PathBuf,
+    #[serde(default)]
+    targets: Vec<Target>,
+}
+
+/// Something that cargo builds.
+#[derive(Deserialize)]
+struct Target {
+    name: String,
+    kind: Vec<String>,
+    #[serde(default, rename = "required-features")]
+    required_features: Vec<String>,
 }
 
 /// Where the files of the package around a folder lie. In a workspace that is the member whose
@@ -44,6 +56,23 @@ pub fn other_baselines(store: &Store) -> Vec<PathBuf> {
     let folders = packages.iter().filter_map(|package| package.manifest_path.parent());
     let baselines = folders.map(|folder| folder.join("baselines"));
     baselines.filter(|folder| *folder != store.baselines && folder.is_dir()).collect()
+}
+
+/// Benches of the package in a folder that need features: cargo passes over one silently where a
+/// feature is off. By name, with what each needs.
+pub fn unbuilt_benches(folder: &Path) -> BTreeMap<String, String> {
+    let packages = metadata(folder).map(|metadata| metadata.packages).unwrap_or_default();
+    let real = |folder: &Path| folder.canonicalize().ok();
+    let own =
+        packages.into_iter().filter(|it| it.manifest_path.parent().and_then(real) == real(folder));
+    let benches = own.flat_map(|package| package.targets).filter(|target| {
+        target.kind.iter().any(|kind| kind == "bench") && !target.required_features.is_empty()
+    });
+    let why = |target: Target| {
+        let features = target.required_features.join(", ");
+        (target.name, format!("Cargo does not build it without the features {features}"))
+    };
+    benches.map(why).collect()
 }
 
 /// Whether a folder, or one above it, has a manifest.

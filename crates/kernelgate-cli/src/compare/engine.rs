@@ -103,7 +103,9 @@ pub fn run(request: &ComparisonRequest) -> Result<Comparison, CompareError> {
         if request.profile_slower {
             comparison.facts.explanations = engine.explanations(&comparison, &benches);
         }
-        let mut of_rules = rules.report(&comparison.cases(), ids.as_deref());
+        let removed = comparison.facts.removed.iter().map(String::as_str);
+        let cases: Vec<&str> = comparison.cases().into_iter().chain(removed).collect();
+        let mut of_rules = rules.report(&cases, ids.as_deref());
         of_rules.notes.extend(expired);
         let of_costs = costs::unjudged(&rules, &findings.bounds);
         of_rules.notes.extend(of_costs.notes);

@@ -14,6 +14,7 @@ use super::surroundings::{SOURCES, Surroundings};
 use super::{CompareError, ComparisonRequest, SideSource};
 use crate::benches::cargo::{self, BuildError, BuildTargets, Built};
 use crate::benches::child::Running;
+use crate::benches::package::unbuilt_benches;
 use crate::benches::prebuilt::prebuilt;
 use crate::benches::versions;
 use crate::gate::paired::Arm;
@@ -239,7 +240,9 @@ fn from_revision(
                 .current_dir(manifest.parent().unwrap_or(slot));
             command.env("CARGO_TARGET_DIR", slot.join("target"));
             let said = |line: &str| progress.passing(&format!("building {side_name}: {line}"));
-            cargo::build(&mut command, (running, request.build_wait), said).map_err(|why| {
+            let built = cargo::build(&mut command, (running, request.build_wait), said);
+            let unbuilt = unbuilt_benches(manifest.parent().unwrap_or(slot));
+            built.map(|built| (built, unbuilt)).map_err(|why| {
                 let flag = match why {
                     BuildError::TimedOut(_) => " (--build-wait sets this)",
                     _ => "",
@@ -256,7 +259,7 @@ fn from_revision(
         })
     };
     // A bench that one side lacks is no failure of the build: cargo is asked for what there is.
-    let built = match build(wanted) {
+    let (built, unbuilt) = match build(wanted) {
         Err(CompareError::Unbuildable(text))
             if !request.benches.is_empty() && text.contains("no bench target named") =>
         {
@@ -279,7 +282,11 @@ fn from_revision(
     let built: BTreeMap<String, PathBuf> =
         built.benches.into_iter().map(|built| (built.bench, relocated(built.path))).collect();
     let how = installing(request, true, running);
-    let executables = install(&folder.side(arm), &built, &format!("{side_name} {label}"), how)?;
+    let mut executables = install(&folder.side(arm), &built, &format!("{side_name} {label}"), how)?;
+    let asked = |bench: &String| request.benches.is_empty() || request.benches.contains(bench);
+    let unbuilt = unbuilt.into_iter();
+    let unbuilt = unbuilt.filter(|(bench, _)| asked(bench) && !built.contains_key(bench));
+    executables.foreign.extend(unbuilt);
     let package = package_in(&folder.slot());
     let commit = revision.commit.clone();
     Ok(Side { label, sources: Some(commit.clone()), commit, package, packages, executables })

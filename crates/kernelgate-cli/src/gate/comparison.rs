@@ -8,6 +8,7 @@ use super::code::{CodeComparison, KernelsCompared};
 use super::explanation::Explanation;
 use super::paired::{Arm, TestPlan};
 use super::reason::{Failure, Reason};
+use super::rules::RemovedCases;
 use super::verdicts::{Facts, Verdicts};
 
 /// The outcome of `compare`.
@@ -67,17 +68,25 @@ impl BuildFacts {
 
 impl Facts for BuildFacts {
     /// A bench that breaks in both builds is not the head's doing.
-    fn is_regression(Comparison { facts, .. }: &Comparison) -> bool {
+    fn is_regression(comparison: &Comparison) -> bool {
+        let facts = &comparison.facts;
         !facts.abandoned(Arm::Head).is_subset(&facts.abandoned(Arm::Base))
+            || removed_means(comparison, RemovedCases::Fail)
     }
 
-    fn is_incomplete(Comparison { facts, .. }: &Comparison) -> bool {
-        !facts.abandoned(Arm::Base).is_empty()
+    fn is_incomplete(comparison: &Comparison) -> bool {
+        !comparison.facts.abandoned(Arm::Base).is_empty()
+            || removed_means(comparison, RemovedCases::Inconclusive)
     }
 
     fn untimed(&self) -> usize {
         self.untimed.len() + self.unaffected.len()
     }
+}
+
+/// Whether a case was removed without being accepted, and the package gives that this meaning.
+fn removed_means(Comparison { facts, rules, .. }: &Comparison, meaning: RemovedCases) -> bool {
+    rules.removed == meaning && facts.removed.iter().any(|case| !rules.accepts_removed(case))
 }
 
 /// A process that did not get to its end.
@@ -189,6 +198,33 @@ mod tests {
 
     fn one() -> BTreeMap<String, String> {
         BTreeMap::from([("y".to_owned(), "why".to_owned())])
+    }
+
+    #[test]
+    fn a_removed_case_is_accepted_or_has_the_meaning_that_the_package_sets() {
+        use crate::gate::rules::Accepted;
+        let with = |removed, accepted: Vec<Accepted>| {
+            let facts = BuildFacts { removed: vec!["y".to_owned()], ..BuildFacts::default() };
+            let judged = vec![judgement("x", Verdict::Unchanged)];
+            let rules = RulesReport { removed, accepted, ..RulesReport::default() };
+            Comparison { rules, ..comparison(judged, facts) }.exit()
+        };
+        assert_eq!(with(RemovedCases::default(), vec![]), Exit::Inconclusive);
+        assert_eq!(with(RemovedCases::Fail, vec![]), Exit::Regression);
+        assert_eq!(with(RemovedCases::Ignore, vec![]), Exit::Fine);
+        let accepted = |case: &str, removed| Accepted {
+            case: case.to_owned(),
+            slower: Some(0.1),
+            growth: None,
+            less_verified: false,
+            removed,
+            reason: "r".to_owned(),
+        };
+        for meaning in [RemovedCases::Inconclusive, RemovedCases::Fail] {
+            assert_eq!(with(meaning, vec![accepted("y", true)]), Exit::Fine);
+            assert_ne!(with(meaning, vec![accepted("y", false)]), Exit::Fine);
+            assert_ne!(with(meaning, vec![accepted("z", true)]), Exit::Fine);
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::limits::{AskedLimits, LimitSource, Limits};
 use kernelgate::record::Provenance;
 use regex::Regex;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Name of the file, beside `Cargo.toml`.
 pub const FILE: &str = "kernelgate.toml";
@@ -25,6 +25,21 @@ pub struct Rules {
     pub accepted: Vec<Acceptance>,
     /// Ids that cases have now, by those that they had: for histories.
     pub renamed: BTreeMap<String, String>,
+    /// The meaning of a case that the head no longer has.
+    pub removed: RemovedCases,
+}
+
+/// The meaning of a case that only the base of a comparison has, and that is not accepted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RemovedCases {
+    /// The comparison is inconclusive.
+    #[default]
+    Inconclusive,
+    /// The comparison fails, as with a slower case.
+    Fail,
+    /// Cases may go; they are named.
+    Ignore,
 }
 
 /// What counts as worse in some cases. What is absent is as for all others.
@@ -47,6 +62,8 @@ pub struct Acceptance {
     pub growth: Option<f64>,
     /// Whether the cases may be verified less than before.
     pub less_verified: bool,
+    /// Whether the cases may be removed.
+    pub removed: bool,
     /// Why.
     pub reason: String,
     /// Start of the commit of the baseline that this is measured from.
@@ -64,6 +81,8 @@ pub struct Accepted {
     pub growth: Option<f64>,
     /// Whether it may be verified less than before.
     pub less_verified: bool,
+    /// Whether it may be removed.
+    pub removed: bool,
     /// Why.
     pub reason: String,
 }
@@ -73,6 +92,8 @@ pub struct Accepted {
 pub struct RulesReport {
     /// The file; none where there is none.
     pub file: Option<String>,
+    /// The meaning of a removed case.
+    pub removed: RemovedCases,
     /// Patterns with what they set, and how many of the judged cases they name.
     pub thresholds: Vec<(String, usize)>,
     /// Cases with something accepted.
@@ -89,7 +110,8 @@ impl Rules {
     pub fn identity(&self) -> Option<String> {
         let lines = self.report(&[], None).thresholds.into_iter().map(|(words, _)| words);
         let accepted = self.accepted.iter().map(|it| format!("{it:?}"));
-        self.exists.then(|| lines.chain(accepted).collect::<Vec<_>>().join("; "))
+        let removed = std::iter::once(format!("removed {:?}", self.removed));
+        self.exists.then(|| lines.chain(accepted).chain(removed).collect::<Vec<_>>().join("; "))
     }
 
     /// What is set for a case: of several patterns that name it the last that sets a limit.
@@ -110,7 +132,8 @@ impl Rules {
     /// What is accepted of a case: of several entries that name it the last that sets a bound. In
     /// the order of the file, one for each entry of which a bound holds.
     pub fn accepted(&self, case: &str) -> Vec<Accepted> {
-        let (mut has_slower, mut has_growth, mut has_verified) = (false, false, false);
+        let (mut has_slower, mut has_growth) = (false, false);
+        let (mut has_verified, mut has_removed) = (false, false);
         let mut found = Vec::new();
         for rule in self.accepted.iter().rev().filter(|rule| rule.cases.is_match(case)) {
             let slower = rule.slower.filter(|_| !has_slower);
@@ -118,10 +141,12 @@ impl Rules {
             let less_verified = rule.less_verified && !has_verified;
             has_slower |= slower.is_some();
             has_growth |= growth.is_some();
+            let removed = rule.removed && !has_removed;
             has_verified |= less_verified;
-            if slower.is_some() || growth.is_some() || less_verified {
+            has_removed |= removed;
+            if slower.is_some() || growth.is_some() || less_verified || removed {
                 let (case, reason) = (case.to_owned(), rule.reason.clone());
-                found.push(Accepted { case, slower, growth, less_verified, reason });
+                found.push(Accepted { case, slower, growth, less_verified, removed, reason });
             }
         }
         found.reverse();
@@ -203,6 +228,7 @@ impl Rules {
         let accepted = judged.iter().flat_map(|case| self.accepted(case));
         RulesReport {
             file: self.exists.then(|| FILE.to_owned()),
+            removed: self.removed,
             thresholds: self
                 .thresholds
                 .iter()
@@ -227,7 +253,7 @@ impl PartialEq for Acceptance {
     fn eq(&self, other: &Self) -> bool {
         self.cases.as_str() == other.cases.as_str()
             && (self.slower, self.growth) == (other.slower, other.growth)
-            && self.less_verified == other.less_verified
+            && (self.less_verified, self.removed) == (other.less_verified, other.removed)
             && self.reason == other.reason
             && self.baseline == other.baseline
     }
@@ -279,12 +305,19 @@ impl Accepted {
         let slower = self.slower.map(|slower| format!("up to {}% slower", 100.0 * slower));
         let growth = self.growth.map(|growth| format!("errors up to {growth} times as large"));
         let verified = self.less_verified.then(|| "less verified".to_owned());
-        let what: Vec<String> = slower.into_iter().chain(growth).chain(verified).collect();
+        let removed = self.removed.then(|| "removed".to_owned());
+        let what: Vec<String> =
+            slower.into_iter().chain(growth).chain(verified).chain(removed).collect();
         format!("{}: {}", what.join(", "), self.reason)
     }
 }
 
 impl RulesReport {
+    /// Whether a case may be removed.
+    pub fn accepts_removed(&self, case: &str) -> bool {
+        self.accepted.iter().any(|accepted| accepted.removed && accepted.case == case)
+    }
+
     /// What a reader must know, a line each.
     pub fn lines(&self) -> Vec<String> {
         let file = self.file.as_deref().unwrap_or(FILE);

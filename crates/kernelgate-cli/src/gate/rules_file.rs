@@ -12,15 +12,15 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use super::limits::AskedLimits;
-use super::rules::{Acceptance, FILE, Rules, Threshold, one_line};
+use super::rules::{Acceptance, FILE, RemovedCases, Rules, Threshold, one_line};
 
 /// Largest file that is read.
 const MAX_BYTES: u64 = 1 << 20;
 
 /// Largest bound of a ratio or a relative change: a bound beyond it allows everything.
-const MAX_RATIO: f64 = 1e6;
+pub const MAX_RATIO: f64 = 1e6;
 /// Largest bound of a time, nanoseconds: a quarter of an hour.
-const MAX_NS: f64 = 1e12;
+pub const MAX_NS: f64 = 1e12;
 
 /// What is wrong with the file: a message that names it, the line and the key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -64,7 +64,7 @@ pub fn read(path: &Path, shown: &str) -> Result<Rules, RulesError> {
 /// When it cannot be used: names the line and the key.
 pub fn parse(shown: &str, text: &str) -> Result<Rules, RulesError> {
     let source = Source { shown, text };
-    let File { threshold, accept, renamed } = toml::from_str(text)
+    let File { threshold, accept, renamed, removed } = toml::from_str(text)
         .map_err(|error| source.error(error.span().map(|span| span.start), error.message()))?;
     let thresholds = threshold.iter().map(|rule| {
         let limits = AskedLimits {
@@ -89,8 +89,11 @@ pub fn parse(shown: &str, text: &str) -> Result<Rules, RulesError> {
     });
     let accepted = accept.iter().map(|rule| {
         let of = |problem: &str| source.error(Some(rule.cases.span().start), problem);
-        if rule.slower.is_none() && rule.growth.is_none() && !rule.less_verified {
-            return Err(of("this [[accept]] has no bound: `slower`, `growth` or `less-verified`"));
+        let bounded = rule.slower.is_some() || rule.growth.is_some();
+        if !bounded && !rule.less_verified && !rule.removed {
+            return Err(of(
+                "this [[accept]] has no bound: `slower`, `growth`, `less-verified` or `removed`",
+            ));
         }
         if one_line(rule.reason.get_ref()).is_empty() {
             return Err(source.error(Some(rule.reason.span().start), "reason: it is empty"));
@@ -104,6 +107,7 @@ pub fn parse(shown: &str, text: &str) -> Result<Rules, RulesError> {
             slower: source.number("slower", rule.slower.as_ref(), 0.0..=MAX_RATIO)?,
             growth: source.number("growth", rule.growth.as_ref(), 1.0..=MAX_RATIO)?,
             less_verified: rule.less_verified,
+            removed: rule.removed,
             reason: one_line(rule.reason.get_ref()),
             baseline: rule.baseline.as_ref().map(|commit| commit.get_ref().clone()),
         })
@@ -113,6 +117,7 @@ pub fn parse(shown: &str, text: &str) -> Result<Rules, RulesError> {
         thresholds: thresholds.collect::<Result<_, _>>()?,
         accepted: accepted.collect::<Result<_, _>>()?,
         renamed,
+        removed,
     })
 }
 
@@ -125,6 +130,8 @@ struct File {
     accept: Vec<FileAcceptance>,
     #[serde(default)]
     renamed: BTreeMap<String, String>,
+    #[serde(default, rename = "removed-cases")]
+    removed: RemovedCases,
 }
 
 #[derive(Deserialize)]
@@ -148,6 +155,8 @@ struct FileAcceptance {
     growth: Option<Spanned<f64>>,
     #[serde(default)]
     less_verified: bool,
+    #[serde(default)]
+    removed: bool,
     reason: Spanned<String>,
     baseline: Option<Spanned<String>>,
 }
@@ -247,6 +256,7 @@ mod tests {
                 "[[accept]]\ncases = \"x\"\nslower = 1\nreason = \"r\"\nbaseline = \"main\"",
                 "line 5 (`baseline = \"main\"`): baseline: not a commit",
             ),
+            ("removed-cases = \"maybe\"", "line 1 (`removed-cases = \"maybe\"`): unknown variant"),
             ("[renamed]\na = 3", "line 2 (`a = 3`): invalid type: integer `3`"),
             ("[threshold]", "line 1"),
             ("x = ", "line 1 (`x =`)"),

@@ -70,14 +70,15 @@ impl Wording for BaselineFacts {
         "; more runs judged, or `kernelgate compare`, would decide".to_owned()
     }
 
-    fn others(&self) -> Vec<Unjudged> {
+    fn others(report: &GateReport) -> Vec<Unjudged> {
+        let facts = &report.facts;
         let bench = |bench: &String, why: &str| {
             Unjudged::new(&format!("bench {bench}"), UnjudgedKind::Failed, why)
         };
         let why = "interrupted: did not get to its end";
-        let interrupted = self.interrupted.iter().map(|name| bench(name, why));
-        let missing = self.missing_shards.iter().map(|shard| bench(shard, "missing"));
-        let not_run = self
+        let interrupted = facts.interrupted.iter().map(|name| bench(name, why));
+        let missing = facts.missing_shards.iter().map(|shard| bench(shard, "missing"));
+        let not_run = facts
             .not_run
             .iter()
             .map(|case| Unjudged::new(case, UnjudgedKind::Skipped, "in the baseline, not run"));

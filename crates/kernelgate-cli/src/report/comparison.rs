@@ -8,6 +8,7 @@ use crate::gate::code::KernelsCompared;
 use crate::gate::comparison::{BuildFacts, Comparison, CriterionBench};
 use crate::gate::judgement::Judgement;
 use crate::gate::paired::{Arm, Decision};
+use crate::gate::rules::RemovedCases;
 use kernelgate::record::text::indented;
 
 /// What is known of the times of benches that use Criterion alone.
@@ -73,12 +74,16 @@ impl Wording for BuildFacts {
     }
 
     fn unfinished(&self) -> String {
+        let removed = match self.removed.len() {
+            0 => String::new(),
+            count => format!("; {count} removed"),
+        };
         let broke = |side: Arm| match self.abandoned(side).len() {
             0 => String::new(),
             1 => format!("; 1 bench broke in the {side}"),
             count => format!("; {count} benches broke in the {side}"),
         };
-        broke(Arm::Head) + &broke(Arm::Base)
+        broke(Arm::Head) + &broke(Arm::Base) + &removed
     }
 
     fn more_seeds(&self, seeds: usize) -> String {
@@ -90,12 +95,25 @@ impl Wording for BuildFacts {
         needed.map(|pairs| format!("; about {pairs} pairs would settle it")).unwrap_or_default()
     }
 
-    fn others(&self) -> Vec<Unjudged> {
+    fn others(comparison: &Comparison) -> Vec<Unjudged> {
+        let (facts, rules) = (&comparison.facts, &comparison.rules);
+        let kind = match rules.removed {
+            RemovedCases::Fail => UnjudgedKind::Failed,
+            RemovedCases::Inconclusive | RemovedCases::Ignore => UnjudgedKind::Skipped,
+        };
+        let removed = facts.removed.iter().map(|case| match rules.accepts_removed(case) {
+            true => Unjudged::new(case, UnjudgedKind::Skipped, "removed, as accepted"),
+            false => Unjudged::new(case, kind, "removed"),
+        });
+        let left_alone = facts.left_alone.iter().map(|(bench, why)| {
+            let why = format!("left alone: {why}");
+            Unjudged::new(&format!("bench {bench}"), UnjudgedKind::Skipped, why)
+        });
         let failed = |(case, why): (&String, &String)| {
             let why = format!("failed in the base, not judged: {why}");
             Unjudged::new(case, UnjudgedKind::Skipped, why)
         };
-        let abandoned = self.broken.iter().filter(|broken| broken.abandoned).map(|broken| {
+        let abandoned = facts.broken.iter().filter(|broken| broken.abandoned).map(|broken| {
             let kind = match broken.side {
                 Arm::Head => UnjudgedKind::Failed,
                 Arm::Base => UnjudgedKind::Skipped,
@@ -103,7 +121,8 @@ impl Wording for BuildFacts {
             let why = format!("broke in the {}: {}", broken.side, broken.reason);
             Unjudged::new(&format!("bench {}", broken.bench), kind, why)
         });
-        self.failed_in_base.iter().map(failed).chain(abandoned).collect()
+        let unmeasured = facts.failed_in_base.iter().map(failed).chain(abandoned);
+        unmeasured.chain(removed).chain(left_alone).collect()
     }
 
     fn first_notes(comparison: &Comparison) -> Vec<String> {
@@ -115,6 +134,7 @@ impl Wording for BuildFacts {
             .collect();
         lines.extend(unaffected(facts));
         lines.extend(kernels(facts));
+        lines.extend(first_of(&facts.removed, "removed"));
         lines
     }
 
@@ -149,8 +169,7 @@ impl Wording for BuildFacts {
         for (cases, label) in [
             (&comparison.unverified, "unverified, only its time is compared"),
             (&comparison.new, "new, not judged"),
-            (&facts.removed, "removed"),
-            (&left_alone, "bench without this harness, left alone"),
+            (&left_alone, "bench left alone"),
             (&facts.identical, "the same executable on both sides, byte by byte"),
         ] {
             lines.extend(first_of(cases, label));

@@ -52,7 +52,7 @@ pub trait Wording: Facts {
     /// What would decide these inconclusive cases, after "; ".
     fn remedy(cases: &[&Judgement]) -> String;
     /// What has no row.
-    fn others(&self) -> Vec<Unjudged>;
+    fn others(verdicts: &Verdicts<Self>) -> Vec<Unjudged>;
     /// Lines before all others.
     fn first_notes(_: &Verdicts<Self>) -> Vec<String> {
         Vec::new()
@@ -139,7 +139,7 @@ fn others<F: Wording>(verdicts: &Verdicts<F>) -> Vec<Unjudged> {
     others.extend(Unjudged::refused(&verdicts.refused, F::SIDES));
     let new = |case: &String| Unjudged::new(case, UnjudgedKind::Skipped, "new, not judged");
     others.extend(verdicts.new.iter().map(new));
-    others.extend(verdicts.facts.others());
+    others.extend(F::others(verdicts));
     if others.is_empty() {
         let nothing = |why| Unjudged::new(F::VERB, UnjudgedKind::Skipped, why);
         others.extend(nothing_judged(verdicts).map(nothing));
