@@ -1,10 +1,13 @@
 //! Exports as an SQLite file.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use hashbrown::HashMap;
 use rusqlite::config::DbConfig;
+use rusqlite::limits::Limit;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::pages::{PageRow, Pages};
@@ -15,10 +18,23 @@ use crate::model::quality::NO_TIME_NS;
 /// How long to wait for a program that writes the file.
 const PATIENCE: Duration = Duration::from_millis(500);
 
+/// Longest value, bytes: an expression in the schema may make one of any length.
+const LONGEST_VALUE: i32 = 1 << 28;
+/// Instructions of SQLite's virtual machine between two looks at the limit.
+const STEP: u32 = 1 << 16;
+/// Most steps of a query, beside one for each [`STEP_BYTES`] of the file.
+const LEAST_STEPS: u64 = 1 << 12;
+/// Bytes of a file that a step takes at least to read through.
+const STEP_BYTES: u64 = 1 << 14;
+
 /// An export, opened for reading.
 pub(crate) struct Sqlite {
     path: PathBuf,
     connection: Connection,
+    /// Steps that the query in progress may still take.
+    steps: Arc<AtomicU64>,
+    /// Bytes of the file.
+    size: u64,
     tables: HashMap<String, Table>,
 }
 
@@ -42,7 +58,7 @@ impl Sqlite {
     pub fn open(path: &Path) -> Result<Self, TraceError> {
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let failed = |error: rusqlite::Error| TraceError::broken(path, explain(&error));
-        let connection = Connection::open_with_flags(path, flags).map_err(failed)?;
+        let mut connection = Connection::open_with_flags(path, flags).map_err(failed)?;
         connection.busy_timeout(PATIENCE).map_err(failed)?;
         // A view may compute without end, and a trigger or a function in the schema may act.
         for (option, on) in [
@@ -52,6 +68,12 @@ impl Sqlite {
         ] {
             connection.set_db_config(option, on).map_err(failed)?;
         }
+        connection.set_limit(Limit::SQLITE_LIMIT_LENGTH, LONGEST_VALUE).map_err(failed)?;
+        let size = std::fs::metadata(path).map_or(0, |file| file.len());
+        let steps = Arc::new(AtomicU64::new(steps_for(size)));
+        let left = Arc::clone(&steps);
+        let step = STEP.cast_signed();
+        connection.progress_handler(step, Some(move || is_over(&left))).map_err(failed)?;
         let tables = match tables(&connection) {
             Err(error) if error.sqlite_error_code() == Some(ErrorCode::DatabaseCorrupt) => {
                 // SQLite takes a file that is shorter than its header says only so; nothing is
@@ -61,7 +83,7 @@ impl Sqlite {
             }
             tables => tables,
         };
-        Ok(Self { path: path.to_owned(), tables: tables.map_err(failed)?, connection })
+        Ok(Self { path: path.to_owned(), tables: tables.map_err(failed)?, connection, steps, size })
     }
 
     /// The names of all tables.
@@ -79,21 +101,30 @@ impl Sqlite {
 
     /// No fewer rows than a table has, without counting them; 0 where that is not known.
     pub fn rows_at_most(&self, table: &str) -> usize {
-        let size = std::fs::metadata(&self.path).map_or(0, |file| file.len());
         let last = self
-            .connection
+            .begin()
             .query_row(&format!("SELECT max(rowid) FROM \"{table}\""), [], |row| row.get(0))
             .unwrap_or(Some(0i64))
             .unwrap_or(0);
-        // No row takes fewer than 8 bytes of the file, whatever its number.
-        usize::try_from(last).unwrap_or(0).min(usize::try_from(size / 8).unwrap_or(0))
+        usize::try_from(last).unwrap_or(0).min(self.most_rows())
+    }
+
+    /// Most rows of any table: none takes fewer than 8 bytes of the file.
+    fn most_rows(&self) -> usize {
+        usize::try_from(self.size / 8).unwrap_or(usize::MAX)
+    }
+
+    /// The connection, for a query that takes no longer than the file's size explains.
+    fn begin(&self) -> &Connection {
+        self.steps.store(steps_for(self.size), Ordering::Relaxed);
+        &self.connection
     }
 
     /// The last end of any row of some tables.
     pub fn last_end(&self, tables: &[&str]) -> Option<i64> {
         let last = |table: &&str| -> Option<i64> {
             let sql = format!("SELECT max(\"end\") FROM \"{table}\" WHERE \"end\" < {NO_TIME_NS}");
-            self.connection.query_row(&sql, [], |row| row.get(0)).ok().flatten()
+            self.begin().query_row(&sql, [], |row| row.get(0)).ok().flatten()
         };
         tables.iter().filter(|table| self.has_column(table, "end")).filter_map(last).max()
     }
@@ -147,25 +178,39 @@ impl Sqlite {
                     read += 1;
                 };
                 if self.pages(known, columns, &mut last, &mut each)? {
-                    return Ok(());
+                    return Ok(None);
                 }
             }
             let behind = last.map_or(String::new(), |last| format!(" WHERE rowid > {last}"));
             let sql = format!("SELECT {select} FROM \"{table}\"{behind}{order}");
-            let mut query = self.connection.prepare(&sql)?;
+            let mut query = self.begin().prepare(&sql)?;
             let mut rows = query.query([])?;
             while let Some(row) = rows.next()? {
+                // Pages of a damaged file may lead to others more than once.
+                if read == self.most_rows() {
+                    return Ok(Some(format!("{table} after {read} rows: more than fit the file")));
+                }
                 each(&Row(Cells::Sqlite(row)));
                 read += 1;
             }
-            Ok(())
+            Ok(None)
         })();
         match outcome {
-            Ok(()) => Ok(None),
+            Ok(problem) => Ok(problem),
             Err(error) if is_locked(&error) => Err(TraceError::broken(&self.path, explain(&error))),
             Err(error) => Ok(Some(format!("{table} after {read} rows: {}", explain(&error)))),
         }
     }
+}
+
+/// Steps that a query over a file of that size may take.
+const fn steps_for(size: u64) -> u64 {
+    LEAST_STEPS + size / STEP_BYTES
+}
+
+/// Counts a step; whether it was the last.
+fn is_over(left: &AtomicU64) -> bool {
+    left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_err()
 }
 
 /// The tables of a schema.
@@ -202,6 +247,10 @@ fn explain(error: &rusqlite::Error) -> String {
         }
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
             "it is locked: another program is writing it".to_owned()
+        }
+        Some(ErrorCode::OperationInterrupted) => {
+            "reading it takes longer than its size explains: its schema computes, or it is damaged"
+                .to_owned()
         }
         _ => error.to_string(),
     }
