@@ -89,6 +89,8 @@ pub struct BaselineFacts {
     pub head_commits: Vec<String>,
     /// The baseline's device and the run's, where they are not known to be one and the same.
     pub other_device: Option<(String, String)>,
+    /// Whether the baseline's file has no checksum, so that an edit of it is not noticed.
+    pub unsealed: bool,
     /// Age of the baseline; absent where it was not computed.
     pub staleness: Option<Staleness>,
     /// How runs were judged.
@@ -180,6 +182,7 @@ pub fn judge(
         base_commits: commits(used(baseline, &judged).map(|run| &run.provenance)),
         head_commits: commits(runs.iter().map(|run| &run.provenance)),
         other_device: other_device(baseline, runs, &judged),
+        unsealed: false,
         staleness: None,
         policy,
         not_run: missing().filter(|id| !skips.contains_key(id)).cloned().collect(),

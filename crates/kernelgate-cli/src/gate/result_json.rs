@@ -79,6 +79,7 @@ impl Entries for BaselineFacts {
         map.serialize_entry("base_commits", &self.base_commits)?;
         map.serialize_entry("head_commits", &self.head_commits)?;
         map.serialize_entry("other_device", &self.other_device)?;
+        map.serialize_entry("unsealed", &self.unsealed)?;
         map.serialize_entry("staleness", &self.staleness)?;
         map.serialize_entry("policy", &self.policy)?;
         map.serialize_entry("not_run", &self.not_run)?;

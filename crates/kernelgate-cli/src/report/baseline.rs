@@ -110,6 +110,13 @@ impl Wording for BaselineFacts {
                 100.0 * base
             ));
         }
+        if report.facts.unsealed {
+            lines.push(format!(
+                "the file of the baseline `{}` has no checksum: an edit of it is not noticed; \
+                 `kernelgate baseline seal FILE` takes it as it is",
+                report.facts.baseline
+            ));
+        }
         lines.extend(single_runs(report));
         lines.extend(other_device.as_ref().map(|(base, head)| {
             format!(

@@ -198,6 +198,7 @@ fn gated() -> GateReport {
             base_commits: vec!["1a2b3c4d".to_owned()],
             head_commits: vec!["9f8e7d6c+changes".to_owned()],
             other_device: Some(("GPU-1".to_owned(), "GPU-2".to_owned())),
+            unsealed: true,
             staleness: Some(Staleness {
                 recorded: "2026-11-21T12:00:00Z".to_owned(),
                 commit: "1a2b3c4d".to_owned(),

@@ -8,10 +8,11 @@ use anyhow::Context as _;
 
 use super::output::{arguments_of_process, command_line};
 use super::resources::check_architecture;
-use super::settings::{Settings, ThresholdFlags, Timeouts, nothing_planted};
+use super::settings::{Settings, ThresholdFlags, Timeouts, check_number, nothing_planted};
 use super::verdict::VerdictOutput;
 use crate::compare::progress::parse_duration;
 use crate::compare::{self, ComparisonRequest, PlanBasis, Planted, SideSource};
+use crate::gate::rules_file::MAX_RATIO;
 use crate::report::{metrics, verdicts};
 use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
@@ -87,10 +88,7 @@ fn absolute(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     nothing_planted()?;
     Filter::parse(arguments.filter.as_deref(), false)?;
-    anyhow::ensure!(
-        arguments.growth.is_none_or(|ratio| ratio >= 1.0 && ratio.is_finite()),
-        "--growth takes a number from 1"
-    );
+    check_number("--growth", arguments.growth, 1.0..=MAX_RATIO)?;
     for arch in &arguments.kernels {
         check_architecture("--kernels", arch)?;
     }

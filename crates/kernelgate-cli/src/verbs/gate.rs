@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 
 use super::sessions::Sessions;
+use super::settings::check_number;
 use super::verdict::VerdictOutput;
 use crate::benches::package;
 use crate::gate::baseline::{self, BaselineFacts, GateReport, Policy, Staleness, judge_numerics};
 use crate::gate::calibration::Calibration;
 use crate::gate::limits::{AskedLimits, LimitSource};
 use crate::gate::rules::Rules;
-use crate::gate::rules_file;
+use crate::gate::rules_file::{self, MAX_NS, MAX_RATIO};
 use crate::gate::single_run::CalibratedSpreads;
 use crate::report::{metrics, verdicts};
 use kernelgate::display::terminal;
@@ -44,15 +45,10 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
-    let fractions = [
-        ("--relative", arguments.relative),
-        ("--absolute", arguments.absolute),
-        ("--other-device", Some(arguments.other_device)),
-    ];
-    for (flag, value) in fractions {
-        let usable = value.is_none_or(|value| value >= 0.0 && value.is_finite());
-        anyhow::ensure!(usable, "{flag} takes a number from 0");
-    }
+    check_number("--relative", arguments.relative, 0.0..=MAX_RATIO)?;
+    check_number("--absolute", arguments.absolute, 0.0..=MAX_NS)?;
+    check_number("--other-device", arguments.other_device, 0.0..=MAX_RATIO)?;
+    check_number("--growth", arguments.growth, 1.0..=MAX_RATIO)?;
     kernelgate::record::store::check_name(&arguments.baseline)?;
     let measurement = match Measurement::from_runs(arguments.sessions.read(store)?) {
         Ok(measurement) => measurement,
@@ -61,10 +57,6 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             return Ok(Exit::Refused);
         }
     };
-    anyhow::ensure!(
-        arguments.growth.is_none_or(|ratio| ratio >= 1.0 && ratio.is_finite()),
-        "--growth takes a number from 1"
-    );
     let asked = AskedLimits {
         relative: arguments.relative,
         absolute_ns: arguments.absolute,
@@ -159,7 +151,8 @@ fn compare_with_baseline(
         Ok(baseline) => {
             let report = compare(&baseline);
             let staleness = staleness(store, &baseline, &report);
-            let facts = BaselineFacts { staleness, ..report.facts };
+            let unsealed = !file::has_checksum(&store.baseline_path(&device, name)?);
+            let facts = BaselineFacts { staleness, unsealed, ..report.facts };
             Ok(GateReport { facts, ..report })
         }
         Err(missing @ StoreError::NoBaseline { .. }) => {

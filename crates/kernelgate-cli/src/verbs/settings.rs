@@ -1,6 +1,7 @@
 //! The flags of a bench binary that verbs with bench processes take too.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use clap::ValueEnum as _;
@@ -9,6 +10,7 @@ use crate::compare::progress::parse_duration;
 use crate::compare::{PlanBasis, PlanRequest};
 use crate::gate::limits::AskedLimits;
 use crate::gate::paired::TestPlan;
+use crate::gate::rules_file::{MAX_NS, MAX_RATIO};
 use kernelgate::harness::args::{BackendName, EffortName, PowerName};
 use kernelgate::record::{Shard, TrialSampling};
 use kernelgate::workload::Override;
@@ -142,21 +144,33 @@ pub fn nothing_planted() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Accepts the value of a flag, where there is one.
+///
+/// # Errors
+/// Names the flag and the range.
+pub fn check_number(
+    flag: &str,
+    value: impl Into<Option<f64>>,
+    range: RangeInclusive<f64>,
+) -> anyhow::Result<()> {
+    let (least, most) = (range.start(), range.end());
+    let possible = value.into().is_none_or(|value| range.contains(&value));
+    anyhow::ensure!(possible, "{flag} takes a number from {least} to {most}");
+    Ok(())
+}
+
 impl ThresholdFlags {
     /// The plan with these flags over a basis.
     ///
     /// # Errors
     /// Names the flag whose value makes no sense.
     pub fn plan(&self, basis: PlanBasis) -> anyhow::Result<PlanRequest> {
-        for (flag, value) in [
-            ("--relative", self.relative),
-            ("--absolute", self.absolute),
-            ("--tolerated", self.tolerated),
+        for (flag, value, most) in [
+            ("--relative", self.relative, MAX_RATIO),
+            ("--absolute", self.absolute, MAX_NS),
+            ("--tolerated", self.tolerated, MAX_RATIO),
         ] {
-            anyhow::ensure!(
-                value.is_none_or(|value| value >= 0.0 && value.is_finite()),
-                "{flag} takes a number from 0"
-            );
+            check_number(flag, value, 0.0..=most)?;
         }
         let most = self.max_blocks.unwrap_or(TestPlan::default().max_blocks);
         anyhow::ensure!(

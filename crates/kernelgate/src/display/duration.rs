@@ -11,32 +11,24 @@ pub fn text(duration: Duration) -> String {
     }
 }
 
-/// "90s", "5m", "1h", or plain seconds.
+/// "500ms", "90s", "5m", "1h", or plain seconds.
 ///
 /// # Errors
 /// When it is none of these.
 pub fn parse(text: &str) -> Result<Duration, String> {
-    let (number, scale) = match text.strip_suffix(['s', 'm', 'h']) {
-        Some(number) => (
-            number,
-            text.chars().last().map_or(1.0, |unit| {
-                if unit == 's' {
-                    1.0
-                } else if unit == 'm' {
-                    60.0
-                } else {
-                    3600.0
-                }
-            }),
-        ),
-        None => (text, 1.0),
-    };
+    // The longer unit before the one that it ends with.
+    let units = [("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
+    let with_unit =
+        units.into_iter().find_map(|(unit, scale)| Some((text.strip_suffix(unit)?, scale)));
+    let (number, scale) = with_unit.unwrap_or((text, 1.0));
     let seconds = number
         .parse::<f64>()
         .ok()
         .map(|number| number * scale)
         .filter(|seconds| (0.01..1e7).contains(seconds));
-    seconds.map(Duration::from_secs_f64).ok_or_else(|| format!("`{text}`: a time is 90s, 5m or 1h"))
+    seconds
+        .map(Duration::from_secs_f64)
+        .ok_or_else(|| format!("`{text}`: a time is 500ms, 90s, 5m or 1h"))
 }
 
 #[cfg(test)]
@@ -47,11 +39,11 @@ mod tests {
     #[test]
     fn times_are_read_and_shown() {
         for (text, seconds) in
-            [("90s", 90.0), ("5m", 300.0), ("1.5h", 5400.0), ("20", 20.0), ("0.05s", 0.05)]
+            [("90s", 90.0), ("5m", 300.0), ("1.5h", 5400.0), ("20", 20.0), ("50ms", 0.05)]
         {
             assert_eq!(parse(text), Ok(Duration::from_secs_f64(seconds)));
         }
-        for bad in ["", "m", "-5m", "0", "5d", "nan", "1e99"] {
+        for bad in ["", "m", "ms", "1ms", "-5m", "0", "5d", "nan", "1e99"] {
             assert!(parse(bad).is_err(), "{bad}");
         }
         let shown = [59, 150, 4000, 8000].map(|seconds| shown_as(Duration::from_secs(seconds)));

@@ -106,7 +106,10 @@ impl Record for CaseRecording {
         for stages in &self.stages {
             if stages.cycles.iter().any(|block| block.len() != stages.names.len()) {
                 let RecordedStages { kernel, names, .. } = stages;
-                return Err(format!("kernel {kernel}: cycles of other than {} stages", names.len()));
+                return Err(format!(
+                    "kernel {kernel}: cycles of other than {} stages",
+                    names.len()
+                ));
             }
             for cycles in stages.cycles.iter().flatten() {
                 possible::check_count("cycles of a stage", *cycles)?;
