@@ -267,7 +267,7 @@ fn what_cannot_be_compared_is_named() {
     scratch.compare("--base main").expect(
         0,
         &[
-            "bench without this harness, left alone: other",
+            "bench left alone: other",
             "left alone: other of the head: its file has no mark",
             "1 unchanged",
         ],

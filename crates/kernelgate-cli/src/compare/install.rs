@@ -220,8 +220,13 @@ fn ask(
 fn left_alone(kind: &std::io::Result<Kind>, bench: &str) -> String {
     let why = match kind {
         Ok(Kind::Criterion) => "it uses Criterion alone and was not built here".to_owned(),
-        Ok(kind @ (Kind::Divan | Kind::Libtest)) => {
-            return format!("{}, so it cannot be driven", kind.words());
+        Ok(kind @ Kind::Divan) => return format!("{}, so it cannot be driven", kind.words()),
+        Ok(kind @ Kind::Libtest) => {
+            return format!(
+                "{}, so it cannot be driven; if it is one of Criterion, `harness = false` is \
+                 missing under its [[bench]]",
+                kind.words()
+            );
         }
         Ok(_) => "its file has no mark of this harness".to_owned(),
         Err(cause) => format!("its file cannot be read ({cause})"),
