@@ -7,7 +7,7 @@
 
 pub mod commits;
 pub mod search;
-mod state;
+pub mod state;
 
 pub use commits::{Bisection, BisectionRequest, FoundCommits, run};
 pub use search::{Answer, Ended, Found, Question, Times};

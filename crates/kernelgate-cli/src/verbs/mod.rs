@@ -44,6 +44,8 @@ mod verdict;
 mod verified;
 mod verify;
 
+pub use peers::read as read_peers;
+
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};

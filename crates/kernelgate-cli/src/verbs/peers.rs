@@ -231,9 +231,8 @@ impl PeersReport {
         check_plain(&self.device)?;
         check_plain(&self.commit)?;
         self.rows.iter().try_for_each(|row| {
-            row.validate().map_err(|why| {
-                format!("{}, {}: {why}", quoted(&row.problem), quoted(&row.peer))
-            })
+            row.validate()
+                .map_err(|why| format!("{}, {}: {why}", quoted(&row.problem), quoted(&row.peer)))
         })
     }
 }

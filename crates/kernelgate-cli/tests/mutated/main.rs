@@ -1,0 +1,165 @@
+//! Mutated inputs of every reader of files that others may have written: no panic, no hang, no
+//! memory without end.
+//!
+//! Mutations are deterministic: input N of a reader is the same on every machine. About 10^6 inputs
+//! are read in all; `MUTATED_INPUTS=10000000 cargo test --release -p kernelgate-cli --test mutated`
+//! reads more. An input that a reader fails on is left in `target/tmp`; with the mend it belongs in
+//! `corpus/`, where every file is read as it is and mutated.
+
+#![allow(clippy::unwrap_used)]
+
+mod mutate;
+mod readers;
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::{Mutex, Once};
+use std::time::{Duration, Instant};
+
+use mutate::{Seed, Syntax};
+use readers::READERS;
+
+/// Inputs of all readers together, where `MUTATED_INPUTS` sets no other number.
+const INPUTS: u64 = 1_000_000;
+/// An input that takes longer is a hang, also on a loaded machine.
+const LONGEST: Duration = Duration::from_secs(120);
+/// Memory that all readers may take at once, KiB.
+const MOST_KIB: u64 = 1 << 20;
+
+/// A reader and its share of the inputs.
+pub struct Reader {
+    /// Folder of its corpus.
+    pub name: &'static str,
+    /// Syntax of its files.
+    pub syntax: Syntax,
+    /// Of a million.
+    pub inputs: u64,
+    /// Reads a file, and uses it where it is accepted; returns whether it was.
+    pub read: fn(&Path) -> bool,
+}
+
+/// Number and start of the input that each reader reads now.
+static NOW: Mutex<BTreeMap<&str, (u64, Instant)>> = Mutex::new(BTreeMap::new());
+
+/// Ends the process, with a message, when an input takes too long.
+fn watch() {
+    static WATCHED: Once = Once::new();
+    WATCHED.call_once(|| {
+        std::thread::spawn(|| {
+            loop {
+                std::thread::sleep(Duration::from_secs(5));
+                for (name, (number, started)) in &*NOW.lock().unwrap() {
+                    if started.elapsed() > LONGEST {
+                        eprintln!("{name}: input {number} takes longer than {LONGEST:?}");
+                        std::process::exit(101);
+                    }
+                }
+            }
+        });
+        std::panic::set_hook(Box::new(|_| {}));
+    });
+}
+
+/// The most memory that this process has held, KiB; 0 where the system does not say.
+fn peak_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok()).unwrap_or(0)
+}
+
+fn seeds(reader: &Reader) -> Vec<Seed> {
+    let folder =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mutated/corpus").join(reader.name);
+    let entries = std::fs::read_dir(&folder).unwrap_or_else(|_| panic!("no {}", folder.display()));
+    let mut paths: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    let seed = |path: &std::path::PathBuf| {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        Seed::new(name, reader.syntax, std::fs::read(path).unwrap())
+    };
+    paths.iter().map(seed).collect()
+}
+
+/// What became of a reader's inputs.
+struct Outcome {
+    inputs: u64,
+    accepted: u64,
+    /// Inputs that panicked, with the message.
+    failed: Vec<String>,
+}
+
+/// Reads the corpus of a reader and its mutations.
+fn check(reader: &Reader, inputs: u64, folder: &Path) -> Outcome {
+    let seeds = seeds(reader);
+    assert!(!seeds.is_empty(), "{} has no corpus", reader.name);
+    let mut outcome = Outcome { inputs, accepted: 0, failed: Vec::new() };
+    let mut read = |number: u64, name: &str, bytes: &[u8]| {
+        NOW.lock().unwrap().insert(reader.name, (number, Instant::now()));
+        let path = folder.join(name);
+        std::fs::write(&path, bytes).unwrap();
+        match catch_unwind(AssertUnwindSafe(|| (reader.read)(&path))) {
+            Ok(accepted) => outcome.accepted += u64::from(accepted),
+            Err(panic) => {
+                let text = panic.downcast_ref::<String>().cloned();
+                let text = text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
+                let kept = format!("{}-{number}-{name}", reader.name);
+                let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join(kept);
+                std::fs::write(&kept, bytes).unwrap();
+                let text = text.unwrap_or_default();
+                outcome.failed.push(format!("{}: {text}", kept.display()));
+            }
+        }
+    };
+    for seed in &seeds {
+        read(0, &seed.name, seed.bytes());
+    }
+    for number in 1..=inputs {
+        let seed = &seeds[number as usize % seeds.len()];
+        read(number, &seed.name, &seed.mutated(number));
+        if number % 4096 == 0 {
+            let peak = peak_kib();
+            assert!(peak < MOST_KIB, "{}: {peak} KiB by input {number}", reader.name);
+        }
+    }
+    NOW.lock().unwrap().remove(reader.name);
+    outcome
+}
+
+#[test]
+fn no_reader_panics_on_mutated_files() {
+    watch();
+    let asked = std::env::var("MUTATED_INPUTS").map_or(INPUTS, |text| text.parse().unwrap());
+    let only = std::env::var("MUTATED_READER").ok();
+    let chosen = |reader: &&Reader| only.as_ref().is_none_or(|only| only == reader.name);
+    let queue = Mutex::new(READERS.iter().filter(chosen));
+    let (total, failed) = (Mutex::new(0), Mutex::new(Vec::new()));
+    // In memory where the system has such a folder: readers are tested here, not disks.
+    let memory = Path::new("/dev/shm");
+    let new_folder = || match memory.is_dir() {
+        true => tempfile::tempdir_in(memory),
+        false => tempfile::tempdir(),
+    };
+    let work = || {
+        while let Some(reader) = { queue.lock().unwrap().next() } {
+            let folder = new_folder().unwrap();
+            let (inputs, started) = (reader.inputs * asked / INPUTS, Instant::now());
+            let Outcome { inputs, accepted, failed: panics } = check(reader, inputs, folder.path());
+            let (name, count, s) = (reader.name, panics.len(), started.elapsed().as_secs_f64());
+            println!("{name}: {inputs} inputs, {accepted} accepted, {count} panics, {s:.1} s");
+            assert!(accepted < inputs.max(20), "{name}: every input is accepted");
+            *total.lock().unwrap() += inputs;
+            failed.lock().unwrap().extend(panics);
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(2);
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+    });
+    println!("{} inputs, peak {} KiB", total.lock().unwrap(), peak_kib());
+    let failed = failed.into_inner().unwrap();
+    // The hook says nothing of panics.
+    failed.iter().for_each(|line| println!("{line}"));
+    assert_eq!(failed.len(), 0, "panics");
+}

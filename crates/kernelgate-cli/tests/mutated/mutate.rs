@@ -1,0 +1,274 @@
+//! Mutations of a text or of bytes: deterministic, each from a number.
+
+use std::ops::Range;
+
+use rand::rand_core::SeedableRng;
+use rand::{RngExt as _, seq::IndexedRandom as _};
+use rand_chacha::ChaCha8Rng;
+
+/// How a reader's inputs are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Syntax {
+    /// JSON: values and members are replaced, removed, repeated and exchanged.
+    Json,
+    /// Text of lines: TOML, CSV, what a program prints. Words and lines are.
+    Lines,
+    /// Anything else: bytes are.
+    Bytes,
+}
+
+/// An input that a reader accepts, with the pieces that mutations work on.
+pub struct Seed {
+    /// Name of its file.
+    pub name: String,
+    bytes: Vec<u8>,
+    syntax: Syntax,
+    /// Values of JSON, or words.
+    values: Vec<Range<usize>>,
+    /// Members of objects and items of lists with the comma behind them, or lines.
+    members: Vec<Range<usize>>,
+}
+
+/// Values that readers meet seldom.
+const ODD: [&str; 44] = [
+    "-1",
+    "0",
+    "-0.0",
+    "1",
+    "1e308",
+    "-1e308",
+    "1e309",
+    "1e-320",
+    "0.1",
+    "NaN",
+    "Infinity",
+    "-inf",
+    "null",
+    "true",
+    "false",
+    "\"\"",
+    "[]",
+    "{}",
+    "[null]",
+    "[1e300,-1]",
+    "{\"a\":1}",
+    "18446744073709551615",
+    "18446744073709551616",
+    "9223372036854775807",
+    "9223372036854775808",
+    "-9223372036854775808",
+    "4294967295",
+    "4294967296",
+    "2147483648",
+    "65536",
+    "1e18",
+    "1e19",
+    "4503599627370497.5",
+    "\"\\u001b[2J\"",
+    "\"\\u202e\"",
+    "\"\\ud800\"",
+    "\"../../x\"",
+    "\"a/b\"",
+    "\"=cmd|' /C calc'!A0\"",
+    "\"@all\"",
+    "\"<script>\"",
+    "\"NaN\"",
+    "\"-1\"",
+    "1.",
+];
+
+/// Bytes of lengths, counts and offsets that are wrong.
+const EXTREME: [u64; 10] =
+    [0, 1, 0x7f, 0x80, 0xff, 0xffff, 0x7fff_ffff, 0xffff_ffff, i64::MAX as u64, u64::MAX];
+
+impl Seed {
+    pub fn new(name: &str, syntax: Syntax, bytes: Vec<u8>) -> Self {
+        let (values, members) = match syntax {
+            Syntax::Json => json(&bytes),
+            Syntax::Lines => (words(&bytes), lines(&bytes)),
+            Syntax::Bytes => (Vec::new(), Vec::new()),
+        };
+        Self { name: name.to_owned(), bytes, syntax, values, members }
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The mutation of that number: one or two changes.
+    pub fn mutated(&self, number: u64) -> Vec<u8> {
+        let mut random = ChaCha8Rng::seed_from_u64(number);
+        let mut bytes = self.changed(&mut random);
+        match random.random_range(0..8) {
+            0 => change_bytes(&mut bytes, &mut random),
+            1 => bytes = Self::new(&self.name, self.syntax, bytes).changed(&mut random),
+            _ => {}
+        }
+        bytes
+    }
+
+    fn changed(&self, random: &mut ChaCha8Rng) -> Vec<u8> {
+        let mut bytes = self.bytes.clone();
+        let (Some(value), Some(member)) =
+            (self.values.choose(random).cloned(), self.members.choose(random).cloned())
+        else {
+            change_bytes(&mut bytes, random);
+            return bytes;
+        };
+        match random.random_range(0..24) {
+            0..=11 => drop(bytes.splice(value.clone(), odd(&self.bytes[value], random))),
+            12..=15 => drop(bytes.drain(member)),
+            16..=17 => {
+                let again = bytes[member.clone()].to_vec();
+                drop(bytes.splice(member.end..member.end, again));
+            }
+            18..=20 => {
+                let other = self.values.choose(random).cloned().unwrap_or(value.clone());
+                let other = self.bytes[other].to_vec();
+                drop(bytes.splice(value, other));
+            }
+            21 => bytes.truncate(random.random_range(0..=bytes.len())),
+            _ => change_bytes(&mut bytes, random),
+        }
+        bytes
+    }
+}
+
+/// What takes the place of a value.
+fn odd(value: &[u8], random: &mut ChaCha8Rng) -> Vec<u8> {
+    let number: Option<f64> = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
+    let text = |text: String| format!("\"{text}\"").into_bytes();
+    match (random.random_range(0..12), number) {
+        (0, _) => text("x".repeat(10_000)),
+        (1, _) => text("é\\u0000\\n\\t\\u009b".repeat(20)),
+        (2, _) => [vec![b'['; 200], vec![b']'; 200]].concat(),
+        (3, _) => random.random::<u64>().to_string().into_bytes(),
+        (4, _) => format!("{:e}", f64::from_bits(random.random())).into_bytes(),
+        (5, Some(number)) => (-number).to_string().into_bytes(),
+        (6, Some(number)) => (number * 1e6).to_string().into_bytes(),
+        (7, Some(number)) => (number + 1.0).to_string().into_bytes(),
+        (8, Some(number)) => (number * 1e-6).to_string().into_bytes(),
+        (9, _) => {
+            // One character of it becomes another.
+            let mut changed = value.to_vec();
+            if let Some(byte) = changed.choose_mut_at(random) {
+                *byte = *b"0a-\"{}[],:/\\\n\x1b".choose(random).unwrap();
+            }
+            changed
+        }
+        _ => ODD.choose(random).unwrap().as_bytes().to_vec(),
+    }
+}
+
+trait ChooseMut {
+    fn choose_mut_at(&mut self, random: &mut ChaCha8Rng) -> Option<&mut u8>;
+}
+
+impl ChooseMut for Vec<u8> {
+    fn choose_mut_at(&mut self, random: &mut ChaCha8Rng) -> Option<&mut u8> {
+        let at = random.random_range(0..self.len().max(1));
+        self.get_mut(at)
+    }
+}
+
+/// Changes bytes, whatever they are.
+pub fn change_bytes(bytes: &mut Vec<u8>, random: &mut ChaCha8Rng) {
+    let length = bytes.len();
+    let at = random.random_range(0..=length);
+    let end = (at + random.random_range(0..64_usize)).min(length);
+    let extreme = *EXTREME.choose(random).unwrap();
+    match random.random_range(0..10) {
+        0 => bytes.truncate(at),
+        1 => drop(bytes.drain(at..end)),
+        2 => {
+            let again = bytes[at..end].to_vec();
+            drop(bytes.splice(at..at, again));
+        }
+        3 => drop(bytes.splice(at..at, (0..8).map(|_| random.random::<u8>()))),
+        4 => bytes[at..end].fill(extreme as u8),
+        5 | 6 => {
+            let width = *[1, 2, 4, 8].choose(random).unwrap();
+            let at = if random.random() { at / width * width } else { at };
+            for (to, from) in bytes.iter_mut().skip(at).zip(&extreme.to_le_bytes()[..width]) {
+                *to = *from;
+            }
+        }
+        7 => {
+            let from = random.random_range(0..=length - (end - at));
+            bytes.copy_within(at..end, from);
+        }
+        _ => {
+            for _ in 0..random.random_range(1..4) {
+                let bit = 1 << random.random_range(0..8);
+                if let Some(byte) = bytes.choose_mut_at(random) {
+                    *byte ^= bit;
+                }
+            }
+        }
+    }
+}
+
+/// Values and members of a JSON text, whatever it is.
+fn json(bytes: &[u8]) -> (Vec<Range<usize>>, Vec<Range<usize>>) {
+    let (mut values, mut members) = (Vec::new(), Vec::new());
+    // Start of each open container, and of the member in it.
+    let mut open: Vec<(usize, usize)> = Vec::new();
+    let mut at = 0;
+    while at < bytes.len() {
+        let start = at;
+        at += 1;
+        match bytes[start] {
+            b'{' | b'[' => open.push((start, at)),
+            b'}' | b']' => {
+                if let Some((from, member)) = open.pop() {
+                    members.push(member..start);
+                    values.push(from..at);
+                }
+            }
+            b',' => {
+                if let Some((_, member)) = open.last_mut() {
+                    members.push(*member..at);
+                    *member = at;
+                }
+            }
+            b'"' => {
+                while at < bytes.len() && bytes[at] != b'"' {
+                    at += 1 + usize::from(bytes[at] == b'\\');
+                }
+                at = (at + 1).min(bytes.len());
+                values.push(start..at);
+            }
+            byte if byte.is_ascii_alphanumeric() || byte == b'-' => {
+                let ends = |byte: &u8| matches!(byte, b',' | b'}' | b']' | b'\n' | b' ');
+                at += bytes[at..].iter().position(ends).unwrap_or(bytes.len() - at);
+                values.push(start..at);
+            }
+            _ => {}
+        }
+    }
+    (values, members)
+}
+
+fn words(bytes: &[u8]) -> Vec<Range<usize>> {
+    let separator =
+        |byte: &u8| !byte.is_ascii_alphanumeric() && !matches!(byte, b'.' | b'-' | b'_');
+    let mut at = 0;
+    let mut words = Vec::new();
+    for word in bytes.split(separator) {
+        if !word.is_empty() {
+            words.push(at..at + word.len());
+        }
+        at += word.len() + 1;
+    }
+    words
+}
+
+fn lines(bytes: &[u8]) -> Vec<Range<usize>> {
+    let mut at = 0;
+    let line = |line: &[u8]| {
+        let start = at;
+        at += line.len();
+        start..at
+    };
+    bytes.split_inclusive(|byte| *byte == b'\n').map(line).collect()
+}

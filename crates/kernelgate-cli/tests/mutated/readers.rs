@@ -1,0 +1,260 @@
+//! Every reader of files that others may have written, with what is done with an accepted file.
+
+use std::path::Path;
+
+use clap::Parser as _;
+use kernelgate::attach::safetensors::SafeTensors;
+use kernelgate::display;
+use kernelgate::protocol::{self, CaseRecording, Request, Response};
+use kernelgate::record::file::{self, Record};
+use kernelgate::record::resources::Resources;
+use kernelgate::record::{
+    Baseline, CaseRun, Measurement, Numerics, ProcessRun, TrialRequest, Trials, criterion_store,
+    tensors,
+};
+use kernelgate_cli::benches::{criterion, mark, package};
+use kernelgate_cli::bisect::state::State;
+use kernelgate_cli::gate::calibration::{Calibration, recommend, summarise};
+use kernelgate_cli::gate::rules_file;
+use kernelgate_cli::history::index::Index;
+use kernelgate_cli::verbs::Cli;
+use kernelgate_cli::{report, verbs};
+use kernelgate_cuda::compiler::{code, cubin};
+use kernelgate_cuda::driver::image::Image;
+use kernelgate_trace::diagnose::diagnose;
+use kernelgate_trace::read::{self, Wanted};
+use kernelgate_trace::stats::{self, Report};
+
+use crate::Reader;
+use crate::mutate::Syntax::{self, Bytes, Json, Lines};
+
+/// Reads a record; one that is accepted can be written, and is then the same.
+fn record<T: Record + PartialEq>(path: &Path) -> Option<T> {
+    let record: T = file::read(path).ok()?;
+    let again = path.with_extension("again");
+    file::write(&again, &record).expect("an accepted record can be written");
+    assert!(file::read::<T>(&again).expect("a written record can be read") == record);
+    Some(record)
+}
+
+fn run(path: &Path) -> bool {
+    let Some(run) = record::<ProcessRun>(path) else { return false };
+    let runs = [run];
+    display::runs::text(&runs, Some(100));
+    report::costs::text(&runs, Some(100));
+    let mut baseline = Baseline::new("main");
+    baseline.merge(&runs[0]);
+    let _ = baseline.add(&runs[0]);
+    assert_eq!(baseline.validate(), Ok(()));
+    for case in runs[0].cases.values() {
+        assert_eq!(CaseRun::of_case(case).to_few_digits().validate(), Ok(()));
+    }
+    let [run] = runs;
+    let _ = Measurement::from_runs(vec![run.clone(), run]);
+    true
+}
+
+fn trials(path: &Path) -> bool {
+    let Some(trials) = record::<Trials>(path) else { return false };
+    for trial in &trials.trials {
+        assert!(std::time::Duration::from_secs_f64(trial.wall_s) < std::time::Duration::MAX);
+    }
+    true
+}
+
+fn calibration(path: &Path) -> bool {
+    let Some(calibration) = record::<Calibration>(path) else { return false };
+    report::calibration::text(&calibration, Some(100));
+    report::calibration::markdown(&calibration);
+    summarise(&calibration);
+    recommend(&calibration);
+    let mut twice = calibration.clone();
+    let _ = twice.merge(calibration);
+    true
+}
+
+fn baseline(path: &Path) -> bool {
+    let Some(mut baseline) = record::<Baseline>(path) else {
+        return file::read_unsealed::<Baseline>(path).is_ok();
+    };
+    let run = ProcessRun::start(
+        "fixture",
+        "s",
+        kernelgate::record::Environment::cpu(),
+        kernelgate::record::Provenance::default(),
+    );
+    let cases: Vec<String> = baseline.cases.keys().cloned().collect();
+    baseline.replaced_by(&run, cases.iter().map(String::as_str));
+    baseline.merge(&run);
+    true
+}
+
+fn response(path: &Path) -> bool {
+    let Some(response) = record::<Response>(path) else { return false };
+    let recording = |case: protocol::ProfiledCase| case.recording;
+    if let protocol::ResponseBody::Profile(cases) = response.answer {
+        for recording in cases.into_iter().filter_map(recording) {
+            let path = path.with_extension("recording");
+            file::write(&path, &*recording).expect("an accepted recording can be written");
+            trace(&path);
+        }
+    }
+    true
+}
+
+/// Reads a trace, whatever it is of, sums it up and says what is wrong with it.
+fn trace(path: &Path) -> bool {
+    let Ok(trace) = read::open(path, &Wanted::ALL) else { return false };
+    for report in Report::ALL {
+        stats::table(&trace, report).to_text();
+    }
+    let diagnosis = diagnose(&trace);
+    diagnosis.to_text();
+    serde_json::to_string(&diagnosis.to_json()).unwrap();
+    kernelgate_trace::export::perfetto(&trace, &mut std::io::sink()).unwrap();
+    true
+}
+
+/// What `kernelgate::peers` printed, as `report --peers` reads it.
+fn peers(path: &Path) -> bool {
+    verbs::read_peers(path).is_ok()
+}
+
+fn rules(path: &Path) -> bool {
+    let Ok(rules) = rules_file::read(path, "kernelgate.toml") else { return false };
+    rules.limits("fixture/spin/n64/cpu/hot");
+    rules.accepted("fixture/spin/n64/cpu/hot");
+    rules.report(&["fixture/spin/n64/cpu/hot"], None).lines();
+    true
+}
+
+/// A sample of Criterion's store.
+fn criterion_sample(path: &Path) -> bool {
+    let store = path.with_extension("store");
+    let folder = store.join("case/new");
+    std::fs::create_dir_all(&folder).unwrap();
+    let benchmark = r#"{"group_id":"g","full_id":"g/f","title":"g/f"}"#;
+    std::fs::write(folder.join("benchmark.json"), benchmark).unwrap();
+    std::fs::copy(path, folder.join("sample.json")).unwrap();
+    let Ok(stored) = criterion_store::read(&store) else { return false };
+    for case in stored.cases.values() {
+        let launches = case.iterations.clone();
+        let samples = kernelgate::record::Samples {
+            launches,
+            elapsed_ns: case.times.clone(),
+            ..Default::default()
+        };
+        if samples.validate().is_ok() {
+            CaseRun::of_case(&case.record(samples)).validate().unwrap();
+        }
+    }
+    !stored.cases.is_empty()
+}
+
+fn safetensors(path: &Path) -> bool {
+    let Ok(tensors) = SafeTensors::read(path) else { return false };
+    let names: Vec<String> = tensors.names().map(str::to_owned).collect();
+    for name in names {
+        let _ = tensors.tensor(&name, &[2, 2]);
+    }
+    true
+}
+
+/// Machine code: sections of kernels, their facts and hashes.
+fn machine_code(path: &Path) -> bool {
+    let bytes = std::fs::read(path).unwrap();
+    let facts = cubin::facts(&bytes, "");
+    let _ = (code::hashes(&bytes), mark::of(path));
+    let symbols = facts.iter().flat_map(|facts| facts.keys());
+    symbols.for_each(|symbol| drop(code::of_image(&bytes, symbol)));
+    let image = Image::from_bytes("image", bytes);
+    facts.is_ok() && image.is_ok()
+}
+
+/// The index of a history store: one that cannot be used is made anew.
+fn index(path: &Path) -> bool {
+    let Ok(index) = Index::open(path) else { return false };
+    let names = index.names().unwrap_or_default();
+    names.iter().for_each(|name| drop(index.rows(name)));
+    let _ = (index.folders(), index.skipped(), index.packages(), index.folder_runs());
+    let aside = path.with_extension("sqlite.unusable");
+    std::fs::remove_file(aside).is_err()
+}
+
+/// What executables print when they are asked.
+fn printed(path: &Path) -> bool {
+    let text = String::from_utf8_lossy(&std::fs::read(path).unwrap()).into_owned();
+    let _ = (criterion::parse_list(&text), package::has_manifest(path));
+    protocol::parse_answer(&text).is_some()
+}
+
+/// A session's folder with this run in it, judged against a baseline of the same case, by the
+/// program's own verbs.
+fn verbs_on_a_run(path: &Path) -> bool {
+    let folder = path.parent().unwrap().join("package");
+    let session = folder.join("runs/s2");
+    std::fs::create_dir_all(&session).unwrap();
+    std::fs::copy(path, session.join("fixture.json")).unwrap();
+    let baselines = folder.join("baselines");
+    let committed = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mutated/corpus/baseline");
+    let at = baselines.join("cpu");
+    std::fs::create_dir_all(&at).unwrap();
+    std::fs::copy(committed.join("main.json"), at.join("main.json")).unwrap();
+    let verb = |line: &str| {
+        let places = ["--baselines", baselines.to_str().unwrap(), "--records"];
+        let runs = folder.join("runs");
+        let words = ["kernelgate"].into_iter().chain(line.split(' ')).chain(places);
+        let cli = Cli::try_parse_from(words.chain([runs.to_str().unwrap()])).unwrap();
+        cli.run()
+    };
+    let mut accepted = false;
+    for line in [
+        "runs",
+        "runs --format markdown",
+        "gate --baseline main",
+        "gate --baseline main --format markdown",
+        "gate --baseline main --format junit",
+    ] {
+        accepted |= verb(line).is_ok();
+    }
+    accepted
+}
+
+/// Every reader, the slow ones first, with its share of a million inputs.
+pub const READERS: &[Reader] = &[
+    reader("verbs", Json, 200, verbs_on_a_run),
+    reader("index", Bytes, 2_000, index),
+    reader("nsys", Bytes, 4_000, trace),
+    reader("ncu_report", Bytes, 30_000, trace),
+    reader("cubin", Bytes, 30_000, machine_code),
+    reader("chrome", Json, 60_000, trace),
+    reader("recording", Json, 40_000, trace),
+    reader("rocprof", Json, 20_000, trace),
+    reader("ncu_csv", Lines, 40_000, trace),
+    reader("calibration", Json, 40_000, calibration),
+    reader("baseline", Json, 80_000, baseline),
+    reader("run", Json, 120_000, run),
+    reader("response", Json, 100_000, response),
+    reader("trials", Json, 120_000, trials),
+    reader("request", Json, 50_000, |path| record::<Request>(path).is_some()),
+    reader("trial_request", Json, 40_000, |path| record::<TrialRequest>(path).is_some()),
+    reader("numerics", Json, 50_000, |path| record::<Numerics>(path).is_some()),
+    reader("resources", Json, 40_000, |path| record::<Resources>(path).is_some()),
+    reader("bisection", Json, 30_000, |path| record::<State>(path).is_some()),
+    reader("case_recording", Json, 20_000, |path| record::<CaseRecording>(path).is_some()),
+    reader("peers", Json, 40_000, peers),
+    reader("rules", Lines, 30_000, rules),
+    reader("criterion", Json, 20_000, criterion_sample),
+    reader("safetensors", Bytes, 30_000, safetensors),
+    reader("tensors", Bytes, 20_000, |path| tensors::read(path).is_some()),
+    reader("printed", Lines, 20_000, printed),
+];
+
+const fn reader(
+    name: &'static str,
+    syntax: Syntax,
+    inputs: u64,
+    read: fn(&Path) -> bool,
+) -> Reader {
+    Reader { name, syntax, inputs, read }
+}
