@@ -280,11 +280,7 @@ fn what_lies_beside_the_benches_is_not_run() {
     let why =
         "left alone: script of the base: its file has no mark of this harness, so it was not run";
     outcome.expect(outcome.code.unwrap(), &[CASE, why, "`--bench script`", "of 1 (threshold"]);
-    assert!(
-        outcome.stdout.contains("bench left alone: script"),
-        "{}",
-        outcome.stdout
-    );
+    assert!(outcome.stdout.contains("bench left alone: script"), "{}", outcome.stdout);
     assert!(!package.path("ran").exists());
     compare("--bench script").expect(2, &["left alone: script of the base: asked by --bench"]);
     assert!(package.path("ran").exists());

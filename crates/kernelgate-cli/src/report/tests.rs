@@ -19,7 +19,7 @@ use crate::gate::limits::{Limit, Limits};
 use crate::gate::numerics::{Figure, Growth, NumericsReport};
 use crate::gate::paired::{Arm, Decision, Doubt, TestPlan};
 use crate::gate::reason::{Failure, Reason, Side};
-use crate::gate::rules::{Accepted, RulesReport};
+use crate::gate::rules::{Accepted, RemovedCases, RulesReport};
 use crate::gate::verdict::Verdict;
 use crate::gate::verdicts::Refusal;
 use crate::gate::verification::VerificationLoss;
@@ -435,12 +435,14 @@ fn compared_with_everything() -> Comparison {
         },
         costs: vec![cost(Cost::DeviceMemory, None), cost(Cost::HostTime, Some(unclear))],
         rules: RulesReport {
+            removed: RemovedCases::default(),
             file: Some("kernelgate.toml".to_owned()),
             thresholds: vec![("`^st_bif/`: 3%, 200 ns".to_owned(), 2)],
             accepted: vec![Accepted {
                 case: case("n1"),
                 slower: Some(0.12),
                 growth: Some(2.0),
+                removed: false,
                 less_verified: true,
                 reason: "exact sums".to_owned(),
             }],
