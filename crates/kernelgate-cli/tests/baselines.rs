@@ -69,64 +69,32 @@ fn the_gate_speaks_to_reviewers_and_programs() {
         .expect(2, &["--out: failed to write", "blocked"]);
 }
 
-/// Rewrites a baseline as version 1 wrote it: with the raw samples of the runs that it is of.
-fn as_version_1(package: &Package, path: &Path) {
-    let mut value: serde_json::Value =
-        serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
-    for (id, case) in value["cases"].as_object_mut().unwrap() {
-        let case = case.as_object_mut().unwrap();
-        case.remove("numerics");
-        let keys: Vec<String> =
-            case.remove("runs").unwrap().as_object().unwrap().keys().cloned().collect();
-        let samples = keys.into_iter().map(|key| {
-            let session = key.split('/').next().unwrap();
-            let of_run = package.run(session)["cases"][id]["samples"].clone();
-            (key, of_run)
-        });
-        case.insert("samples".to_owned(), samples.collect::<serde_json::Map<_, _>>().into());
-    }
-    value["schema_version"] = 1.into();
-    value.as_object_mut().unwrap().remove("checksum");
-    std::fs::write(path, value.to_string()).unwrap();
-}
-
+/// What a release may do to files of the next one, and the next one to its files.
 #[test]
-fn an_older_baseline_is_judged_as_before_once_it_is_migrated() {
+fn a_file_of_a_newer_version_is_refused_and_not_rewritten_without_what_is_new() {
     let package = package(230_000.0);
     let path = package.baseline("a");
-    as_version_1(&package, &path);
-    let gate = || {
-        let outcome = package.kernelgate("gate --baseline a --format json");
-        (outcome.code, outcome.stdout)
-    };
-    let before = gate();
-    assert!(before.1.contains("\"base_runs\": 2"), "{}", before.1);
-    let old = std::fs::read_to_string(&path).unwrap();
-    package.kernelgate("baseline migrate").expect(
-        0,
-        &[
-            "version 1 to 2, ",
-            "2 cases, 2 runs: 40 samples became 4 medians",
-            "as before",
-            "a.json had no checksum",
-        ],
-    );
-    assert_eq!(gate(), before);
-    let new = std::fs::read_to_string(&path).unwrap();
-    assert!(!new.contains("elapsed_ns") && new.contains("\"checksum\""), "{new}");
-    package.kernelgate("baseline migrate").expect(0, &["as it is, in version 2"]);
-    assert_eq!(std::fs::read_to_string(&path).unwrap(), new);
-    // What cannot be used is named, and stays as it is.
-    for (text, words) in [
-        (new.replace("\"revision\": 1", "\"revision\": 2"), "edited or merged"),
-        (old.replace("\"schema_version\":1", "\"schema_version\":9"), "newer kernelgate"),
-        (old[..old.len() / 2].to_owned(), "broken or cut short"),
-        (old.replace("\"launches\":[", "\"launches\":[7,"), "launch counts against"),
-    ] {
-        std::fs::write(&path, &text).unwrap();
-        package.kernelgate("baseline migrate").expect(2, &[words, "a.json"]);
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+    let before = std::fs::read_to_string(&path).unwrap();
+    let newer = before.replace("\"schema_version\": 1", "\"schema_version\": 2");
+    let newer = newer.replacen('{', "{\n  \"clock_domain\": \"new in version 2\",", 1);
+    assert_ne!(newer, before);
+    std::fs::write(&path, &newer).unwrap();
+    let words = "written by a newer kernelgate (schema 2, this one reads up to 1)";
+    let seal = format!("baseline seal {}", path.display());
+    for line in ["gate --baseline a", "baseline add a", "baseline show a", &seal] {
+        package.kernelgate(line).expect(2, &[words]);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), newer, "{line}");
     }
+    // Version 2 reads version 1: a field that others may ignore keeps the version.
+    let more = before.replacen('{', "{\n  \"remark\": \"ignored by version 1\",", 1);
+    let more = more.lines().filter(|line| !line.contains("\"checksum\"")).collect::<Vec<_>>();
+    std::fs::write(&path, more.join("\n")).unwrap();
+    package.kernelgate("gate --baseline a").expect(1, &["2 regressed", "has no checksum"]);
+    // No file of before the first release passes as one of it.
+    let old = before.replace("\"kernelgate-baseline\"", "\"kernelgate.baseline\"");
+    assert_ne!(old, before);
+    std::fs::write(&path, &old).unwrap();
+    package.kernelgate("gate --baseline a").expect(2, &["not a kernelgate baseline"]);
 }
 
 #[test]

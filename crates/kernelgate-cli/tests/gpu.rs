@@ -92,7 +92,7 @@ fn a_right_kernel_is_verified_timed_hot_and_cold_and_recorded() {
     outcome.expect(0, &["n1000003/cuda/right/hot", "n1000003/cuda/right/cold"]);
     let run = outcome.run.as_ref().unwrap();
     assert_eq!(run["complete"], true);
-    assert!(run["environment"]["gpu"]["uuid"].as_str().unwrap().starts_with("GPU-"));
+    assert!(run["environment"]["gpus"][0]["uuid"].as_str().unwrap().starts_with("GPU-"));
     assert_eq!(run["telemetry"].as_array().unwrap().len(), 2);
     assert!(run["limits"]["overhead"]["around_launch_ns"].as_f64().unwrap() > 0.0);
     for case in run["cases"].as_object().unwrap().values() {

@@ -57,16 +57,16 @@ fn main() -> ExitCode { Harness::new("BENCH", vec![suite(&DOUBLE, ROWS)]).main()
 /// It looks like a bench of this harness, and behaves as HOSTILE says.
 const HOSTILE: &str = r#"
 fn main() {
-    kernelgate::record::trial_request::leave_mark();
+    kernelgate::protocol::leave_mark();
     let ask = std::env::var("KERNELGATE_REQUEST").unwrap_or_default();
     let how = std::env::var("HOSTILE").unwrap_or_default();
     if ask == "protocol" {
         match how.as_str() {
             "garbage" => println!("\u{1b}[31m{{\"kernelgate\": \"protocol"),
-            "old" => println!("kernelgate trial protocol 1"),
-            "new" => println!("kernelgate protocol 40-41"),
+            "old" => println!("kernelgate protocol 1-3\nkernelgate trial protocol 1"),
+            "new" => println!("kernelgate-protocol 40-41"),
             "mute" => std::thread::sleep(std::time::Duration::from_secs(600)),
-            _ => println!("kernelgate protocol 1-2"),
+            _ => println!("kernelgate-protocol 1-2"),
         }
         return;
     }
@@ -81,7 +81,7 @@ fn main() {
             let text = std::fs::read_to_string(&ask).unwrap();
             let from = text.find("\"response\": \"").unwrap() + 13;
             let path = &text[from..from + text[from..].find('"').unwrap()];
-            std::fs::write(path, "{\"schema\": \"kernelgate.resp").unwrap();
+            std::fs::write(path, "{\"schema\": \"kernelgate-resp").unwrap();
         }
         _ => {}
     }
@@ -272,11 +272,11 @@ fn a_bench_that_misbehaves_is_named_and_ended() {
     let run = |how: &str, line: &str| -> Outcome {
         outside.command(".", line).env("HOSTILE", how).output().unwrap().into()
     };
-    run("garbage", "list").expect(2, &["left alone: bench `evil`: it answers none"]);
-    run("old", "list")
-        .expect(2, &["bench `evil`: it speaks version 1 of the protocol", "update kernelgate"]);
+    let other = "left alone: bench `evil`: it does not speak the kernelgate protocol";
+    run("garbage", "list").expect(2, &[other]);
+    run("old", "list").expect(2, &[other]);
     run("new", "list")
-        .expect(2, &["speaks versions 40 to 41", "this program 1 to 3", "update the program"]);
+        .expect(2, &["speaks versions 40 to 41", "this program 1 to 1", "update the program"]);
     let started = std::time::Instant::now();
     run("hang", "list --wait 1s")
         .expect(2, &["bench `evil` gave no response within 1 s", "--wait"]);

@@ -10,7 +10,7 @@ use kernelgate::measure::limits::TimeLimit;
 use kernelgate::protocol::{
     CaseRecording, CaseStatus, ProfiledCase, RecordedPart, RecordedStages, Response, ResponseBody,
 };
-use kernelgate::record::{file, trial_request};
+use kernelgate::record::file;
 use kernelgate::trace::{KernelSummary, PhaseTime};
 use kernelgate_cuda::observe::activity::{
     Activity, CallRecord, GraphNodeRecord, KernelRecord, RangeRecord, RecordedDevice, StreamId,
@@ -147,7 +147,7 @@ fn package(cases: Vec<ProfiledCase>) -> Package {
     );
     std::fs::write(package.path("answer.sh"), script).unwrap();
     // A script by itself is taken for no bench.
-    let mark = trial_request::MARK.trim_matches('\0');
+    let mark = kernelgate::protocol::MARK.trim_matches('\0');
     let source = format!(
         "#include <stdlib.h>\nvolatile const char mark[] = \"\\0{mark}\";\nint main(void) {{ \
          return mark[0] + (system(\"sh '{root}/answer.sh'\") != 0); }}\n"

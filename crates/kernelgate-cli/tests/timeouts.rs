@@ -13,7 +13,7 @@ const HOSTILE: &str = r#"
 use std::io::Write;
 
 fn main() {
-    kernelgate::record::trial_request::leave_mark();
+    kernelgate::protocol::leave_mark();
     let how = std::env::var("HOSTILE").unwrap_or_default();
     let in_head = std::env::args().next().unwrap().contains("/head/")
         || std::env::current_exe().unwrap().to_string_lossy().contains("/head/");
@@ -33,7 +33,7 @@ fn main() {
         std::process::exit(127);
     }
     if asked {
-        println!("kernelgate protocol 1-2");
+        println!("kernelgate-protocol 1-2");
         let _ = std::io::stdout().flush();
     } else {
         eprintln!("error: no case matches what was asked for");

@@ -145,7 +145,7 @@ fn names_of_files_are_cleaned_where_they_are_printed() {
     std::fs::write(folder.join("b.json"), "{").unwrap();
     std::fs::write(package.path("kept\u{7}.json"), "{").unwrap();
     let said = [
-        ("baseline migrate", "baselines/a/b.json: broken or cut short"),
+        ("baseline list", "baselines/a/b.json: broken or cut short"),
         ("history import . --store s\u{1b}[2J", "kept\\u{7}.json: read ./kept"),
     ];
     for (verb, said) in said {
@@ -211,7 +211,7 @@ fn a_lock_file_that_is_none_is_named_at_once() {
     let seal = format!("baseline seal {}", baseline.display());
     let refused = |what: &str| {
         let said = format!(".a.json.lock is no lock file but {what}: remove it");
-        for line in ["baseline add a", &seal, "baseline migrate"] {
+        for line in ["baseline add a", &seal] {
             package.kernelgate(line).expect(2, &["failed to lock", &said]);
         }
         package.bench("s3", "n64 --save-baseline a").expect(2, &[&said]);
@@ -284,7 +284,7 @@ fn what_lies_beside_the_benches_is_not_run() {
     assert!(!package.path("ran").exists());
     compare("--bench script").expect(2, &["left alone: script of the base: asked by --bench"]);
     assert!(package.path("ran").exists());
-    let mark = kernelgate::record::trial_request::MARK.as_bytes();
+    let mark = kernelgate::protocol::MARK.as_bytes();
     let fixture = std::fs::read(fixture_path()).unwrap();
     assert!(fixture.windows(mark.len()).any(|bytes| bytes == mark));
 }

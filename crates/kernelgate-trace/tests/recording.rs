@@ -22,7 +22,7 @@ fn on() -> Value {
 /// A recording of the case `f/w/c`; records are added to its lists.
 fn recording() -> Value {
     json!({
-        "schema": "kernelgate.recording",
+        "schema": "kernelgate-recording",
         "schema_version": 1,
         "case": "f/w/c",
         "steps": 2,

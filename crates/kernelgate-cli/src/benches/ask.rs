@@ -208,7 +208,7 @@ fn command(executable: &BenchExecutable, asking: &Asking<'_>, request: &Path) ->
     if let Some(filter) = asking.filter {
         command.arg("--").arg(filter);
     }
-    command.envs(&asking.settings).env(protocol::VARIABLE, request).env_remove("KERNELGATE_TRIAL");
+    command.envs(&asking.settings).env(protocol::VARIABLE, request);
     command.env_remove("KERNELGATE_DELAY").env("CARGO_MANIFEST_DIR", &executable.root);
     if executable.root.is_dir() {
         command.current_dir(&executable.root);

@@ -167,10 +167,7 @@ fn check(executable: &BenchExecutable, running: &Running, timeout: Duration) -> 
     }
     let (oldest, newest) =
         versions::ask(&executable.path, timeout, running).map_err(|why| why.to_string())?;
-    match versions::common((oldest, newest)) {
-        Some(1) => Err("it speaks version 1 of the protocol, which knows `compare` only: \
-                            update kernelgate in Cargo.toml"
-            .to_owned()),
+    match protocol::common_version((oldest, newest)) {
         Some(_) => Ok(()),
         None => Err(format!(
             "it speaks versions {oldest} to {newest} of the protocol, this program {} to {}: \

@@ -7,7 +7,7 @@ use std::path::Path;
 use regex::bytes::Regex;
 
 use kernelgate::gpu_time;
-use kernelgate::record::trial_request;
+use kernelgate::protocol;
 
 /// Of which harness an executable is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -38,12 +38,10 @@ impl Kind {
 }
 
 /// Text that executables of a harness hold, the best evidence first: of several the first counts.
-const MARKS: [(&str, Kind); 6] = [
-    (trial_request::MARK, Kind::Ours),
+const MARKS: [(&str, Kind); 5] = [
+    (protocol::MARK, Kind::Ours),
     // Criterion's own main, with times of a GPU's stream.
     (gpu_time::MARK, Kind::Criterion),
-    // What executables built before there was that mark have in common: the name of a variable.
-    ("KERNELGATE_SESSION", Kind::Ours),
     // From Criterion's `--help`, 0.5 to 0.8.
     ("This executable is a Criterion.rs benchmark.", Kind::Criterion),
     ("DIVAN_SAMPLE_COUNT", Kind::Divan),
@@ -108,7 +106,7 @@ mod tests {
         assert_eq!(search(&b""[..], 32).unwrap(), Kind::Unknown);
         // A bench of this harness links Criterion, and may be linked with tests.
         let all = MARKS.map(|(mark, _)| mark);
-        let from = [Kind::Ours, Kind::Criterion, Kind::Ours, Kind::Criterion, Kind::Divan];
+        let from = [Kind::Ours, Kind::Criterion, Kind::Criterion, Kind::Divan];
         for (from, kind) in from.into_iter().enumerate() {
             let (forth, mut back) = (all[from..].join("\0"), all[from..].to_vec());
             back.reverse();

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use kernelgate::display;
 use kernelgate::protocol;
-use kernelgate::record::trial_request;
 
 use super::child::{Ended, Running, over_memory};
 
@@ -38,8 +37,8 @@ pub enum AskError {
     /// It ended with an error.
     #[error("asked for its version it ended with {0}")]
     Ended(ExitStatus),
-    /// What it said is no answer.
-    #[error("it answers none")]
+    /// What it printed is no answer.
+    #[error("it does not speak the kernelgate protocol")]
     None,
     /// It is this program, which is no bench.
     #[error("it is the kernelgate program")]
@@ -54,10 +53,7 @@ pub fn ask(path: &Path, timeout: Duration, running: &Running) -> Result<(u64, u6
     let mut command = Command::new(path);
     // A bench of another kind lists its cases, or ends at a flag that it does not know; it measures
     // nothing.
-    command
-        .arg("--list")
-        .env(protocol::VARIABLE, protocol::QUESTION)
-        .env("KERNELGATE_TRIAL", trial_request::QUESTION);
+    command.arg("--list").env(protocol::VARIABLE, protocol::QUESTION);
     command.stdin(Stdio::null()).stderr(Stdio::null()).stdout(Stdio::piped());
     let (stdout, _) = running.start(&mut command).map_err(AskError::Start)?;
     let (sender, receiver) = std::sync::mpsc::channel();
@@ -75,8 +71,7 @@ pub fn ask(path: &Path, timeout: Duration, running: &Running) -> Result<(u64, u6
             if text.trim_end() == super::PROGRAM {
                 return Err(AskError::IsProgram);
             }
-            let before = trial_request::parse_answer(&text).map(|version| (1, version));
-            protocol::parse_answer(&text).or(before).ok_or(AskError::None)
+            protocol::parse_answer(&text).ok_or(AskError::None)
         }
     }
 }
@@ -90,19 +85,13 @@ fn start_of(mut stream: impl Read) -> (Vec<u8>, bool) {
     (start, read.is_ok() && more.is_ok_and(|more| more > MAX_PRINTED))
 }
 
-/// The newest version that an executable and this program speak.
-pub fn common((oldest, newest): (u64, u64)) -> Option<u64> {
-    let version = newest.min(protocol::VERSIONS.1);
-    (version >= oldest.max(protocol::VERSIONS.0)).then_some(version)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn of_a_flood_the_start_is_read_and_the_rest_is_too_long() {
-        let answer = b"kernelgate protocol 1-2\n";
+        let answer = b"kernelgate-protocol 1-2\n";
         assert_eq!(start_of(&answer[..]), (answer.to_vec(), false));
         let listed = [&answer[..], &vec![b'x'; 1 << 20]].concat();
         assert_eq!(start_of(&listed[..]), (listed[..MAX_BYTES].to_vec(), false));
@@ -121,14 +110,5 @@ mod tests {
         let outcome = ask(&path, Duration::from_secs(600), &Running::in_groups());
         let why = outcome.unwrap_err().to_string();
         assert_eq!(why, "asked for its version it printed more than 8.39 MB");
-    }
-
-    #[test]
-    fn the_newest_version_of_both_is_spoken() {
-        let newest = protocol::VERSIONS.1;
-        assert_eq!(common((1, 1)), Some(1));
-        assert_eq!(common((1, newest)), Some(newest));
-        assert_eq!(common((2, newest + 5)), Some(newest));
-        assert_eq!(common((newest + 1, newest + 5)), None);
     }
 }

@@ -21,7 +21,7 @@ pub struct State {
 }
 
 impl Record for State {
-    const SCHEMA: &'static str = "kernelgate.bisection";
+    const SCHEMA: &'static str = "kernelgate-bisection";
     const VERSION: u64 = 1;
     const KIND: &'static str = "bisection";
     const FREE_TEXT: &'static [&'static str] = &["identity", "undecided", "unusable"];

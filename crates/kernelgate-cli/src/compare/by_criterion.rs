@@ -96,7 +96,7 @@ pub fn command(
     };
     let mut command = of_package(&trial.program, &trial.package);
     criterion::with_store(&mut command, &store)
-        .args(criterion::measure(filter.as_deref(), &trial.request.pace))
+        .args(criterion::measure(filter.as_deref(), &trial.request.sampling))
         .env(gpu_time::RECORD, &trial.request.record)
         .stdout(Stdio::null());
     let _ = std::fs::remove_file(&trial.request.record);

@@ -18,9 +18,8 @@ use kernelgate::record::{ProcessRun, file};
 pub fn measure(
     setup: &TrialSetup<'_>,
     trial: &TrialProcess<'_>,
-    version: u64,
 ) -> Result<Option<ProcessRun>, String> {
-    let mut command = command(setup, trial, version, "order.json")?;
+    let mut command = command(setup, trial, "trial.json")?;
     command.stdout(Stdio::null());
     let ended = finish(setup, &mut command, trial.timeout)?;
     let status = ended.status;
@@ -43,28 +42,15 @@ pub fn measure(
 pub fn command(
     setup: &TrialSetup<'_>,
     trial: &TrialProcess<'_>,
-    version: u64,
     name: &str,
 ) -> Result<Command, String> {
     let path = setup.work.join(name);
     let response = setup.work.join(format!("response-to-{name}"));
-    // Version 1 knew trial requests only, and takes them under a name of their own.
-    let (variable, written) = match version {
-        1 => ("KERNELGATE_TRIAL", file::write(&path, trial.request)),
-        _ => {
-            leftovers::remove(&response).map_err(cannot_clear)?;
-            (
-                protocol::VARIABLE,
-                file::write(
-                    &path,
-                    &Request { response, action: Action::Trial(Box::new(trial.request.clone())) },
-                ),
-            )
-        }
-    };
-    written.map_err(|error| format!("failed to {error}"))?;
+    leftovers::remove(&response).map_err(cannot_clear)?;
+    let request = Request { response, action: Action::Trial(Box::new(trial.request.clone())) };
+    file::write(&path, &request).map_err(|error| format!("failed to {error}"))?;
     leftovers::remove(&trial.request.record).map_err(cannot_clear)?;
-    let mut command = of_request(setup, trial, (variable, &path));
+    let mut command = of_request(setup, trial, &path);
     let planted = &trial.planted;
     command
         .envs(planted.delays().map(|delays| ("KERNELGATE_DELAY", delays)))
@@ -76,18 +62,15 @@ fn cannot_clear(cause: std::io::Error) -> String {
     format!("an earlier record or response cannot be removed: {cause}")
 }
 
-/// The command of an executable that finds its request where a variable says.
-fn of_request(
-    setup: &TrialSetup<'_>,
-    trial: &TrialProcess<'_>,
-    (variable, path): (&str, &Path),
-) -> Command {
+/// The command of an executable with a request in a file.
+fn of_request(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>, request: &Path) -> Command {
     let mut command = of_package(&trial.program, &trial.package);
     command.args(["--bench", "--quiet", "--noplot", "--discard-baseline"]);
     if let Some(filter) = setup.filter {
         command.arg("--").arg(filter);
     }
-    command.envs(setup.settings).env(variable, path).env("KERNELGATE_COMMIT", &trial.commit);
+    command.envs(setup.settings).env(protocol::VARIABLE, request);
+    command.env("KERNELGATE_COMMIT", &trial.commit);
     command.env("CARGO_TARGET_DIR", setup.work.join("target"));
     command.env("CRITERION_HOME", setup.work.join("criterion")).env_remove("KERNELGATE_SESSION");
     // Cases are named one by one, or by the filter: those of every shard.
@@ -110,7 +93,7 @@ pub fn ask(
     leftovers::remove(&response).map_err(cannot_clear)?;
     let request = Request { response: response.clone(), action };
     file::write(&path, &request).map_err(|error| format!("failed to {error}"))?;
-    let mut command = of_request(setup, trial, (protocol::VARIABLE, &path));
+    let mut command = of_request(setup, trial, &path);
     command.stdout(Stdio::null());
     let ended = finish(setup, &mut command, trial.timeout)?;
     within_limit(&response)?;

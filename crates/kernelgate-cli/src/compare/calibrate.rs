@@ -208,7 +208,7 @@ fn open(
         commands: BTreeSet::new(),
         plan: wanted.plan,
         budget_s: request.budget.as_secs_f64(),
-        pace: Engine::sampling(prepared),
+        sampling: Engine::sampling(prepared),
         cases,
         left_out: BTreeSet::new(),
         simulated: prepared.criterion.iter().flat_map(|bench| bench.cases.clone()).collect(),

@@ -14,7 +14,7 @@ use kernelgate::record::ProcessRun;
 /// A fragment that says how it failed.
 pub fn run(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>) -> Result<Option<ProcessRun>, String> {
     match trial.driver {
-        Driver::Protocol(version) => by_protocol::measure(setup, trial, version),
+        Driver::Protocol(_) => by_protocol::measure(setup, trial),
         Driver::Criterion => by_criterion::measure(setup, trial).map(Some),
     }
 }
@@ -29,9 +29,7 @@ pub fn start_co_running(
     co_running: &Running,
 ) -> Result<(), String> {
     let mut command = match trial.driver {
-        Driver::Protocol(version) => {
-            by_protocol::command(setup, trial, version, "co-running.json")?
-        }
+        Driver::Protocol(_) => by_protocol::command(setup, trial, "co-running.json")?,
         Driver::Criterion => by_criterion::command(setup, trial, "co-running-criterion")?,
     };
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());

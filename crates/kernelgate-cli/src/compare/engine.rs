@@ -291,7 +291,7 @@ impl<'a> Engine<'a> {
                     session: "co-running".to_owned(),
                     record: self.session.work.join("co-running-run.json"),
                     cases: Some(one.into_iter().collect()),
-                    pace: TrialSampling::ENDLESS,
+                    sampling: TrialSampling::ENDLESS,
                     ..trial.request.clone()
                 };
                 let other = TrialProcess { request: &request, ..trial.clone() };
@@ -396,7 +396,7 @@ impl<'a> Engine<'a> {
             keep_outputs: None,
             keep_verified: false,
             base_outputs: None,
-            pace: bench.sampling,
+            sampling: bench.sampling,
         }
     }
 

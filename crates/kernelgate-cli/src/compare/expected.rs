@@ -189,7 +189,7 @@ mod tests {
             keep_outputs: None,
             keep_verified: false,
             base_outputs: None,
-            pace: TrialSampling::MEASURED,
+            sampling: TrialSampling::MEASURED,
         };
         let trial = |delays_ns| TrialProcess {
             program: PathBuf::from("bin/b"),
@@ -197,7 +197,7 @@ mod tests {
             package: PathBuf::new(),
             commit: String::new(),
             planted: Planted { delays_ns, ..Planted::default() },
-            driver: Driver::Protocol(3),
+            driver: Driver::Protocol(1),
             request: &request,
             timeout: Duration::ZERO,
         };

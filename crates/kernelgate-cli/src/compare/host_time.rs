@@ -73,7 +73,7 @@ impl Engine<'_> {
         cases: &BTreeSet<String>,
     ) -> BTreeMap<String, f64> {
         let request = TrialRequest {
-            pace: TrialSampling::VERIFICATION_PASS,
+            sampling: TrialSampling::VERIFICATION_PASS,
             ..self.trial_request(bench, arm, "host-time".to_owned(), cases.clone())
         };
         let run = self.trial(arm, &bench.name, &request, bench.timeout).and_then(|mut trial| {

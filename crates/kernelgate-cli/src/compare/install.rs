@@ -199,12 +199,12 @@ fn ask(
         wanted: format!("{} to {}", protocol::VERSIONS.0, protocol::VERSIONS.1),
     };
     match versions::ask(path, how.timeout, how.running) {
-        Ok(spoken) => match versions::common(spoken) {
+        Ok(spoken) => match protocol::common_version(spoken) {
             Some(version) => Ok(Some(Driver::Protocol(version))),
             None => Err(refused(format!("{} to {}", spoken.0, spoken.1))),
         },
         Err(AskError::IsProgram) => Ok(None),
-        Err(AskError::None) => Err(refused("unknown (it answers none)".to_owned())),
+        Err(AskError::None) => Err(refused("unknown".to_owned())),
         Err(why) => {
             let flag =
                 if matches!(why, AskError::TimedOut(_)) { " (--wait sets this)" } else { "" };
@@ -270,8 +270,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (side, ran) = (folder.path().join("side"), folder.path().join("ran"));
         let script = folder.path().join("innocent");
-        // It mentions the variable that executables of an earlier version are known by.
-        let text = format!("#!/bin/sh\n: KERNELGATE_SESSION\necho > {}\n", ran.display());
+        let text = format!("#!/bin/sh\necho > {}\n", ran.display());
         std::fs::write(&script, text).unwrap();
         std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
         let found = prebuilt(folder.path()).unwrap();

@@ -29,8 +29,8 @@ impl Engine<'_> {
     }
 
     fn compiled(&self, arm: Arm, bench: &Bench, arch: &str) -> Result<ResourcesReport, String> {
-        if !matches!(bench.driver, Driver::Protocol(2..)) {
-            return Err("it uses Criterion alone, or an earlier kernelgate".to_owned());
+        if bench.driver == Driver::Criterion {
+            return Err("it uses Criterion alone".to_owned());
         }
         self.progress.now(&format!("compiling the kernels of {} for {arch}", bench.name));
         let request = self.trial_request(bench, arm, "kernels".to_owned(), bench.cases.clone());

@@ -190,7 +190,7 @@ impl Engine<'_> {
             keep_verified: false,
             base_outputs: None,
             first: BTreeSet::new(),
-            pace: TrialSampling::VERIFICATION_PASS,
+            sampling: TrialSampling::VERIFICATION_PASS,
         };
         let mut settings = self.request.settings.clone();
         settings.insert("KERNELGATE_SEED".to_owned(), seed.to_string());

@@ -223,7 +223,7 @@ impl Engine<'_> {
             keep_verified: false,
             base_outputs: outputs.filter(|_| arm == Arm::Head),
             first: BTreeSet::new(),
-            pace: TrialSampling::VERIFICATION_PASS,
+            sampling: TrialSampling::VERIFICATION_PASS,
         };
         let started = Instant::now();
         let timeout = self.request.wait.unwrap_or(VERIFY_TIMEOUT);
@@ -271,7 +271,7 @@ impl Engine<'_> {
             keep_verified: false,
             base_outputs: None,
             first: BTreeSet::new(),
-            pace: self.request.sampling.unwrap_or(TrialSampling::MEASURED),
+            sampling: self.request.sampling.unwrap_or(TrialSampling::MEASURED),
         };
         let started = Instant::now();
         let timeout = self.request.wait.unwrap_or(VERIFY_TIMEOUT);
@@ -339,7 +339,7 @@ impl Engine<'_> {
                 keep_verified: arm == Arm::Base,
                 base_outputs: Some(outputs.clone()).filter(|_| arm == Arm::Head),
                 first: BTreeSet::new(),
-                pace: TrialSampling::VERIFICATION_PASS,
+                sampling: TrialSampling::VERIFICATION_PASS,
             };
             self.process(arm, bench, &request, timeout).unwrap_or_else(|why| {
                 self.progress.say(&format!("error: {arm} {bench}, outputs of the base: {why}"));

@@ -68,7 +68,7 @@ mod tests {
             first: BTreeSet::new(),
             timeout: Duration::ZERO,
             sampling: TrialSampling::MEASURED,
-            driver: Driver::Protocol(3),
+            driver: Driver::Protocol(1),
         }];
         let listed = BTreeSet::from(["failed".to_owned()]);
         let trials: Vec<_> = (0..8).map(|i| trial(i / 4, i % 4, 10.0)).collect();

@@ -122,13 +122,13 @@ impl Prepared {
     }
 
     /// Brings what changed in machine code or launches before the rest: benches with such a case,
-    /// and in each process of a bench such cases, if both sides heed that order. Cases of one bench
+    /// and in each process of a bench such cases, unless it uses Criterion alone. Cases of one bench
     /// are timed by the same processes, because all of them count in each decision.
     pub fn changed_first(&mut self, code: &BTreeMap<String, CodeComparison>) {
         let changed = |case: &&String| code.get(*case).is_some_and(CodeComparison::has_changed);
         self.benches.sort_by_key(|bench| !bench.cases.iter().any(|case| changed(&case)));
         for bench in &mut self.benches {
-            if matches!(bench.driver, Driver::Protocol(3..)) {
+            if bench.driver != Driver::Criterion {
                 bench.first = bench.cases.iter().filter(changed).cloned().collect();
             }
         }
@@ -311,7 +311,7 @@ impl Session {
         identity.insert("filter".to_owned(), request.filter.clone().unwrap_or_default());
         identity.insert("thresholds".to_owned(), request.plan.identity()?);
         if let Some(sampling) = request.sampling {
-            identity.insert("time a case".to_owned(), identity_text("Pace", &sampling));
+            identity.insert("time a case".to_owned(), identity_text("TrialSampling", &sampling));
         }
         for (side, name) in self.sides.iter().zip(["base", "head"]) {
             let executables = side.executables.driven.values();
@@ -439,19 +439,19 @@ mod tests {
             sampling: TrialSampling::MEASURED,
             driver,
         };
-        let (newest, before) = (Driver::Protocol(3), Driver::Protocol(2));
+        let newest = Driver::Protocol(1);
         prepared.benches = vec![
             bench("a", &["same"], newest),
             bench("b", &["unknown"], newest),
             bench("c", &["changed", "same", "unknown"], Driver::of_both(newest, newest)),
-            bench("d", &["changed", "same"], Driver::of_both(before, newest)),
+            bench("d", &["changed", "same"], Driver::Criterion),
         ];
         prepared.changed_first(&code);
         let order: Vec<&str> = prepared.benches.iter().map(|bench| &*bench.name).collect();
         assert_eq!(order, ["c", "d", "a", "b"]);
         let first = |bench: &Bench| bench.first.iter().cloned().collect::<Vec<_>>();
         assert_eq!(first(&prepared.benches[0]), ["changed"]);
-        // The base would not heed the order: neither side is asked.
+        // Criterion has an order of its own.
         assert!(prepared.benches[1..].iter().all(|bench| bench.first.is_empty()));
         assert_eq!(prepared.take_unaffected(&code), ["same"]);
         assert_eq!(prepared.cases().iter().collect::<Vec<_>>(), ["changed", "unknown", "untold"]);

@@ -99,7 +99,6 @@ pub struct Broken {
     /// How.
     pub reason: String,
     /// Whether its cases were abandoned because of it, and are undecided.
-    #[serde(rename = "given_up")]
     pub abandoned: bool,
 }
 

@@ -66,7 +66,7 @@ impl Serialize for Judgement {
                 let PairEvidence { decision, confirmation } = &**pairs;
                 map.serialize_entry("decision", decision)?;
                 map.serialize_entry("confirmation", confirmation)?;
-                map.serialize_entry("setback", &self.case_error())?;
+                map.serialize_entry("case_error", &self.case_error())?;
             }
         }
         map.end()

@@ -87,7 +87,7 @@ fn about(calibration: &Calibration, words: &dyn Fn(&str) -> String) -> String {
         ),
     };
     let plan = &calibration.plan;
-    let sampling = calibration.pace;
+    let sampling = calibration.sampling;
     // In code nothing is escaped: only a backtick ends it.
     let code = |command: &String| format!("`{}`", one_line(&whole(command)).replace('`', "'"));
     let commands: BTreeSet<String> = calibration.commands.iter().map(code).collect();

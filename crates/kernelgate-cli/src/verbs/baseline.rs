@@ -82,9 +82,6 @@ pub enum BaselineVerb {
         /// The file
         file: PathBuf,
     },
-    /// Write baselines of older versions as they are written now, without raw samples, and check
-    /// that nothing that the gate uses changes
-    Migrate(super::migrate::Arguments),
     /// Copy a baseline to a file, as JSON or as a CSV with a line a case and run
     Export {
         /// Its name
@@ -102,7 +99,6 @@ pub fn run(verb: &BaselineVerb, store: &Store) -> anyhow::Result<Exit> {
         BaselineVerb::Save(arguments) => super::save::run(arguments, store),
         BaselineVerb::Find { name, settings, benches } => find(store, name, settings, benches),
         BaselineVerb::Seal { file } => seal(file),
-        BaselineVerb::Migrate(arguments) => super::migrate::run(arguments, store),
         BaselineVerb::List { format } => list(store, *format),
         BaselineVerb::Show { name, device, format } => {
             show(&read(store, device.as_deref(), name)?, *format)

@@ -21,7 +21,6 @@ mod history;
 mod interrupt;
 mod list;
 mod lock;
-mod migrate;
 mod numerics;
 mod nvrtc;
 mod output;

@@ -9,8 +9,7 @@ use kernelgate::protocol::{self, CaseRecording, Request, Response};
 use kernelgate::record::file::{self, Record};
 use kernelgate::record::resources::Resources;
 use kernelgate::record::{
-    Baseline, CaseRun, Measurement, Numerics, ProcessRun, TrialRequest, Trials, criterion_store,
-    tensors,
+    Baseline, CaseRun, Measurement, Numerics, ProcessRun, Trials, criterion_store, tensors,
 };
 use kernelgate_cli::benches::{criterion, mark, package};
 use kernelgate_cli::bisect::state::State;
@@ -236,8 +235,7 @@ pub const READERS: &[Reader] = &[
     reader("run", Json, 120_000, run),
     reader("response", Json, 100_000, response),
     reader("trials", Json, 120_000, trials),
-    reader("request", Json, 50_000, |path| record::<Request>(path).is_some()),
-    reader("trial_request", Json, 40_000, |path| record::<TrialRequest>(path).is_some()),
+    reader("request", Json, 90_000, |path| record::<Request>(path).is_some()),
     reader("numerics", Json, 50_000, |path| record::<Numerics>(path).is_some()),
     reader("resources", Json, 40_000, |path| record::<Resources>(path).is_some()),
     reader("bisection", Json, 30_000, |path| record::<State>(path).is_some()),

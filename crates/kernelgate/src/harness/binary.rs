@@ -17,9 +17,9 @@ use super::{answer, guard};
 use crate::backend::Target;
 use crate::exit::Exit;
 use crate::measure::criterion::Elapsed;
-use crate::protocol::{Action, Part, Request, Response, ResponseBody};
+use crate::protocol::{self, Action, Part, Request, Response, ResponseBody};
 use crate::record::text::printable;
-use crate::record::{Environment, ProcessRun, Shard, Store, TrialRequest, file, trial_request};
+use crate::record::{Environment, ProcessRun, Shard, Store, TrialRequest, file};
 use crate::suite::Suite;
 use crate::workload::Effort;
 use kernelgate_cuda::observe::range::Range;
@@ -63,7 +63,7 @@ impl Harness {
 
     /// Runs the binary on the process' arguments.
     pub fn main(self) -> ExitCode {
-        trial_request::leave_mark();
+        protocol::leave_mark();
         let settings = match process::settings() {
             Ok(settings) => settings,
             Err(exit) => return exit,
@@ -92,10 +92,8 @@ impl Harness {
         names::check(self.name, self.everything())?;
         let _session = Range::new(self.name);
         kernelgate_cuda::layout::pad_heap(settings.device.options.variant.layout);
-        match &settings.mode {
-            Mode::Respond(path) => return self.respond(settings, file::read(path)?),
-            Mode::Trial(path) => return self.trial(settings, file::read(path)?),
-            _ => {}
+        if let Mode::Respond(path) = &settings.mode {
+            return self.respond(settings, file::read(path)?);
         }
         cases::check_overrides(self.everything(), &settings.axes)?;
         let place = settings.device.place(self.own())?;

@@ -1,11 +1,13 @@
 //! What the program asks of a bench executable and what it gets: one request in a file, one
 //! response in a file.
 //!
-//! The program starts the executable with [`VARIABLE`] naming the request; which cases it is about
-//! is said by the same flags and variables as in `cargo bench`. An executable answers the question
-//! [`QUESTION`] with the versions that it speaks. Version 1 knew one request, the trial request of
-//! a comparison, under a variable of its own ([`crate::record::trial_request`]); it is still
-//! understood, so that a pull request may upgrade kernelgate.
+//! The program starts the executable with [`VARIABLE`] naming the request; the same flags and
+//! variables as in `cargo bench` select cases. An executable answers the question [`QUESTION`] with
+//! the versions that it speaks, so that the two sides of a comparison may use different releases.
+//!
+//! A release that adds a field that others may ignore keeps the version. One that changes a meaning,
+//! or adds a field that must survive, raises it: readers refuse a file of a newer version, and so
+//! never write one without what they do not know.
 
 mod recording;
 mod request;
@@ -24,15 +26,27 @@ pub const VARIABLE: &str = "KERNELGATE_REQUEST";
 /// Value of [`VARIABLE`] that asks only which versions an executable speaks.
 pub const QUESTION: &str = "protocol";
 
-/// Oldest and newest version that this library speaks. The files of version 3 are those of version
-/// 2; who speaks it heeds [`TrialRequest::first`](crate::record::TrialRequest::first).
-pub const VERSIONS: (u64, u64) = (1, 3);
-
-/// Version of the files of request and response.
-const FILES: u64 = 2;
+/// Oldest and newest version that this library speaks.
+pub const VERSIONS: (u64, u64) = (1, 1);
 
 /// Begins the line with the versions.
-const PREFIX: &str = "kernelgate protocol ";
+const PREFIX: &str = "kernelgate-protocol ";
+
+/// A text in the file of every bench executable, which tells it from other programs without running
+/// it. The NUL bytes keep it out of scripts and other text.
+pub const MARK: &str = "\0kernelgate bench executable\0";
+
+/// Makes sure that the compiler and the linker leave [`MARK`] in the executable.
+pub fn leave_mark() {
+    // The pointer may be read: it cannot be optimised away.
+    std::hint::black_box(MARK.as_ptr());
+}
+
+/// The newest version that an executable of these versions and this library speak.
+pub fn common_version((oldest, newest): (u64, u64)) -> Option<u64> {
+    let version = newest.min(VERSIONS.1);
+    (version >= oldest.max(VERSIONS.0)).then_some(version)
+}
 
 /// What an executable says when asked: the oldest and the newest version that it speaks, on a line
 /// of its own.
@@ -54,19 +68,76 @@ mod tests {
 
     #[test]
     fn an_answer_is_understood_and_other_text_is_none() {
-        assert_eq!(
-            parse_answer(&format!("noise\n{}\nkernelgate trial protocol 1\n", answer())),
-            Some(VERSIONS)
-        );
-        assert_eq!(parse_answer("kernelgate protocol 2-7"), Some((2, 7)));
+        assert_eq!(parse_answer(&format!("noise\n{}\nmore noise\n", answer())), Some(VERSIONS));
+        assert_eq!(parse_answer("kernelgate-protocol 2-7"), Some((2, 7)));
         for other in [
             "",
+            "kernelgate protocol 1-3",
             "kernelgate trial protocol 1",
-            "kernelgate protocol 3",
-            "kernelgate protocol 4-2",
-            "kernelgate protocol a-b",
+            "kernelgate-protocol 3",
+            "kernelgate-protocol 4-2",
+            "kernelgate-protocol a-b",
         ] {
             assert_eq!(parse_answer(other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn the_newest_version_of_both_is_spoken() {
+        let newest = VERSIONS.1;
+        assert_eq!(common_version((1, newest)), Some(newest));
+        assert_eq!(common_version((1, newest + 5)), Some(newest));
+        assert_eq!(common_version((newest + 1, newest + 5)), None);
+    }
+
+    /// Version 2 of the files, as a later release may write them.
+    mod next {
+        use serde::{Deserialize, Serialize};
+
+        use crate::record::file::Record;
+
+        #[derive(Debug, PartialEq, Serialize, Deserialize)]
+        pub struct Request {
+            pub response: std::path::PathBuf,
+            pub action: serde_json::Value,
+            /// Version 1 has no such field.
+            #[serde(default)]
+            pub priority: u32,
+        }
+
+        impl Record for Request {
+            const SCHEMA: &'static str = "kernelgate-request";
+            const VERSION: u64 = 2;
+            const KIND: &'static str = "request";
+
+            fn validate(&self) -> Result<(), String> {
+                Ok(())
+            }
+        }
+    }
+
+    #[test]
+    fn version_1_and_a_later_one_understand_each_other() {
+        use crate::record::file;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("request.json");
+        let request = Request { response: "/r".into(), action: Action::List };
+        file::write(&path, &request).unwrap();
+        // The later program and the bench of version 1, and the other way round: both write
+        // version 1, which the later one reads with its defaults.
+        let later: next::Request = file::read(&path).unwrap();
+        assert_eq!((later.priority, later.action.clone()), (0, "list".into()));
+        // What the later one writes as version 1 has a field that version 1 ignores.
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, text.replacen('{', "{\n  \"priority\": 7,", 1)).unwrap();
+        assert_eq!(file::read::<Request>(&path).unwrap(), request);
+        assert_eq!(file::read::<next::Request>(&path).unwrap().priority, 7);
+        // A version 1 that reads and writes it drops the field: it must not carry a meaning that
+        // others rely on. A field that does raises the version, and is refused.
+        file::write(&path, &file::read::<Request>(&path).unwrap()).unwrap();
+        assert_eq!(file::read::<next::Request>(&path).unwrap().priority, 0);
+        file::write(&path, &next::Request { priority: 7, ..later }).unwrap();
+        let refused = file::read::<Request>(&path).unwrap_err().to_string();
+        assert!(refused.contains("a newer kernelgate (schema 2, this one reads up to 1)"));
     }
 }

@@ -78,7 +78,7 @@ impl CaseRecording {
 }
 
 impl Record for CaseRecording {
-    const SCHEMA: &'static str = "kernelgate.recording";
+    const SCHEMA: &'static str = "kernelgate-recording";
     const VERSION: u64 = 1;
     const KIND: &'static str = "recording";
     const FREE_TEXT: &'static [&'static str] = &["names"];

@@ -89,15 +89,15 @@ pub enum Part {
 }
 
 impl Record for Request {
-    const SCHEMA: &'static str = "kernelgate.request";
-    const VERSION: u64 = super::FILES;
+    const SCHEMA: &'static str = "kernelgate-request";
+    const VERSION: u64 = 1;
     const KIND: &'static str = "request";
     const FREE_TEXT: &'static [&'static str] =
-        &["response", "dump", "record", "verified", "inputs"];
+        &["response", "dump", "record", "verified", "inputs", "keep_outputs", "base_outputs"];
 
     fn validate(&self) -> Result<(), String> {
         match &self.action {
-            Action::Trial(request) => request.validate(),
+            Action::Trial(request) => request.sampling.validate(),
             _ => Ok(()),
         }
     }

@@ -251,8 +251,8 @@ pub struct PeerProgram {
 }
 
 impl Record for Response {
-    const SCHEMA: &'static str = "kernelgate.response";
-    const VERSION: u64 = super::FILES;
+    const SCHEMA: &'static str = "kernelgate-response";
+    const VERSION: u64 = 1;
     const KIND: &'static str = "response";
     const FREE_TEXT: &'static [&'static str] =
         &["reason", "close", "refused", "otherwise", "notes", "files", "names"];

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
 use super::case_run::{CasePower, CaseRun};
 use super::files::file::{self, FileError, Record};
@@ -16,7 +16,6 @@ use super::text;
 use crate::measure::possible::LAUNCH_NS;
 
 mod entries;
-mod v1;
 
 pub use entries::{BaselineCase, BaselineRun, EarlierRuns};
 
@@ -350,22 +349,11 @@ impl From<&CaseRecord> for BaselineCase {
 }
 
 impl Record for Baseline {
-    const SCHEMA: &'static str = "kernelgate.baseline";
-    const VERSION: u64 = 2;
+    const SCHEMA: &'static str = "kernelgate-baseline";
+    const VERSION: u64 = 1;
     const KIND: &'static str = "baseline";
     const SEALED: bool = true;
     const LINES: &'static [&'static str] = &["runs", "numerics"];
-
-    fn of_version<'de, D: Deserializer<'de>>(version: u64, content: D) -> Result<Self, D::Error> {
-        match version {
-            1 => {
-                let v1::Baseline { name, runs, cases } = v1::Baseline::deserialize(content)?;
-                let case = |(id, case): (String, v1::Case)| (id, BaselineCase::from(case));
-                Ok(Self { name, runs, cases: cases.into_iter().map(case).collect() })
-            }
-            _ => Self::deserialize(content),
-        }
-    }
 
     fn validate(&self) -> Result<(), String> {
         for (key, run) in &self.runs {

@@ -230,7 +230,7 @@ impl CaseNumerics {
 }
 
 impl Record for Numerics {
-    const SCHEMA: &'static str = "kernelgate.numerics";
+    const SCHEMA: &'static str = "kernelgate-errors";
     const VERSION: u64 = 1;
     const KIND: &'static str = "record of errors";
 

@@ -54,7 +54,7 @@ pub struct CompiledKernels {
 }
 
 impl Record for Resources {
-    const SCHEMA: &'static str = "kernelgate.resources";
+    const SCHEMA: &'static str = "kernelgate-resources";
     const VERSION: u64 = 1;
     const KIND: &'static str = "resource record";
     const LINES: &'static [&'static str] = &["kernels"];

@@ -417,7 +417,7 @@ impl CaseRecord {
 }
 
 impl Record for ProcessRun {
-    const SCHEMA: &'static str = "kernelgate.run";
+    const SCHEMA: &'static str = "kernelgate-run";
     const VERSION: u64 = 1;
     const KIND: &'static str = "run";
     const FREE_TEXT: &'static [&'static str] = &["failed", "skipped"];

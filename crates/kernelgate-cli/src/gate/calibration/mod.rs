@@ -84,7 +84,7 @@ pub struct Calibration {
     /// Wall time that a round could take, seconds.
     pub budget_s: f64,
     /// How long a process timed a case.
-    pub pace: TrialSampling,
+    pub sampling: TrialSampling,
     /// Nanoseconds a launch of each case, from the process that verified it or one after it.
     pub cases: BTreeMap<String, f64>,
     /// What was not measured, and why.
@@ -296,7 +296,7 @@ impl Calibration {
             ));
         }
         if self.plan != other.plan
-            || self.pace != other.pace
+            || self.sampling != other.sampling
             || self.cases.keys().ne(other.cases.keys())
         {
             return Err("thresholds, time a case, or cases differ".to_owned());
@@ -355,7 +355,7 @@ pub fn differing(a: &BTreeMap<String, String>, b: &BTreeMap<String, String>) -> 
 }
 
 impl Record for Calibration {
-    const SCHEMA: &'static str = "kernelgate.calibration";
+    const SCHEMA: &'static str = "kernelgate-calibration";
     const VERSION: u64 = 1;
     const KIND: &'static str = "calibration";
     const FREE_TEXT: &'static [&'static str] =
@@ -366,7 +366,7 @@ impl Record for Calibration {
         self.environment.validate()?;
         check_plan(&self.plan)?;
         in_range("budget_s", self.budget_s, 0.0..1e12)?;
-        self.pace.validate()?;
+        self.sampling.validate()?;
         for (case, time_ns) in &self.cases {
             possible::check_launch_ns(&format!("case {case}: a time"), *time_ns)?;
         }

@@ -74,7 +74,7 @@ pub fn calibration(null: usize, injected: &[(f64, usize)]) -> Calibration {
         commands: BTreeSet::from(["kernelgate calibrate".to_owned()]),
         plan,
         budget_s: 180.0,
-        pace: TrialSampling::MEASURED,
+        sampling: TrialSampling::MEASURED,
         cases: BTreeMap::from([("w/f/a/cpu/hot".to_owned(), 1e6)]),
         left_out: BTreeSet::new(),
         simulated: BTreeSet::new(),

@@ -22,7 +22,7 @@ use crate::model::names::Name;
 use crate::model::quality::Quality;
 use crate::model::{Device, Recorder, Trace};
 
-const SCHEMA: &str = "kernelgate.recording";
+const SCHEMA: &str = "kernelgate-recording";
 /// The newest version that is read.
 const VERSION: u64 = 1;
 

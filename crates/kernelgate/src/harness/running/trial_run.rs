@@ -154,7 +154,7 @@ pub fn carry_out(
     }
     let session = TrialSession {
         settings,
-        sampling: request.pace,
+        sampling: request.sampling,
         verified,
         inputs: request.inputs,
         outputs: BuildOutputs {

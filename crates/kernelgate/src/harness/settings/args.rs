@@ -88,18 +88,8 @@ pub struct Flags {
     /// the number of a layout
     #[arg(long, env = "KERNELGATE_LAYOUT", value_name = "NUMBER")]
     pub layout: Option<u32>,
-    /// The order of a comparison, which runs this process as a trial
-    #[arg(long, env = "KERNELGATE_TRIAL", value_name = "FILE", hide = true)]
-    pub trial: Option<PathBuf>,
-
     /// A request of the program, which runs this process
-    #[arg(
-        long,
-        env = "KERNELGATE_REQUEST",
-        value_name = "FILE",
-        hide = true,
-        conflicts_with = "trial"
-    )]
+    #[arg(long, env = "KERNELGATE_REQUEST", value_name = "FILE", hide = true)]
     pub request: Option<PathBuf>,
 
     /// Run only the case with exactly this id
@@ -311,8 +301,6 @@ pub enum Mode {
     Load,
     /// Answer the request in this file.
     Respond(PathBuf),
-    /// Carry out the trial request in this file.
-    Trial(PathBuf),
 }
 
 impl Flags {
@@ -324,9 +312,8 @@ impl Flags {
     /// Task of the process. Without cargo's `--bench` a bench binary only tests, as Criterion has
     /// it.
     pub fn mode(&self) -> Mode {
-        let ordered = self.request.clone().map(Mode::Respond);
-        match (self.criterion_mode(), ordered.or_else(|| self.trial.clone().map(Mode::Trial))) {
-            (Mode::Bench, Some(ordered)) => ordered,
+        match (self.criterion_mode(), self.request.clone()) {
+            (Mode::Bench, Some(request)) => Mode::Respond(request),
             (mode, _) => mode,
         }
     }
@@ -402,12 +389,6 @@ impl Flags {
                 let why = format!("--save-baseline takes no run with {flag}");
                 return Err(HarnessError::Usage(why));
             }
-        }
-        if self.trial.is_some() && self.criterion_mode() != Mode::Bench {
-            return Err(HarnessError::Usage(
-                "KERNELGATE_TRIAL is for processes that measure: `kernelgate compare` sets it"
-                    .to_owned(),
-            ));
         }
         if self.request.is_some() && self.criterion_mode() != Mode::Bench {
             return Err(HarnessError::Usage(

@@ -23,7 +23,6 @@ use crate::harness::selection::place::DEFAULT_TIMEOUT_S;
 use crate::protocol;
 use crate::record::store::check_name;
 use crate::record::text::printable;
-use crate::record::trial_request;
 
 /// Set for the process that this one becomes, which has Criterion's flag for its briefest format.
 const SILENT: &str = "KERNELGATE_TERSE";
@@ -46,14 +45,9 @@ fn arguments() -> Vec<OsString> {
 /// The exit code: it answered which protocols it speaks, printed the help or an error, or was
 /// replaced.
 pub fn settings() -> Result<Settings, ExitCode> {
-    for (name, question, answer) in [
-        (protocol::VARIABLE, protocol::QUESTION, format!("{}\n", protocol::answer())),
-        ("KERNELGATE_TRIAL", trial_request::QUESTION, String::new()),
-    ] {
-        if variable(name).is_some_and(|value| value == question) {
-            println!("{answer}{}", trial_request::answer());
-            return Err(Exit::Fine.into());
-        }
+    if variable(protocol::VARIABLE).is_some_and(|value| value == protocol::QUESTION) {
+        println!("{}", protocol::answer());
+        return Err(Exit::Fine.into());
     }
     let arguments = arguments();
     let flags = match args::parse(&arguments) {
@@ -162,7 +156,7 @@ impl CriterionProcess {
 }
 
 fn is_ordered(flags: &Flags) -> bool {
-    matches!(flags.mode(), Mode::Respond(_) | Mode::Trial(_))
+    matches!(flags.mode(), Mode::Respond(_))
 }
 
 /// Whether Criterion's lines should stay out of the output, and do not yet: the user asked neither

@@ -4,8 +4,8 @@ use std::io::{BufReader, Read as _, Seek as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserializer, Serialize};
 use serde_json::Value;
 
 use pretty::pretty;
@@ -23,7 +23,7 @@ mod scan;
 pub trait Record: Serialize + DeserializeOwned {
     /// Names the format inside the file.
     const SCHEMA: &'static str;
-    /// Version this build writes; it reads this one and the older ones it knows.
+    /// Version that this build writes, and the newest that it reads.
     const VERSION: u64;
     /// What a person calls such a file: "baseline".
     const KIND: &'static str;
@@ -36,15 +36,6 @@ pub trait Record: Serialize + DeserializeOwned {
 
     /// Fields whose entries take a line each in the file, however much is in them.
     const LINES: &'static [&'static str] = &[];
-
-    /// From the content of a file of that version, at most [`Self::VERSION`].
-    ///
-    /// # Errors
-    /// When the content is not of the type.
-    fn of_version<'de, D: Deserializer<'de>>(version: u64, content: D) -> Result<Self, D::Error> {
-        let _ = version;
-        Self::deserialize(content)
-    }
 
     /// What the types alone do not enforce: a fragment that says what is wrong.
     ///
@@ -227,7 +218,7 @@ fn read_checked<T: Record>(path: &Path, check: bool) -> Result<T, FileError> {
     }
     file.rewind().map_err(io)?;
     let mut json = serde_json::Deserializer::from_reader(buffered(&file));
-    let record = T::of_version(found, &mut json).map_err(|error| match error.is_io() {
+    let record = T::deserialize(&mut json).map_err(|error| match error.is_io() {
         true => io(error.into()),
         false => invalid(error.to_string()),
     })?;
@@ -271,14 +262,6 @@ pub fn has_checksum(path: &Path) -> bool {
     let file = open(path).ok();
     let sealed = file.and_then(|file| serde_json::from_reader(buffered(&file)).ok());
     sealed.is_some_and(|Sealed { checksum }| checksum.is_some())
-}
-
-/// Version of the format that a record file is written in; none where it is no record of the kind.
-pub fn version<T: Record>(path: &Path) -> Option<u64> {
-    let file = open(path).ok()?;
-    let mut json = serde_json::Deserializer::from_reader(buffered(&file));
-    let scanned = Scanned::of(&mut json, T::KIND, T::FREE_TEXT, false).ok()?;
-    scanned.version.filter(|_| scanned.schema.as_deref() == Some(T::SCHEMA))
 }
 
 /// Writes a record: the old file or the new one is there at any time, never half of one.

@@ -1,40 +1,9 @@
-//! A trial request: what a comparison asks of a bench process, the trial. Files call it an order.
-//! The version of this format is the version of the protocol.
+//! A trial request: what a comparison asks of a bench process, the trial.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-
-use crate::record::files::file::Record;
-
-/// Value of KERNELGATE_TRIAL that asks only for [`answer`].
-pub const QUESTION: &str = "protocol";
-
-/// In the file of every bench executable, so that one is told from other programs without running
-/// it. The NUL bytes keep it out of scripts and other text.
-pub const MARK: &str = "\0kernelgate bench executable\0";
-
-/// Makes sure that the compiler and the linker leave [`MARK`] in the executable.
-pub fn leave_mark() {
-    // Whoever may read it through this pointer must find it: it cannot be optimised away.
-    std::hint::black_box(MARK.as_ptr());
-}
-
-/// What a bench binary that knows trials says when asked: the newest version of [`TrialRequest`]
-/// that it takes.
-pub fn answer() -> String {
-    format!("kernelgate trial protocol {}", TrialRequest::VERSION)
-}
-
-/// The version in an answer; none where it is not one.
-pub fn parse_answer(text: &str) -> Option<u64> {
-    text.lines()
-        .find_map(|line| line.strip_prefix("kernelgate trial protocol "))?
-        .trim()
-        .parse()
-        .ok()
-}
 
 /// One trial: which cases, how long, and where the run goes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -46,8 +15,7 @@ pub struct TrialRequest {
     /// The cases to run, none of which the flags would leave out; absent where the flags alone
     /// choose.
     pub cases: Option<BTreeSet<String>>,
-    /// Of these, the ones to run before the others, since their code changed. Both sides of a
-    /// comparison have to heed it, or neither is asked.
+    /// Of these, the ones to run before the others, since their code changed.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub first: BTreeSet<String>,
     /// Run of an earlier process of the same executable: a case whose outputs have the bits that
@@ -68,7 +36,7 @@ pub struct TrialRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base_outputs: Option<PathBuf>,
     /// How long to time a case.
-    pub pace: TrialSampling,
+    pub sampling: TrialSampling,
 }
 
 /// How long a trial times a case.
@@ -112,27 +80,4 @@ impl TrialSampling {
         Self { warm_up_s: 0.0, measurement_s: 600.0, fewest: 1, most: 1_000_000 };
     /// As [`Self::MEASURED_ON_GPU`], on the host.
     pub const MEASURED: Self = Self { warm_up_s: 0.1, measurement_s: 0.3, fewest: 2, most: 20 };
-}
-
-impl Record for TrialRequest {
-    const SCHEMA: &'static str = "kernelgate.order";
-    const VERSION: u64 = 1;
-    const KIND: &'static str = "order";
-    const FREE_TEXT: &'static [&'static str] =
-        &["base_outputs", "inputs", "keep_outputs", "record", "verified"];
-
-    fn validate(&self) -> Result<(), String> {
-        self.pace.validate()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_answer_is_understood_and_a_list_of_cases_is_none() {
-        assert_eq!(parse_answer(&answer()), Some(TrialRequest::VERSION));
-        assert_eq!(parse_answer("st_bif/forward/n4/cpu/hot: benchmark\n"), None);
-    }
 }

@@ -66,7 +66,7 @@ pub struct Timing {
 }
 
 impl Record for Trials {
-    const SCHEMA: &'static str = "kernelgate.trials";
+    const SCHEMA: &'static str = "kernelgate-trials";
     const VERSION: u64 = 1;
     const KIND: &'static str = "comparison";
     const FREE_TEXT: &'static [&'static str] = &["broke", "failed", "identity"];

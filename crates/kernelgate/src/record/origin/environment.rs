@@ -16,7 +16,6 @@ use kernelgate_cuda::observe::telemetry::Telemetry;
 
 /// The machine and the build, as far as they decide what a time means.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "EnvironmentFields", into = "EnvironmentFields")]
 pub struct Environment {
     /// "cpu" or "cuda".
     pub device_kind: String,
@@ -40,87 +39,11 @@ pub struct Environment {
     pub kernelgate: String,
     /// Identifies the host: a hash of its name and machine id; absent where it has no name of its
     /// own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<String>,
     /// The GPUs that the run used; empty on the CPU.
+    #[serde(default, skip_serializing_if = "Gpus::is_empty")]
     pub gpus: Gpus,
-}
-
-/// An environment in a file: `gpu` where it has one GPU, `gpus` where it has several.
-#[derive(Serialize, Deserialize)]
-struct EnvironmentFields {
-    device_kind: String,
-    device_name: String,
-    arch: String,
-    cores: usize,
-    threads: usize,
-    simd: Vec<String>,
-    memory_bytes: u64,
-    os: String,
-    optimised: bool,
-    kernelgate: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    machine: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    gpu: Option<Gpu>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    gpus: Vec<Gpu>,
-}
-
-impl From<Environment> for EnvironmentFields {
-    fn from(environment: Environment) -> Self {
-        let Environment { device_kind, device_name, arch, cores, threads, simd, .. } = environment;
-        let Environment { memory_bytes, os, optimised, kernelgate, machine, gpus, .. } =
-            environment;
-        let gpu = gpus.one().cloned();
-        let gpus = if gpu.is_some() { Vec::new() } else { gpus.iter().cloned().collect() };
-        Self {
-            device_kind,
-            device_name,
-            arch,
-            cores,
-            threads,
-            simd,
-            memory_bytes,
-            os,
-            optimised,
-            kernelgate,
-            machine,
-            gpu,
-            gpus,
-        }
-    }
-}
-
-impl TryFrom<EnvironmentFields> for Environment {
-    type Error = &'static str;
-
-    fn try_from(fields: EnvironmentFields) -> Result<Self, Self::Error> {
-        let EnvironmentFields { device_kind, device_name, arch, cores, threads, simd, .. } = fields;
-        let EnvironmentFields { memory_bytes, os, optimised, kernelgate, machine, .. } = fields;
-        let (gpu, several) = (fields.gpu, fields.gpus);
-        if gpu.is_some() && !several.is_empty() {
-            return Err("an environment with both `gpu` and `gpus`");
-        }
-        let count = several.len();
-        let gpus: Gpus = several.into_iter().chain(gpu).collect();
-        if gpus.len() < count {
-            return Err("a GPU that is listed twice");
-        }
-        Ok(Self {
-            device_kind,
-            device_name,
-            arch,
-            cores,
-            threads,
-            simd,
-            memory_bytes,
-            os,
-            optimised,
-            kernelgate,
-            machine,
-            gpus,
-        })
-    }
 }
 
 /// A field in which two environments are not comparable.
@@ -419,7 +342,7 @@ mod tests {
         {
             assert_eq!(written_and_read(gpus.clone()).unwrap(), gpus);
         }
-        assert!(text(with_gpus([gpu("GPU-1")])).contains("\"gpu\": {"));
+        assert!(text(with_gpus([gpu("GPU-1")])).contains("\"gpus\": ["));
         assert!(!text(with_gpus([])).contains("\"gpu"));
         let pair = text(with_gpus([gpu("GPU-1"), gpu("GPU-2")]));
         assert!(pair.contains("\"gpus\": ["), "{pair}");

@@ -43,7 +43,8 @@ impl Gpu {
 }
 
 /// GPUs, each once, in the order of their uuids.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Vec<Gpu>", into = "Vec<Gpu>")]
 pub struct Gpus(Vec<Gpu>);
 
 impl Gpus {
@@ -103,6 +104,22 @@ impl FromIterator<Gpu> for Gpus {
         gpus.sort_by(|left, right| left.uuid.cmp(&right.uuid));
         gpus.dedup_by(|left, right| left.uuid == right.uuid);
         Self(gpus)
+    }
+}
+
+impl TryFrom<Vec<Gpu>> for Gpus {
+    type Error = &'static str;
+
+    fn try_from(list: Vec<Gpu>) -> Result<Self, Self::Error> {
+        let count = list.len();
+        let gpus: Self = list.into_iter().collect();
+        if gpus.len() < count { Err("a GPU that is listed twice") } else { Ok(gpus) }
+    }
+}
+
+impl From<Gpus> for Vec<Gpu> {
+    fn from(gpus: Gpus) -> Self {
+        gpus.0
     }
 }
 
