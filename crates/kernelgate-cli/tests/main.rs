@@ -15,6 +15,7 @@ mod end_to_end;
 mod gpu;
 mod gpu_time;
 mod history;
+mod hostile;
 mod libraries;
 mod nvtx;
 mod outputs;

@@ -186,8 +186,8 @@ fn elsewhere(
     if built_here && calibration.provenance.commit != head.commit {
         differing.push("it is of another commit".to_owned());
     }
-    if calibration.pace.measurement_s != sampling.measurement_s {
-        let (then, now) = (calibration.pace.measurement_s, sampling.measurement_s);
+    if calibration.sampling.measurement_s != sampling.measurement_s {
+        let (then, now) = (calibration.sampling.measurement_s, sampling.measurement_s);
         differing
             .push(format!("a process timed a case for {then:.2} s then and for {now:.2} s now"));
     }
@@ -214,8 +214,8 @@ mod tests {
         let text = "Asked { relative: Some(0.1), absolute_ns: None, tolerated: None, max_blocks: \
                     Some(6) }";
         assert_eq!(PlanRequest { basis, ..asked() }.identity().unwrap(), text);
-        let sampling = "Pace { warm_up_s: 0.1, measurement_s: 0.3, fewest: 2, most: 20 }";
-        assert_eq!(identity_text("Pace", &TrialSampling::MEASURED), sampling);
+        let sampling = "TrialSampling { warm_up_s: 0.1, measurement_s: 0.3, fewest: 2, most: 20 }";
+        assert_eq!(identity_text("TrialSampling", &TrialSampling::MEASURED), sampling);
     }
 
     #[test]

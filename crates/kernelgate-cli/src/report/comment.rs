@@ -168,6 +168,6 @@ mod tests {
         assert!(text.contains("- a &lt;b> c \\| d\n"), "{text}");
         let text =
             markdown(&summary(vec![], vec!["\u{1b}[31mred\u{7} ![x](http://y) \\[z]".to_owned()]));
-        assert!(text.contains("- red\\\\u{7} !\\[x](http://y) \\\\\\[z]\n"), "{text}");
+        assert!(text.contains("- red\\\\u{7} !\\[x](http:&#8203;//y) \\\\\\[z]\n"), "{text}");
     }
 }

@@ -209,7 +209,7 @@ fn verbs_on_a_run(path: &Path) -> bool {
     let mut accepted = false;
     for line in [
         "runs",
-        "runs --format markdown",
+        "runs --format bmf",
         "gate --baseline main",
         "gate --baseline main --format markdown",
         "gate --baseline main --format junit",
@@ -221,7 +221,7 @@ fn verbs_on_a_run(path: &Path) -> bool {
 
 /// Every reader, the slow ones first, with its share of a million inputs.
 pub const READERS: &[Reader] = &[
-    reader("verbs", Json, 200, verbs_on_a_run),
+    reader("verbs", Json, 50, verbs_on_a_run),
     reader("index", Bytes, 2_000, index),
     reader("nsys", Bytes, 4_000, trace),
     reader("ncu_report", Bytes, 30_000, trace),

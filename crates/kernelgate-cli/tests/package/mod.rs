@@ -5,6 +5,8 @@
 
 pub mod outside;
 pub mod scratch;
+#[cfg(unix)]
+pub mod toy;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

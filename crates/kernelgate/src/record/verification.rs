@@ -72,7 +72,15 @@ impl VerificationRecord {
             rounding: 0.0,
         });
         let mut all = self.by_output.values().copied().chain([self.errors(), after]).chain(allowed);
-        all.try_for_each(|errors| errors.validate())
+        all.try_for_each(|errors| errors.validate())?;
+        // A case with such an error failed, and has no record.
+        match allowed.filter(|allowed| self.max_error > allowed.max_error) {
+            Some(allowed) => Err(format!(
+                "a maximum error of {} where {} is allowed",
+                self.max_error, allowed.max_error
+            )),
+            None => Ok(()),
+        }
     }
 
     /// How far the outputs were verified.

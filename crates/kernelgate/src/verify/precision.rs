@@ -83,7 +83,12 @@ impl Bounds {
     pub fn allowed(&self) -> Tolerance {
         let limits = self.precision.iter().flat_map(|limit| limit.relative_l2.values());
         let limit = limits.copied().reduce(f64::max).unwrap_or(f64::INFINITY);
-        let Tolerance { max_error, relative_l2 } = self.tolerance;
+        let most = |largest: Tolerance, it: &Tolerance| Tolerance {
+            max_error: largest.max_error.max(it.max_error),
+            relative_l2: largest.relative_l2.max(it.relative_l2),
+        };
+        let Tolerance { max_error, relative_l2 } =
+            self.by_output.values().fold(self.tolerance, most);
         Tolerance { max_error, relative_l2: relative_l2.min(limit) }
     }
 

@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Longest value, bytes: an expression in the schema may make one of any length.
 const LONGEST_VALUE: i32 = 1 << 28;
-/// Instructions of SQLite's virtual machine between two looks at the limit.
+/// Instructions of SQLite's virtual machine between two checks of the limit.
 const STEP: u32 = 1 << 16;
 /// Most steps of a query, beside one for each [`STEP_BYTES`] of the file.
 const LEAST_STEPS: u64 = 1 << 12;

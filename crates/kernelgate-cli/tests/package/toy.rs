@@ -1,0 +1,114 @@
+//! A bench executable that does what a test writes: it looks like one of this harness, and runs a
+//! shell script.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use kernelgate::protocol::{self, Response, ResponseBody};
+use kernelgate::record::{CaseRecord, Environment, ProcessRun, Provenance, file};
+
+use super::{Outcome, Package};
+
+/// Bench and case of the toy.
+pub const TOY: &str = "toy";
+pub const TOY_CASE: &str = "toy/scale/n1/cpu/hot";
+
+/// A package with a folder `benches` that holds the toy.
+pub struct Toy {
+    pub package: Package,
+}
+
+/// Writes what was prepared, as a bench that behaves.
+pub const ANSWERS: &str = "cp \"$ROOT/answer.json\" \"$RESPONSE\"";
+/// Writes the prepared record of a trial.
+pub const RECORDS: &str = r#"mkdir -p "$(dirname "$RECORD")"
+sed "s/SESSION/$SESSION/" "$ROOT/run.json" > "$RECORD"
+cp "$ROOT/trial.json" "$RESPONSE""#;
+
+impl Toy {
+    /// A toy that answers with these results.
+    pub fn new(answer: ResponseBody) -> Self {
+        let toy = Self { package: Package::new() };
+        let root = toy.package.folder.path().display().to_string();
+        let mark = protocol::MARK.trim_matches('\0');
+        let source = format!(
+            "#include <unistd.h>\nvolatile const char mark[] = \"\\0{mark}\";\nint main(void) {{ \
+             return mark[0] + execl(\"/bin/sh\", \"sh\", \"{root}/behaviour.sh\", (char *)0); }}\n"
+        );
+        std::fs::write(toy.package.path("toy.c"), source).unwrap();
+        std::fs::create_dir(toy.package.path("benches")).unwrap();
+        let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
+        let mut compiler = Command::new(compiler);
+        compiler.arg("-o").arg(toy.executable()).arg(toy.package.path("toy.c"));
+        assert!(compiler.status().unwrap().success());
+        toy.answers(answer);
+        toy.write(&toy.package.path("trial.json"), ResponseBody::Trial);
+        toy.behaves(ANSWERS);
+        toy
+    }
+
+    pub fn executable(&self) -> PathBuf {
+        self.package.path("benches").join(TOY)
+    }
+
+    fn write(&self, path: &std::path::Path, answer: ResponseBody) {
+        file::write(path, &Response { bench: TOY.to_owned(), answer }).unwrap();
+    }
+
+    /// Prepares a response.
+    pub fn answers(&self, answer: ResponseBody) {
+        self.write(&self.package.path("answer.json"), answer);
+    }
+
+    /// Prepares a response that a library would not write: a text in it becomes another.
+    pub fn answers_with(&self, from: &str, to: &str) {
+        let path = self.package.path("answer.json");
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.contains(from), "{from}: {text}");
+        std::fs::write(path, text.replace(from, to)).unwrap();
+    }
+
+    /// Sets what it does once it knows the request: lines of shell that may use ROOT, REQUEST,
+    /// RESPONSE, RECORD and SESSION.
+    pub fn behaves(&self, script: &str) {
+        let root = self.package.folder.path().display();
+        let answer = protocol::answer();
+        let value = |name: &str| {
+            format!("$(sed -n 's/.*\"{name}\": *\"\\([^\"]*\\)\".*/\\1/p' \"$REQUEST\")")
+        };
+        let script = format!(
+            "[ \"$KERNELGATE_REQUEST\" = protocol ] && echo '{answer}' && exit 0\nROOT='{root}'\n\
+             REQUEST=\"$KERNELGATE_REQUEST\"\nRESPONSE=\"{}\"\nRECORD=\"{}\"\nSESSION=\"{}\"\n\
+             {script}\n",
+            value("response"),
+            value("record"),
+            value("session")
+        );
+        std::fs::write(self.package.path("behaviour.sh"), script).unwrap();
+    }
+
+    /// Prepares the record of every trial, after a change.
+    pub fn records(&self, change: impl FnOnce(&mut serde_json::Value)) {
+        let run = ProcessRun {
+            complete: true,
+            executable: Some(file::content_hash(&self.executable()).unwrap()),
+            cases: [(TOY_CASE.to_owned(), CaseRecord::of_samples(vec![2e5; 4]))].into(),
+            ..ProcessRun::start(TOY, "SESSION", Environment::cpu(), Provenance::default())
+        };
+        let mut value: serde_json::Value = serde_json::from_str(&file::to_text(&run)).unwrap();
+        change(&mut value);
+        std::fs::write(self.package.path("run.json"), value.to_string()).unwrap();
+    }
+
+    pub fn kernelgate(&self, line: &str) -> Outcome {
+        self.package.kernelgate(line)
+    }
+
+    /// The toy as base and head.
+    pub fn compare(&self) -> Outcome {
+        self.kernelgate(
+            "compare --base-dir benches --head-dir benches --time-identical --max-blocks 1 \
+             --wait 5s",
+        )
+    }
+}
