@@ -175,6 +175,9 @@ impl Limits {
     pub fn validate(&self) -> Result<(), String> {
         for limit in &self.memory {
             possible::check_launch_ns("a memory limit", limit.time_ns)?;
+            let Traffic { read_bytes, write_bytes, .. } = limit.traffic;
+            possible::check_bytes("traffic", read_bytes)?;
+            possible::check_bytes("traffic", write_bytes)?;
         }
         for (unit, rate) in &self.flops_per_s {
             possible::check_rate(&format!("a ceiling ({unit})"), *rate)?;
