@@ -117,7 +117,7 @@ fn a_bench_that_attacks_is_named_and_leaves_nothing() {
         refused(name, &outcome, &[words]);
         assert!(!victim.exists(), "{name}");
     }
-    // What is no fault of the answer is borne.
+    // The answer is whole.
     for (name, script) in [
         ("a child that outlives it", "sleep 20 &"),
         (

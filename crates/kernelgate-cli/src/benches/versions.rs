@@ -37,7 +37,7 @@ pub enum AskError {
     /// It ended with an error.
     #[error("asked for its version it ended with {0}")]
     Ended(ExitStatus),
-    /// What it printed is no answer.
+    /// It printed something else.
     #[error("it does not speak the kernelgate protocol")]
     None,
     /// It is this program, which is no bench.

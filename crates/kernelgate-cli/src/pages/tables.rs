@@ -132,7 +132,7 @@ fn csv(lines: impl Iterator<Item = impl Serialize>) -> Result<String, csv::Error
 /// CSV in which no field is a formula for a spreadsheet.
 ///
 /// # Errors
-/// When it is no CSV.
+/// When it is not CSV.
 fn without_formulas(bytes: &[u8]) -> Result<String, csv::Error> {
     let mut reader = csv::ReaderBuilder::new().has_headers(false).from_reader(bytes);
     let mut writer = csv::Writer::from_writer(Vec::new());

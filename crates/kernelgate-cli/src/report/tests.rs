@@ -526,6 +526,20 @@ fn everything_that_a_gate_can_say() {
 }
 
 #[test]
+fn a_verification_loss_is_in_comment_junit_and_page() {
+    for summary in [
+        comparison::summary(&compared_with_everything(), ""),
+        verdicts::summary(&gated_with_everything(), ""),
+    ] {
+        let page = crate::pages::verdict::page(&summary).unwrap();
+        for text in [comment::markdown(&summary), junit::xml(&summary), page] {
+            assert!(text.contains("no longer verified (before: every element verified)"), "{text}");
+            assert!(text.contains("3 of 1600 elements verified"), "{text}");
+        }
+    }
+}
+
+#[test]
 fn a_refusal_comes_before_every_verdict() {
     let refusal = Refusal {
         field: "driver".to_owned(),

@@ -200,7 +200,7 @@ impl Store {
     pub fn baseline(&self, device: &str, name: &str) -> Result<Baseline, StoreError> {
         let path = self.baseline_path(device, name)?;
         match file::read(&path) {
-            // A link to nothing is no baseline that was never saved.
+            // Somebody saved a baseline there once.
             Err(error) if error.is_not_found() && path.is_symlink() => {
                 let to = path.read_link().unwrap_or_default();
                 let cause = std::io::Error::other(format!("a link to nothing ({})", to.display()));
