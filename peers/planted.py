@@ -257,7 +257,7 @@ def managed(folder, steps=6, count=8 << 20):
     cupti.stop(since)
     properties = torch.cuda.get_device_properties(0)
     recording = {
-        "schema": "kernelgate.recording", "schema_version": 1, "case": "planted/managed",
+        "schema": "kernelgate-recording", "schema_version": 1, "case": "planted/managed",
         "steps": steps,
         "device": {"id": 0, "name": properties.name,
                    "compute": [properties.major, properties.minor],

@@ -58,7 +58,7 @@ fn what_is_known_is_counted_and_kept_beside_the_baselines() {
     let path = package.calibration();
     let text = std::fs::read_to_string(&path).unwrap();
     assert!(
-        text.contains("\"schema\": \"kernelgate.calibration\"")
+        text.contains("\"schema\": \"kernelgate-calibration\"")
             && !text.contains(package.path("").to_str().unwrap()),
         "{text}"
     );

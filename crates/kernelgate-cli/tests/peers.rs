@@ -187,6 +187,6 @@ fn a_run_on_the_cpu_has_no_peers() {
     let mut run: serde_json::Value = serde_json::from_str(&recorded()).unwrap();
     run["environment"]["gpus"][0]["uuid"] = "0,1 --all".into();
     expect(&peers(&run.to_string(), "", ""), 2, &["the run's GPU `0,1 --all` is no id of one"]);
-    run["environment"].as_object_mut().unwrap().remove("gpu");
+    run["environment"].as_object_mut().unwrap().remove("gpus");
     expect(&peers(&run.to_string(), "", ""), 2, &["no hot GPU case"]);
 }

@@ -246,7 +246,10 @@ mod tests {
                 "\n[[accept]]\ncases = \"(\"\nslower = 1\nreason = \"r\"",
                 "line 3 (`cases = \"(\"`): cases: not a regular expression: unclosed group",
             ),
-            ("[[accept]]\ncases = \"x\"\nreason = \"r\"", "has no bound: `slower`, `growth` or"),
+            (
+                "[[accept]]\ncases = \"x\"\nreason = \"r\"",
+                "has no bound: `slower`, `growth`, `less-verified` or",
+            ),
             (
                 "[[accept]]\ncases = \"x\"\nslower = 1\nreason = \" \"",
                 "line 4 (`reason = \" \"`): reason: it is empty",

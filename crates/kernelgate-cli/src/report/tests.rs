@@ -276,6 +276,7 @@ fn what_decides_the_exit_code_is_in_the_headline_and_what_is_accepted_in_junit()
         slower: Some(0.5),
         growth: None,
         less_verified: false,
+        removed: false,
         reason: "exact sums".to_owned(),
     };
     let rules = RulesReport {
@@ -528,7 +529,7 @@ fn everything_that_a_gate_can_say() {
 #[test]
 fn a_verification_loss_is_in_comment_junit_and_page() {
     for summary in [
-        comparison::summary(&compared_with_everything(), ""),
+        verdicts::summary(&compared_with_everything(), ""),
         verdicts::summary(&gated_with_everything(), ""),
     ] {
         let page = crate::pages::verdict::page(&summary).unwrap();

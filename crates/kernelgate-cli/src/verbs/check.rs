@@ -21,7 +21,7 @@ use crate::benches::cargo;
 use crate::benches::child::{Ended, Running};
 use crate::compare::git::{self, Repository, git};
 use crate::report::bisection::markdown as fenced;
-use kernelgate::display::table::escape;
+use kernelgate::display::medium::MarkdownText;
 use kernelgate::exit::Exit;
 use kernelgate::record::Store;
 use kernelgate_cuda::library;
@@ -446,12 +446,16 @@ fn checked(exit: Exit, text: &str) -> Checked {
             say("kernel resources got worse");
             let worse = text.lines().filter_map(|line| line.strip_prefix("WORSE "));
             let worse: Vec<String> =
-                worse.take(SHOWN_KERNELS).map(|line| format!("- {}", escape(line))).collect();
-            format!("**Kernel resources got worse** ({}):\n\n{}", escape(first), worse.join("\n"))
+                worse.take(SHOWN_KERNELS).map(|line| format!("- {}", MarkdownText(line))).collect();
+            format!(
+                "**Kernel resources got worse** ({}):\n\n{}",
+                MarkdownText(first),
+                worse.join("\n")
+            )
         }
         Exit::Usage | Exit::Inconclusive | Exit::Refused => {
             say("kernel resources were not compared");
-            format!("**Kernel resources were not compared**: {}", escape(first))
+            format!("**Kernel resources were not compared**: {}", MarkdownText(first))
         }
     };
     let mut lines: Vec<&str> = text.lines().take(SHOWN_LINES).collect();

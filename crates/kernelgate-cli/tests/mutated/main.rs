@@ -147,7 +147,7 @@ fn no_reader_panics_on_mutated_files() {
             let Outcome { inputs, accepted, failed: panics } = check(reader, inputs, folder.path());
             let (name, count, s) = (reader.name, panics.len(), started.elapsed().as_secs_f64());
             println!("{name}: {inputs} inputs, {accepted} accepted, {count} panics, {s:.1} s");
-            assert!(accepted < inputs.max(20), "{name}: every input is accepted");
+            assert!(accepted > 0, "{name}: nothing is accepted, not even its corpus");
             *total.lock().unwrap() += inputs;
             failed.lock().unwrap().extend(panics);
         }

@@ -108,7 +108,7 @@ mod tests {
             ("@team fix a@b.c", "@&#8203;team fix a@&#8203;b.c"),
             ("see o/r#1 and #x", "see o/r#&#8203;1 and #x"),
             ("http://x.y www.x.y", "http:&#8203;//x.y www&#8203;.x.y"),
-            ("&lt;b&#62; a & b", "&amp;lt;b&amp;#62; a & b"),
+            ("&lt;b&#62; a & b", "&amp;lt;b&amp;#&#8203;62; a & b"),
             ("two\nlines\u{1b}[31m\u{202e}", "two lines\\\\u{202e}"),
             ("größe 3.5 µs", "größe 3.5 µs"),
         ] {
