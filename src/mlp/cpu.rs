@@ -2,7 +2,8 @@
 
 use kernelgate_numerics::gemm::{MatMut, MatRef, multiply_on_all_threads};
 
-use super::definition::{Backward, Forward, Shape};
+use super::definition::{Backward, Forward};
+use super::shape::Shape;
 use crate::math::exp;
 use crate::parallel;
 use kernelgate::backend::cpu::CpuTask;

@@ -5,6 +5,7 @@ mod cpu;
 mod cuda;
 mod definition;
 mod reference;
+mod shape;
 
 use crate::family::Family;
 pub use cuda::kernels;

@@ -2,7 +2,7 @@
 
 use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f64};
 
-use super::definition::Shape;
+use super::shape::Shape;
 use kernelgate::workload::Tensors;
 
 /// The forward pass, and what the gradients need of it.

@@ -114,7 +114,7 @@ fn another_machine_of_the_same_model_is_tolerated_more() {
     package.kernelgate("gate --baseline a").expect(0, &words);
     package
         .kernelgate("gate --baseline a --other-device 0.01")
-        .expect(1, &["2 regressed", "6.0% in place of 5.0%"]);
+        .expect(1, &["2 regressed", "6.1% in place of 5.0%"]);
     package.kernelgate("gate --baseline a --other-device x").expect(2, &["--other-device"]);
 }
 

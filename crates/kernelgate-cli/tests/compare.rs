@@ -144,7 +144,7 @@ fn lost_accuracy_is_found_and_what_the_package_accepts_lasts_until_the_base_has_
     // Inputs that do not follow the seed are one data set, and so are those that say so.
     for (from, to) in [
         ("random::normal(seed,", "random::normal(1,"),
-        ("fn work(&self)", "fn one_data_set(&self) -> bool { true }\n    fn work(&self)"),
+        ("fn work(&self)", "fn reads_files(&self) -> bool { true }\n    fn work(&self)"),
     ] {
         let less = BENCH.replace("*y = x * x", "*y = x * x * 1.000_000_4");
         scratch.write("benches/spin.rs", &less.replace(from, to));

@@ -2,7 +2,8 @@
 
 mod per_op;
 
-use super::definition::{Backward, Forward, Shape};
+use super::definition::{Backward, Forward};
+use super::shape::Shape;
 use kernelgate::backend::program::Capture;
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::Dtype;

@@ -1,7 +1,7 @@
 //! A launch an operation: the rung that every other one is compared with.
 
 use crate::kernel_files::kernel_file;
-use crate::mlp::definition::Shape;
+use crate::mlp::shape::Shape;
 use kernelgate::backend::program::{Lane, MemoryUse, Program, int, long};
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;

@@ -1,7 +1,7 @@
 //! Operations joined with the calls that launched them: by correlation id, within a process.
 
 use super::operations::{AllOperations, OperationId};
-use crate::model::Trace;
+use crate::model::{Trace, launch_key};
 
 /// No call is known.
 pub const NONE: u32 = u32::MAX;
@@ -25,7 +25,7 @@ impl Launches {
             .filter(|&(_, &correlation)| correlation != 0)
             .map(|(call, &correlation)| {
                 let thread = calls.thread[call as usize] as usize;
-                (key(trace.threads[thread].process, correlation), call)
+                (launch_key(trace.threads[thread].process, correlation), call)
             })
             .collect();
         if !callers.is_sorted() {
@@ -64,12 +64,7 @@ pub(crate) fn by_correlation(trace: &Trace) -> Vec<OperationId> {
     operations
 }
 
-/// What joins operations and calls: correlation ids are unique in a process only.
-pub(crate) fn key(process: u32, correlation: u32) -> u64 {
-    u64::from(process) << 32 | u64::from(correlation)
-}
-
-/// That of an operation.
+/// The key of an operation.
 pub(crate) fn key_of(trace: &Trace, all: &AllOperations<'_>, id: OperationId) -> u64 {
-    key(trace.process_of(all.place(id)), all.correlation(id))
+    launch_key(trace.process_of(all.place(id)), all.correlation(id))
 }

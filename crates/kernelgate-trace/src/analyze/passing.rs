@@ -3,9 +3,10 @@
 
 use std::cmp::Reverse;
 
-use super::launches::{by_correlation, key, key_of};
+use super::launches::{by_correlation, key_of};
 use super::operations::{AllOperations, OperationId};
 use crate::model::Trace;
+use crate::model::launch_key;
 use crate::read::{CallRow, RangeRow};
 
 /// A range that is open, and what is known of it so far.
@@ -90,7 +91,7 @@ impl Launched {
         if call.correlation == 0 {
             return &[];
         }
-        let (all, key) = (AllOperations::of(trace), key(call.process, call.correlation));
+        let (all, key) = (AllOperations::of(trace), launch_key(call.process, call.correlation));
         let of = |&id: &OperationId| key_of(trace, &all, id);
         let operations = &self.operations;
         if operations.get(self.next).is_none_or(|id| of(id) != key) {

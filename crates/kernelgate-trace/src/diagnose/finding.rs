@@ -2,8 +2,8 @@
 
 use super::account::DeviceAccount;
 use super::answers::Answers;
-use super::critical::CriticalPath;
 use super::device_memory::MemoryUse;
+use super::gains::CriticalPath;
 use super::gaps::GapReport;
 use crate::analyze::classes::Class;
 use crate::analyze::operations::OperationId;

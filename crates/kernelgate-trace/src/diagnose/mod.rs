@@ -14,6 +14,7 @@ mod critical;
 mod device_memory;
 pub mod difference;
 mod finding;
+mod gains;
 mod gaps;
 mod host;
 mod json;
@@ -32,12 +33,12 @@ pub use crate::analyze::kernel_kinds::KernelClass;
 pub use account::{Account, DeviceAccount, Iteration, Iterations, RangeAccount, Transfer};
 pub use answers::{Answers, Component, KernelShare};
 pub use cause::CauseKind;
-pub use critical::{CriticalPath, Faster, Gain};
 pub use device_memory::{MemoryPhase, MemoryUse};
 pub use finding::{
     Answer, Confidence, DeviceUse, Diagnosis, Evidence, Finding, Inspected, Measure, Question,
     Remedy, Replayed, Severity, ShorterKernels, Unit,
 };
+pub use gains::{CriticalPath, Faster, Gain};
 pub use gaps::{Cause, GapClass, GapReport, Transition};
 pub use labels::short_name;
 pub use tree::{Bound, RangeUse};

@@ -4,6 +4,7 @@
 //! their fields. Texts, places, functions and launch shapes are tables of their own that rows refer
 //! to. A column that was not recorded is empty. Absent: what the numbers mean.
 
+pub mod collective;
 pub mod collectives;
 pub mod gpu;
 pub mod host;
@@ -189,6 +190,11 @@ impl Trace {
         let last = columns.iter().filter_map(|(_, end)| end.iter().max()).max()?;
         Some((*first, *last))
     }
+}
+
+/// The key that joins operations and calls: correlation ids are unique in a process only.
+pub(crate) fn launch_key(process: u32, correlation: u32) -> u64 {
+    u64::from(process) << 32 | u64::from(correlation)
 }
 
 /// Values that rows refer to by their index, each held once.

@@ -19,8 +19,9 @@ use crate::stats::median;
 const WINDOW: Duration = Duration::from_secs(1);
 /// Time after which a counter without a step is not waited for.
 const LONGEST_STEP: Duration = Duration::from_millis(500);
-/// Length of a group of launches, after each of which the counter is read. A tenth of a step.
-const GROUP_S: f64 = 0.01;
+/// Length of a group of launches, after each of which the counter is read: half a step, so that the
+/// host's pauses between groups take a small share of the time.
+const GROUP_S: f64 = 0.05;
 /// Smallest number of steps in the window.
 const FEWEST_STEPS: usize = 8;
 /// Smallest share of the time in which launches run.

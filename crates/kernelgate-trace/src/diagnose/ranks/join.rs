@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use hashbrown::HashMap;
 
+use super::clock::{Clock, Line};
 use super::extract::{Communicator, Entry, RankPart};
 use super::meeting::{Arrival, Meeting};
 use super::what_if::{self, JobPath};
@@ -257,21 +258,6 @@ struct Link {
     spread_ns: i64,
 }
 
-/// A difference of clocks that may drift.
-#[derive(Debug, Clone, Copy, Default)]
-struct Line {
-    at: i64,
-    offset: i64,
-    slope: f64,
-}
-
-impl Line {
-    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
-    fn value(&self, time: i64) -> i64 {
-        self.offset + ((time - self.at) as f64 * self.slope).round() as i64
-    }
-}
-
 /// All links, and the communicators by name.
 struct Links {
     links: Vec<Link>,
@@ -322,8 +308,12 @@ impl Links {
             }
             while let Some((rank, clock)) =
                 order.iter().find_map(|link| match (clocks[link.reference], clocks[link.rank]) {
-                    (Some(reference), None) => Some((link.rank, reference.then(link, 1))),
-                    (None, Some(rank)) => Some((link.reference, rank.then(link, -1))),
+                    (Some(reference), None) => {
+                        Some((link.rank, reference.then(link.ahead, link.spread_ns, 1)))
+                    }
+                    (None, Some(rank)) => {
+                        Some((link.reference, rank.then(link.ahead, link.spread_ns, -1)))
+                    }
                     _ => None,
                 })
             {
@@ -367,32 +357,6 @@ impl Links {
             }
         }
         (kept, clocks)
-    }
-}
-
-/// A clock: how far it is ahead of that of the job.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Clock {
-    line: Line,
-    spread_ns: i64,
-}
-
-impl Clock {
-    fn then(self, link: &Link, sign: i64) -> Self {
-        #[allow(clippy::cast_precision_loss)]
-        let slope = self.line.slope + sign as f64 * link.ahead.slope;
-        let at = link.ahead.at;
-        let offset = self.line.value(at) + sign * link.ahead.offset;
-        Self { line: Line { at, offset, slope }, spread_ns: self.spread_ns.max(link.spread_ns) }
-    }
-
-    fn ahead(&self, time: i64) -> i64 {
-        self.line.value(time)
-    }
-
-    /// A time of the rank in the job's time.
-    pub(super) fn common(&self, time: i64) -> i64 {
-        time - self.line.value(time)
     }
 }
 
@@ -572,13 +536,6 @@ fn between(ranks: usize, meetings: &[Meeting]) -> Vec<i64> {
         until[of.rank] = Some(of.end);
     }
     between
-}
-
-/// The value of the median rank; of two ranks the smaller one, so that one is compared with the other.
-pub(super) fn of_median_rank(values: impl Iterator<Item = i64>) -> i64 {
-    let mut values: Vec<i64> = values.collect();
-    values.sort_unstable();
-    values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(0)
 }
 
 fn sums(

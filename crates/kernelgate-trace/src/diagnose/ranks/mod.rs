@@ -2,6 +2,7 @@
 //! communicator did is the same on every rank, and a collective ends on all of them at nearly one
 //! time, whatever their clocks show.
 
+mod clock;
 mod extract;
 mod join;
 mod json;

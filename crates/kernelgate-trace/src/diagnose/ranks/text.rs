@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::join::{Job, Problem, RankSum, of_median_rank};
+use super::clock::of_median_rank;
+use super::join::{Job, Problem, RankSum};
 use crate::diagnose::text::{bytes, percent, time, wrap};
 use crate::stats::{shorten, thousands};
 

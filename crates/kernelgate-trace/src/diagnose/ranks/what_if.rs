@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
+use super::clock::{Clock, of_median_rank};
 use super::extract::RankPart;
-use super::join::{Clock, of_median_rank};
 use super::meeting::Meeting;
 use super::recorded::Recorded;
 use crate::analyze::classes::{Class, Classes};

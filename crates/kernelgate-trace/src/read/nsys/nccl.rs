@@ -9,10 +9,10 @@ use serde_json::Value;
 
 use super::Reader;
 use super::ids::{RUNTIME, split_global_id};
-use crate::analyze::classes::{Class, Classes, Collective};
-use crate::analyze::launches::key;
 use crate::error::TraceError;
+use crate::model::collective::Collective;
 use crate::model::collectives::CollectiveCall;
+use crate::model::launch_key;
 use crate::model::names::Name;
 
 const EVENTS: &str = "NVTX_EVENTS";
@@ -113,8 +113,12 @@ impl Reader {
         }
         self.builder.share();
         let trace = &self.builder.trace;
-        let classes = Classes::new(trace);
-        let communicates = |&row: &u32| classes.class(row) == Class::Communication;
+        let communicates = |&row: &u32| {
+            let function = trace.kernels.function[row as usize] as usize;
+            let name = trace.functions[function].demangled;
+            let function = trace.names.text(name).to_ascii_lowercase();
+            ["ncclkernel", "nccldevkernel"].iter().any(|it| function.contains(it))
+        };
         let kernels: Vec<u32> = (0..u32::try_from(trace.kernels.on_gpu.len()).unwrap_or(0))
             .filter(communicates)
             .collect();
@@ -133,7 +137,7 @@ impl Reader {
         for row in kernels {
             let on_gpu = &self.builder.trace.kernels.on_gpu;
             let process = self.builder.trace.process_of(on_gpu.place[row as usize]);
-            let launch = launches.get(&key(process, on_gpu.correlation[row as usize]));
+            let launch = launches.get(&launch_key(process, on_gpu.correlation[row as usize]));
             let Some(found) = launch.and_then(|&(thread, time)| around(&calls, thread, time))
             else {
                 continue;
@@ -205,7 +209,7 @@ impl Reader {
             .iter()
             .map(|&row| {
                 let process = self.builder.trace.process_of(on_gpu.place[row as usize]);
-                (key(process, on_gpu.correlation[row as usize]), (0, i64::MIN))
+                (launch_key(process, on_gpu.correlation[row as usize]), (0, i64::MIN))
             })
             .collect();
         self.scan(RUNTIME, &["start", "globalTid", "correlationId"], |builder, _, row| {
@@ -215,7 +219,7 @@ impl Reader {
             let thread = row.integer(1).unwrap_or(0);
             let (process, pid, _) = split_global_id(thread);
             let process = builder.process(process, pid);
-            if let Some(launch) = launches.get_mut(&key(process, correlation))
+            if let Some(launch) = launches.get_mut(&launch_key(process, correlation))
                 && launch.1 == i64::MIN
             {
                 *launch = (thread, row.integer(0).unwrap_or(i64::MIN));

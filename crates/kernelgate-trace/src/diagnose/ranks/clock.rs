@@ -1,0 +1,51 @@
+//! Clocks of ranks: lines that may drift, in the time of the job. Absent: how they are found (`join`).
+
+/// A difference of clocks that may drift.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Line {
+    pub(super) at: i64,
+    pub(super) offset: i64,
+    pub(super) slope: f64,
+}
+
+impl Line {
+    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
+    pub(super) fn value(&self, time: i64) -> i64 {
+        self.offset + ((time - self.at) as f64 * self.slope).round() as i64
+    }
+}
+
+/// A clock: how far it is ahead of that of the job.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Clock {
+    line: Line,
+    pub(super) spread_ns: i64,
+}
+
+impl Clock {
+    /// The clock behind a link from this one, or in front of it where `sign` is -1.
+    pub(super) fn then(self, ahead: Line, spread_ns: i64, sign: i64) -> Self {
+        #[allow(clippy::cast_precision_loss)]
+        let slope = self.line.slope + sign as f64 * ahead.slope;
+        let at = ahead.at;
+        let offset = self.line.value(at) + sign * ahead.offset;
+        Self { line: Line { at, offset, slope }, spread_ns: self.spread_ns.max(spread_ns) }
+    }
+
+    /// How far it is ahead of the job's at that time, nanoseconds.
+    pub(super) fn ahead(&self, time: i64) -> i64 {
+        self.line.value(time)
+    }
+
+    /// A time of the rank in the job's time.
+    pub(super) fn common(&self, time: i64) -> i64 {
+        time - self.line.value(time)
+    }
+}
+
+/// The value of the median rank; of two ranks the smaller one, so that one is compared with the other.
+pub(super) fn of_median_rank(values: impl Iterator<Item = i64>) -> i64 {
+    let mut values: Vec<i64> = values.collect();
+    values.sort_unstable();
+    values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(0)
+}

@@ -1,0 +1,64 @@
+//! Collective operations and their names. Absent: which kernels run one (`analyze::classes`).
+
+/// A collective operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Collective {
+    /// Every rank gets the sum.
+    AllReduce,
+    /// Every rank gets the parts of all.
+    AllGather,
+    /// Every rank gets a part of the sum.
+    ReduceScatter,
+    /// Every rank sends a part to each other.
+    AllToAll,
+    /// One rank sends to all.
+    Broadcast,
+    /// One rank gets the sum.
+    Reduce,
+    /// Ranks send to and receive from single others.
+    SendRecv,
+    /// Ranks wait for each other.
+    Barrier,
+    /// The name does not show which.
+    Unknown,
+}
+
+impl Collective {
+    /// As text.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all-reduce",
+            Self::AllGather => "all-gather",
+            Self::ReduceScatter => "reduce-scatter",
+            Self::AllToAll => "all-to-all",
+            Self::Broadcast => "broadcast",
+            Self::Reduce => "reduce",
+            Self::SendRecv => "send/receive",
+            Self::Barrier => "barrier",
+            Self::Unknown => "collective",
+        }
+    }
+
+    /// The collective that a name mentions; separators and case do not matter.
+    pub fn in_name(name: &str) -> Self {
+        let letters: String = name
+            .chars()
+            .filter(char::is_ascii_alphanumeric)
+            .map(|letter| letter.to_ascii_lowercase())
+            .collect();
+        let mentioned = |(words, _): &&(&[&str], Self)| words.iter().any(|w| letters.contains(w));
+        COLLECTIVES.iter().find(mentioned).map_or(Self::Unknown, |(_, collective)| *collective)
+    }
+}
+
+/// Words of names by collective; the first match decides.
+const COLLECTIVES: &[(&[&str], Collective)] = &[
+    (&["reducescatter"], Collective::ReduceScatter),
+    (&["allreduce", "crossdevicereduce"], Collective::AllReduce),
+    (&["allgather"], Collective::AllGather),
+    (&["alltoall", "all2all", "deepep"], Collective::AllToAll),
+    (&["sendrecv", "isend", "irecv", "putmem", "getmem", "send", "recv"], Collective::SendRecv),
+    (&["broadcast", "bcast"], Collective::Broadcast),
+    (&["barrier"], Collective::Barrier),
+    (&["reduce"], Collective::Reduce),
+];

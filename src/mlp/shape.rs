@@ -1,0 +1,90 @@
+//! Extents of a perceptron, its inputs and its work.
+
+use half::bf16;
+
+use kernelgate::workload::{AxisError, Data, Dtype, Point, Tensor, Tensors, Tolerance, random};
+
+/// Extents and dtype.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Shape {
+    /// Rows of x.
+    pub b: usize,
+    /// Columns of x.
+    pub i: usize,
+    /// Elements of the hidden layer.
+    pub h: usize,
+    /// Classes.
+    pub c: usize,
+    /// Dtype of x and of the weights.
+    pub dtype: Dtype,
+}
+
+impl Shape {
+    /// The extents of a point.
+    ///
+    /// # Errors
+    /// When a matrix has more than 2^31 elements.
+    pub fn bind(point: &Point) -> Result<Self, AxisError> {
+        let [b, i, h, c] = ["b", "i", "h", "c"].map(|name| point.number(name));
+        let dtype = Dtype::parse(point.word("dtype")?).expect("the axis lists dtypes");
+        let shape = Self { b: b?, i: i?, h: h?, c: c?, dtype };
+        let largest = i32::MAX as usize;
+        let extents = [shape.b, shape.i, shape.h, shape.c];
+        let pairs =
+            extents.map(|x| extents.map(|y| x.checked_mul(y).is_some_and(|n| n <= largest)));
+        if pairs.as_flattened().contains(&false) {
+            return Err(AxisError::Combination("a matrix has more than 2^31 elements".to_owned()));
+        }
+        Ok(shape)
+    }
+
+    /// Rows and columns of `x`, `w1` and `w2`.
+    pub const fn operands(&self) -> [(&'static str, [usize; 2]); 3] {
+        [("x", [self.b, self.i]), ("w1", [self.i, self.h]), ("w2", [self.h, self.c])]
+    }
+
+    /// N(0, 1) in x, and weights that keep the variance of a row.
+    pub fn inputs(&self, seed: u64) -> Tensors {
+        let mut inputs = Tensors::new();
+        for (name, shape) in self.operands() {
+            let [rows, columns] = shape;
+            let factor = if name == "x" { 1.0 } else { 1.0 / (rows as f32).sqrt() };
+            let len = rows * columns;
+            let data = match self.dtype {
+                Dtype::Bf16 => {
+                    Data::Bf16(random::map_normal(seed, name, len, |x| bf16::from_f32(x * factor)))
+                }
+                _ => Data::F32(random::map_normal(seed, name, len, |x| x * factor)),
+            };
+            inputs.insert(name, Tensor::new(shape, data));
+        }
+        inputs
+    }
+
+    /// Operations of the two GEMMs.
+    pub const fn gemm_flops(&self) -> u64 {
+        2 * (self.b * self.h) as u64 * (self.i + self.c) as u64
+    }
+
+    /// Bytes of x and of both weights.
+    pub fn operand_bytes(&self) -> u64 {
+        let elements = self.operands().map(|(_, [rows, columns])| (rows * columns) as u64);
+        elements.iter().sum::<u64>() * self.dtype.bytes() as u64
+    }
+
+    /// About four times the errors of rounding what a row holds in bf16 between two launches (a test
+    /// computes them), and in f32 about ten times those of the CPU row.
+    pub fn tolerance(&self) -> Tolerance {
+        match self.dtype {
+            Dtype::Bf16 => Tolerance { max_error: 2e-2, relative_l2: 1.2e-2 },
+            _ => Tolerance { max_error: 1e-5, relative_l2: 4e-6 },
+        }
+    }
+
+    /// Inputs, and what the reference holds in fp64.
+    pub fn host_bytes(&self) -> u64 {
+        let Self { b, i, h, c, .. } = *self;
+        self.operand_bytes()
+            + 8 * (3 * b * i + 3 * i * h + 3 * h * c + 5 * b * h + 5 * b * c) as u64
+    }
+}
