@@ -4,7 +4,7 @@
 //! A figure has grown if head > g · base for every seed, in at least [`FEWEST_SEEDS`] of them. If
 //! the median growth is g or less, n seeds all say otherwise with a probability of at most 2⁻ⁿ. Two
 //! figures are looked at, of every output whose errors changed: with m of these, n is such that 2m ·
-//! 2⁻ⁿ is at most [`FALSE_ALARMS`] (Bonferroni). A seed without growth settles an
+//! 2⁻ⁿ is at most `FALSE_ALARMS` (Bonferroni). A seed without growth settles an
 //! output, so that for most cases a single seed is enough. Where either side knows the errors of all
 //! outputs together only, they count as one output.
 //!

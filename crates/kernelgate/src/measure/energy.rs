@@ -1,7 +1,7 @@
 //! Energy of a launch, by NVML's counter of the card's energy.
 //!
 //! The counter steps (each 100 ms on an H100), so a pass of launches back to back begins and ends on
-//! a step, at least [`WINDOW`] apart; the energy between both, over the launches between both, is that
+//! a step, at least 1 s apart; the energy between both, over the launches between both, is that
 //! of a launch. What the card draws without work is part of it, and so are the pauses of the host
 //! between two groups of launches. Deliberately absent: the energy of the host, and passes whose
 //! launches read memory that is not in the caches (filling them would be in the energy).
