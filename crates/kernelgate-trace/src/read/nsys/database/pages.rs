@@ -22,6 +22,10 @@ pub(super) struct Pages {
     size: usize,
     /// Bytes of a page without what is reserved at its end.
     usable: usize,
+    /// Pages of the file.
+    pages: u64,
+    /// Pages that a scan may still visit: a tree has each page of the file at most once.
+    left: u64,
 }
 
 /// Not as expected.
@@ -121,7 +125,8 @@ impl Pages {
         if !known || !utf8 || !size.is_power_of_two() || size < 512 || usable < 480 {
             return Err(Unexpected);
         }
-        Ok(Self { file, size, usable })
+        let pages = file.metadata().map_err(|_| Unexpected)?.len() / size as u64;
+        Ok(Self { file, size, usable, pages, left: pages })
     }
 
     fn page(&mut self, number: u32, into: &mut Vec<u8>) -> Expected<()> {
@@ -140,6 +145,7 @@ impl Pages {
         last: &mut Option<i64>,
         each: &mut impl FnMut(&PageRow<'_>),
     ) -> Expected<()> {
+        self.left = self.pages;
         let mut pages = vec![Vec::new(); DEPTH];
         let mut row = RowReader::new(columns);
         self.tree(root, &mut pages, &mut |pages, id, payload| {
@@ -159,6 +165,7 @@ impl Pages {
         pages: &mut [Vec<u8>],
         each: &mut impl FnMut(&mut Self, i64, Payload<'_>) -> Expected<()>,
     ) -> Expected<()> {
+        self.left = self.left.checked_sub(1).ok_or(Unexpected)?;
         let (page, deeper) = pages.split_first_mut().ok_or(Unexpected)?;
         self.page(root, page)?;
         let at = if root == 1 { 100 } else { 0 };
