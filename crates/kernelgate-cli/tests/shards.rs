@@ -117,7 +117,9 @@ fn a_budget_ends_before_the_next_case_and_what_is_left_is_listed() {
         .expect(3, &["not run: the budget"]);
     let outcome = package.bench("thorough", "--effort thorough --budget 0.01s n64");
     outcome.expect(0, &["at least ", "of timing: ", "by their times in the last session"]);
-    package.bench("bad", "--budget soon").expect(2, &["a time is 90s, 5m or 1h", "--budget"]);
+    package
+        .bench("bad", "--budget soon")
+        .expect(2, &["a time is 500ms, 90s, 5m or 1h", "--budget"]);
 }
 
 #[test]

@@ -69,7 +69,7 @@ fn a_bench_that_hangs_is_ended_and_named_at_every_stage() {
     floods.expect(1, &["broke: evil of the head: exit status: 127: a line of some thirty"]);
     let limit = "bench `evil` says more than 1048576 bytes in a process: all but the end is left";
     assert_eq!(floods.stderr.matches(limit).count(), 1, "{}", floods.all());
-    run("", "--wait never").expect(2, &["--wait", "a time is 90s, 5m or 1h"]);
+    run("", "--wait never").expect(2, &["--wait", "a time is 500ms, 90s, 5m or 1h"]);
 }
 
 #[test]

@@ -162,7 +162,10 @@ impl<'a> JobReplay<'a> {
         let mut segments = Vec::new();
         let mut next = Some(self.traces[trace].last());
         let mut at = self.traces[trace].span().1;
-        while let Some(id) = next {
+        // Operations without a duration may lead back to each other.
+        let steps: usize = self.traces.iter().map(|of| of.operations().len()).sum();
+        for _ in 0..steps {
+            let Some(id) = next else { break };
             let all = self.traces[trace].operations();
             let mut path = Path { first: self.traces[trace].span().0, at, segments: Vec::new() };
             let last = self.of_operation[trace].get(&id).map(|&number| {

@@ -299,7 +299,9 @@ impl<'a> Dependencies<'a> {
         let walk = Walk::new(self);
         let mut path = Path { first: self.span.0, at: self.span.1, segments: Vec::new() };
         let mut next = Some(self.last());
-        while let Some(id) = next.filter(|_| path.at > path.first) {
+        // Operations without a duration may lead back to each other.
+        for _ in 0..self.all.len() {
+            let Some(id) = next.filter(|_| path.at > path.first) else { break };
             path.back(Segment::Operation(id), self.all.start(id));
             next = walk.before(id, &mut path);
         }
