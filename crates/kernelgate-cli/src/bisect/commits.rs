@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::search::{Answer, Ended, Found, Question, Times, search};
 use super::state::State;
-use crate::compare::git::{Repository, Revision, git, output, run as run_git};
+use crate::compare::sides::git::{Repository, Revision, git, output, run as run_git};
 use crate::compare::{CompareError, ComparisonRequest, PlanRequest, SideSource, Tools, one_case};
 use crate::gate::comparison::Comparison;
 use crate::gate::paired::TestPlan;

@@ -1,44 +1,19 @@
 //! Did it get slower? Two builds, their processes interleaved, decided case by case.
 //!
-//! Sides are made ready (`checkout`, `sides`) in one folder (`folder`), each executable verifies its
-//! cases, then blocks of four fresh processes (`process`, `rounds`) run until the gate has decided
-//! every case or the budget ends (`engine`); `calibrate` does that many times where the answer is
-//! known. Deliberately absent: how to decide (`gate::paired`), how to time (`harness`), printing
-//! results (`report`).
+//! `sides` builds both sides in one folder. Each executable verifies its cases, then blocks of four
+//! fresh processes (`trials`) run until the gate has decided every case or the budget ends
+//! (`engine`). `calibrate` repeats that where the answer is known. Deliberately absent: how to
+//! decide (`gate::paired`), how to time (`harness`), printing results (`report`).
 
-mod by_criterion;
-mod by_protocol;
 pub mod calibrate;
-mod calibrated_cases;
-mod checkout;
-mod conclusion;
-mod driver;
 mod engine;
-mod expected;
-mod explanation;
-mod folder;
-pub(crate) mod git;
-mod host_time;
-mod install;
-mod kernels;
-mod leftovers;
-mod load;
 mod matched;
-mod numerics;
 pub mod one_case;
 pub mod plan;
-mod preparation;
-mod probes;
-mod process;
 pub mod progress;
-mod resumed;
-mod rounds;
-mod seed;
 mod session;
-mod sides;
-mod snapshot;
-mod submodules;
-mod surroundings;
+pub(crate) mod sides;
+mod trials;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use super::HistoryError;
-use crate::compare::git::{self, Repository};
+use crate::compare::sides::git::{self, Repository};
 
 /// Commits in the order of their history, each after its parents.
 #[derive(Debug, Clone, Default)]

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::nvrtc::Nvrtc;
-use super::output::{OutputFormat, print_json};
+use super::shared::nvrtc::Nvrtc;
+use super::shared::output::{OutputFormat, print_json};
 use kernelgate::display::{self, terminal};
 use kernelgate::exit::Exit;
 use kernelgate::harness::args;

@@ -1,49 +1,19 @@
-//! The `kernelgate` program: one file a verb, in the order of the four questions (right? how fast?
-//! slower? why?).
+//! The `kernelgate` program: one file a verb, in a folder for each of the four questions (right? how
+//! fast? slower? why?).
 //!
 //! Results go to standard output in the format that was asked for, everything else to standard
 //! error; the exit code says the rest.
 //!
 //! A new verb is one file and one arm here.
 
-mod baseline;
-mod batch_curve;
-mod bisect;
-mod calibrate;
-mod check;
-mod choice;
-mod compare;
-mod diagnose;
+mod correct;
 mod doctor;
-mod export;
-mod gate;
-mod history;
-mod interrupt;
-mod list;
-mod lock;
-mod numerics;
-mod nvrtc;
-mod output;
-mod parts;
-mod peers;
-mod profile;
-mod recorded;
-mod report;
-mod resources;
-mod runs;
-mod save;
-mod sessions;
-mod settings;
-mod stages;
-mod stats;
-mod timing;
-mod tool_lines;
-mod trace_file;
-mod verdict;
-mod verified;
-mod verify;
+mod fast;
+mod shared;
+mod slower;
+mod why;
 
-pub use peers::read as read_peers;
+pub use fast::peers::read as read_peers;
 
 use std::path::PathBuf;
 
@@ -51,6 +21,10 @@ use clap::{Parser, Subcommand};
 use kernelgate::exit::Exit;
 
 use crate::benches::package;
+use correct::{list, verify};
+use fast::{history, peers, report, runs, timing};
+use slower::{baseline, bisect, calibrate, check, compare, gate, resources};
+use why::{diagnose, export, profile, stats};
 
 /// Verified GPU-kernel benchmarks with a gate: is it right, how fast, did it get slower
 #[derive(Debug, Parser)]

@@ -1,0 +1,105 @@
+//! Which cases a calibration takes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::compare::engine::Engine;
+use crate::compare::session::{Prepared, Session};
+use crate::compare::{CompareError, ComparisonRequest};
+use crate::gate::calibration::Calibration;
+use kernelgate::record::{Environment, Trials};
+
+/// Times of cases that are chosen where nobody names any, nanoseconds: on the host long against its
+/// clock, short against a process.
+const ON_HOST_NS: (f64, f64) = (0.5e6, 20e6);
+/// On a GPU: long enough that one per cent can be added.
+const ON_GPU_NS: (f64, f64) = (50e3, 20e6);
+/// A single launch, the first, may take so many times as long as a later one.
+const FIRST_LAUNCH: f64 = 4.0;
+
+/// What is known of the cases before they are timed.
+pub struct CaseChoice {
+    /// Whether the user named them: then all of them are taken.
+    pub named: bool,
+    /// Most of them where nobody did.
+    pub most: usize,
+    /// What a calibration that goes on took.
+    pub earlier: Option<Calibration>,
+}
+
+/// Narrows to the cases that are calibrated; their times. On resuming they are the earlier ones:
+/// which are short enough is a matter of the moment.
+pub fn choose_cases(
+    request: &ComparisonRequest,
+    choice: CaseChoice,
+    session: &Session,
+    prepared: &mut Prepared,
+    environment: &Environment,
+) -> Result<BTreeMap<String, f64>, CompareError> {
+    let window = if environment.on_host() { ON_HOST_NS } else { ON_GPU_NS };
+    let named = choice.named || choice.earlier.is_some();
+    if let Some(earlier) = choice.earlier {
+        prepared.keep(&earlier.cases.into_keys().collect());
+    } else if !named {
+        let near = (window.0 / FIRST_LAUNCH, window.1 * FIRST_LAUNCH);
+        let cases = prepared.cases();
+        let verification_ns = prepared.verification_ns.iter().filter(|(id, _)| cases.contains(*id));
+        let verification_ns = verification_ns.map(|(id, time_ns)| (id.clone(), *time_ns)).collect();
+        prepared.keep(&choose(&verification_ns, near, choice.most.saturating_mul(3)));
+    }
+    let none = || {
+        let why = "no case here takes long enough, or short enough, to calibrate with: name some";
+        CompareError::Usage(why.to_owned())
+    };
+    if prepared.cases().is_empty() {
+        return Err(none());
+    }
+    session.progress.now("timing the cases");
+    let mut times_ns = Engine::new(request, session, Trials::default()).probe(prepared)?;
+    if !named {
+        let chosen = choose(&times_ns, window, choice.most);
+        prepared.keep(&chosen);
+        times_ns.retain(|id, _| chosen.contains(id));
+    }
+    if times_ns.is_empty() { Err(none()) } else { Ok(times_ns) }
+}
+
+/// The shortest cases within a window of times, taken from each workload in turn.
+fn choose(
+    times_ns: &BTreeMap<String, f64>,
+    (low, high): (f64, f64),
+    most: usize,
+) -> BTreeSet<String> {
+    let mut workloads: BTreeMap<String, Vec<(&String, f64)>> = BTreeMap::new();
+    for (id, time_ns) in times_ns.iter().filter(|(_, time_ns)| (low..=high).contains(*time_ns)) {
+        let workload = id.split('/').take(2).collect::<Vec<_>>().join("/");
+        workloads.entry(workload).or_default().push((id, *time_ns));
+    }
+    let mut ranked: Vec<(usize, f64, &String)> = Vec::new();
+    for cases in workloads.values_mut() {
+        cases.sort_by(|a, b| a.1.total_cmp(&b.1));
+        ranked.extend(cases.iter().enumerate().map(|(rank, (id, time_ns))| (rank, *time_ns, *id)));
+    }
+    ranked.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+    ranked.into_iter().take(most).map(|(.., id)| id.clone()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cases_are_taken_from_every_workload_the_shortest_first() {
+        let times: BTreeMap<String, f64> = [
+            ("a/f/1/cpu/hot", 5.0),
+            ("a/f/2/cpu/hot", 3.0),
+            ("a/b/1/cpu/hot", 9.0),
+            ("c/f/1/cpu/hot", 1.0),
+            ("c/f/2/cpu/hot", 50.0),
+        ]
+        .map(|(id, time_ns)| (id.to_owned(), time_ns))
+        .into();
+        let chosen = |most| choose(&times, (2.0, 10.0), most).into_iter().collect::<Vec<_>>();
+        assert_eq!(chosen(2), ["a/b/1/cpu/hot", "a/f/2/cpu/hot"]);
+        assert_eq!(chosen(9).len(), 3);
+    }
+}

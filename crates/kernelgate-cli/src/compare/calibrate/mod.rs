@@ -1,0 +1,468 @@
+//! Many comparisons whose answer is known, of one executable with itself: how often the gate cries
+//! wolf, and what it finds.
+
+pub mod cases;
+pub mod probes;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use super::engine::Engine;
+use super::engine::rounds;
+use super::progress::{self, ComparisonProgress};
+use super::session::{Prepared, Session, Tools};
+use super::trials::load::CoRunning;
+use super::{CompareError, ComparisonRequest, Planted, SideSource};
+use crate::gate::calibration::{Calibration, ComparisonKind, Known, Series, differing, recommend};
+use crate::gate::comparison::Comparison;
+use crate::gate::paired::TestPlan;
+use cases::{CaseChoice, choose_cases};
+use kernelgate::record::{Environment, Provenance, Shard, Trials, file, timestamp};
+use kernelgate::stats::median;
+use probes::DelaySizes;
+
+/// Processes before a comparison that say what a share of a case's time is.
+const PROBES: usize = 3;
+/// Layouts that take turns: on a GPU each of them is compiled once.
+const LAYOUTS: usize = 16;
+
+/// What is to be measured.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CalibrationRequest {
+    /// Comparisons of nothing with nothing.
+    pub null: usize,
+    /// Comparisons in which code and memory of the head lie elsewhere.
+    pub layouts: usize,
+    /// Slow-downs to inject, per cent.
+    pub injected: Vec<f64>,
+    /// More work to give, per cent.
+    pub work: Vec<f64>,
+    /// Comparisons of each of them.
+    pub each: usize,
+    /// Comparisons of each injected slow-down in which one case alone has it.
+    pub single: usize,
+    /// Comparisons with the host busy with co-running load while the head runs.
+    pub sham: usize,
+    /// The part of all these to measure; all of them where absent.
+    pub shard: Option<Shard>,
+    /// What counts as slower.
+    pub plan: TestPlan,
+    /// Most cases where none are named.
+    pub cases: usize,
+    /// Whether the user named cases: then all of them are taken.
+    pub named: bool,
+    /// Time within which the last comparison is to end.
+    pub total: Option<Duration>,
+    /// The command line, for the report.
+    pub command: String,
+    /// What was measured so far, written after each comparison.
+    pub state: PathBuf,
+    /// Go on with what is there.
+    pub resume: bool,
+}
+
+/// Measures; the second value is how many comparisons are left to a later sitting.
+///
+/// # Errors
+/// When the executables cannot be made ready, no case can be measured, or what is measured cannot
+/// be written.
+pub fn run(
+    request: &ComparisonRequest,
+    wanted: &CalibrationRequest,
+) -> Result<(Calibration, usize), CompareError> {
+    let started = Instant::now();
+    let session = Session::open(request, true, Tools::watched()?)?;
+    let outcome = measure(request, wanted, &session, started);
+    session.progress.end();
+    outcome
+}
+
+fn measure(
+    request: &ComparisonRequest,
+    wanted: &CalibrationRequest,
+    session: &Session,
+    started: Instant,
+) -> Result<(Calibration, usize), CompareError> {
+    let mut prepared = Engine::new(request, session, Trials::default()).prepare()?;
+    let left_out: BTreeSet<String> = prepared
+        .case_errors()
+        .map(|(case, reason)| format!("left out: {case}: {reason}"))
+        .collect();
+    left_out.iter().for_each(|line| session.progress.say(line));
+    let environment =
+        prepared.environment.clone().ok_or_else(|| usage("no bench got to its end"))?;
+    let earlier = file::read::<Calibration>(&wanted.state).ok().filter(|_| wanted.resume);
+    let choice = CaseChoice { named: wanted.named, most: wanted.cases, earlier };
+    let times_ns = choose_cases(request, choice, session, &mut prepared, &environment)?;
+    let simulated: BTreeSet<&String> =
+        prepared.criterion.iter().flat_map(|bench| &bench.cases).collect();
+    if !simulated.is_empty() && !wanted.injected.is_empty() {
+        let cases = simulated.into_iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+        session.progress.say(&format!("{}{cases}", Calibration::SIMULATED));
+    }
+    let listed = times_ns.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+    session.progress.say(&format!("{} cases: {listed}", times_ns.len()));
+    let mut calibration = open(request, wanted, session, (&prepared, environment, times_ns))?;
+    calibration.left_out.extend(left_out);
+    let tasks = schedule(wanted);
+    let open: Vec<(ComparisonKind, usize)> =
+        tasks.iter().copied().filter(|task| !is_done(&calibration, *task)).collect();
+    let (measuring, mut done) = (Instant::now(), 0);
+    for (kind, number) in open.iter().copied() {
+        // The next comparison may take as long as the longest one; the first as long as its budget.
+        let walls_s = calibration.comparisons.iter().map(|known| known.wall_s);
+        let longest_s = walls_s.reduce(f64::max).unwrap_or(request.budget.as_secs_f64());
+        let end = started.elapsed() + Duration::from_secs_f64(longest_s);
+        if let Some(total) = wanted.total.filter(|total| end > *total) {
+            session.progress.say(&format!(
+                "no further comparison: one may take {}, and {} of --total-time {} are spent",
+                progress::duration(Duration::from_secs_f64(longest_s)),
+                progress::duration(started.elapsed()),
+                progress::duration(total)
+            ));
+            break;
+        }
+        let ahead =
+            progress::duration(left(&calibration, open.len() - done, measuring.elapsed(), done));
+        let label = format!(
+            "{} of {} comparisons done, {ahead} left; {}",
+            tasks.len() - open.len() + done,
+            tasks.len(),
+            kind.name()
+        );
+        session.progress.now(&label);
+        let known = one(request, wanted, session, &prepared, (kind, number), &label)?;
+        tell(&session.progress, &known);
+        calibration.comparisons.push(known);
+        done += 1;
+        file::write(&wanted.state, &calibration)?;
+    }
+    calibration.recommended = Some(recommend(&calibration));
+    file::write(&wanted.state, &calibration)?;
+    Ok((calibration, open.len() - done))
+}
+
+fn usage(text: &str) -> CompareError {
+    CompareError::Usage(text.to_owned())
+}
+
+/// Everything to measure in this part, kinds evenly mixed, so that whatever the machine does meets
+/// all of them.
+fn schedule(wanted: &CalibrationRequest) -> Vec<(ComparisonKind, usize)> {
+    let untouched = [
+        (ComparisonKind::Null, wanted.null),
+        (ComparisonKind::Layout, wanted.layouts),
+        (ComparisonKind::Sham, wanted.sham),
+    ];
+    let injected = wanted.injected.iter().flat_map(|percent| {
+        [
+            (ComparisonKind::Injected(*percent), wanted.each),
+            (ComparisonKind::Single(*percent), wanted.single),
+        ]
+    });
+    let work = wanted.work.iter().map(|percent| (ComparisonKind::Work(*percent), wanted.each));
+    let counts: Vec<(ComparisonKind, usize)> =
+        untouched.into_iter().chain(injected).chain(work).collect();
+    let mut tasks: Vec<(f64, ComparisonKind, usize)> = Vec::new();
+    for (kind, count) in counts {
+        tasks.extend((0..count).map(|number| ((number as f64 + 0.5) / count as f64, kind, number)));
+    }
+    tasks.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let tasks = tasks.into_iter().map(|(_, kind, number)| (kind, number));
+    match wanted.shard {
+        Some(shard) => shard.deal(tasks).collect(),
+        None => tasks.collect(),
+    }
+}
+
+fn is_done(calibration: &Calibration, (kind, number): (ComparisonKind, usize)) -> bool {
+    calibration.of(kind).any(|known| known.number == number)
+}
+
+fn left(calibration: &Calibration, tasks: usize, elapsed: Duration, done: usize) -> Duration {
+    let earlier: Vec<f64> = calibration.comparisons.iter().map(|known| known.wall_s).collect();
+    let each_s = match (done, earlier.len()) {
+        (0, 0) => return Duration::from_secs_f64(calibration.budget_s * tasks as f64),
+        (0, count) => earlier.iter().sum::<f64>() / count as f64,
+        (done, _) => elapsed.as_secs_f64() / done as f64,
+    };
+    Duration::from_secs_f64(each_s * tasks as f64)
+}
+
+/// What is there to go on with, or an empty calibration.
+fn open(
+    request: &ComparisonRequest,
+    wanted: &CalibrationRequest,
+    session: &Session,
+    (prepared, environment, cases): (&Prepared, Environment, BTreeMap<String, f64>),
+) -> Result<Calibration, CompareError> {
+    let identity = session.identity(request)?;
+    // An executable that was built elsewhere does not know of what: the package around it is the
+    // best guess.
+    let provenance = match request.base {
+        SideSource::Folder(_) => Provenance::of(&request.package),
+        _ => prepared.provenance.clone(),
+    };
+    let mut fresh = Calibration {
+        started: timestamp(),
+        environment,
+        provenance,
+        identity,
+        commands: BTreeSet::new(),
+        plan: wanted.plan,
+        budget_s: request.budget.as_secs_f64(),
+        sampling: Engine::sampling(prepared),
+        cases,
+        left_out: BTreeSet::new(),
+        simulated: prepared.criterion.iter().flat_map(|bench| bench.cases.clone()).collect(),
+        recommended: None,
+        comparisons: Vec::new(),
+    };
+    fresh.commands.insert(wanted.command.clone());
+    if !wanted.resume {
+        return Ok(fresh);
+    }
+    match file::read::<Calibration>(&wanted.state) {
+        Ok(earlier) => {
+            let of_another = differing(&earlier.identity, &fresh.identity)
+                .or_else(|| {
+                    (earlier.cases.keys().ne(fresh.cases.keys())).then(|| "which cases".to_owned())
+                })
+                .or_else(|| {
+                    fresh
+                        .environment
+                        .mismatches(&earlier.environment)
+                        .first()
+                        .map(|mismatch| mismatch.field.to_owned())
+                });
+            if let Some(name) = of_another {
+                return Err(usage(&format!(
+                    "--resume: {} was measured with another {name}; without --resume it is \
+                     replaced",
+                    wanted.state.display()
+                )));
+            }
+            session
+                .progress
+                .say(&format!("going on after {} comparisons", earlier.comparisons.len()));
+            fresh.merge(earlier).map_err(|differs| usage(&format!("--resume: {differs}")))?;
+            Ok(fresh)
+        }
+        Err(error) if error.is_not_found() => {
+            session.progress.say("--resume: nothing was interrupted here: starting anew");
+            Ok(fresh)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// A comparison, its processes fresh and used once.
+fn one(
+    request: &ComparisonRequest,
+    wanted: &CalibrationRequest,
+    session: &Session,
+    prepared: &Prepared,
+    (kind, number): (ComparisonKind, usize),
+    label: &str,
+) -> Result<Known, CompareError> {
+    let (started, clock) = (timestamp(), Instant::now());
+    let simulated: BTreeSet<&String> =
+        prepared.criterion.iter().flat_map(|bench| &bench.cases).collect();
+    let delays_ns: BTreeMap<String, f64> = match kind.percent() {
+        Some(percent) => {
+            let mut times_ns: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+            for _ in 0..PROBES {
+                for (id, time_ns) in
+                    Engine::new(request, session, Trials::default()).probe(prepared)?
+                {
+                    times_ns.entry(id).or_default().push(time_ns);
+                }
+            }
+            let share = |id: &String, times_ns: &[f64]| {
+                let share_ns = median(times_ns) * percent / 100.0;
+                // A launch is delayed by whole nanoseconds.
+                if simulated.contains(id) { share_ns } else { share_ns.round().max(1.0) }
+            };
+            let share = |(id, times_ns): (String, Vec<f64>)| {
+                let share_ns = share(&id, &times_ns);
+                (id, share_ns)
+            };
+            let mut delays_ns: BTreeMap<String, f64> = times_ns.into_iter().map(share).collect();
+            if let ComparisonKind::Single(_) = kind {
+                let chosen = delays_ns.keys().nth(number % delays_ns.len().max(1)).cloned();
+                delays_ns.retain(|id, _| Some(id) == chosen.as_ref());
+            }
+            delays_ns
+        }
+        None => BTreeMap::new(),
+    };
+    let planted = Planted {
+        delays_ns: delays_ns.clone(),
+        by_work: matches!(kind, ComparisonKind::Work(_)),
+        layout: matches!(kind, ComparisonKind::Layout).then_some(1 + number % LAYOUTS),
+        ..Planted::default()
+    };
+    let mut request_of_head = ComparisonRequest { planted, ..request.clone() };
+    let on_host = prepared.environment.as_ref().is_none_or(Environment::on_host);
+    let mut prepared = prepared.clone();
+    let not_made = match delays_ns.is_empty() || on_host {
+        true => BTreeMap::new(),
+        false => fit_delays(&mut request_of_head, session, &mut prepared),
+    };
+    let co_running = match kind {
+        ComparisonKind::Sham if on_host => {
+            CoRunning::Threads(std::thread::available_parallelism().map_or(1, Into::into))
+        }
+        ComparisonKind::Sham => {
+            // After the time of a whole process it is sure to compute.
+            let whole = Instant::now();
+            Engine::new(request, session, Trials::default()).probe(&prepared)?;
+            CoRunning::Process(whole.elapsed())
+        }
+        _ => CoRunning::Nothing,
+    };
+    let mut engine = Engine::of_many(&request_of_head, session, wanted.plan, co_running, label);
+    let comparison = engine.compare(prepared)?;
+    let took = (started, clock.elapsed());
+    let mut known = known((kind, number), took, delays_ns, &comparison, &engine.trials);
+    known.failed.extend(not_made);
+    Ok(known)
+}
+
+/// Finds the sizes of the planted delays once and with care, so that no process has to, and all
+/// have the same. Takes out the cases that cannot be delayed by so much; why is given back.
+fn fit_delays(
+    request_of_head: &mut ComparisonRequest,
+    session: &Session,
+    prepared: &mut Prepared,
+) -> BTreeMap<String, String> {
+    let found = Engine::new(request_of_head, session, Trials::default()).delay_sizes(prepared);
+    match found {
+        Ok(DelaySizes { sizes, failed }) => {
+            request_of_head.planted.delay_sizes = sizes;
+            let made = |id: &&String| !failed.contains_key(*id);
+            prepared.keep(&prepared.cases().iter().filter(made).cloned().collect());
+            failed
+        }
+        Err(error) => {
+            session.progress.say(&format!("each process finds the size of its delays: {error}"));
+            BTreeMap::new()
+        }
+    }
+}
+
+fn known(
+    (kind, number): (ComparisonKind, usize),
+    (started, took): (String, Duration),
+    delays_ns: BTreeMap<String, f64>,
+    comparison: &Comparison,
+    trials: &Trials,
+) -> Known {
+    // What could not be measured says nothing about the gate.
+    let judged = || comparison.judged.iter().filter(|judged| judged.case_error().is_none());
+    let unmeasured = comparison
+        .judged
+        .iter()
+        .filter_map(|judged| Some((judged.case.clone(), judged.case_error()?)));
+    let facts = &comparison.facts;
+    let series = |round| {
+        let observed = rounds::observed(&trials.trials, round);
+        observed.into_iter().map(|(case, blocks)| (case, Series::of(&blocks))).collect()
+    };
+    Known {
+        kind,
+        number,
+        started,
+        wall_s: (took.as_secs_f64() * 10.0).round() / 10.0,
+        processes: facts.rounds.iter().map(|round| round.processes).sum(),
+        delays_ns,
+        verdicts: judged().map(|judged| (judged.case.clone(), judged.verdict)).collect(),
+        reasons: judged()
+            .filter_map(|judged| Some((judged.case.clone(), judged.reason()?)))
+            .collect(),
+        failed: comparison
+            .failed
+            .clone()
+            .into_iter()
+            .chain(facts.failed_in_base.clone())
+            .chain(unmeasured)
+            .collect(),
+        broken: facts
+            .broken
+            .iter()
+            .map(|broken| format!("{} of the {}: {}", broken.bench, broken.side, broken.reason))
+            .collect(),
+        first: series(1),
+        second: series(2),
+    }
+}
+
+/// A line that stays: what came of a comparison.
+fn tell(progress: &ComparisonProgress, known: &Known) {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for (_, verdict) in known.judged() {
+        *counts.entry(verdict.name()).or_default() += 1;
+    }
+    let counts: Vec<String> =
+        counts.into_iter().map(|(verdict, count)| format!("{count} {verdict}")).collect();
+    let failed = if known.failed.is_empty() {
+        String::new()
+    } else {
+        format!(", {} not run", known.failed.len())
+    };
+    let blocks = known.processes / rounds::PLACES;
+    progress.say(&format!(
+        "{} {}: {}{failed} ({blocks} blocks, {:.0} s)",
+        known.kind.name(),
+        known.number + 1,
+        counts.join(", "),
+        known.wall_s
+    ));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wanted(shard: Option<Shard>) -> CalibrationRequest {
+        CalibrationRequest {
+            null: 7,
+            layouts: 1,
+            injected: vec![2.0, 5.0],
+            work: vec![1.0],
+            each: 3,
+            single: 1,
+            sham: 2,
+            shard,
+            plan: TestPlan::default(),
+            cases: 4,
+            named: false,
+            total: None,
+            command: String::new(),
+            state: PathBuf::new(),
+            resume: false,
+        }
+    }
+
+    #[test]
+    fn shards_share_everything_and_nothing_twice() {
+        let whole = schedule(&wanted(None));
+        assert_eq!(whole.len(), 21);
+        // The first half has its part of every kind that there are several of.
+        for kind in [
+            ComparisonKind::Null,
+            ComparisonKind::Sham,
+            ComparisonKind::Injected(2.0),
+            ComparisonKind::Injected(5.0),
+            ComparisonKind::Work(1.0),
+        ] {
+            assert!(whole[..11].iter().any(|task| task.0 == kind), "{kind:?}");
+        }
+        let shards = (1..=4).map(|index| Shard { index, count: 4 });
+        let parts: Vec<(ComparisonKind, usize)> =
+            shards.flat_map(|shard| schedule(&wanted(Some(shard)))).collect();
+        assert_eq!(parts.len(), whole.len());
+        assert!(whole.iter().all(|task| parts.contains(task)));
+    }
+}

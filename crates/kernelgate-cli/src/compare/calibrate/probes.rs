@@ -1,0 +1,70 @@
+//! Single processes before a comparison, for what it has to know: how long cases take, and what
+//! delays them by so much. Deliberately absent: what is done with it (`calibrate`).
+
+use std::collections::BTreeMap;
+
+use crate::compare::CompareError;
+use crate::compare::engine::Engine;
+use crate::compare::engine::rounds;
+use crate::compare::session::Prepared;
+use crate::gate::paired::Arm;
+use kernelgate::record::{CaseRecord, ProcessRun};
+
+/// What delays on a GPU are made of.
+#[derive(Debug, Default)]
+pub struct DelaySizes {
+    /// Sizes by case.
+    pub sizes: BTreeMap<String, u64>,
+    /// Cases that cannot be delayed by so much, with the reason.
+    pub failed: BTreeMap<String, String>,
+}
+
+impl Engine<'_> {
+    /// One process of the base a bench, timed as any other: nanoseconds a launch by case, and how
+    /// long the cases were timed.
+    ///
+    /// # Errors
+    /// When one breaks.
+    pub fn probe(&self, prepared: &Prepared) -> Result<BTreeMap<String, f64>, CompareError> {
+        let runs = self.once(prepared, Arm::Base, "probe")?;
+        let timings = runs.iter().flat_map(rounds::timings);
+        Ok(timings.map(|(id, timing)| (id, timing.time_ns)).collect())
+    }
+
+    /// Which sizes a process of the head a bench finds for the planted delays, by case, and why
+    /// others have none.
+    ///
+    /// # Errors
+    /// When one breaks.
+    pub fn delay_sizes(&self, prepared: &Prepared) -> Result<DelaySizes, CompareError> {
+        let mut delayed = prepared.clone();
+        delayed.keep(&self.request.planted.delays_ns.keys().cloned().collect());
+        let runs = self.once(&delayed, Arm::Head, "delays")?;
+        let mut found = DelaySizes::default();
+        for run in runs {
+            let sized = |(id, case): (_, CaseRecord)| Some((id, case.samples.delay_size?));
+            found.sizes.extend(run.cases.into_iter().filter_map(sized));
+            found.failed.extend(run.failed);
+        }
+        Ok(found)
+    }
+
+    /// One process of a side a bench, timed as any other.
+    fn once(
+        &self,
+        prepared: &Prepared,
+        arm: Arm,
+        session: &str,
+    ) -> Result<Vec<ProcessRun>, CompareError> {
+        let mut runs = Vec::new();
+        for bench in &prepared.benches {
+            let request = self.trial_request(bench, arm, session.to_owned(), bench.cases.clone());
+            let run = self.process(arm, &bench.name, &request, bench.timeout);
+            let run = run.map_err(|reason| {
+                CompareError::Usage(format!("bench `{}` broke: {reason}", bench.name))
+            })?;
+            runs.extend(run);
+        }
+        Ok(runs)
+    }
+}

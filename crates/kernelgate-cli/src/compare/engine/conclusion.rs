@@ -1,0 +1,158 @@
+//! What is concluded of a comparison: the verdicts, and every case without one with its reason.
+
+use std::collections::BTreeMap;
+
+use super::rounds;
+use super::{Engine, Facts};
+use crate::compare::matched::Matched;
+use crate::compare::session::{Bench, delays_text};
+use crate::gate::comparison::{BuildFacts, Comparison, Round};
+use crate::gate::judgement::Judgement;
+use crate::gate::numerics::NumericsReport;
+use crate::gate::paired::{Decision, Outcome};
+use crate::gate::reason::Reason;
+use crate::gate::rules::RulesReport;
+use crate::gate::verdict::Verdict;
+use crate::gate::verification::VerificationLoss;
+use kernelgate::record::Verification;
+
+impl Engine<'_> {
+    /// The outcome of both rounds.
+    pub(super) fn conclude(
+        &self,
+        (mut matched, benches): (Matched, &[Bench]),
+        first: Outcome,
+        second: Option<&Outcome>,
+        facts: Facts,
+    ) -> Comparison {
+        matched.failed.extend(rounds::failures(&self.trials.trials));
+        let mut unmeasured = self.without_block(&matched, benches, &first);
+        unmeasured.append(&mut matched.unmeasured);
+        unmeasured.retain(|id, _| !matched.failed.contains_key(id));
+        let stopped = rounds::stopped(&self.trials.trials);
+        // A bench that was abandoned explains what is open; what was decided before stays decided.
+        let open = |decision: &Decision| {
+            matches!(decision.verdict, Verdict::Inconclusive | Verdict::Regressed)
+        };
+        let case_error = |decision: &Decision| -> Vec<Reason> {
+            let abandoned = || self.abandoned(benches, &decision.case).filter(|_| open(decision));
+            stopped.get(&decision.case).cloned().or_else(abandoned).into_iter().collect()
+        };
+        let again =
+            |decision: &Decision| second.and_then(|second| second.of(&decision.case)).cloned();
+        let losses: BTreeMap<String, VerificationLoss> = facts
+            .verification
+            .iter()
+            .filter(|(id, _)| !self.rules.accepts_less_verified(id))
+            .filter_map(|(id, [base, head])| {
+                Some((id.clone(), VerificationLoss::between(id, *base, *head)?))
+            })
+            .collect();
+        let limits = |case: &str| self.rules.resolve(case, &self.limits);
+        let mut judged: Vec<Judgement> = first
+            .decisions
+            .into_iter()
+            .filter(|decision| !matched.failed.contains_key(&decision.case))
+            .map(|decision| {
+                let confirmation =
+                    again(&decision).filter(|_| decision.verdict == Verdict::Regressed);
+                let (errors, limits) = (case_error(&decision), limits(&decision.case));
+                let judged = Judgement::from_rounds(decision, confirmation, errors, &limits);
+                match losses.get(&judged.case) {
+                    Some(loss) => judged.less_verified(loss.clone()),
+                    None => judged,
+                }
+            })
+            .collect();
+        judged.extend(unmeasured.into_iter().map(|(id, why)| {
+            let limits = limits(&id);
+            Judgement::unmeasured(id, why, &self.plan, &limits)
+        }));
+        let [base, head] = &self.session.sides;
+        let sides = self.session.sides.iter();
+        let mut left_alone: BTreeMap<String, String> =
+            sides.flat_map(|side| side.executables.foreign.clone()).collect();
+        left_alone.extend(self.undrivable.clone());
+        let is_unverified = |[base, head]: &[Verification; 2]| {
+            !base.is_verified() && *head == Verification::Unverified
+        };
+        let unverified = judged
+            .iter()
+            .map(|judged| &judged.case)
+            .filter(|case| facts.verification.get(*case).is_some_and(is_unverified))
+            .cloned()
+            .collect();
+        let refused = matched.refusals();
+        let facts_of_builds = BuildFacts {
+            base: base.label.clone(),
+            head: head.label.clone(),
+            plan: self.plan,
+            budget_s: self.request.budget.as_secs_f64(),
+            calibration: None,
+            removed: matched.removed,
+            failed_in_base: matched.failed_in_base,
+            broken: self.broken.clone(),
+            left_alone,
+            criterion: facts.criterion,
+            identical: self.session.identical().into_iter().collect(),
+            untimed: facts.untimed,
+            optimised: facts.optimised,
+            delays: delays_text(&self.request.planted.delays_ns),
+            rounds: [1, 2].into_iter().filter_map(|round| self.facts_of(round)).collect(),
+            ..BuildFacts::default()
+        };
+        let mut comparison = Comparison {
+            device: facts.device,
+            limits: self.limits,
+            judged,
+            refused,
+            new: matched.new,
+            skipped: matched.skipped,
+            failed: matched.failed,
+            unverified,
+            verification: losses.into_values().collect(),
+            numerics: NumericsReport::default(),
+            costs: Vec::new(),
+            rules: RulesReport::default(),
+            facts: facts_of_builds,
+        };
+        comparison.sort();
+        comparison
+    }
+
+    /// Cases that were to be compared and got no block, with the reason.
+    fn without_block(
+        &self,
+        matched: &Matched,
+        benches: &[Bench],
+        first: &Outcome,
+    ) -> BTreeMap<String, Vec<Reason>> {
+        let stopped = rounds::stopped(&self.trials.trials);
+        let (budget_s, max_blocks) = (self.request.budget.as_secs_f64(), self.plan.max_blocks);
+        let why = |id: &String| {
+            let reason = stopped.get(id).cloned().or_else(|| self.abandoned(benches, id));
+            vec![reason.unwrap_or(Reason::NoBlock { budget_s, max_blocks })]
+        };
+        let without = matched.judged.iter().filter(|id| first.of(id).is_none());
+        without.map(|id| (id.clone(), why(id))).collect()
+    }
+
+    /// Why the bench of a case was abandoned.
+    fn abandoned(&self, benches: &[Bench], id: &str) -> Option<Reason> {
+        let bench = benches.iter().find(|bench| bench.cases.contains(id))?;
+        let broken =
+            self.broken.iter().find(|broken| broken.abandoned && broken.bench == bench.name)?;
+        Some(broken.case_error())
+    }
+
+    /// What a round took so far; none before its first process.
+    pub(super) fn facts_of(&self, round: u32) -> Option<Round> {
+        let trials = || self.trials.trials.iter().filter(move |trial| trial.round == round);
+        let blocks = trials().map(|trial| trial.block + 1).max()?;
+        Some(Round {
+            blocks,
+            processes: trials().count(),
+            wall_s: trials().map(|trial| trial.wall_s).sum(),
+        })
+    }
+}

@@ -1,0 +1,96 @@
+//! Why is it slower? One profile of both builds for the cases that regressed, once everything is
+//! decided: it costs a process a bench and side, and changes no verdict.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Engine;
+use crate::benches::criterion;
+use crate::compare::session::Bench;
+use crate::compare::sides::install::Driver;
+use crate::compare::trials::by_protocol;
+use crate::compare::trials::process::TrialSetup;
+use crate::gate::comparison::Comparison;
+use crate::gate::explanation::{Explanation, explain};
+use crate::gate::judgement::{Judgement, PairEvidence};
+use crate::gate::paired::{Arm, Decision};
+use crate::gate::verdict::Verdict;
+use kernelgate::protocol::{Action, ProfiledCase, ResponseBody};
+
+/// Cases of a bench that are profiled, those that got slowest first: each is prepared and verified
+/// on both sides.
+const MAX_PROFILED: usize = 4;
+
+impl Engine<'_> {
+    /// What explains each case that regressed.
+    pub(super) fn explanations(
+        &self,
+        comparison: &Comparison,
+        benches: &[Bench],
+    ) -> BTreeMap<String, Explanation> {
+        let regressed = comparison.judged.iter().filter(|it| it.verdict == Verdict::Regressed);
+        let decisions =
+            regressed.filter_map(Judgement::pairs).map(|PairEvidence { decision, .. }| decision);
+        let mut slower: Vec<&Decision> = decisions.collect();
+        slower.sort_by(|a, b| b.ratio.center.total_cmp(&a.ratio.center));
+        let mut explanations = BTreeMap::new();
+        for bench in benches {
+            let of_bench = slower.iter().filter(|it| bench.cases.contains(&it.case));
+            let of_bench: Vec<&Decision> = of_bench.take(MAX_PROFILED).copied().collect();
+            if of_bench.is_empty() {
+                continue;
+            }
+            let cases = of_bench.iter().map(|it| it.case.clone()).collect();
+            let profiles = self.profiles(bench, &cases);
+            for decision in of_bench {
+                let case = &decision.case;
+                let found = match &profiles {
+                    Ok([base, head]) => both(case, base, head),
+                    Err(why) => Err(why.clone()),
+                };
+                let code = comparison.facts.code.get(case);
+                explanations.insert(case.clone(), explain(decision, code, found));
+            }
+        }
+        explanations
+    }
+
+    /// Profiles of base and head.
+    fn profiles(
+        &self,
+        bench: &Bench,
+        cases: &BTreeSet<String>,
+    ) -> Result<[Vec<ProfiledCase>; 2], String> {
+        if bench.driver == Driver::Criterion {
+            return Err("it uses Criterion alone".to_owned());
+        }
+        self.progress.now(&format!("profiling {} slower cases of {}", cases.len(), bench.name));
+        let filter = criterion::filter(cases).ok_or("the ids of its cases are too long")?;
+        let of = |arm: Arm| {
+            let request = self.trial_request(bench, arm, "profile".to_owned(), cases.clone());
+            let setup = TrialSetup { filter: Some(&filter), ..self.setup() };
+            self.trial(arm, &bench.name, &request, bench.timeout)
+                .and_then(|trial| by_protocol::ask(&setup, &trial, Action::Profile))
+                .and_then(|answer| match answer {
+                    ResponseBody::Profile(cases) => Ok(cases),
+                    _ => Err("it answered something else than it was asked".to_owned()),
+                })
+                .map_err(|why| format!("{arm}: {why}"))
+        };
+        Ok([of(Arm::Base)?, of(Arm::Head)?])
+    }
+}
+
+/// The profiles of a case, or of the same implementation with other caches.
+fn both<'a>(
+    case: &str,
+    base: &'a [ProfiledCase],
+    head: &'a [ProfiledCase],
+) -> Result<[&'a ProfiledCase; 2], String> {
+    let implementation = |id: &str| id.rsplit_once('/').map(|(front, _)| front.to_owned());
+    let find = |side: &'a [ProfiledCase], name: &str| {
+        let same = side.iter().find(|it| it.case == case);
+        let alike = || side.iter().find(|it| implementation(&it.case) == implementation(case));
+        same.or_else(alike).ok_or_else(|| format!("the {name} recorded nothing of it"))
+    };
+    Ok([find(base, "base")?, find(head, "head")?])
+}

@@ -1,0 +1,95 @@
+//! The host's time of a launch where the processes that verified both sides make it suspect:
+//! further pairs of short processes, which launch and do not measure the device's time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+use super::{Engine, index};
+use crate::compare::Planted;
+use crate::compare::session::{Bench, Prepared};
+use crate::compare::sides::install::Driver;
+use crate::compare::trials::driver;
+use crate::gate::costs::{Cost, CostGrowth};
+use crate::gate::host_time;
+use crate::gate::paired::Arm;
+use kernelgate::record::{TrialRequest, TrialSampling};
+
+impl Engine<'_> {
+    /// The costs that grew, those of host time measured again as long as the budget lasts.
+    pub(super) fn again(
+        &self,
+        prepared: &Prepared,
+        costs: Vec<CostGrowth>,
+        started: Instant,
+    ) -> Vec<CostGrowth> {
+        let (suspected, mut rest): (Vec<_>, Vec<_>) =
+            costs.into_iter().partition(|it| it.cost == Cost::HostTime);
+        let needed = host_time::pairs(suspected.len());
+        rest.extend(host_time::settle(suspected, |cases, pair| {
+            if started.elapsed() > self.request.budget {
+                return None;
+            }
+            let (count, next) = (cases.len(), pair + 1);
+            self.progress.detail(&format!(
+                "the host may take longer to launch {count} cases: pair {next} of {needed}"
+            ));
+            Some(self.host_times(prepared, cases, pair))
+        }));
+        rest
+    }
+
+    /// The host's times of these cases in one more process of base and head each.
+    fn host_times(
+        &self,
+        prepared: &Prepared,
+        cases: &BTreeSet<String>,
+        pair: usize,
+    ) -> BTreeMap<String, [f64; 2]> {
+        let mut found = BTreeMap::new();
+        let ours = |bench: &&Bench| matches!(bench.driver, Driver::Protocol(_));
+        for bench in prepared.benches.iter().filter(ours) {
+            let cases: BTreeSet<String> = bench.cases.intersection(cases).cloned().collect();
+            if cases.is_empty() {
+                continue;
+            }
+            let mut times = [BTreeMap::new(), BTreeMap::new()];
+            // A drift gives neighbouring pairs opposite signs.
+            let order = [Arm::Base, Arm::Head];
+            for arm in if pair.is_multiple_of(2) { order } else { [order[1], order[0]] } {
+                times[index(arm)] = self.host_times_of(arm, bench, &cases);
+            }
+            let [base, mut head] = times;
+            let both = |(id, base)| head.remove(&id).map(|head| (id, [base, head]));
+            found.extend(base.into_iter().filter_map(both));
+        }
+        found
+    }
+
+    /// A process that launches these cases; nothing where it breaks, which is told.
+    fn host_times_of(
+        &self,
+        arm: Arm,
+        bench: &Bench,
+        cases: &BTreeSet<String>,
+    ) -> BTreeMap<String, f64> {
+        let request = TrialRequest {
+            sampling: TrialSampling::VERIFICATION_PASS,
+            ..self.trial_request(bench, arm, "host-time".to_owned(), cases.clone())
+        };
+        let run = self.trial(arm, &bench.name, &request, bench.timeout).and_then(|mut trial| {
+            trial.planted = Planted::default();
+            driver::run(&self.setup(), &trial)
+        });
+        match run {
+            Ok(run) => {
+                let times = run.into_iter().flat_map(|run| run.cases);
+                let of = times.filter_map(|(id, case)| Some((id, case.samples.host_launch_ns?)));
+                of.filter(|(_, time_ns)| *time_ns > 0.0).collect()
+            }
+            Err(why) => {
+                self.progress.say(&format!("error: {arm} {} launched again: {why}", bench.name));
+                BTreeMap::new()
+            }
+        }
+    }
+}

@@ -1,0 +1,485 @@
+//! The comparison: verify, then rounds of interleaved processes until every case is decided or the
+//! budget ends.
+
+pub mod conclusion;
+pub mod explanation;
+pub mod host_time;
+pub mod kernels;
+pub mod numerics;
+pub mod preparation;
+pub mod resumed;
+pub mod rounds;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use super::plan::ResolvedPlan;
+use super::progress::{self, ComparisonProgress};
+use super::session::{Bench, Prepared, Session, TRIALS, Tools, open_trials};
+use super::trials::driver;
+use super::trials::load::{BusyThreads, CoRunning};
+use super::trials::process::{TrialProcess, TrialSetup};
+use super::{CompareError, ComparisonRequest, Planted};
+use crate::gate::comparison::{Broken, Comparison, CriterionBench};
+use crate::gate::costs;
+use crate::gate::limits::{LimitSource, Limits};
+use crate::gate::paired::{Arm, Outcome, TestPlan, Timing, decide_each};
+use crate::gate::rules::{FILE, Rules};
+use crate::gate::verdict::Verdict;
+use kernelgate::record::{
+    ProcessRun, TrialRecord, TrialRequest, TrialSampling, Trials, Verification, file,
+};
+
+/// Blocks from which the scatter between pairs is known well enough to estimate the time left.
+const ESTIMATED_FROM: usize = 4;
+
+/// Failed processes of a side after which its bench is abandoned.
+const MAX_BROKEN: usize = 2;
+
+/// A comparison while it runs.
+pub struct Engine<'a> {
+    pub(super) request: &'a ComparisonRequest,
+    pub(super) session: &'a Session,
+    pub(super) progress: ComparisonProgress,
+    pub(super) plan: TestPlan,
+    /// Limits of every case that the package says nothing about.
+    pub(super) limits: Limits,
+    /// What the package's head sets and accepts.
+    pub(super) rules: Rules,
+    /// What is co-running while the head's processes run.
+    co_running: CoRunning,
+    /// Every process so far.
+    pub trials: Trials,
+    pub(super) broken: Vec<Broken>,
+    /// Benches that Criterion's flags do not drive, with the reason.
+    pub(super) undrivable: BTreeMap<String, String>,
+}
+
+/// What is said of a comparison, its cases apart.
+pub struct Facts {
+    /// Where.
+    pub device: String,
+    /// Whether the code was optimised.
+    pub optimised: bool,
+    /// Benches of Criterion alone.
+    pub criterion: Vec<CriterionBench>,
+    /// How far both sides verified each case that they have, base first.
+    pub verification: BTreeMap<String, [Verification; 2]>,
+    /// Cases that are not timed because their executable is the same on both sides.
+    pub untimed: Vec<String>,
+}
+
+/// Compares.
+///
+/// # Errors
+/// When a side cannot be made ready, or what is measured cannot be written.
+pub fn run(request: &ComparisonRequest) -> Result<Comparison, CompareError> {
+    request.plan.check()?;
+    let session = Session::open(request, false, Tools::watched()?)?;
+    let (rules, expired) = session.rules(request)?;
+    let mut identity = session.identity(request)?;
+    identity.extend(rules.identity().map(|hash| (FILE.to_owned(), hash)));
+    let trials = open_trials(request, &session, identity)?;
+    let mut engine = Engine { rules: rules.clone(), ..Engine::new(request, &session, trials) };
+    let outcome = engine.prepare().and_then(|mut prepared| {
+        let note = engine.settle_plan(&prepared)?;
+        let listed = prepared.matched.ids().into_iter().collect();
+        let (trials, plan) = (&engine.trials.trials, &engine.plan);
+        resumed::check_fit(trials, &prepared.benches, &listed, plan.max_blocks).map_err(|why| {
+            CompareError::Usage(format!(
+                "--resume: {} does not fit this comparison: {why}; leave --resume out to start anew",
+                session.folder.file(TRIALS).display()
+            ))
+        })?;
+        let findings = engine.findings(&prepared, (&engine.limits, &rules))?;
+        prepared.changed_first(&findings.code);
+        let benches = prepared.benches.clone();
+        let unaffected = match request.affected {
+            true => prepared.take_unaffected(&findings.code),
+            false => Vec::new(),
+        };
+        let (filtered, known) =
+            (!request.benches.is_empty() || request.filter.is_some(), &prepared);
+        let known = (!filtered).then(|| known.matched.ids());
+        let ids: Option<Vec<&str>> =
+            known.as_ref().map(|known| known.iter().map(String::as_str).collect());
+        let kernels = engine.kernels(&benches);
+        let mut comparison = engine.compare(prepared)?;
+        comparison.judged.retain(|it| !findings.failed.contains_key(&it.case));
+        comparison.failed.extend(findings.failed);
+        (comparison.facts.code, comparison.facts.kernels) = (findings.code, kernels);
+        if request.profile_slower {
+            comparison.facts.explanations = engine.explanations(&comparison, &benches);
+        }
+        let removed = comparison.facts.removed.iter().map(String::as_str);
+        let cases: Vec<&str> = comparison.cases().into_iter().chain(removed).collect();
+        let mut of_rules = rules.report(&cases, ids.as_deref());
+        of_rules.notes.extend(expired);
+        let of_costs = costs::unjudged(&rules, &findings.bounds);
+        of_rules.notes.extend(of_costs.notes);
+        of_rules.undecided.extend(of_costs.undecided);
+        (comparison.facts.calibration, comparison.facts.unaffected) = (note, unaffected);
+        let (numerics, costs) = (findings.numerics, findings.costs);
+        Ok(Comparison { numerics, costs, rules: of_rules, ..comparison })
+    });
+    session.progress.end();
+    outcome
+}
+
+impl<'a> Engine<'a> {
+    /// With the trials of an interrupted comparison of the same things, or none.
+    pub fn new(request: &'a ComparisonRequest, session: &'a Session, trials: Trials) -> Self {
+        let progress = session.progress.clone();
+        Self {
+            request,
+            session,
+            progress,
+            plan: TestPlan::default(),
+            limits: TestPlan::default().limits(LimitSource::Default),
+            rules: Rules::default(),
+            co_running: CoRunning::Nothing,
+            trials,
+            broken: Vec::new(),
+            undrivable: BTreeMap::new(),
+        }
+    }
+
+    /// As one of many comparisons: with this plan and co-running load on the head, its progress a
+    /// detail of `label`.
+    pub fn of_many(
+        request: &'a ComparisonRequest,
+        session: &'a Session,
+        plan: TestPlan,
+        co_running: CoRunning,
+        label: &str,
+    ) -> Self {
+        let progress = session.progress.within(label);
+        let limits = plan.limits(LimitSource::Default);
+        let fresh = Self::new(request, session, Trials::default());
+        Self { plan, limits, co_running, progress, ..fresh }
+    }
+
+    /// Takes the plan for where the benches ran, and says which calibration it comes from.
+    ///
+    /// # Errors
+    /// When the device's calibration cannot be read.
+    pub(super) fn settle_plan(
+        &mut self,
+        prepared: &Prepared,
+    ) -> Result<Option<String>, CompareError> {
+        let Some(environment) = &prepared.environment else { return Ok(None) };
+        let sampling = Self::sampling(prepared);
+        let ResolvedPlan { plan, limits, note } =
+            self.request.plan.on(environment, &prepared.provenance, sampling)?;
+        note.iter().for_each(|note| self.progress.say(note));
+        (self.plan, self.limits) = (plan, limits);
+        Ok(note)
+    }
+
+    /// How long a process times a case.
+    pub fn sampling(prepared: &Prepared) -> TrialSampling {
+        prepared.benches.first().map_or(TrialSampling::MEASURED, |bench| bench.sampling)
+    }
+
+    /// Both rounds.
+    ///
+    /// # Errors
+    /// When what is measured cannot be written.
+    pub fn compare(&mut self, mut prepared: Prepared) -> Result<Comparison, CompareError> {
+        let untimed = if self.request.time_identical {
+            Vec::new()
+        } else {
+            prepared.take_out(&self.session.identical())
+        };
+        let Prepared { matched, benches, optimised, environment, criterion, verification, .. } =
+            prepared;
+        let device = environment.map(|environment| environment.describe()).unwrap_or_default();
+        let wanted = matched.judged.clone();
+        let first = self.round(1, &benches, &wanted)?;
+        let slower: BTreeSet<String> = first
+            .decisions
+            .iter()
+            .filter(|decision| decision.verdict == Verdict::Regressed)
+            .map(|decision| decision.case.clone())
+            .collect();
+        let second = if slower.is_empty() {
+            None
+        } else {
+            self.progress
+                .detail(&format!("round 2: are {} slower cases slower again?", slower.len()));
+            Some(self.round(2, &benches, &slower)?)
+        };
+        self.session.check_executables()?;
+        let facts = Facts { device, optimised, criterion, verification, untimed };
+        Ok(self.conclude((matched, &benches), first, second.as_ref(), facts))
+    }
+
+    pub(super) fn inputs(&self, arm: Arm) -> PathBuf {
+        self.session.folder.side(arm).join("inputs")
+    }
+
+    /// What every process has in common.
+    pub(super) fn setup(&self) -> TrialSetup<'_> {
+        TrialSetup {
+            settings: &self.request.settings,
+            filter: self.request.filter.as_deref(),
+            work: &self.session.work,
+            running: &self.session.running,
+            environment: &self.session.environment,
+            progress: &self.progress,
+        }
+    }
+
+    /// A process that is to be run.
+    pub(super) fn trial<'r>(
+        &'r self,
+        arm: Arm,
+        bench: &str,
+        request: &'r TrialRequest,
+        timeout: Duration,
+    ) -> Result<TrialProcess<'r>, String> {
+        let side = &self.session.sides[index(arm)];
+        let slot = self.session.folder.point_slot(arm).map_err(|error| error.to_string())?;
+        let Some(executable) = side.executables.driven.get(bench) else {
+            return Err("it has no such bench".to_owned());
+        };
+        let mut planted = match arm {
+            Arm::Base => Planted::default(),
+            Arm::Head => self.request.planted.clone(),
+        };
+        planted
+            .delays_ns
+            .retain(|id, _| request.cases.as_ref().is_none_or(|cases| cases.contains(id)));
+        Ok(TrialProcess {
+            driver: executable.driver,
+            program: slot.join("bin").join(bench),
+            hash: &executable.hash,
+            package: side.package_of(bench).clone(),
+            commit: side.commit.clone(),
+            planted,
+            request,
+            timeout,
+        })
+    }
+
+    /// Runs a process; its run, or none where it has no case that was asked for.
+    pub(super) fn process(
+        &self,
+        arm: Arm,
+        bench: &str,
+        request: &TrialRequest,
+        timeout: Duration,
+    ) -> Result<Option<ProcessRun>, String> {
+        let trial = self.trial(arm, bench, request, timeout)?;
+        let setup = self.setup();
+        let busy = (arm == Arm::Head).then(|| self.start_co_running(&setup, &trial)).transpose()?;
+        let outcome = driver::run(&setup, &trial);
+        drop(busy);
+        if arm == Arm::Head
+            && matches!(self.co_running, CoRunning::Process(_))
+            && !self.session.co_running.end()
+        {
+            return Err("the co-running load ended by itself".to_owned());
+        }
+        outcome
+    }
+
+    /// Starts what is to be co-running with a trial.
+    fn start_co_running(
+        &self,
+        setup: &TrialSetup<'_>,
+        trial: &TrialProcess<'_>,
+    ) -> Result<Option<BusyThreads>, String> {
+        match self.co_running {
+            CoRunning::Nothing => Ok(None),
+            CoRunning::Threads(count) => Ok(Some(BusyThreads::start(count))),
+            CoRunning::Process(after) => {
+                let one = trial.request.cases.iter().flatten().next().cloned();
+                let request = TrialRequest {
+                    session: "co-running".to_owned(),
+                    record: self.session.work.join("co-running-run.json"),
+                    cases: Some(one.into_iter().collect()),
+                    sampling: TrialSampling::ENDLESS,
+                    ..trial.request.clone()
+                };
+                let other = TrialProcess { request: &request, ..trial.clone() };
+                driver::start_co_running(setup, &other, &self.session.co_running)?;
+                std::thread::sleep(after);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Tells and keeps that a process failed.
+    pub(super) fn broke(&mut self, arm: Arm, bench: &str, reason: String, abandoned: bool) {
+        self.progress.say(&format!("error: {arm} {bench}: {reason}"));
+        self.broken.push(Broken { bench: bench.to_owned(), side: arm, reason, abandoned });
+    }
+
+    /// Blocks until every wanted case is decided or the budget or the plan's blocks are used up.
+    fn round(
+        &mut self,
+        round: u32,
+        benches: &[Bench],
+        wanted: &BTreeSet<String>,
+    ) -> Result<Outcome, CompareError> {
+        let plan = self.plan;
+        loop {
+            let spent = self.facts_of(round).map_or(0.0, |facts| facts.wall_s);
+            let left = self.request.budget.saturating_sub(Duration::from_secs_f64(spent));
+            let observed = rounds::observed(&self.trials.trials, round);
+            let of_case = |case: &str| plan.within(&self.rules.resolve(case, &self.limits));
+            let outcome = decide_each(&observed, &plan, &of_case, false);
+            let mut todo = rounds::undecided(wanted, &observed, &outcome);
+            let (failed, stopped) =
+                (rounds::failures(&self.trials.trials), rounds::stopped(&self.trials.trials));
+            todo.retain(|id| !failed.contains_key(id) && !stopped.contains_key(id));
+            let done = |bench: &Bench| rounds::next_block(&self.trials.trials, round, &bench.name);
+            let alive: Vec<&Bench> = benches
+                .iter()
+                .filter(|bench| {
+                    done(bench) < plan.max_blocks && bench.cases.iter().any(|id| todo.contains(id))
+                })
+                .filter(|bench| {
+                    !self.broken.iter().any(|broken| broken.bench == bench.name && broken.abandoned)
+                })
+                .collect();
+            // Half a block over the budget is nearer to it than half a block short of it.
+            let block = self.block_time(round);
+            if alive.is_empty() || left.is_zero() || left < block / 2 {
+                return Ok(decide_each(&observed, &plan, &of_case, true));
+            }
+            self.tell(round, wanted.len(), &todo, &outcome, left);
+            for bench in alive {
+                self.block(round, bench, &todo)?;
+            }
+        }
+    }
+
+    /// What a block of every bench takes, on average.
+    fn block_time(&self, round: u32) -> Duration {
+        self.facts_of(round).map_or(Duration::ZERO, |facts| {
+            Duration::from_secs_f64(facts.wall_s / facts.blocks.max(1) as f64)
+        })
+    }
+
+    fn tell(
+        &self,
+        round: u32,
+        wanted: usize,
+        todo: &BTreeSet<String>,
+        outcome: &Outcome,
+        left: Duration,
+    ) {
+        let facts = self.facts_of(round);
+        let blocks = facts.map_or(0, |facts| facts.blocks);
+        let block = self.block_time(round);
+        let most = progress::duration(left);
+        let ahead = if blocks < ESTIMATED_FROM {
+            format!("at most {most} left")
+        } else {
+            let likely = rounds::time_left(outcome, blocks, &self.plan, block, left);
+            format!("about {} left, at most {most}", progress::duration(likely))
+        };
+        let decided = wanted.saturating_sub(todo.len());
+        self.progress.now(&format!(
+            "round {round}: {blocks} blocks done, {decided} of {wanted} cases decided, {ahead}"
+        ));
+    }
+
+    pub(super) fn trial_request(
+        &self,
+        bench: &Bench,
+        arm: Arm,
+        session: String,
+        cases: BTreeSet<String>,
+    ) -> TrialRequest {
+        TrialRequest {
+            session,
+            record: self.session.work.join("run.json"),
+            first: bench.first.intersection(&cases).cloned().collect(),
+            cases: Some(cases),
+            verified: Some(bench.verified[index(arm)].clone()),
+            inputs: Some(self.inputs(arm)),
+            keep_outputs: None,
+            keep_verified: false,
+            base_outputs: None,
+            sampling: bench.sampling,
+        }
+    }
+
+    /// What a process found of each case. A threshold in nanoseconds that was asked for is meant
+    /// for every time.
+    fn timings(&self, run: &ProcessRun) -> BTreeMap<String, Timing> {
+        let mut timings = rounds::timings(run);
+        let for_all = self.request.plan.asked.absolute_ns.is_some();
+        timings.values_mut().for_each(|timing| timing.averaged &= !for_all);
+        timings
+    }
+
+    /// Four processes of a bench, all with the same cases.
+    fn block(
+        &mut self,
+        round: u32,
+        bench: &Bench,
+        todo: &BTreeSet<String>,
+    ) -> Result<(), CompareError> {
+        let block = rounds::next_block(&self.trials.trials, round, &bench.name);
+        let cases: BTreeSet<String> = bench.cases.intersection(todo).cloned().collect();
+        for place in 0..rounds::PLACES {
+            let arm = rounds::arm(block, place);
+            let request = self.trial_request(
+                bench,
+                arm,
+                format!("r{round}-b{block}-p{place}"),
+                cases.clone(),
+            );
+            let started = Instant::now();
+            let expected = &bench.expected[index(arm)];
+            let outcome = self.process(arm, &bench.name, &request, bench.timeout).and_then(|run| {
+                run.as_ref().map_or(Ok(()), |run| expected.check(run))?;
+                Ok(run)
+            });
+            // Before the trial is kept: a comparison that is resumed believes what is kept.
+            self.session.check_executable(arm, &bench.name)?;
+            let mut trial = TrialRecord {
+                round,
+                bench: bench.name.clone(),
+                block,
+                place,
+                head: arm == Arm::Head,
+                wall_s: started.elapsed().as_secs_f64(),
+                cases: BTreeMap::new(),
+                failed: BTreeMap::new(),
+                skipped: BTreeMap::new(),
+                broke: None,
+            };
+            match outcome {
+                Ok(run) => {
+                    trial.skipped = rounds::skips(&cases, run.as_ref());
+                    trial.cases = run.as_ref().map(|run| self.timings(run)).unwrap_or_default();
+                    trial.failed = run.map(|run| run.failed).unwrap_or_default();
+                }
+                Err(reason) => trial.broke = Some(reason),
+            }
+            let broke = trial.broke.clone();
+            self.trials.trials.push(trial);
+            file::write(&self.session.folder.file(TRIALS), &self.trials)?;
+            if let Some(reason) = broke {
+                let before = self.broken.iter().filter(|broken| broken.bench == bench.name).count();
+                self.broke(arm, &bench.name, reason, before + 1 >= MAX_BROKEN);
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Place of a side among both.
+pub(super) const fn index(arm: Arm) -> usize {
+    match arm {
+        Arm::Base => 0,
+        Arm::Head => 1,
+    }
+}

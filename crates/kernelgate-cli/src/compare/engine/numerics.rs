@@ -1,0 +1,230 @@
+//! Did the head lose accuracy? Errors of both sides, for more seeds where it takes them.
+//!
+//! The processes that verified both sides tell the errors of one seed and a hash of the outputs.
+//! What has the same bits on both sides is as accurate as it was, and what did not grow for one
+//! seed is settled; only the rest is verified again, on both sides with the same further seeds,
+//! without being timed. Nor do they decide of the host's time of a launch: what they make suspect is
+//! measured again (`host_time`).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+use super::{Engine, index};
+use crate::compare::session::{Bench, Prepared};
+use crate::compare::sides::install::Driver;
+use crate::compare::trials::driver;
+use crate::compare::{CompareError, Planted};
+use crate::gate::code::CodeComparison;
+use crate::gate::costs::{self, CostBound, CostGrowth};
+use crate::gate::limits::{AskedLimits, Limits};
+use crate::gate::numerics::{self, NumericsReport};
+use crate::gate::paired::Arm;
+use crate::gate::rules::Rules;
+use kernelgate::record::numerics::DataSets;
+use kernelgate::record::run::VerificationRecord;
+use kernelgate::record::{
+    CaseNumerics, LaunchCosts, ProcessRun, TrialRequest, TrialSampling, file,
+};
+
+/// What both sides' verification tells besides time.
+#[derive(Debug, Default)]
+pub struct Findings {
+    /// Errors against the reference.
+    pub numerics: NumericsReport,
+    /// Costs that grew.
+    pub costs: Vec<CostGrowth>,
+    /// The package's bounds on costs, each with whether it could be judged.
+    pub bounds: Vec<CostBound>,
+    /// The kernels of each case in both builds.
+    pub code: BTreeMap<String, CodeComparison>,
+    /// Cases that are wrong in the head with another seed, with the error.
+    pub failed: BTreeMap<String, String>,
+}
+
+/// Base and head of a case.
+type Errors = BTreeMap<String, [CaseNumerics; 2]>;
+
+impl Engine<'_> {
+    /// Compares what verification told, and verifies with more seeds where it takes them.
+    ///
+    /// # Errors
+    /// When a run that verified a side cannot be read any more.
+    pub(super) fn findings(
+        &self,
+        prepared: &Prepared,
+        (of_all, rules): (&Limits, &Rules),
+    ) -> Result<Findings, CompareError> {
+        let started = Instant::now();
+        let mut findings = Findings::default();
+        let (mut errors, mut same) = (Errors::new(), 0);
+        let (mut sets, mut repeated) = (DataSets::default(), BTreeSet::new());
+        let mut seeds = BTreeMap::new();
+        let ours = |bench: &&Bench| matches!(bench.driver, Driver::Protocol(_));
+        for bench in prepared.benches.iter().filter(ours) {
+            let base = file::read::<ProcessRun>(&bench.verified[0])?;
+            let head = file::read::<ProcessRun>(&bench.verified[1])?;
+            seeds.insert(bench.name.clone(), base.seed);
+            for id in &bench.cases {
+                let (Some(before), Some(now)) = (base.cases.get(id), head.cases.get(id)) else {
+                    continue;
+                };
+                let of = [LaunchCosts::from(before), LaunchCosts::from(now)];
+                let mut code = CodeComparison::of(&before.kernels, &now.kernels);
+                code.add_commands(before.samples.commands, now.samples.commands);
+                // Cases on the host, and those of other code, tell nothing of it.
+                if code != CodeComparison::default() {
+                    findings.code.insert(id.clone(), code);
+                }
+                // Trials are too short for the energy counter.
+                let limits = AskedLimits { energy: None, ..rules.limits(id) };
+                let (sides, on_host) = ([&of[..1], &of[1..]], head.environment.on_host());
+                findings.costs.extend(costs::grown(id, sides, &limits));
+                findings.bounds.extend(costs::bounds(id, sides, &limits, on_host));
+                if same_bits(&before.verification, &now.verification) {
+                    same += 1;
+                    continue;
+                }
+                let of = |found: &VerificationRecord| {
+                    let mut numerics = CaseNumerics::default();
+                    numerics.insert_verified(base.seed, found);
+                    numerics
+                };
+                is_new(&mut sets, id, [&before.verification, &now.verification]);
+                errors.insert(id.clone(), [of(&before.verification), of(&now.verification)]);
+            }
+        }
+        // Criterion alone records no costs.
+        for bench in prepared.benches.iter().filter(|bench| !ours(bench)) {
+            let none =
+                |id: &String| costs::untold(id, &AskedLimits { energy: None, ..rules.limits(id) });
+            findings.bounds.extend(bench.cases.iter().flat_map(none));
+        }
+        let judge = |errors: &Errors| {
+            let cases = errors.iter().map(|(id, [base, head])| (id.as_str(), base, head));
+            numerics::compare(cases, |case| rules.resolve(case, of_all).growth.value)
+        };
+        let mut report = judge(&errors);
+        let needed = numerics::seeds(report.changed_outputs);
+        for more in 1..needed as u64 {
+            let more_to_know = report.grown.iter().filter(|it| !it.one_data_set);
+            let open: BTreeSet<String> = more_to_know.map(|it| it.case.clone()).collect();
+            if open.is_empty() || started.elapsed() > self.request.budget {
+                break;
+            }
+            self.progress.detail(&format!(
+                "{} cases may be less accurate: seed {} of {needed}",
+                open.len(),
+                more + 1
+            ));
+            for bench in prepared.benches.iter().filter(ours) {
+                let cases: BTreeSet<String> = bench.cases.intersection(&open).cloned().collect();
+                if !cases.is_empty() {
+                    let seed = seeds[&bench.name].wrapping_add(more);
+                    let known = (&mut errors, &mut findings);
+                    self.verify_again(bench, &cases, seed, known, (&mut sets, &mut repeated));
+                }
+            }
+            report = judge(&errors);
+        }
+        for id in repeated {
+            let one = ["base", "head"].iter().any(|arm| sets.has_one(&of_arm(arm, &id)));
+            let known = errors.get_mut(&id).into_iter().flatten();
+            known.for_each(|it| it.one_data_set |= one);
+        }
+        report = judge(&errors);
+        report.compared += same;
+        findings.numerics = report;
+        findings.costs = self.again(prepared, findings.costs, started);
+        Ok(findings)
+    }
+
+    /// Adds the errors of both sides for another seed, unless its inputs are those of a seed before.
+    /// A case that one side does not verify gets none, and is settled where the head is wrong.
+    fn verify_again(
+        &self,
+        bench: &Bench,
+        cases: &BTreeSet<String>,
+        seed: u64,
+        (errors, findings): (&mut Errors, &mut Findings),
+        (sets, repeated): (&mut DataSets, &mut BTreeSet<String>),
+    ) {
+        let runs = [Arm::Base, Arm::Head].map(|arm| self.verify_seed(arm, bench, cases, seed));
+        for id in cases {
+            let found = |arm: Arm| {
+                let run = runs[index(arm)].as_ref()?;
+                Some(&run.cases.get(id)?.verification)
+            };
+            if let (Some(base), Some(head), Some(known)) =
+                (found(Arm::Base), found(Arm::Head), errors.get_mut(id))
+            {
+                if is_new(sets, id, [base, head]) {
+                    known[0].insert_verified(seed, base);
+                    known[1].insert_verified(seed, head);
+                } else {
+                    repeated.insert(id.clone());
+                }
+            }
+            let wrong = runs[1].as_ref().and_then(|run| run.failed.get(id));
+            let wrong_before = runs[0].as_ref().is_none_or(|run| run.failed.contains_key(id));
+            if let Some(why) = wrong.filter(|_| !wrong_before) {
+                errors.remove(id);
+                findings.failed.insert(id.clone(), format!("with seed {seed}: {why}"));
+            }
+        }
+    }
+
+    /// A process that verifies some cases with a seed; none where it breaks, which is told.
+    fn verify_seed(
+        &self,
+        arm: Arm,
+        bench: &Bench,
+        cases: &BTreeSet<String>,
+        seed: u64,
+    ) -> Option<ProcessRun> {
+        let request = TrialRequest {
+            session: format!("verify-seed-{seed}"),
+            record: self.session.work.join("seed.json"),
+            cases: Some(cases.clone()),
+            verified: None,
+            inputs: None,
+            keep_outputs: None,
+            keep_verified: false,
+            base_outputs: None,
+            first: BTreeSet::new(),
+            sampling: TrialSampling::VERIFICATION_PASS,
+        };
+        let mut settings = self.request.settings.clone();
+        settings.insert("KERNELGATE_SEED".to_owned(), seed.to_string());
+        let run = self.trial(arm, &bench.name, &request, bench.timeout).and_then(|mut trial| {
+            trial.planted = Planted::default();
+            driver::run(
+                &crate::compare::trials::process::TrialSetup {
+                    settings: &settings,
+                    ..self.setup()
+                },
+                &trial,
+            )
+        });
+        run.unwrap_or_else(|why| {
+            self.progress.say(&format!("error: {arm} {} with seed {seed}: {why}", bench.name));
+            None
+        })
+    }
+}
+
+fn of_arm(arm: &str, id: &str) -> String {
+    format!("{arm} {id}")
+}
+
+/// Notes the inputs of both sides; whether both are others than for the seeds before.
+fn is_new(sets: &mut DataSets, id: &str, verified: [&VerificationRecord; 2]) -> bool {
+    let note = |(arm, found): (&str, &VerificationRecord)| {
+        sets.is_new(&of_arm(arm, id), found.data_set.as_deref())
+    };
+    ["base", "head"].into_iter().zip(verified).map(note).fold(true, |all, new| all & new)
+}
+
+/// Whether both sides wrote the same outputs for the same inputs.
+fn same_bits(base: &VerificationRecord, head: &VerificationRecord) -> bool {
+    base.digest.is_some() && base.digest == head.digest
+}

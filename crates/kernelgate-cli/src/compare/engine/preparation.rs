@@ -1,0 +1,429 @@
+//! The first process of each executable: its cases verified, or listed where nothing verifies
+//! them, and what both sides have.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use super::rounds;
+use super::{Engine, index};
+use crate::compare::session::{Bench, Prepared};
+use crate::compare::sides::install::{Driver, InstalledBench};
+use crate::compare::trials::by_criterion::{self, NotListed};
+use crate::compare::trials::expected::Expected;
+use crate::compare::{CompareError, ComparisonRequest};
+use crate::gate::comparison::CriterionBench;
+use crate::gate::paired::Arm;
+use crate::gate::reason::{Failure, Reason};
+use kernelgate::measure::power::PowerState;
+use kernelgate::record::{ProcessRun, TrialRequest, TrialSampling, Verification, file};
+
+/// A process that only verifies: references may take long.
+const VERIFY_TIMEOUT: Duration = Duration::from_secs(1800);
+/// A process that only lists its cases: what it sets up before is to be had.
+const LIST_TIMEOUT: Duration = Duration::from_secs(60);
+/// What a measuring process may take beyond ten times what verifying took.
+const PROCESS_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A run that verified an executable, or showed that it measures.
+struct Verified {
+    run: ProcessRun,
+    path: PathBuf,
+    took: Duration,
+    driver: Driver,
+}
+
+/// Why there is no such run.
+enum Unverified {
+    /// The side has no such bench.
+    Absent,
+    /// It broke, which was told; the ids of the cases that it listed before.
+    Broke(BTreeSet<String>),
+    /// It has no case that was asked for: the message.
+    NoCase(String),
+    /// It is no bench that can be driven: the reason.
+    Undrivable(String),
+}
+
+impl Engine<'_> {
+    /// The first process of each executable, and what there is to compare.
+    ///
+    /// # Errors
+    /// When there is nothing.
+    pub fn prepare(&mut self) -> Result<Prepared, CompareError> {
+        let mut prepared = Prepared::default();
+        let names: BTreeSet<String> = self
+            .session
+            .sides
+            .iter()
+            .flat_map(|side| side.executables.driven.keys().cloned())
+            .collect();
+        let mut errors = Vec::new();
+        for name in &names {
+            let (mut undrivable, mut listed) = (None, BTreeSet::new());
+            let mut verified = [Arm::Base, Arm::Head].map(|arm| match self.verify(arm, name) {
+                Ok(verified) => Some(verified),
+                Err(Unverified::Absent) => None,
+                Err(Unverified::Broke(cases)) => {
+                    listed.extend(cases);
+                    None
+                }
+                Err(Unverified::NoCase(why)) => {
+                    errors.push(why);
+                    None
+                }
+                Err(Unverified::Undrivable(why)) => {
+                    self.progress.say(&format!("left alone: {name} of the {arm}: {why}"));
+                    undrivable = Some(Reason::Undrivable(Failure::new(arm, why.as_str())));
+                    self.undrivable.insert(name.clone(), why);
+                    None
+                }
+            });
+            for verified in verified.iter().flatten() {
+                prepared.note(verified);
+            }
+            self.match_cases(&mut prepared, name, &mut verified, undrivable);
+            prepared.matched.abandon_listed(listed, || self.failure_of(name));
+        }
+        if let Some(note) = without_effect(self.request, &prepared) {
+            self.progress.detail(&note);
+        }
+        if prepared.environment.is_none() && self.broken.is_empty() {
+            let undrivable =
+                self.undrivable.iter().next().map(|(bench, why)| format!("bench `{bench}`: {why}"));
+            let why = errors.into_iter().next().or(undrivable);
+            return Err(CompareError::Usage(why.unwrap_or_else(|| {
+                "no bench that can be driven has a case that was asked for".to_owned()
+            })));
+        }
+        Ok(prepared)
+    }
+
+    /// Sorts the cases of a bench, and keeps what its trials need.
+    fn match_cases(
+        &self,
+        prepared: &mut Prepared,
+        name: &str,
+        verified: &mut [Option<Verified>; 2],
+        undrivable: Option<Reason>,
+    ) {
+        let error = self.failure_of(name);
+        for run in verified.iter_mut().flatten() {
+            prepared.matched.set_apart(&mut run.run, &prepared.owners, name);
+        }
+        let before = prepared.matched.judged.clone();
+        self.compare_with_base(name, verified);
+        let [base, head] = [&verified[0], &verified[1]].map(|side| side.as_ref().map(|it| &it.run));
+        match error.or(undrivable).as_ref() {
+            Some(why) => prepared.matched.abandon(base, head, why),
+            None => prepared.matched.add(base, head),
+        }
+        if verified.iter().flatten().all(|side| side.driver == Driver::Criterion) {
+            prepared.matched.keep_skipped(base, head);
+        }
+        for run in [base, head].into_iter().flatten() {
+            let ids = run.cases.keys().chain(run.failed.keys()).chain(run.skipped.keys());
+            for id in ids {
+                prepared.owners.entry(id.clone()).or_insert_with(|| name.to_owned());
+            }
+        }
+        let [Some(base), Some(head)] = verified else { return };
+        let both = head.run.cases.iter().filter_map(|(id, head)| {
+            let values = [base.run.cases.get(id)?, head].map(|case| case.verification.value());
+            Some((id.clone(), values))
+        });
+        prepared.verification.extend(both);
+        let usual = if base.run.environment.on_host() {
+            TrialSampling::MEASURED
+        } else {
+            TrialSampling::MEASURED_ON_GPU
+        };
+        let cases: BTreeSet<String> =
+            prepared.matched.judged.difference(&before).cloned().collect();
+        let burst = self.request.settings.get("KERNELGATE_POWER").is_some_and(|it| it == "burst");
+        let power = if burst { PowerState::Burst } else { PowerState::Steady };
+        let driver = Driver::of_both(base.driver, head.driver);
+        let power = (driver != Driver::Criterion).then_some(power);
+        let timeout = PROCESS_TIMEOUT + 10 * base.took.max(head.took);
+        let bench = Bench {
+            name: name.to_owned(),
+            verified: [base.path.clone(), head.path.clone()],
+            expected: [&*base, &*head]
+                .map(|side| Expected::from_verified(&side.run, &cases, power)),
+            cases,
+            timeout: self.request.wait.unwrap_or(timeout),
+            sampling: self.request.sampling.unwrap_or(usual),
+            driver,
+            first: BTreeSet::new(),
+        };
+        if bench.driver == Driver::Criterion && !bench.cases.is_empty() {
+            let found = criterion_bench(&bench, head);
+            self.progress.detail(&found.words());
+            prepared.criterion.push(found);
+        }
+        prepared.benches.push(bench);
+    }
+
+    /// The first process of an executable: every case against the reference. An executable that is
+    /// the same on both sides is verified once, if what it may read beside itself is the same too:
+    /// golden tensors, for example.
+    fn verify(&mut self, arm: Arm, bench: &str) -> Result<Verified, Unverified> {
+        let Some(executable) =
+            self.session.sides[index(arm)].executables.driven.get(bench).cloned()
+        else {
+            return Err(Unverified::Absent);
+        };
+        let path = self.verified_path(arm, bench);
+        let driver = executable.driver;
+        let sources = &self.session.sides[index(arm)].sources;
+        let known = |path: PathBuf| {
+            let run = file::read::<ProcessRun>(&path).ok()?;
+            // What it read beside itself is of that commit.
+            let read = sources.is_none() || run.provenance.commit == *sources;
+            let same = read && run.complete && run.executable.as_ref() == Some(&executable.hash);
+            // As long as the process took that verified it then.
+            let took = Duration::from_secs_f64(run.spent_s.get("whole").copied().unwrap_or(0.0));
+            same.then_some(Verified { run, path, took, driver })
+        };
+        let [base, head] = &self.session.sides;
+        let twin = arm == Arm::Head
+            && base.sources == head.sources
+            && base.executables.driven.get(bench).is_some_and(|base| base.is_twin(&executable));
+        // On resuming, what verified the same executable stands; else only what verified it just
+        // now.
+        let earlier = if twin { self.verified_path(Arm::Base, bench) } else { path.clone() };
+        if (twin || !self.trials.trials.is_empty())
+            && let Some(found) = known(earlier)
+        {
+            return Ok(found);
+        }
+        match driver {
+            Driver::Protocol(_) => self.verify_by_protocol(arm, bench, path, driver),
+            Driver::Criterion => self.try_criterion(arm, &executable, path),
+        }
+    }
+
+    fn verify_by_protocol(
+        &mut self,
+        arm: Arm,
+        bench: &str,
+        path: PathBuf,
+        driver: Driver,
+    ) -> Result<Verified, Unverified> {
+        self.progress.now(&format!("verifying {arm} {bench}"));
+        // Of that very executable: another one's outputs are no reference.
+        let of_base = self.session.sides[index(Arm::Base)].executables.driven.get(bench);
+        let outputs = of_base.map(|base| self.session.work.join("outputs").join(&base.hash));
+        let request = TrialRequest {
+            session: "verify".to_owned(),
+            record: path.clone(),
+            cases: None,
+            verified: None,
+            inputs: Some(self.inputs(arm)),
+            keep_outputs: outputs.clone().filter(|_| arm == Arm::Base),
+            keep_verified: false,
+            base_outputs: outputs.filter(|_| arm == Arm::Head),
+            first: BTreeSet::new(),
+            sampling: TrialSampling::VERIFICATION_PASS,
+        };
+        let started = Instant::now();
+        let timeout = self.request.wait.unwrap_or(VERIFY_TIMEOUT);
+        match self.process(arm, bench, &request, timeout) {
+            Ok(Some(run)) => Ok(Verified { run, path, took: started.elapsed(), driver }),
+            Ok(None) => Err(Unverified::Absent),
+            Err(reason) if reason.contains("no case matches") => Err(Unverified::NoCase(reason)),
+            Err(reason) => Err(self.broke_early(arm, bench, reason, BTreeSet::new())),
+        }
+    }
+
+    /// The first processes of a bench of Criterion alone: one that lists its cases, and one that
+    /// measures as all later ones do, which shows what they cost.
+    fn try_criterion(
+        &mut self,
+        arm: Arm,
+        executable: &InstalledBench,
+        path: PathBuf,
+    ) -> Result<Verified, Unverified> {
+        let bench = &*executable.bench;
+        self.progress.now(&format!("trying {arm} {bench}"));
+        let slot = match self.session.folder.point_slot(arm) {
+            Ok(slot) => slot,
+            Err(error) => {
+                return Err(self.broke_early(arm, bench, error.to_string(), BTreeSet::new()));
+            }
+        };
+        let package = self.session.sides[index(arm)].package_of(bench).clone();
+        let program = slot.join("bin").join(bench);
+        let timeout = self.request.wait.unwrap_or(LIST_TIMEOUT);
+        let listed = match by_criterion::list(&self.setup(), (&program, &package), timeout) {
+            Ok(listed) => listed,
+            Err(NotListed::Undrivable(why)) => return Err(Unverified::Undrivable(why)),
+            Err(NotListed::Broken(why)) => {
+                return Err(self.broke_early(arm, bench, why, BTreeSet::new()));
+            }
+        };
+        let request = TrialRequest {
+            session: "verify".to_owned(),
+            record: path.clone(),
+            cases: None,
+            verified: None,
+            inputs: None,
+            keep_outputs: None,
+            keep_verified: false,
+            base_outputs: None,
+            first: BTreeSet::new(),
+            sampling: self.request.sampling.unwrap_or(TrialSampling::MEASURED),
+        };
+        let started = Instant::now();
+        let timeout = self.request.wait.unwrap_or(VERIFY_TIMEOUT);
+        let run = self
+            .trial(arm, bench, &request, timeout)
+            .and_then(|trial| by_criterion::measure_listed(&self.setup(), &trial, &listed));
+        let run = match run {
+            Ok(run) => run,
+            Err(reason) => {
+                let cases = listed.ids(self.request.filter.as_deref());
+                return Err(self.broke_early(arm, bench, reason, cases));
+            }
+        };
+        if run.cases.is_empty() {
+            return Err(match (&self.request.filter, run.skipped.first_key_value()) {
+                (Some(filter), None) => Unverified::NoCase(format!("no case matches `{filter}`")),
+                (_, why) => {
+                    let why = why.map_or("it left nothing", |(_, why)| why);
+                    Unverified::Undrivable(format!("told to measure, {why}"))
+                }
+            });
+        }
+        if let Err(error) = file::write(&path, &run) {
+            let cases = run.cases.into_keys().collect();
+            return Err(self.broke_early(arm, bench, format!("failed to {error}"), cases));
+        }
+        let driver = executable.driver;
+        Ok(Verified { run, path, took: started.elapsed(), driver })
+    }
+
+    /// Compares cases that the base verified and the head does not with the base's outputs. The base
+    /// leaves these once more: nobody knew before which would be needed. Where a process breaks, the
+    /// cases stay unverified.
+    fn compare_with_base(&self, bench: &str, verified: &mut [Option<Verified>; 2]) {
+        let [Some(base), Some(head)] = verified else { return };
+        let by_protocol = |side: &Verified| matches!(side.driver, Driver::Protocol(_));
+        let of_base = self.session.sides[index(Arm::Base)].executables.driven.get(bench);
+        let Some(executable) = of_base.filter(|_| by_protocol(base) && by_protocol(head)) else {
+            return;
+        };
+        let lost: BTreeSet<String> = head
+            .run
+            .cases
+            .iter()
+            .filter(|(_, case)| case.verification.value() == Verification::Unverified)
+            .filter(|(id, _)| {
+                base.run.cases.get(*id).is_some_and(|it| it.verification.value().is_verified())
+            })
+            .map(|(id, _)| id.clone())
+            .collect();
+        if lost.is_empty() {
+            return;
+        }
+        self.progress.detail(&format!("{} cases of {bench} are no longer verified", lost.len()));
+        let outputs = self.session.work.join("outputs").join(&executable.hash);
+        let timeout = self.request.wait.unwrap_or(VERIFY_TIMEOUT);
+        let process = |arm: Arm| {
+            let request = TrialRequest {
+                session: "verify".to_owned(),
+                record: self.session.work.join("outputs.json"),
+                cases: Some(lost.clone()),
+                verified: None,
+                inputs: Some(self.inputs(arm)),
+                keep_outputs: Some(outputs.clone()).filter(|_| arm == Arm::Base),
+                keep_verified: arm == Arm::Base,
+                base_outputs: Some(outputs.clone()).filter(|_| arm == Arm::Head),
+                first: BTreeSet::new(),
+                sampling: TrialSampling::VERIFICATION_PASS,
+            };
+            self.process(arm, bench, &request, timeout).unwrap_or_else(|why| {
+                self.progress.say(&format!("error: {arm} {bench}, outputs of the base: {why}"));
+                None
+            })
+        };
+        let Some(run) = process(Arm::Base).and_then(|_| process(Arm::Head)) else { return };
+        for (id, error) in run.failed {
+            if head.run.cases.remove(&id).is_some() {
+                head.run.failed.insert(id, error);
+            }
+        }
+        for (id, case) in run.cases {
+            if let Some(known) = head.run.cases.get_mut(&id) {
+                known.verification = case.verification;
+            }
+        }
+        if let Err(error) = file::write(&head.path, &head.run) {
+            self.progress.say(&format!("failed to {error}"));
+        }
+    }
+
+    /// Abandons a bench that broke in its first process, with the cases that it had listed.
+    fn broke_early(
+        &mut self,
+        arm: Arm,
+        bench: &str,
+        reason: String,
+        cases: BTreeSet<String>,
+    ) -> Unverified {
+        self.broke(arm, bench, reason, true);
+        Unverified::Broke(cases)
+    }
+
+    /// Why the cases of a bench that broke have no times.
+    fn failure_of(&self, bench: &str) -> Option<Reason> {
+        let broken = self.broken.iter().find(|broken| broken.bench == *bench);
+        broken.map(|broken| broken.case_error())
+    }
+
+    fn verified_path(&self, arm: Arm, bench: &str) -> PathBuf {
+        self.session.folder.side(arm).join("verified").join(format!("{bench}.json"))
+    }
+}
+
+impl Prepared {
+    /// Notes what a run tells of all: where benches of this harness ran, if there are any.
+    fn note(&mut self, Verified { run, driver, .. }: &Verified) {
+        if self.environment.is_none() || *driver != Driver::Criterion {
+            self.environment = Some(run.environment.clone());
+            self.provenance = run.provenance.clone();
+        }
+        self.optimised &= run.environment.optimised;
+        self.verification_ns
+            .extend(rounds::timings(run).into_iter().map(|(id, timing)| (id, timing.time_ns)));
+    }
+}
+
+/// Says which of our settings do nothing in the benches of Criterion alone, if there are both.
+fn without_effect(request: &ComparisonRequest, prepared: &Prepared) -> Option<String> {
+    let benches: Vec<&str> = prepared.criterion.iter().map(|it| it.bench.as_str()).collect();
+    let flag = |variable: &String| {
+        let name = variable.strip_prefix("KERNELGATE_").unwrap_or(variable);
+        format!("--{} ({variable})", name.to_lowercase())
+    };
+    let settings: Vec<String> = request.settings.keys().map(flag).collect();
+    (!benches.is_empty() && !settings.is_empty()).then(|| {
+        format!(
+            "without effect on benches that use Criterion alone ({}): {}",
+            benches.join(", "),
+            settings.join(", ")
+        )
+    })
+}
+
+/// What a process of a bench of Criterion alone costs, and what of it its source sets.
+fn criterion_bench(bench: &Bench, head: &Verified) -> CriterionBench {
+    let mut overridden = by_criterion::overridden(&head.run, &bench.sampling);
+    overridden.retain(|id, _| bench.cases.contains(id));
+    CriterionBench {
+        bench: bench.name.clone(),
+        cases: bench.cases.iter().cloned().collect(),
+        process_s: head.took.as_secs_f64(),
+        overridden,
+    }
+}

@@ -1,0 +1,98 @@
+//! Whether the trials of an interrupted comparison are those of the plan that goes on.
+
+use std::collections::BTreeSet;
+
+use super::rounds::arm;
+use crate::compare::session::Bench;
+use crate::gate::paired::Arm;
+use kernelgate::record::TrialRecord;
+
+/// Checks that trials of an interrupted comparison are those of its plan: known benches and cases,
+/// no more blocks than planned, each place once and with the build that the plan puts there. Blocks
+/// in which a process broke are absent. `listed` are all cases that a side lists: one that fails now
+/// was timed before.
+///
+/// # Errors
+/// A fragment that names the first trial that does not fit.
+pub fn check_fit(
+    trials: &[TrialRecord],
+    benches: &[Bench],
+    listed: &BTreeSet<String>,
+    max_blocks: usize,
+) -> Result<(), String> {
+    let mut places = BTreeSet::new();
+    for trial in trials {
+        let TrialRecord { round, bench, block, place, head, .. } = trial;
+        let at = format!("round {round}, bench {bench}, block {block}, place {place}");
+        let Some(known) = benches.iter().find(|known| known.name == *bench) else {
+            return Err(format!("{at}: no such bench is compared"));
+        };
+        if *block >= max_blocks {
+            return Err(format!("{at}: a round has at most {max_blocks} blocks"));
+        }
+        if *head != (arm(*block, *place) == Arm::Head) {
+            return Err(format!("{at}: the plan has the other build there"));
+        }
+        if !places.insert((*round, bench, *block, *place)) {
+            return Err(format!("{at}: recorded twice"));
+        }
+        let ids = trial.cases.keys().chain(trial.failed.keys()).chain(trial.skipped.keys());
+        let is_known = |id: &&String| known.cases.contains(*id) || listed.contains(*id);
+        if let Some(other) = ids.into_iter().find(|id| !is_known(id)) {
+            return Err(format!("{at}: no such case is compared: {other}"));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::rounds::tests::trial;
+    use super::*;
+    use crate::compare::sides::install::Driver;
+    use crate::compare::trials::expected::Expected;
+    use kernelgate::measure::power::PowerState;
+    use kernelgate::record::{Environment, ProcessRun, Provenance, Timing, TrialSampling};
+
+    #[test]
+    fn trials_of_another_plan_do_not_fit() {
+        let run = ProcessRun::start("b", "verify", Environment::cpu(), Provenance::default());
+        let expected = || Expected::from_verified(&run, &BTreeSet::new(), Some(PowerState::Steady));
+        let benches = [Bench {
+            name: "b".to_owned(),
+            verified: Default::default(),
+            expected: [expected(), expected()],
+            cases: ["x".to_owned()].into(),
+            first: BTreeSet::new(),
+            timeout: Duration::ZERO,
+            sampling: TrialSampling::MEASURED,
+            driver: Driver::Protocol(1),
+        }];
+        let listed = BTreeSet::from(["failed".to_owned()]);
+        let trials: Vec<_> = (0..8).map(|i| trial(i / 4, i % 4, 10.0)).collect();
+        let fit = |trials: &[TrialRecord]| check_fit(trials, &benches, &listed, 2);
+        assert_eq!(fit(&trials), Ok(()));
+        let refused = |change: &dyn Fn(&mut Vec<TrialRecord>)| {
+            let mut other = trials.clone();
+            change(&mut other);
+            fit(&other).unwrap_err()
+        };
+        let swapped = refused(&|trials| trials[1].head = false);
+        assert_eq!(
+            swapped,
+            "round 1, bench b, block 0, place 1: the plan has the other build there"
+        );
+        assert!(refused(&|trials| trials.push(trials[0].clone())).ends_with("recorded twice"));
+        assert!(refused(&|trials| trials[0].bench = "c".to_owned()).ends_with("bench is compared"));
+        assert!(refused(&|trials| trials[7].block = 2).ends_with("at most 2 blocks"));
+        let foreign = refused(&|trials| {
+            trials[0].cases.insert("y".to_owned(), Timing::default());
+        });
+        assert!(foreign.ends_with("no such case is compared: y"), "{foreign}");
+        let mut timed_before = trials.clone();
+        timed_before[0].cases.insert("failed".to_owned(), Timing::default());
+        assert_eq!(fit(&timed_before), Ok(()));
+    }
+}

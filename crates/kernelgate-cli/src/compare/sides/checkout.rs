@@ -1,0 +1,312 @@
+//! A copy of the user's sources at one revision, submodules included, which shares the objects of
+//! the user's repository.
+
+use std::path::{Path, PathBuf};
+
+use super::git::{Repository, Revision, git, output, run};
+use super::submodules::{self, Gitlink};
+use crate::compare::CompareError;
+
+/// A branch that never exists: `HEAD` points there while objects of an earlier snapshot go.
+const NO_BRANCH: &str = "refs/heads/kernelgate-nothing";
+/// Folder below `.git` with the objects of a snapshot, which the user's repository lacks.
+const STORE: &str = "kernelgate";
+
+/// A checkout.
+pub struct Checkout {
+    folder: PathBuf,
+    source: Repository,
+}
+
+impl Checkout {
+    /// Makes one where there is none; what an earlier snapshot left in it is removed.
+    ///
+    /// # Errors
+    /// When the folder cannot be written.
+    pub fn open(source: &Repository, folder: &Path) -> Result<Self, CompareError> {
+        let checkout = Self { folder: folder.to_owned(), source: source.clone() };
+        let store = checkout.store();
+        if store.exists() {
+            std::fs::remove_dir_all(&store)
+                .map_err(|cause| CompareError::io("remove", &store, cause))?;
+        }
+        checkout.make()?;
+        Ok(checkout)
+    }
+
+    /// Where the objects of a snapshot go.
+    pub fn store(&self) -> PathBuf {
+        self.folder.join(".git").join(STORE)
+    }
+
+    fn make(&self) -> Result<(), CompareError> {
+        let (folder, action) = (&self.folder, "make a checkout");
+        let io = |cause| CompareError::io("make a checkout in", folder, cause);
+        std::fs::create_dir_all(folder).map_err(io)?;
+        // Also where there is one: what is half there would send git to the repository around it.
+        let format = format!("--object-format={}", self.source.object_format);
+        run(git(folder).args(["init", "--quiet", &format]), action)?;
+        let info = folder.join(".git/objects/info");
+        std::fs::create_dir_all(&info).map_err(io)?;
+        let shared = self.source.objects.iter().map(|objects| objects.display().to_string());
+        // Relative, because the checkout is moved while it is built.
+        let own = self.store().is_dir().then(|| format!("../{STORE}/objects"));
+        let alternates: Vec<String> = shared.chain(own).collect();
+        std::fs::write(info.join("alternates"), alternates.join("\n") + "\n").map_err(io)?;
+        run(git(folder).args(["symbolic-ref", "HEAD", NO_BRANCH]), action)?;
+        // Left by a git that was killed; this program holds the comparison's lock.
+        let _ = std::fs::remove_file(folder.join(".git/index.lock"));
+        Ok(())
+    }
+
+    /// Puts a revision into it: files that are the same stay untouched, so that cargo builds only
+    /// what differs. What is to be said of submodules that stay empty, as they are in the user's
+    /// work tree.
+    ///
+    /// # Errors
+    /// When git fails, or a submodule's commit is not on this machine.
+    pub fn check_out(&self, revision: &Revision) -> Result<Vec<String>, CompareError> {
+        let notes = self.fill(revision)?;
+        let (folder, source) = (&self.folder, &self.source);
+        // A lock file that is not committed: both sides get the one that the user builds with.
+        for lock in [Path::new("Cargo.lock").to_owned(), source.package.join("Cargo.lock")] {
+            let action = format!("check out {}", revision.label());
+            let tracked =
+                run(git(folder).args(["ls-files", "--", &lock.to_string_lossy()]), &action)?;
+            if tracked.is_empty() && source.top.join(&lock).is_file() {
+                let copied = std::fs::copy(source.top.join(&lock), folder.join(&lock));
+                copied.map_err(|cause| CompareError::io("write", &folder.join(&lock), cause))?;
+            }
+        }
+        Ok(notes)
+    }
+
+    fn fill(&self, revision: &Revision) -> Result<Vec<String>, CompareError> {
+        self.make()?;
+        let (folder, commit) = (&self.folder, &revision.commit);
+        let action = format!("check out {}", revision.label());
+        let links = submodules::of_commit(folder, commit)?;
+        // Git does not remove the folder of a former submodule, and fails where a file is to be.
+        for before in submodules::of_index(git(folder))? {
+            if !links.iter().any(|link| link.path == before.path) {
+                self.remove(&before.path)?;
+            }
+        }
+        run(git(folder).args(["checkout", "--quiet", "--detach", "--force", commit]), &action)?;
+        run(git(folder).args(["clean", "-ffdxq", "-e", "Cargo.lock"]), &action)?;
+        let names = match links.is_empty() {
+            true => Default::default(),
+            false => submodules::names(folder, commit),
+        };
+        let mut notes = Vec::new();
+        for link in &links {
+            let source = submodules::source(&self.source, &link.path, names.get(&link.path));
+            notes.extend(self.fill_submodule(source, link, revision)?);
+        }
+        Ok(notes)
+    }
+
+    fn fill_submodule(
+        &self,
+        source: Repository,
+        link: &Gitlink,
+        revision: &Revision,
+    ) -> Result<Vec<String>, CompareError> {
+        let (label, path) = (revision.label(), link.path.display());
+        if source.objects.is_empty() {
+            // It may have been here in an earlier comparison.
+            self.remove(&link.path)?;
+            let get = format!("`git submodule update --init --recursive -- {path}` gets it");
+            if source.top.is_dir() {
+                return Ok(vec![format!(
+                    "submodule {path} of {label} stays empty, as it is in the working tree; {get}"
+                )]);
+            }
+            return Err(CompareError::Usage(format!(
+                "submodule {path} of {label} is not on this machine: {get} in a work tree of that \
+                 revision"
+            )));
+        }
+        let below = Self { folder: self.inside(&link.path)?, source };
+        let (new, kept) = (self.store().join("submodules").join(&link.path), below.store());
+        let io = |cause| CompareError::io("write", &kept, cause);
+        if kept.exists() {
+            std::fs::remove_dir_all(&kept).map_err(io)?;
+        }
+        if new.exists() {
+            std::fs::create_dir_all(kept.parent().unwrap_or(&kept)).map_err(io)?;
+            std::fs::rename(&new, &kept).map_err(io)?;
+        }
+        below.make()?;
+        let wanted = format!("{}^{{commit}}", link.commit);
+        if !output(git(&below.folder).args(["cat-file", "-e", &wanted]))?.status.success() {
+            return Err(CompareError::Usage(format!(
+                "submodule {path}: its commit {} of {label} is not on this machine: `git -C {path} \
+                 fetch origin {}` gets it",
+                link.commit.get(..8).unwrap_or_default(),
+                link.commit
+            )));
+        }
+        let name = format!("submodule {path} of {label}");
+        below.fill(&Revision { name, commit: link.commit.clone() })
+    }
+
+    fn remove(&self, path: &Path) -> Result<(), CompareError> {
+        let gone = self.inside(path)?;
+        match std::fs::remove_dir_all(&gone) {
+            Err(cause) if gone.exists() => Err(CompareError::io("remove", &gone, cause)),
+            _ => Ok(()),
+        }
+    }
+
+    /// A path below the checkout; refused where a link leads elsewhere, which a build may have
+    /// left.
+    fn inside(&self, path: &Path) -> Result<PathBuf, CompareError> {
+        let whole = self.folder.join(path);
+        let below = path.ancestors().filter(|part| part.components().next().is_some());
+        for part in below.map(|part| self.folder.join(part)) {
+            if part.is_symlink() {
+                return Err(CompareError::Usage(format!(
+                    "{} is a link: remove {} and repeat the command",
+                    part.display(),
+                    self.folder.display()
+                )));
+            }
+        }
+        Ok(whole)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::git::tests::{at, repository};
+    use super::super::snapshot::{Taking, snapshot};
+    use super::*;
+
+    fn write(folder: &Path, name: &str, text: &str) {
+        std::fs::create_dir_all(folder.join(name).parent().unwrap()).unwrap();
+        std::fs::write(folder.join(name), text).unwrap();
+    }
+
+    fn take(of: &Repository, checkout: &Checkout) -> Revision {
+        let taking = Taking { target: Path::new("/none"), leave_out: &[], say: &|_| () };
+        snapshot(of, checkout, taking).unwrap()
+    }
+
+    /// A repository with the submodule `deps/outer` and in it `inner`, each with a file `a`.
+    fn nested() -> (Vec<tempfile::TempDir>, Repository) {
+        let (inner, _) = repository();
+        let (outer, _) = repository();
+        let (top, of) = repository();
+        let add = |to: &tempfile::TempDir, from: &tempfile::TempDir, path: &str| {
+            let url = from.path().to_str().unwrap();
+            at(to.path(), &["submodule", "--quiet", "add", "--name", "a name", url, path]);
+            at(to.path(), &["commit", "--quiet", "-m", "submodule"]);
+        };
+        add(&outer, &inner, "inner");
+        add(&top, &outer, "deps/outer");
+        at(top.path(), &["submodule", "--quiet", "update", "--init", "--recursive"]);
+        (vec![top, outer, inner], of)
+    }
+
+    #[test]
+    fn submodules_are_checked_out_at_the_recorded_commits() {
+        let (folders, repository) = nested();
+        let top = folders[0].path();
+        let elsewhere = tempfile::tempdir().unwrap();
+        let read = |name: &str| std::fs::read_to_string(elsewhere.path().join(name)).ok();
+        let first = repository.resolve("HEAD").unwrap();
+        let before = repository.resolve("HEAD~1").unwrap();
+        // A commit of the submodule that only this clone has, recorded by one of the repository.
+        write(&top.join("deps/outer"), "a", "2");
+        at(&top.join("deps/outer"), &["commit", "--quiet", "-am", "second"]);
+        at(top, &["commit", "--quiet", "-am", "second"]);
+        let second = repository.resolve("HEAD").unwrap();
+        let checkout = Checkout::open(&repository, elsewhere.path()).unwrap();
+        for (revision, a) in [(&first, "1"), (&second, "2"), (&first, "1")] {
+            assert_eq!(checkout.check_out(revision).unwrap(), [""; 0]);
+            assert_eq!(read("deps/outer/a").as_deref(), Some(a));
+            assert_eq!(read("deps/outer/inner/a").as_deref(), Some("1"));
+        }
+        // Without its work tree, from what git keeps.
+        std::fs::remove_dir_all(top.join("deps/outer")).unwrap();
+        checkout.check_out(&second).unwrap();
+        assert_eq!(read("deps/outer/inner/a").as_deref(), Some("1"));
+        // It is none in that revision; a file takes its place in this.
+        checkout.check_out(&before).unwrap();
+        assert_eq!(read("deps/outer/a"), None);
+        checkout.check_out(&second).unwrap();
+        at(top, &["rm", "--quiet", "--cached", "deps/outer"]);
+        write(top, "deps/outer", "a file");
+        checkout.check_out(&take(&repository, &checkout)).unwrap();
+        assert_eq!(read("deps/outer").as_deref(), Some("a file"));
+    }
+
+    #[test]
+    fn changes_in_a_submodule_are_part_of_the_working_tree() {
+        let (folders, repository) = nested();
+        let top = folders[0].path();
+        let elsewhere = tempfile::tempdir().unwrap();
+        let read = |name: &str| std::fs::read_to_string(elsewhere.path().join(name)).unwrap();
+        let open = || Checkout::open(&repository, elsewhere.path()).unwrap();
+        assert_eq!(take(&repository, &open()).name, "working tree, no changes");
+        write(top, "deps/outer/a", "edited");
+        write(top, "deps/outer/inner/new", "new");
+        let status = || at(&top.join("deps/outer"), &["status", "--porcelain"]);
+        let before = status();
+        let checkout = open();
+        let changed = take(&repository, &checkout);
+        assert_eq!(take(&repository, &checkout), changed);
+        assert_eq!(
+            changed.name,
+            "working tree, with changes in submodules deps/outer, deps/outer/inner"
+        );
+        checkout.check_out(&changed).unwrap();
+        assert_eq!(
+            (read("deps/outer/a"), read("deps/outer/inner/new")),
+            ("edited".into(), "new".into())
+        );
+        assert_eq!(status(), before, "nothing of the user's is changed");
+        // The next comparison: the snapshot before is gone, its checkout no hindrance.
+        write(top, "deps/outer/a", "edited again");
+        let checkout = open();
+        checkout.check_out(&take(&repository, &checkout)).unwrap();
+        assert_eq!(read("deps/outer/a"), "edited again");
+        let head = repository.resolve("HEAD").unwrap();
+        let checkout = open();
+        checkout.check_out(&head).unwrap();
+        assert_eq!(read("deps/outer/a"), "1");
+        assert!(!elsewhere.path().join("deps/outer/inner/new").exists());
+    }
+
+    #[test]
+    fn a_submodule_that_is_not_here_is_named_with_the_command() {
+        let (folders, _) = nested();
+        let url = folders[0].path().to_str().unwrap();
+        let clone = tempfile::tempdir().unwrap();
+        at(clone.path(), &["clone", "--quiet", url, "."]);
+        let (repository, elsewhere) =
+            (Repository::around(clone.path()).unwrap(), tempfile::tempdir().unwrap());
+        let checkout = Checkout::open(&repository, elsewhere.path()).unwrap();
+        let head = repository.resolve("HEAD").unwrap();
+        // Empty where the user builds too: that may be meant.
+        let notes = checkout.check_out(&head).unwrap().concat();
+        let get = "`git submodule update --init --recursive -- deps/outer`";
+        assert!(notes.contains("stays empty") && notes.contains(get), "{notes}");
+        assert!(!elsewhere.path().join("deps/outer").exists());
+        std::fs::remove_dir(clone.path().join("deps/outer")).unwrap();
+        let message = checkout.check_out(&head).unwrap_err().to_string();
+        assert!(message.contains("deps/outer of HEAD") && message.contains(get), "{message}");
+
+        // Its repository is here, but not the commit.
+        at(clone.path(), &["submodule", "--quiet", "update", "--init"]);
+        let commit = "1".repeat(40);
+        let entry = format!("160000,{commit},deps/outer");
+        at(clone.path(), &["update-index", "--cacheinfo", &entry]);
+        at(clone.path(), &["commit", "--quiet", "-m", "elsewhere"]);
+        let message = checkout.check_out(&repository.resolve("HEAD").unwrap()).unwrap_err();
+        let message = message.to_string();
+        let get = format!("git -C deps/outer fetch origin {commit}");
+        assert!(message.contains("submodule deps/outer") && message.contains(&get), "{message}");
+    }
+}

@@ -1,0 +1,215 @@
+//! The user's repository, read. Nothing of it is changed: not its index, work tree, branches, stash
+//! or object store. Deliberately absent: the copies that are built (`checkout`, `snapshot`).
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use crate::compare::CompareError;
+use kernelgate::record::provenance::WITHOUT_HOOKS;
+
+/// The repository that holds the package.
+#[derive(Debug, Clone)]
+pub struct Repository {
+    /// Root of its work tree.
+    pub top: PathBuf,
+    /// The package's folder in it, relative.
+    pub package: PathBuf,
+    /// Folders with its objects.
+    pub objects: Vec<PathBuf>,
+    /// Folders in which git keeps the repositories of its submodules, by name.
+    pub modules: Vec<PathBuf>,
+    /// "sha1" or "sha256".
+    pub object_format: String,
+}
+
+/// A commit, and what the user called it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Revision {
+    /// "main", "HEAD~1", "working tree".
+    pub name: String,
+    /// Full id.
+    pub commit: String,
+}
+
+impl Revision {
+    /// "main (1a2b3c4d)".
+    pub fn label(&self) -> String {
+        format!("{} ({})", self.name, self.commit.get(..8).unwrap_or(&self.commit))
+    }
+}
+
+/// What to do where a clone lacks a revision because its history was cut off.
+const SHALLOW: &str = "; this clone is shallow, so older commits and other branches are not in it: \
+                       `git fetch --unshallow` gets them, in CI `fetch-depth: 0` of the checkout \
+                       (GIT_DEPTH: 0 on GitLab)";
+
+/// Git in a folder, without the variables that a git hook sets for programs that it runs.
+pub fn git(folder: &Path) -> Command {
+    let mut command = Command::new("git");
+    // Neither hooks of the user's repository nor its file watcher run for our copies of its index.
+    command.args(WITHOUT_HOOKS);
+    command.arg("-C").arg(folder);
+    for name in [
+        "GIT_DIR",
+        "GIT_WORK_TREE",
+        "GIT_INDEX_FILE",
+        "GIT_OBJECT_DIRECTORY",
+        "GIT_PREFIX",
+        "GIT_COMMON_DIR",
+    ] {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// Runs a git command.
+///
+/// # Errors
+/// When there is no git.
+pub fn output(command: &mut Command) -> Result<Output, CompareError> {
+    command.output().map_err(|cause| CompareError::Usage(format!("failed to run git: {cause}")))
+}
+
+/// Standard output of a git command that must succeed.
+///
+/// # Errors
+/// What git said.
+pub fn run(command: &mut Command, action: &str) -> Result<String, CompareError> {
+    let output = output(command)?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let said =
+        said.trim().lines().last().unwrap_or("no message").trim_start_matches("fatal: ").to_owned();
+    Err(CompareError::Usage(format!("failed to {action}: git: {said}")))
+}
+
+impl Repository {
+    /// The repository around a package's folder.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn around(package: &Path) -> Result<Self, CompareError> {
+        let ask = |arguments: &[&str]| {
+            run(
+                git(package).arg("rev-parse").args(arguments),
+                "find the repository of this package",
+            )
+        };
+        let at = |relative: String| package.join(relative).canonicalize();
+        // A linked work tree keeps its submodules apart, or uses those of the main one.
+        let kept = [ask(&["--git-dir"])?, ask(&["--git-common-dir"])?];
+        let modules = kept.map(|kept| at(kept).map(|kept| kept.join("modules")));
+        Ok(Self {
+            top: ask(&["--show-toplevel"])?.into(),
+            package: ask(&["--show-prefix"])?.into(),
+            objects: at(ask(&["--git-path", "objects"])?).into_iter().collect(),
+            modules: modules.into_iter().flatten().collect(),
+            object_format: ask(&["--show-object-format"])?,
+        })
+    }
+
+    /// The commit that a name stands for.
+    ///
+    /// # Errors
+    /// When there is none: the error says which names are similar.
+    pub fn resolve(&self, name: &str) -> Result<Revision, CompareError> {
+        let wanted = format!("{name}^{{commit}}");
+        let found = output(git(&self.top).args([
+            "rev-parse",
+            "--verify",
+            "--quiet",
+            "--end-of-options",
+            &wanted,
+        ]))?;
+        let commit = String::from_utf8_lossy(&found.stdout).trim().to_owned();
+        if found.status.success() && !commit.is_empty() {
+            return Ok(Revision { name: name.to_owned(), commit });
+        }
+        let refs =
+            run(git(&self.top).args(["for-each-ref", "--format=%(refname:short)"]), "list refs")
+                .unwrap_or_default();
+        let similar = similar(name, refs.lines());
+        let hint = if similar.is_empty() {
+            String::new()
+        } else {
+            format!("; did you mean {}?", similar.join(" or "))
+        };
+        let shallow = if self.is_shallow() { SHALLOW } else { "" };
+        Err(CompareError::Usage(format!(
+            "no revision `{name}` in {}{hint}{shallow}",
+            self.top.display()
+        )))
+    }
+
+    /// Whether its history was cut off when it was cloned.
+    fn is_shallow(&self) -> bool {
+        run(git(&self.top).args(["rev-parse", "--is-shallow-repository"]), "ask")
+            .is_ok_and(|answer| answer == "true")
+    }
+}
+
+/// The names most like one that does not exist, best first.
+fn similar<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let mut scored: Vec<(f64, &str)> =
+        names.map(|other| (strsim::normalized_damerau_levenshtein(name, other), other)).collect();
+    scored.retain(|(score, other)| *score >= 0.5 || other.ends_with(name));
+    scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(b.1)));
+    scored.into_iter().take(3).map(|(_, name)| name.to_owned()).collect()
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// Runs git with a name and an address; `protocol.file.allow` lets it clone submodules from
+    /// folders.
+    pub fn at(folder: &Path, arguments: &[&str]) -> String {
+        let set = ["user.name=a", "user.email=a@b", "protocol.file.allow=always"];
+        let mut command = git(folder);
+        for value in set {
+            command.args(["-c", value]);
+        }
+        run(command.args(arguments), "test").unwrap()
+    }
+
+    /// A repository with the file `a` in one commit on `main`.
+    pub fn repository() -> (tempfile::TempDir, Repository) {
+        let folder = tempfile::tempdir().unwrap();
+        at(folder.path(), &["init", "--quiet", "--initial-branch=main"]);
+        std::fs::write(folder.path().join("a"), "1").unwrap();
+        std::fs::write(folder.path().join(".gitignore"), "ignored\n").unwrap();
+        at(folder.path(), &["add", "."]);
+        at(folder.path(), &["commit", "--quiet", "-m", "first"]);
+        let repository = Repository::around(folder.path()).unwrap();
+        (folder, repository)
+    }
+
+    #[test]
+    fn a_revision_that_is_not_there_is_named_with_similar_ones() {
+        let (_folder, repository) = repository();
+        let message = repository.resolve("mian").unwrap_err().to_string();
+        assert!(
+            message.contains("no revision `mian`") && message.contains("did you mean main?"),
+            "{message}"
+        );
+        assert!(repository.resolve("--help").is_err());
+    }
+
+    #[test]
+    fn a_shallow_clone_says_how_to_get_what_it_lacks() {
+        let (folder, repository) = repository();
+        at(folder.path(), &["commit", "--quiet", "--allow-empty", "-m", "second"]);
+        assert!(!repository.resolve("HEAD~7").unwrap_err().to_string().contains("shallow"));
+        let clone = tempfile::tempdir().unwrap();
+        let url = format!("file://{}", folder.path().display());
+        at(clone.path(), &["clone", "--quiet", "--depth=1", &url, "."]);
+        let shallow = Repository::around(clone.path()).unwrap();
+        assert!(shallow.resolve("HEAD").is_ok());
+        let message = shallow.resolve("HEAD~1").unwrap_err().to_string();
+        for words in ["no revision `HEAD~1`", "git fetch --unshallow", "fetch-depth: 0"] {
+            assert!(message.contains(words), "{message}");
+        }
+    }
+}

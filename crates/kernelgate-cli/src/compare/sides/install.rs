@@ -1,0 +1,294 @@
+//! Bench executables in their side's folder, and which of them take part.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use super::leftovers;
+use crate::benches::child::Running;
+use crate::benches::mark::{self, Kind};
+use crate::benches::versions::{self, AskError};
+use crate::compare::CompareError;
+use kernelgate::protocol;
+use kernelgate::record::file::content_hash;
+
+/// How the processes of an executable are told what to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Driver {
+    /// By this version of the protocol, the newest that it and this program speak.
+    Protocol(u64),
+    /// By Criterion's flags: the bench knows nothing of kernelgate.
+    Criterion,
+}
+
+impl Driver {
+    /// How both sides of a bench are told: the older version where both speak the protocol, else as
+    /// the head is.
+    pub fn of_both(base: Self, head: Self) -> Self {
+        match (base, head) {
+            (Self::Protocol(base), Self::Protocol(head)) => Self::Protocol(base.min(head)),
+            _ => head,
+        }
+    }
+}
+
+/// A bench executable in its side's folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InstalledBench {
+    /// File name below `bin/`: the bench's name.
+    pub bench: String,
+    /// Content hash.
+    pub hash: String,
+    /// Size and times of the file when it was hashed.
+    pub stamp: Stamp,
+    /// How it is told what to do.
+    pub driver: Driver,
+}
+
+/// The executables of a side.
+#[derive(Debug, Clone, Default)]
+pub struct InstalledBenches {
+    /// Those that can be driven, by name.
+    pub driven: BTreeMap<String, InstalledBench>,
+    /// Executables that cannot, by name, with the reason for leaving them alone.
+    pub foreign: BTreeMap<String, String>,
+    /// Every name that was found, wanted or not.
+    pub names: Vec<String>,
+}
+
+/// What decides which executables are run.
+#[derive(Clone, Copy)]
+pub struct Installing<'a> {
+    /// The benches that were asked for by name; all where there are none.
+    pub wanted: &'a [String],
+    /// Whether they were built from the package, whose benches may be run as `cargo bench` would.
+    pub built: bool,
+    /// Timeout of a process that is asked for its version.
+    pub timeout: Duration,
+    /// Who may end it.
+    pub running: &'a Running,
+}
+
+/// Puts executables into `side/bin` and asks each for its version. To ask is to run it, so only
+/// those are asked whose file holds the mark of this harness, and those wanted by name. Benches of
+/// Criterion alone have nothing to be asked; those that were not built here need to be named.
+///
+/// # Errors
+/// When one of this harness hangs or breaks when it is asked, knows no trials
+/// ([`CompareError::Refused`]) or cannot be copied.
+pub fn install(
+    side: &Path,
+    found: &BTreeMap<String, PathBuf>,
+    label: &str,
+    how: Installing<'_>,
+) -> Result<InstalledBenches, CompareError> {
+    let bin = side.join("bin");
+    let io = |path: &Path, cause: std::io::Error| CompareError::io("write", path, cause);
+    std::fs::create_dir_all(&bin).map_err(|cause| io(&bin, cause))?;
+    let mut executables =
+        InstalledBenches { names: found.keys().cloned().collect(), ..InstalledBenches::default() };
+    for (bench, path) in
+        found.iter().filter(|(bench, _)| how.wanted.is_empty() || how.wanted.contains(bench))
+    {
+        let kind = mark::of(path);
+        let named = !how.wanted.is_empty();
+        let driver = match kind {
+            Ok(Kind::Criterion) if how.built || named => Driver::Criterion,
+            Ok(Kind::Ours) => match ask(path, bench, label, how)? {
+                Some(driver) => driver,
+                None => continue,
+            },
+            Ok(Kind::Unknown) | Err(_) if named => match ask(path, bench, label, how) {
+                Ok(Some(driver)) => driver,
+                Ok(None) => continue,
+                Err(_) => {
+                    let why = "asked by --bench, it did not answer as a bench of this harness does";
+                    executables.foreign.insert(bench.clone(), why.to_owned());
+                    continue;
+                }
+            },
+            kind => {
+                executables.foreign.insert(bench.clone(), left_alone(&kind, bench));
+                continue;
+            }
+        };
+        let at = bin.join(bench);
+        // A copy, never a hard link: a build or `cp` that writes to the original in place must not
+        // change the executable that is timed.
+        leftovers::remove(&at).map_err(|cause| io(&at, cause))?;
+        std::fs::copy(path, &at).map_err(|cause| io(&at, cause))?;
+        // The stamp first: a write between both is then seen.
+        let stamp = Stamp::of_file(&at);
+        let hash = content_hash(&at)?;
+        executables
+            .driven
+            .insert(bench.clone(), InstalledBench { bench: bench.clone(), hash, stamp, driver });
+    }
+    Ok(executables)
+}
+
+/// Size and times of a file: a write to it changes at least one of them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Stamp {
+    bytes: u64,
+    modified: Option<SystemTime>,
+    /// Number of the file and time of the last change of its contents or attributes.
+    #[cfg(unix)]
+    changed: (u64, i64, i64),
+}
+
+impl Stamp {
+    fn of_file(path: &Path) -> Self {
+        let Ok(facts) = std::fs::metadata(path) else { return Self::default() };
+        #[cfg(unix)]
+        use std::os::unix::fs::MetadataExt as _;
+        Self {
+            bytes: facts.len(),
+            modified: facts.modified().ok(),
+            #[cfg(unix)]
+            changed: (facts.ino(), facts.ctime(), facts.ctime_nsec()),
+        }
+    }
+}
+
+impl InstalledBench {
+    /// Whether both have the same contents and are driven alike.
+    pub fn is_twin(&self, other: &Self) -> bool {
+        self.hash == other.hash && self.driver == other.driver
+    }
+
+    /// Hashes the file in `side/bin` again if its size or times changed.
+    ///
+    /// # Errors
+    /// As [`Self::check_unchanged`].
+    pub fn check_untouched(&self, side: &Path) -> Result<(), CompareError> {
+        if Stamp::of_file(&side.join("bin").join(&self.bench)) == self.stamp {
+            return Ok(());
+        }
+        self.check_unchanged(side)
+    }
+
+    /// Hashes the file in `side/bin` again.
+    ///
+    /// # Errors
+    /// [`CompareError::Changed`] when the file is not the one that was installed: its times belong
+    /// to unknown code.
+    pub fn check_unchanged(&self, side: &Path) -> Result<(), CompareError> {
+        let path = side.join("bin").join(&self.bench);
+        let found = match path.try_exists() {
+            Ok(false) => "missing".to_owned(),
+            _ => content_hash(&path)?,
+        };
+        if found == self.hash {
+            return Ok(());
+        }
+        Err(CompareError::Changed { path, installed: self.hash.clone(), found })
+    }
+}
+
+/// Asks an executable for its version; none for the program itself, which may lie beside benches.
+fn ask(
+    path: &Path,
+    bench: &str,
+    label: &str,
+    how: Installing<'_>,
+) -> Result<Option<Driver>, CompareError> {
+    let refused = |found: String| CompareError::Refused {
+        field: "protocol".to_owned(),
+        side: format!("{label}, bench `{bench}`"),
+        found,
+        wanted: format!("{} to {}", protocol::VERSIONS.0, protocol::VERSIONS.1),
+    };
+    match versions::ask(path, how.timeout, how.running) {
+        Ok(spoken) => match protocol::common_version(spoken) {
+            Some(version) => Ok(Some(Driver::Protocol(version))),
+            None => Err(refused(format!("{} to {}", spoken.0, spoken.1))),
+        },
+        Err(AskError::IsProgram) => Ok(None),
+        Err(AskError::None) => Err(refused("unknown".to_owned())),
+        Err(why) => {
+            let flag =
+                if matches!(why, AskError::TimedOut(_)) { " (--wait sets this)" } else { "" };
+            Err(CompareError::Usage(format!(
+                "{label}: bench `{bench}` cannot be asked for the protocol that it speaks: \
+                 {why}{flag}"
+            )))
+        }
+    }
+}
+
+/// Why an executable is not run.
+fn left_alone(kind: &std::io::Result<Kind>, bench: &str) -> String {
+    let why = match kind {
+        Ok(Kind::Criterion) => "it uses Criterion alone and was not built here".to_owned(),
+        Ok(kind @ Kind::Divan) => return format!("{}, so it cannot be driven", kind.words()),
+        Ok(kind @ Kind::Libtest) => {
+            return format!(
+                "{}, so it cannot be driven; if it is one of Criterion, `harness = false` is \
+                 missing under its [[bench]]",
+                kind.words()
+            );
+        }
+        Ok(_) => "its file has no mark of this harness".to_owned(),
+        Err(cause) => format!("its file cannot be read ({cause})"),
+    };
+    format!("{why}, so it was not run; `--bench {bench}` runs it all the same")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::benches::prebuilt::prebuilt;
+    use kernelgate::exit::Exit;
+
+    #[test]
+    fn an_executable_that_changed_in_place_is_refused() {
+        let side = tempfile::tempdir().unwrap();
+        std::fs::create_dir(side.path().join("bin")).unwrap();
+        let path = side.path().join("bin/b");
+        std::fs::write(&path, "one").unwrap();
+        let (hash, stamp) = (content_hash(&path).unwrap(), Stamp::of_file(&path));
+        let driver = Driver::Criterion;
+        let bench = InstalledBench { bench: "b".to_owned(), hash, stamp, driver };
+        assert!(bench.check_untouched(side.path()).is_ok());
+        // A new time with the same contents is the same executable.
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        assert!(bench.check_untouched(side.path()).is_ok());
+        std::fs::write(&path, "two").unwrap();
+        let changed = bench.check_untouched(side.path()).unwrap_err();
+        assert_eq!(changed.exit(), Exit::Refused);
+        assert!(changed.to_string().contains("changed while it was compared"), "{changed}");
+        std::fs::remove_file(&path).unwrap();
+        let missing = bench.check_unchanged(side.path()).unwrap_err();
+        assert!(missing.to_string().contains("now missing"), "{missing}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_has_no_mark_is_run_only_where_it_is_named() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let (side, ran) = (folder.path().join("side"), folder.path().join("ran"));
+        let script = folder.path().join("innocent");
+        let text = format!("#!/bin/sh\necho > {}\n", ran.display());
+        std::fs::write(&script, text).unwrap();
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let found = prebuilt(folder.path()).unwrap();
+        assert_eq!(found.keys().collect::<Vec<_>>(), ["innocent"]);
+        let running = Running::default();
+        let how = |wanted| Installing {
+            wanted,
+            built: false,
+            timeout: versions::TIMEOUT,
+            running: &running,
+        };
+        let installed = install(&side, &found, "base", how(&[])).unwrap();
+        assert!(!ran.exists() && installed.driven.is_empty());
+        let why = &installed.foreign["innocent"];
+        assert!(why.contains("no mark") && why.contains("`--bench innocent`"), "{why}");
+        let installed = install(&side, &found, "base", how(&["innocent".to_owned()])).unwrap();
+        assert!(ran.exists() && installed.driven.is_empty());
+        assert!(installed.foreign["innocent"].contains("did not answer"));
+    }
+}

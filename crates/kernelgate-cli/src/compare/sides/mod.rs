@@ -1,0 +1,376 @@
+//! Both sides made ready: sources checked out, executables built and asked.
+
+pub mod checkout;
+pub mod folder;
+pub mod git;
+pub mod install;
+pub mod leftovers;
+pub mod seed;
+pub mod snapshot;
+pub mod submodules;
+pub mod surroundings;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use super::progress::ComparisonProgress;
+use super::{CompareError, ComparisonRequest, SideSource};
+use crate::benches::cargo::{self, BuildError, BuildTargets, Built};
+use crate::benches::child::Running;
+use crate::benches::package::unbuilt_benches;
+use crate::benches::prebuilt::prebuilt;
+use crate::benches::versions;
+use crate::gate::paired::Arm;
+use checkout::Checkout;
+use folder::Folder;
+use git::{Repository, Revision};
+use install::{InstalledBenches, Installing, install};
+use seed::{seed, seed_registry};
+use snapshot::{Taking, snapshot};
+use surroundings::{SOURCES, Surroundings};
+
+/// A side with its executables.
+pub struct Side {
+    /// "main (1a2b3c4d)".
+    pub label: String,
+    /// Commit for the runs' provenance.
+    pub commit: String,
+    /// The commit whose files its processes find, where they run in a checkout of it; none where
+    /// they run in the user's package.
+    pub sources: Option<String>,
+    /// Folder of the package: below the slot, or that of the user.
+    pub package: PathBuf,
+    /// Folders of the packages of its benches, in which they run, where cargo told them.
+    pub packages: BTreeMap<String, PathBuf>,
+    /// What can run.
+    pub executables: InstalledBenches,
+}
+
+impl Side {
+    /// Where the processes of a bench run.
+    pub fn package_of(&self, bench: &str) -> &PathBuf {
+        self.packages.get(bench).unwrap_or(&self.package)
+    }
+}
+
+/// Both sides. Revisions are looked up before anything is built.
+///
+/// # Errors
+/// When a revision does not exist or does not build, or an executable knows no trials.
+pub fn prepare(
+    request: &ComparisonRequest,
+    folder: &Folder,
+    (progress, running): (&ComparisonProgress, &Running),
+) -> Result<[Side; 2], CompareError> {
+    both_sides(request, folder, (progress, running), false)
+}
+
+/// `twins`: the folder of the head holds what was built for the base.
+fn both_sides(
+    request: &ComparisonRequest,
+    folder: &Folder,
+    (progress, running): (&ComparisonProgress, &Running),
+    twins: bool,
+) -> Result<[Side; 2], CompareError> {
+    let both = [(Arm::Base, &request.base), (Arm::Head, &request.head)];
+    let needs_git = both.iter().any(|(_, source)| !matches!(source, SideSource::Folder(_)));
+    let repository = needs_git.then(|| Repository::around(&request.package)).transpose()?;
+    let mut revisions = Vec::new();
+    for (arm, source) in both {
+        let Some(repository) = &repository else {
+            revisions.push(None);
+            continue;
+        };
+        let checkout = || {
+            let (side, surroundings) =
+                (folder.side(arm), Surroundings::of_repository(&repository.top));
+            let checkout = Checkout::open(repository, &surroundings.copy(&side))?;
+            surroundings.link(&side).map(|()| checkout)
+        };
+        revisions.push(match source {
+            SideSource::Revision(name) => Some((repository.resolve(name)?, checkout()?)),
+            SideSource::WorkTree => {
+                let checkout = checkout()?;
+                let say = |text: &str| progress.say(text);
+                let (target, leave_out) = (&request.target, &request.leave_out[..]);
+                let taking = Taking { target, leave_out, say: &say };
+                Some((snapshot(repository, &checkout, taking)?, checkout))
+            }
+            SideSource::Folder(_) => None,
+        });
+    }
+    let mut sides = Vec::new();
+    for ((arm, source), revision) in both.into_iter().zip(revisions) {
+        sides.push(match (source, revision, &repository) {
+            (SideSource::Folder(path), _, _) => {
+                // What lies in the base's own folder was found fit to run when it came there.
+                let built = twins && arm == Arm::Head;
+                from_folder(request, folder, (arm, path), (running, built))?
+            }
+            (_, Some((revision, checkout)), Some(repository)) => {
+                let sources = (&revision, &checkout, repository);
+                from_revision(request, folder, arm, sources, (progress, running))?
+            }
+            _ => return Err(CompareError::Usage("no repository".to_owned())),
+        });
+    }
+    for ((arm, _), side) in both.into_iter().zip(&sides) {
+        for (bench, reason) in &side.executables.foreign {
+            progress.say(&format!("left alone: {bench} of the {arm}: {reason}"));
+        }
+    }
+    let [base, head]: [Side; 2] =
+        sides.try_into().map_err(|_| CompareError::Usage("two sides are needed".to_owned()))?;
+    for bench in &request.benches {
+        let known: BTreeSet<&String> =
+            base.executables.names.iter().chain(&head.executables.names).collect();
+        if !known.contains(bench) {
+            let known = known.into_iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+            return Err(CompareError::Usage(format!(
+                "--bench {bench}: neither side has it; there are {known}"
+            )));
+        }
+    }
+    Ok([base, head])
+}
+
+/// One side twice: the base, and a copy of its executables as head. Where the base has sources, the
+/// head's are a link to them.
+///
+/// # Errors
+/// As [`prepare()`].
+pub fn prepare_twins(
+    request: &ComparisonRequest,
+    folder: &Folder,
+    tools: (&ComparisonProgress, &Running),
+) -> Result<[Side; 2], CompareError> {
+    // Executables of an earlier build that this one does not have.
+    for arm in [Arm::Base, Arm::Head] {
+        let _ = std::fs::remove_dir_all(folder.side(arm).join("bin"));
+    }
+    let same = ComparisonRequest {
+        head: SideSource::Folder(folder.side(Arm::Base).join("bin")),
+        ..request.clone()
+    };
+    let [base, head] = both_sides(&same, folder, tools, true)?;
+    #[cfg(unix)]
+    {
+        let sources = folder.side(Arm::Head).join(SOURCES);
+        if std::fs::symlink_metadata(&sources).is_err()
+            && folder.side(Arm::Base).join(SOURCES).is_dir()
+        {
+            let linked = std::os::unix::fs::symlink(
+                Path::new("..").join(Arm::Base.name()).join(SOURCES),
+                &sources,
+            );
+            linked.map_err(|cause| CompareError::io("link", &sources, cause))?;
+        }
+    }
+    let head = Side {
+        label: base.label.clone(),
+        commit: base.commit.clone(),
+        sources: base.sources.clone(),
+        package: base.package.clone(),
+        packages: base.packages.clone(),
+        ..head
+    };
+    Ok([base, head])
+}
+
+fn installing<'a>(
+    request: &'a ComparisonRequest,
+    built: bool,
+    running: &'a Running,
+) -> Installing<'a> {
+    let timeout = request.wait.unwrap_or(versions::TIMEOUT);
+    Installing { wanted: &request.benches, built, timeout, running }
+}
+
+fn from_folder(
+    request: &ComparisonRequest,
+    folder: &Folder,
+    (arm, path): (Arm, &Path),
+    (running, built): (&Running, bool),
+) -> Result<Side, CompareError> {
+    let label = path.display().to_string();
+    let found = prebuilt(path).map_err(|cause| CompareError::io("read", path, cause))?;
+    let executables =
+        install(&folder.side(arm), &found, &label, installing(request, built, running))?;
+    if executables.driven.is_empty() && executables.foreign.is_empty() {
+        return Err(CompareError::Usage(format!("no bench executable in {label}")));
+    }
+    Ok(Side {
+        label,
+        commit: format!("prebuilt-{arm}"),
+        sources: None,
+        package: request.package.clone(),
+        packages: BTreeMap::new(),
+        executables,
+    })
+}
+
+fn from_revision(
+    request: &ComparisonRequest,
+    folder: &Folder,
+    arm: Arm,
+    (revision, checkout, repository): (&Revision, &Checkout, &Repository),
+    (progress, running): (&ComparisonProgress, &Running),
+) -> Result<Side, CompareError> {
+    let side_name = arm.name();
+    let label = revision.label();
+    let surroundings = Surroundings::of_repository(&repository.top);
+    let package_in = |side: &Path| surroundings.copy(side).join(&repository.package);
+    let notes = checkout.check_out(revision)?;
+    notes.iter().for_each(|note| progress.say(&format!("{side_name}: {note}")));
+    progress.now(&format!("building {side_name}: {label}"));
+    let seeded = match arm {
+        Arm::Head => seed(&folder.side(Arm::Base), &folder.side(arm)),
+        Arm::Base => seed_from_user(request, repository, &folder.side(arm)),
+    };
+    if seeded.is_err() {
+        // Cargo then compiles the dependencies once more; on a full disk it reports that.
+        let _ = std::fs::remove_dir_all(folder.side(arm).join("target.partial"));
+    }
+    let wanted =
+        BuildTargets { benches: &request.benches, package: None, profile: &request.profile };
+    let build = |wanted: BuildTargets<'_>| {
+        folder.in_slot(arm, |slot| {
+            let manifest = package_in(slot).join("Cargo.toml");
+            if !manifest.is_file() {
+                let name = repository.package.join("Cargo.toml");
+                return Err(CompareError::Unbuildable(format!(
+                    "{side_name} {label} has no {}",
+                    name.display()
+                )));
+            }
+            let mut command = cargo::command(wanted);
+            command
+                .arg("--manifest-path")
+                .arg(&manifest)
+                .current_dir(manifest.parent().unwrap_or(slot));
+            command.env("CARGO_TARGET_DIR", slot.join("target"));
+            let said = |line: &str| progress.passing(&format!("building {side_name}: {line}"));
+            let built = cargo::build(&mut command, (running, request.build_wait), said);
+            let unbuilt = unbuilt_benches(manifest.parent().unwrap_or(slot));
+            built.map(|built| (built, unbuilt)).map_err(|why| {
+                let flag = match why {
+                    BuildError::TimedOut(_) => " (--build-wait sets this)",
+                    _ => "",
+                };
+                // What is missing may be why.
+                let notes: String = notes.iter().map(|note| format!("\n{note}")).collect();
+                let reach = reach_note(&why, slot);
+                let text = format!("{side_name} {label} {why}{flag}{notes}{reach}");
+                match why {
+                    BuildError::Failed(_) => CompareError::Unbuildable(text),
+                    _ => CompareError::Usage(text),
+                }
+            })
+        })
+    };
+    // A bench that one side lacks is no failure of the build: cargo is asked for what there is.
+    let (built, unbuilt) = match build(wanted) {
+        Err(CompareError::Unbuildable(text))
+            if !request.benches.is_empty() && text.contains("no bench target named") =>
+        {
+            build(BuildTargets { benches: &[], ..wanted })?
+        }
+        other => other?,
+    };
+    let relocated = |path: PathBuf| match path.strip_prefix(folder.slot()) {
+        Ok(below) => folder.side(arm).join(below),
+        Err(_) => path,
+    };
+    for outside in surroundings.outside(&folder.slot(), &built.manifests) {
+        progress.say_once(&format!(
+            "{} lies outside of the repository: both sides use it as it is now",
+            outside.display()
+        ));
+    }
+    let packages = packages_of(&built.benches)
+        .map_err(|why| CompareError::Usage(format!("{side_name} {label}: {why}")))?;
+    let built: BTreeMap<String, PathBuf> =
+        built.benches.into_iter().map(|built| (built.bench, relocated(built.path))).collect();
+    let how = installing(request, true, running);
+    let mut executables = install(&folder.side(arm), &built, &format!("{side_name} {label}"), how)?;
+    let asked = |bench: &String| request.benches.is_empty() || request.benches.contains(bench);
+    let unbuilt = unbuilt.into_iter();
+    let unbuilt = unbuilt.filter(|(bench, _)| asked(bench) && !built.contains_key(bench));
+    executables.foreign.extend(unbuilt);
+    let package = package_in(&folder.slot());
+    let commit = revision.commit.clone();
+    Ok(Side { label, sources: Some(commit.clone()), commit, package, packages, executables })
+}
+
+/// Starts the first build of a side with the registry's crates that the user's own builds compiled.
+fn seed_from_user(
+    request: &ComparisonRequest,
+    repository: &Repository,
+    side: &Path,
+) -> std::io::Result<()> {
+    let profile = match request.profile.as_str() {
+        "bench" | "release" => "release",
+        "dev" | "test" => "debug",
+        own => own,
+    };
+    let locks = [repository.top.clone(), repository.top.join(&repository.package)];
+    let lock = locks.iter().find_map(|it| std::fs::read_to_string(it.join("Cargo.lock")).ok());
+    let count = lock.map(|lock| seed_registry(&request.target, profile, side, &lock));
+    count.transpose().map(drop)
+}
+
+/// The cause, where a build looked for a file in the folder of the sides that is not there.
+fn reach_note(why: &BuildError, slot: &Path) -> String {
+    let text = why.to_string();
+    let missing = ["No such file", "failed to read", "couldn't read"];
+    let cause =
+        missing.iter().any(|it| text.contains(it)) && text.contains(&*slot.to_string_lossy());
+    let note = "\nnote: sides are built from copies of the repository; relative paths that lead out \
+                of it by more than two folders, and untracked files that git ignores, are not found \
+                there. An absolute path works";
+    if cause { note.to_owned() } else { String::new() }
+}
+
+/// The folder of the package of each bench.
+///
+/// # Errors
+/// When two packages of a workspace have a bench of one name: cases could not be told apart.
+fn packages_of(built: &[Built]) -> Result<BTreeMap<String, PathBuf>, String> {
+    let mut packages: BTreeMap<String, PathBuf> = BTreeMap::new();
+    for Built { bench, manifest, .. } in built {
+        let folder = manifest.parent().map(Path::to_owned).unwrap_or_default();
+        let known = packages.entry(bench.clone()).or_insert_with(|| folder.clone());
+        if *known != folder {
+            let name = |folder: &Path| {
+                folder.file_name().unwrap_or_default().to_string_lossy().into_owned()
+            };
+            return Err(format!(
+                "the packages in {} and {} both have a bench `{bench}`: compare in the folder of \
+                 one of them",
+                name(known),
+                name(&folder)
+            ));
+        }
+    }
+    Ok(packages)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bench_runs_in_the_folder_of_its_package_and_names_do_not_collide() {
+        let built = |bench: &str, manifest: &str| Built {
+            bench: bench.to_owned(),
+            path: PathBuf::from("/t/x"),
+            manifest: PathBuf::from(manifest),
+        };
+        let one = [built("a", "/w/one/Cargo.toml"), built("b", "/w/two/Cargo.toml")];
+        let packages = packages_of(&one).unwrap();
+        assert_eq!(packages["b"], PathBuf::from("/w/two"));
+        let both = [one[0].clone(), built("a", "/w/two/Cargo.toml")];
+        let why = packages_of(&both).unwrap_err();
+        assert!(why.contains("in one and two both have a bench `a`"), "{why}");
+    }
+}

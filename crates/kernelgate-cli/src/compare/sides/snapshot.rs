@@ -1,0 +1,332 @@
+//! The work tree with its uncommitted changes, as a commit of a checkout.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use kernelgate::display;
+use kernelgate::record::text::one_line;
+
+use super::checkout::Checkout;
+use super::git::{Repository, Revision, git, output, run};
+use super::submodules;
+use crate::compare::CompareError;
+
+/// Bytes of untracked files that are copied without a word.
+const QUIET_BYTES: u64 = 50_000_000;
+/// Files, or submodules, that a message names.
+const MAX_NAMED: usize = 3;
+const ACTION: &str = "snapshot the working tree";
+
+/// What is no part of a snapshot, and who is told what is.
+#[derive(Clone, Copy)]
+pub struct Taking<'a> {
+    /// The target folder, which is left out even where it is not ignored.
+    pub target: &'a Path,
+    /// Untracked files and folders that are left out.
+    pub leave_out: &'a [PathBuf],
+    /// Told before much is copied.
+    pub say: &'a dyn Fn(&str),
+}
+
+/// The work tree as a commit: tracked changes, new files that are not ignored, and the same of its
+/// submodules. The same content gives the same commit.
+///
+/// Its objects go to the store of the checkout.
+///
+/// # Errors
+/// When git cannot read the work tree, or what is to be left out is tracked.
+pub fn snapshot(
+    of: &Repository,
+    checkout: &Checkout,
+    taking: Taking<'_>,
+) -> Result<Revision, CompareError> {
+    for path in taking.leave_out {
+        check_untracked(of, path)?;
+    }
+    let (revision, changed) = commit(of, &checkout.store(), taking)?;
+    // Whoever wrote the repository chose the paths.
+    let plain = |path: &PathBuf| one_line(&path.display().to_string());
+    let name = match &changed[..] {
+        [] => return Ok(revision),
+        [one] => format!("{}, with changes in submodule {}", revision.name, plain(one)),
+        several => {
+            let named: Vec<String> = several.iter().take(MAX_NAMED).map(plain).collect();
+            let more = several.len() - named.len();
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            format!("{}, with changes in submodules {}{more}", revision.name, named.join(", "))
+        }
+    };
+    Ok(Revision { name, ..revision })
+}
+
+/// The commit, and the submodules that hold changes which are not committed in them. What its
+/// submodules need lies below the store, by their paths, as `checkout` looks for it.
+fn commit(
+    of: &Repository,
+    store: &Path,
+    taking: Taking<'_>,
+) -> Result<(Revision, Vec<PathBuf>), CompareError> {
+    let head = of.resolve("HEAD")?;
+    let io = |cause: std::io::Error| CompareError::Usage(format!("failed to {ACTION}: {cause}"));
+    let objects = store.join("objects");
+    std::fs::create_dir_all(&objects).map_err(io)?;
+    let folder = tempfile::tempdir().map_err(io)?;
+    let index = folder.path().join("index");
+    let own = run(git(&of.top).args(["rev-parse", "--git-path", "index"]), ACTION)?;
+    // A copy saves reading every file again; without one everything is read.
+    if copy_with_time(&of.top.join(own), &index).is_err() {
+        let _ = std::fs::remove_file(&index);
+    }
+    let alternates = std::env::join_paths(&of.objects).unwrap_or_default();
+    let plumbing = || {
+        let mut command = git(&of.top);
+        command.env("GIT_INDEX_FILE", &index).env("GIT_OBJECT_DIRECTORY", &objects);
+        command.env("GIT_ALTERNATE_OBJECT_DIRECTORIES", &alternates);
+        for who in ["AUTHOR", "COMMITTER"] {
+            command
+                .env(format!("GIT_{who}_NAME"), "kernelgate")
+                .env(format!("GIT_{who}_EMAIL"), "kernelgate@localhost");
+            command.env(format!("GIT_{who}_DATE"), "2000-01-01T00:00:00Z");
+        }
+        command
+    };
+    add(of, plumbing, taking)?;
+    let mut changed = Vec::new();
+    for link in submodules::of_index(plumbing())? {
+        let Some(inner) = submodules::work_tree(&of.top.join(&link.path)) else { continue };
+        let below = store.join("submodules").join(&link.path);
+        let (revision, within) = commit(&inner, &below, taking)?;
+        if revision.commit != link.commit {
+            let entry = format!("160000,{},{}", revision.commit, link.path.display());
+            run(plumbing().args(["update-index", "--cacheinfo", &entry]), ACTION)?;
+            changed.push(link.path.clone());
+        }
+        changed.extend(within.into_iter().map(|path| link.path.join(path)));
+    }
+    let tree = run(plumbing().arg("write-tree"), ACTION)?;
+    if tree == run(git(&of.top).args(["rev-parse", "HEAD^{tree}"]), ACTION)? {
+        let name = "working tree, no changes".to_owned();
+        return Ok((Revision { name, commit: head.commit }, changed));
+    }
+    let commit = run(
+        plumbing().args(["commit-tree", &tree, "-p", &head.commit, "-m", "working tree"]),
+        ACTION,
+    )?;
+    Ok((Revision { name: "working tree".to_owned(), commit }, changed))
+}
+
+/// Copies an index. Git takes a file of the recorded size and second for unchanged only where the
+/// index was written in a later second: as new as the copy is, it would miss an edit of equal length
+/// in the second of the commit.
+fn copy_with_time(from: &Path, to: &Path) -> std::io::Result<()> {
+    std::fs::copy(from, to)?;
+    let modified = std::fs::metadata(from)?.modified()?;
+    std::fs::File::options().write(true).open(to)?.set_modified(modified)
+}
+
+/// Adds what is in the work tree to an index: of untracked files not those that are left out.
+fn add(
+    of: &Repository,
+    plumbing: impl Fn() -> Command,
+    taking: Taking<'_>,
+) -> Result<(), CompareError> {
+    let top = of.top.canonicalize().unwrap_or_else(|_| of.top.clone());
+    let below = |path: &PathBuf| {
+        let path = path.canonicalize().ok()?.strip_prefix(&top).map(Path::to_owned).ok()?;
+        (path.components().next().is_some()).then_some(path)
+    };
+    // Where it is ignored already, as most are, git takes an exclusion by name for a mistake.
+    let ignored = |path: &PathBuf| {
+        let asked = git(&of.top).args(["check-ignore", "--quiet", "--"]).arg(path).status();
+        asked.is_ok_and(|status| status.success())
+    };
+    let unwanted = taking.leave_out.iter().map(PathBuf::as_path).chain([taking.target]);
+    let unwanted: Vec<String> = unwanted
+        .filter_map(|path| below(&path.to_owned()))
+        .filter(|path| !ignored(path))
+        .map(|path| format!(":(exclude,literal){}", path.display()))
+        .collect();
+    let mut listing = git(&of.top);
+    listing.args(["ls-files", "--others", "--exclude-standard", "-z", "--", "."]).args(&unwanted);
+    say_how_much(of, &run(&mut listing, ACTION)?, taking.say);
+    let quietly = ["-c", "core.safecrlf=false", "-c", "advice.addEmbeddedRepo=false", "add"];
+    if !unwanted.is_empty() {
+        // Tracked files are part of it wherever they lie.
+        run(plumbing().args(quietly).arg("--update"), ACTION)?;
+    }
+    run(plumbing().args(quietly).args(["--all", "--", "."]).args(&unwanted), ACTION).map(drop)
+}
+
+/// Says what untracked files take where that is much: a copy of each is made.
+fn say_how_much(of: &Repository, untracked: &str, say: &dyn Fn(&str)) {
+    let size = |name: &str| std::fs::symlink_metadata(of.top.join(name)).map_or(0, |it| it.len());
+    let mut sizes: Vec<(u64, &str)> =
+        untracked.split('\0').filter(|it| !it.is_empty()).map(|it| (size(it), it)).collect();
+    let sum: u64 = sizes.iter().map(|(bytes, _)| bytes).sum();
+    if sum <= QUIET_BYTES {
+        return;
+    }
+    sizes.sort_by_key(|(bytes, name)| (std::cmp::Reverse(*bytes), *name));
+    let named: Vec<String> = sizes
+        .iter()
+        .take(MAX_NAMED)
+        .map(|(bytes, name)| format!("{name} ({})", display::bytes(*bytes)))
+        .collect();
+    say(&format!(
+        "{} of untracked files become part of the working tree's side, the largest: {}; \
+         .gitignore or --leave-out PATH leaves them out",
+        display::bytes(sum),
+        named.join(", ")
+    ));
+}
+
+/// Accepts what is to be left out.
+fn check_untracked(of: &Repository, path: &Path) -> Result<(), CompareError> {
+    let refuse =
+        |why: &str| Err(CompareError::Usage(format!("--leave-out {}: {why}", path.display())));
+    if std::fs::symlink_metadata(path).is_err() {
+        return refuse("there is no such file or folder");
+    }
+    let mut command = git(&of.top);
+    command.args(["ls-files", "--error-unmatch", "--"]).arg(path);
+    match path.is_dir() || !output(&mut command)?.status.success() {
+        true => Ok(()),
+        false => refuse("git tracks it, so it is part of what is compared"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, SystemTime};
+
+    use super::super::git::tests::{at, repository};
+    use super::*;
+
+    const NOTHING: &[PathBuf] = &[];
+
+    fn take(of: &Repository, checkout: &Checkout, target: &Path) -> Revision {
+        snapshot(of, checkout, Taking { target, leave_out: NOTHING, say: &|_| () }).unwrap()
+    }
+
+    #[test]
+    fn a_snapshot_holds_changes_and_new_files_and_touches_nothing() {
+        let (folder, repository) = repository();
+        let elsewhere = tempfile::tempdir().unwrap();
+        let checkout = Checkout::open(&repository, elsewhere.path()).unwrap();
+        let target = folder.path().join("target");
+        let clean = take(&repository, &checkout, &target);
+        assert_eq!(clean.commit, repository.resolve("main").unwrap().commit);
+        std::fs::write(folder.path().join("a"), "2").unwrap();
+        std::fs::create_dir(&target).unwrap();
+        for name in ["new", "ignored", "target/built"] {
+            std::fs::write(folder.path().join(name), "x").unwrap();
+        }
+        let status = || at(folder.path(), &["status", "--porcelain"]);
+        let objects = || std::fs::read_dir(&repository.objects[0]).unwrap().count();
+        let (before, count) = (status(), objects());
+        let changed = take(&repository, &checkout, &target);
+        assert_eq!(
+            take(&repository, &checkout, &target),
+            changed,
+            "the same content is the same commit"
+        );
+        assert_eq!((status(), objects()), (before, count));
+        assert!(
+            repository.resolve(&changed.commit).is_err(),
+            "its objects are not in the repository"
+        );
+        checkout.check_out(&changed).unwrap();
+        assert_eq!(std::fs::read_to_string(elsewhere.path().join("a")).unwrap(), "2");
+        assert!(
+            elsewhere.path().join("new").exists() && !elsewhere.path().join("ignored").exists()
+        );
+        assert!(!elsewhere.path().join("target").exists());
+        checkout.check_out(&clean).unwrap();
+        assert!(!elsewhere.path().join("new").exists());
+
+        // As in nearly every package.
+        std::fs::write(folder.path().join(".gitignore"), "/target\nignored\n").unwrap();
+        let usual = take(&repository, &checkout, &target);
+        checkout.check_out(&usual).unwrap();
+        assert!(elsewhere.path().join("new").exists() && !elsewhere.path().join("target").exists());
+    }
+
+    #[test]
+    fn an_edit_of_equal_length_in_the_second_of_the_commit_is_seen() {
+        let (folder, repository) = repository();
+        let elsewhere = tempfile::tempdir().unwrap();
+        let checkout = Checkout::open(&repository, elsewhere.path()).unwrap();
+        let second = || {
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+            (now.as_secs(), Duration::from_nanos(1_000_000_000 - u64::from(now.subsec_nanos())))
+        };
+        let file = folder.path().join("a");
+        for attempt in 0..10 {
+            std::thread::sleep(second().1);
+            let began = second().0;
+            std::fs::write(&file, format!("{attempt}1")).unwrap();
+            at(folder.path(), &["commit", "--quiet", "--all", "--message", "edit"]);
+            std::fs::write(&file, format!("{attempt}2")).unwrap();
+            let (ended, left) = second();
+            if began == ended {
+                std::thread::sleep(left);
+                let taken = take(&repository, &checkout, &folder.path().join("target"));
+                checkout.check_out(&taken).unwrap();
+                let seen = std::fs::read_to_string(elsewhere.path().join("a")).unwrap();
+                return assert_eq!(seen, format!("{attempt}2"));
+            }
+        }
+        panic!("a commit takes more than a second");
+    }
+
+    #[test]
+    fn much_that_is_untracked_is_said_can_be_left_out_and_is_not_kept() {
+        let (folder, repository) = repository();
+        let elsewhere = tempfile::tempdir().unwrap();
+        let large = folder.path().join("data/large");
+        std::fs::create_dir(folder.path().join("data")).unwrap();
+        // Sparse: large in a listing, quick to copy.
+        std::fs::File::create(&large).unwrap().set_len(QUIET_BYTES).unwrap();
+        std::fs::write(folder.path().join("data/small"), "x").unwrap();
+        let said = std::cell::RefCell::new(Vec::<String>::new());
+        let say = |text: &str| said.borrow_mut().push(text.to_owned());
+        let take = |checkout: &Checkout, leave_out: &[PathBuf]| {
+            let target = Path::new("/none");
+            snapshot(&repository, checkout, Taking { target, leave_out, say: &say })
+        };
+        let checkout = Checkout::open(&repository, elsewhere.path()).unwrap();
+        let everything = take(&checkout, NOTHING).unwrap();
+        let text = said.take().concat();
+        assert!(text.contains("data/large (50.0 MB)") && text.contains("--leave-out"), "{text}");
+        checkout.check_out(&everything).unwrap();
+        assert!(elsewhere.path().join("data/large").exists());
+
+        // The next comparison: nothing of the one before is kept.
+        let checkout = Checkout::open(&repository, elsewhere.path()).unwrap();
+        assert!(!checkout.store().exists());
+        std::fs::write(folder.path().join("a"), "2").unwrap();
+        let leave_out = [large.clone()];
+        let without = take(&checkout, &leave_out).unwrap();
+        assert_eq!(said.take(), [""; 0]);
+        checkout.check_out(&without).unwrap();
+        let there = |name: &str| elsewhere.path().join(name).exists();
+        assert!(!there("data/large") && there("data/small"));
+        assert_eq!(std::fs::read_to_string(elsewhere.path().join("a")).unwrap(), "2");
+        let gone = at(elsewhere.path(), &["cat-file", "--batch-check", "--batch-all-objects"]);
+        assert!(!gone.contains(&everything.commit), "{gone}");
+
+        for (path, why) in [("a", "git tracks it"), ("nothing", "no such file")] {
+            let paths = [folder.path().join(path)];
+            let message = take(&checkout, &paths).unwrap_err().to_string();
+            assert!(message.contains("--leave-out") && message.contains(why), "{message}");
+        }
+        // A folder that holds tracked files loses the untracked ones alone.
+        at(folder.path(), &["add", "data/small"]);
+        at(folder.path(), &["commit", "--quiet", "-m", "small"]);
+        std::fs::write(folder.path().join("data/small"), "y").unwrap();
+        let folder = [folder.path().join("data")];
+        checkout.check_out(&take(&checkout, &folder).unwrap()).unwrap();
+        assert!(!there("data/large"));
+        assert_eq!(std::fs::read_to_string(elsewhere.path().join("data/small")).unwrap(), "y");
+    }
+}

@@ -1,0 +1,111 @@
+//! Submodules: which commits a revision records for them, and where this machine has them. Nothing
+//! is fetched: what the user's clone does not hold is an error that says how to get it.
+
+use std::collections::BTreeMap;
+use std::path::{Component, Path, PathBuf};
+use std::process::Command;
+
+use super::git::{Repository, git, output, run};
+use crate::compare::CompareError;
+
+/// Mode of a tree's entry that is a commit of another repository.
+const GITLINK: &str = "160000";
+
+/// A submodule as a tree or an index records it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gitlink {
+    /// Where it lies, relative to the repository's root.
+    pub path: PathBuf,
+    /// The commit that belongs there.
+    pub commit: String,
+}
+
+/// The submodules that an index records; `command` is git where it applies.
+///
+/// # Errors
+/// When git cannot read it.
+pub fn of_index(mut command: Command) -> Result<Vec<Gitlink>, CompareError> {
+    let listed = run(command.args(["ls-files", "--stage", "-z"]), "list submodules")?;
+    // "160000 <commit> <stage>\t<path>"
+    Ok(parse(&listed, 1))
+}
+
+/// The submodules that a commit records.
+///
+/// # Errors
+/// When git cannot read it.
+pub fn of_commit(folder: &Path, commit: &str) -> Result<Vec<Gitlink>, CompareError> {
+    let mut command = git(folder);
+    command.args(["ls-tree", "-r", "-z", "--full-tree", commit]);
+    // "160000 commit <commit>\t<path>"
+    Ok(parse(&run(&mut command, "list submodules")?, 2))
+}
+
+fn parse(listed: &str, place: usize) -> Vec<Gitlink> {
+    let entries = listed.split('\0').filter_map(|entry| entry.split_once('\t'));
+    let links = entries.filter_map(|(facts, path)| {
+        let mut words = facts.split(' ');
+        let is_link = words.next() == Some(GITLINK);
+        let commit = words.nth(place - 1)?.to_owned();
+        let path = PathBuf::from(path);
+        (is_link && is_below(&path)).then_some(Gitlink { path, commit })
+    });
+    links.collect()
+}
+
+/// Whether a path stays below where it starts. Git lets no other into an index; a name in
+/// `.gitmodules` is whatever its author wrote.
+fn is_below(path: &Path) -> bool {
+    path.components().next().is_some()
+        && path.components().all(|part| matches!(part, Component::Normal(_)))
+}
+
+/// Names of submodules by path, as the `.gitmodules` of a commit has them.
+pub fn names(folder: &Path, commit: &str) -> BTreeMap<PathBuf, PathBuf> {
+    let blob = format!("--blob={commit}:.gitmodules");
+    let mut command = git(folder);
+    command.args(["config", &blob, "-z", "--get-regexp", r"^submodule\..*\.path$"]);
+    // Without the file, or an entry in it, git fails.
+    let Ok(listed) = output(&mut command) else { return BTreeMap::new() };
+    let text = String::from_utf8_lossy(&listed.stdout);
+    let each = text.split('\0').filter_map(|entry| {
+        let (key, path) = entry.split_once('\n')?;
+        let name = key.strip_prefix("submodule.")?.strip_suffix(".path")?;
+        is_below(Path::new(name)).then(|| (PathBuf::from(path), PathBuf::from(name)))
+    });
+    each.collect()
+}
+
+/// Where this machine has the repository of a submodule: its work tree in the user's, and what git
+/// keeps of it under its name. Nothing where neither is there.
+pub fn source(of: &Repository, path: &Path, name: Option<&PathBuf>) -> Repository {
+    let top = of.top.join(path);
+    let mut found = Repository {
+        top: top.clone(),
+        package: PathBuf::new(),
+        objects: Vec::new(),
+        modules: Vec::new(),
+        object_format: of.object_format.clone(),
+    };
+    if let Some(work_tree) = work_tree(&top) {
+        found.objects.extend(work_tree.objects);
+        found.modules.extend(work_tree.modules);
+    }
+    for kept in &of.modules {
+        let kept = kept.join(name.map_or(path, PathBuf::as_path));
+        if kept.join("objects").is_dir() && !found.objects.contains(&kept.join("objects")) {
+            found.objects.push(kept.join("objects"));
+            found.modules.push(kept.join("modules"));
+        }
+    }
+    found
+}
+
+/// The repository whose work tree begins at a folder; none where git would answer for one around
+/// it.
+pub fn work_tree(top: &Path) -> Option<Repository> {
+    std::fs::symlink_metadata(top.join(".git")).ok()?;
+    let found = Repository::around(top).ok()?;
+    let same = found.top.canonicalize().ok()? == top.canonicalize().ok()?;
+    same.then_some(found)
+}

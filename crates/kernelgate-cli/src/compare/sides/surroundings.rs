@@ -1,0 +1,169 @@
+//! Links to the files beside the user's repository, for a package that names some: a path
+//! dependency, a `[patch]`, an `include_str!` or a build script with a path out of the repository.
+//!
+//! The copy of a side lies at `sources/<grandparent>/<parent>/<repository>` below the side's folder,
+//! under the names that these folders have for the user. Beside it are links, so that `../other` and
+//! `../../other` lead to the user's files, which both sides read as they are now. Deliberately absent:
+//! paths that lead out of more than two folders, and hidden files (cargo finds its configuration
+//! above the target folder already).
+
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+
+use crate::compare::CompareError;
+
+/// Folder of a side that holds the copy of the repository and the links.
+pub const SOURCES: &str = "sources";
+/// Manifests that would make a workspace around the copy.
+const WORKSPACE: [&str; 2] = ["Cargo.toml", "Cargo.lock"];
+
+/// The copy of a repository and its surroundings, below the folder of a side.
+pub struct Surroundings {
+    top: PathBuf,
+    names: [OsString; 3],
+}
+
+impl Surroundings {
+    /// Surroundings of the repository with this root.
+    pub fn of_repository(top: &Path) -> Self {
+        let mut above = top.ancestors().map(Path::file_name);
+        let mut name = |default: &str| {
+            let name = above.next().flatten();
+            name.map_or_else(|| default.into(), OsStr::to_owned)
+        };
+        let (repository, parent) = (name("repository"), name("parent"));
+        Self { top: top.to_owned(), names: [name("grandparent"), parent, repository] }
+    }
+
+    /// Folder of the copy, in the folder of a side.
+    pub fn copy(&self, side: &Path) -> PathBuf {
+        side.join(SOURCES).join(self.names.iter().collect::<PathBuf>())
+    }
+
+    /// Makes the links of a side, and removes those whose files are gone.
+    ///
+    /// # Errors
+    /// When the folder of the side cannot be written.
+    pub fn link(&self, side: &Path) -> Result<(), CompareError> {
+        let copy = self.copy(side);
+        let above = |path: &Path, count| path.ancestors().nth(count).map(Path::to_owned);
+        for count in [1, 2] {
+            let (Some(links), Some(files)) = (above(&copy, count), above(&self.top, count)) else {
+                continue;
+            };
+            let own = above(&self.top, count - 1).unwrap_or_default();
+            let linked = link_folder(&files, &links, &own, side);
+            linked.map_err(|cause| CompareError::io("link files in", &links, cause))?;
+        }
+        Ok(())
+    }
+
+    /// Folders of packages outside of the repository among those that cargo built in the folder of a
+    /// side, relative to the repository.
+    pub fn outside(&self, side: &Path, manifests: &BTreeSet<PathBuf>) -> Vec<PathBuf> {
+        let copy = self.copy(side);
+        let relative = |manifest: &PathBuf| {
+            let package = manifest.parent().filter(|package| !package.starts_with(&copy))?;
+            (1..=2).find_map(|count| {
+                let above = copy.ancestors().nth(count)?;
+                let up: PathBuf = std::iter::repeat_n("..", count).collect();
+                package.strip_prefix(above).ok().map(|below| up.join(below))
+            })
+        };
+        let packages: BTreeSet<PathBuf> = manifests.iter().filter_map(relative).collect();
+        packages.into_iter().collect()
+    }
+}
+
+#[cfg(unix)]
+fn link_folder(files: &Path, links: &Path, own: &Path, side: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(links)?;
+    for entry in std::fs::read_dir(links)?.flatten() {
+        if entry.file_type()?.is_symlink() && !entry.path().exists() {
+            std::fs::remove_file(entry.path())?;
+        }
+    }
+    // A folder that cannot be listed has nothing that the user's own build could find by its name.
+    for entry in std::fs::read_dir(files).into_iter().flatten().flatten() {
+        let (name, file) = (entry.file_name(), entry.path());
+        let hidden = name.as_encoded_bytes().starts_with(b".");
+        let kind = entry.file_type()?;
+        let other = !(kind.is_dir() || kind.is_file() || kind.is_symlink());
+        if hidden || other || WORKSPACE.iter().any(|it| name == *it) {
+            continue;
+        }
+        // The repository itself is a copy, and the copy is not linked into itself.
+        if file != own && !side.starts_with(&file) {
+            let link = links.join(name);
+            if std::fs::read_link(&link).is_ok_and(|target| target == file) {
+                continue;
+            }
+            let _ = std::fs::remove_file(&link);
+            std::os::unix::fs::symlink(file, link)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(not(unix))]
+fn link_folder(_: &Path, _: &Path, _: &Path, _: &Path) -> std::io::Result<()> {
+    Ok(())
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_beside_the_repository_are_found_from_its_copy() {
+        let root = tempfile::tempdir().unwrap();
+        let top = root.path().join("a/b/own");
+        for (file, text) in [
+            ("a/b/own/Cargo.toml", "own"),
+            ("a/b/other/Cargo.toml", "other"),
+            ("a/far/text", "far"),
+            ("a/b/.hidden", "hidden"),
+            ("a/b/Cargo.toml", "a workspace"),
+            ("a/b/text", "beside"),
+        ] {
+            let path = root.path().join(file);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        let side = top.join("target/compare/base");
+        let surroundings = Surroundings::of_repository(&top);
+        let copy = surroundings.copy(&side);
+        assert_eq!(copy, side.join("sources/a/b/own"));
+        std::fs::create_dir_all(&copy).unwrap();
+        let read = |path: &str| std::fs::read_to_string(copy.join(path)).ok();
+        for _ in 0..2 {
+            surroundings.link(&side).unwrap();
+            assert_eq!(read("../other/Cargo.toml").as_deref(), Some("other"));
+            assert_eq!(read("../text").as_deref(), Some("beside"));
+            assert_eq!(read("../../far/text").as_deref(), Some("far"));
+            assert_eq!(read("../../b/text").as_deref(), Some("beside"));
+            for absent in ["Cargo.toml", "../own/Cargo.toml", "../Cargo.toml", "../.hidden"] {
+                assert_eq!(read(absent), None, "{absent}");
+            }
+        }
+        std::fs::remove_file(root.path().join("a/b/text")).unwrap();
+        surroundings.link(&side).unwrap();
+        assert!(std::fs::symlink_metadata(copy.join("../text")).is_err(), "a link to nothing");
+    }
+
+    #[test]
+    fn packages_outside_of_the_repository_are_named_from_it() {
+        let surroundings = Surroundings::of_repository(Path::new("/a/b/own"));
+        let manifests = ["a/b/own/Cargo.toml", "a/b/x/y/Cargo.toml", "a/z/Cargo.toml"];
+        let side = Path::new("/t/slot");
+        let below = |path: &&str| side.join(SOURCES).join(path);
+        let mut manifests: BTreeSet<PathBuf> = manifests.iter().map(below).collect();
+        manifests.insert(PathBuf::from("/registry/serde/Cargo.toml"));
+        let outside = surroundings.outside(side, &manifests);
+        assert_eq!(outside, [PathBuf::from("../../z"), PathBuf::from("../x/y")]);
+        let root = Surroundings::of_repository(Path::new("/own"));
+        assert_eq!(root.copy(side), side.join("sources/grandparent/parent/own"));
+        root.link(&tempfile::tempdir().unwrap().path().join("side")).unwrap();
+    }
+}

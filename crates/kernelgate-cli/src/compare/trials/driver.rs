@@ -1,0 +1,37 @@
+//! A trial by either driver: benches of this harness by the protocol, others by Criterion's flags.
+
+use std::process::Stdio;
+
+use super::process::{TrialProcess, TrialSetup};
+use super::{by_criterion, by_protocol};
+use crate::benches::child::Running;
+use crate::compare::sides::install::Driver;
+use kernelgate::record::ProcessRun;
+
+/// Runs a trial; its run, or none where it has no case that was asked for.
+///
+/// # Errors
+/// A fragment that says how it failed.
+pub fn run(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>) -> Result<Option<ProcessRun>, String> {
+    match trial.driver {
+        Driver::Protocol(_) => by_protocol::measure(setup, trial),
+        Driver::Criterion => by_criterion::measure(setup, trial).map(Some),
+    }
+}
+
+/// Starts a trial that is not waited for, to be ended through `co_running`.
+///
+/// # Errors
+/// A fragment that says why it does not start.
+pub fn start_co_running(
+    setup: &TrialSetup<'_>,
+    trial: &TrialProcess<'_>,
+    co_running: &Running,
+) -> Result<(), String> {
+    let mut command = match trial.driver {
+        Driver::Protocol(_) => by_protocol::command(setup, trial, "co-running.json")?,
+        Driver::Criterion => by_criterion::command(setup, trial, "co-running-criterion")?,
+    };
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    co_running.start(&mut command).map(drop).map_err(|cause| format!("failed to start: {cause}"))
+}

@@ -1,0 +1,8 @@
+//! One process of a comparison: how it is started, and the run that it must answer with.
+
+pub mod by_criterion;
+pub mod by_protocol;
+pub mod driver;
+pub mod expected;
+pub mod load;
+pub mod process;

@@ -1,0 +1,152 @@
+//! `kernelgate list`: workloads with their axes, implementations, and the selected cases.
+
+use std::collections::BTreeMap;
+
+use kernelgate::display;
+use kernelgate::display::table::Table;
+use kernelgate::display::terminal;
+use kernelgate::exit::Exit;
+use kernelgate::protocol::{Action, ListedCase, ListedProblem, Listing, ResponseBody};
+use kernelgate::record::Store;
+use serde::Serialize;
+
+use crate::verbs::shared::choice::{Choice, unexpected};
+use crate::verbs::shared::output::{OutputFormat, print_json};
+use crate::verbs::shared::settings::shard_words;
+
+/// Width to which descriptions are broken where there is no terminal.
+const COLUMNS: usize = 100;
+
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    choice: Choice,
+    /// How to print
+    #[arg(long, value_enum, default_value = "text")]
+    format: OutputFormat,
+}
+
+/// A case as JSON has it.
+#[derive(Debug, Serialize)]
+struct JsonCase<'a> {
+    bench: &'a str,
+    case: &'a str,
+    /// Whether it can run here, or why not.
+    status: String,
+    matmul_flops: u64,
+    bytes: u64,
+    host_bytes: u64,
+    /// Declared by GPU implementations; absent where nothing is declared.
+    device_bytes: Option<u64>,
+}
+
+pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+    let mut listings: Vec<(String, Listing)> = Vec::new();
+    for (bench, answer) in arguments.choice.ask(store, &Action::List)? {
+        let ResponseBody::List(listing) = answer else { return Err(unexpected(&bench)) };
+        listings.push((bench, listing));
+    }
+    let cases = || {
+        listings
+            .iter()
+            .flat_map(|(bench, listing)| listing.cases.iter().map(move |case| (bench, case)))
+    };
+    if arguments.format == OutputFormat::Json {
+        print_json(&cases().map(|(bench, case)| listed(bench, case)).collect::<Vec<_>>())?;
+        return Ok(Exit::Fine);
+    }
+    if arguments.choice.filter.is_none() && arguments.format == OutputFormat::Text {
+        listings.iter().flat_map(|(_, listing)| &listing.workloads).for_each(print_workload);
+        println!();
+    }
+    let (runs, skipped): (Vec<_>, Vec<_>) =
+        cases().map(|(_, case)| case).partition(|case| case.reason.is_none());
+    if !runs.is_empty() {
+        let table = table(&runs);
+        println!("{}", arguments.format.table(&table));
+        println!("\n{}", LEGEND);
+    }
+    println!("{} cases run here{}", runs.len(), shard_words());
+    let (never, not_here): (Vec<_>, Vec<_>) =
+        skipped.into_iter().partition(|case| case.unsupported);
+    for (reason, ids) in by_reason(&not_here) {
+        let more = match ids.len() - 1 {
+            0 => String::new(),
+            more => format!(", and {more} more"),
+        };
+        let (count, reason) = (ids.len(), arguments.format.words(reason));
+        let id = arguments.format.words(ids[0]);
+        arguments.format.print(&format!("skipped {count}: {reason}\n    {id}{more}"));
+    }
+    if !never.is_empty() {
+        println!(
+            "{} more combinations that their implementation does not compute: --format json has \
+             them",
+            never.len()
+        );
+    }
+    Ok(Exit::Fine)
+}
+
+/// What the columns mean.
+const LEGEND: &str = "work: of GEMMs, else fewest bytes moved; memory: of the host at the peak;\nGPU memory: as the implementation declares it";
+
+fn table(cases: &[&ListedCase]) -> Table {
+    let on_gpu = cases.iter().any(|case| case.device_bytes.is_some());
+    let columns = ["case", "work", "memory", "GPU memory"];
+    let mut table = Table::new(if on_gpu { &columns } else { &columns[..3] });
+    for case in cases {
+        let work = match (case.matmul_flops, case.bytes) {
+            (0, 0) => "-".to_owned(),
+            (0, bytes) => display::bytes(bytes),
+            (flops, _) => format!("{:.2} GFLOP", flops as f64 / 1e9),
+        };
+        let mut cells = vec![case.case.clone(), work, display::bytes(case.host_bytes)];
+        if on_gpu {
+            cells.push(case.device_bytes.map_or_else(|| "-".to_owned(), display::bytes));
+        }
+        table.row(cells);
+    }
+    table
+}
+
+/// Cases that share a reason are one line: on a host without a GPU, all of its rows.
+fn by_reason<'a>(cases: &[&'a ListedCase]) -> BTreeMap<&'a str, Vec<&'a str>> {
+    let mut grouped: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for case in cases {
+        let reason = case.reason.as_deref().unwrap_or_default();
+        grouped.entry(reason).or_default().push(&case.case);
+    }
+    grouped
+}
+
+fn print_workload(workload: &ListedProblem) {
+    let columns = terminal::columns().unwrap_or(COLUMNS);
+    let wrapped = |text: &str, indent| terminal::wrapped(text, indent, columns);
+    println!("{}", wrapped(&format!("{}: {}", workload.name, workload.about), 4));
+    for [name, values, about] in &workload.axes {
+        println!("{}", wrapped(&format!("    axis {name:<9} {values}: {about}"), 19));
+    }
+    for row in &workload.implementations {
+        println!("{}", wrapped(&format!("    {:<14} {}", row.name, row.about), 19));
+    }
+}
+
+fn listed<'a>(bench: &'a str, case: &'a ListedCase) -> JsonCase<'a> {
+    let ListedCase { matmul_flops, bytes, host_bytes, device_bytes, .. } = *case;
+    JsonCase {
+        bench,
+        case: &case.case,
+        status: status(case),
+        matmul_flops,
+        bytes,
+        host_bytes,
+        device_bytes,
+    }
+}
+
+fn status(case: &ListedCase) -> String {
+    case.reason
+        .as_ref()
+        .map_or_else(|| "runs here".to_owned(), |reason| format!("skipped: {reason}"))
+}

@@ -1,0 +1,217 @@
+//! `kernelgate verify`: every selected case against the fp64 reference, and on request all tensors
+//! as safetensors.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use kernelgate::display::table::Table;
+use kernelgate::exit::Exit;
+use kernelgate::protocol::{Action, CaseStatus, ResponseBody, VerifiedCase};
+use kernelgate::record::{Store, file, tensors};
+use kernelgate::workload::{Dtype, Tensors};
+use safetensors::tensor::TensorView;
+
+use super::numerics;
+use super::verified::Verified;
+use crate::verbs::shared::choice::{Choice, unexpected};
+use crate::verbs::shared::output::{OutputFormat, print_json};
+use crate::verbs::shared::settings::shard_words;
+
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    choice: Choice,
+    /// Write inputs, outputs and reference of each case to DIR/CASE.safetensors
+    #[arg(long, value_name = "DIR")]
+    dump: Option<PathBuf>,
+    /// Verify with so many seeds, one after the other, and record the errors: `gate` compares them
+    /// with those of the baseline, which `baseline add` takes them into
+    #[arg(
+        long,
+        value_name = "COUNT",
+        default_value_t = 1,
+        conflicts_with = "dump",
+        value_parser = clap::value_parser!(u64).range(1..=64)
+    )]
+    seeds: u64,
+    /// How to print
+    #[arg(long, value_enum, default_value = "text")]
+    format: OutputFormat,
+}
+
+pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+    let context = |folder: &Path| format!("failed to write {}", folder.display());
+    let raw = match &arguments.dump {
+        Some(folder) => {
+            std::fs::create_dir_all(folder).with_context(|| context(folder))?;
+            // Beside the files that are made of it: as much room is needed there anyway.
+            Some(tempfile::tempdir_in(folder).with_context(|| context(folder))?)
+        }
+        None => None,
+    };
+    // The bench runs in another folder.
+    let dump = raw.as_ref().map(|raw| raw.path().canonicalize()).transpose()?;
+    if let Some(folder) = dump.as_ref().filter(|folder| folder.to_str().is_none()) {
+        anyhow::bail!("--dump: {} is not UTF-8, which a request cannot name", folder.display());
+    }
+    let verified = if arguments.seeds > 1 {
+        numerics::record(&arguments.choice, store, arguments.seeds)?
+    } else {
+        once(&arguments.choice, store, &Action::Verify { dump })?
+    };
+    let Verified { rows, broken } = verified;
+    let dumped = match (&arguments.dump, &raw) {
+        (Some(folder), Some(raw)) => dump_all(folder, raw.path(), &rows),
+        _ => Ok(()),
+    };
+    let broken = broken.or(dumped.err());
+    let failed = rows.iter().filter(|row| row.status == CaseStatus::Failed).count();
+    match arguments.format {
+        OutputFormat::Json => print_json(&rows)?,
+        OutputFormat::Text | OutputFormat::Markdown => {
+            let mut table = Table::new(&[
+                "case",
+                "status",
+                "checked",
+                "max error",
+                "relative L2",
+                "same bits again",
+            ]);
+            // Reasons are no cells: below the table, each once.
+            let ran = rows.iter().filter(|row| row.status != CaseStatus::Skipped);
+            ran.for_each(|row| table.row(cells(row)));
+            if !table.is_empty() {
+                println!("{}", arguments.format.table(&table));
+            }
+            for (reason, ids) in skips_by_reason(&rows) {
+                let more = match ids.len() - 1 {
+                    0 => String::new(),
+                    more => format!(", and {more} more"),
+                };
+                let (count, reason) = (ids.len(), arguments.format.words(reason));
+                let id = arguments.format.words(ids[0]);
+                arguments.format.print(&format!("skipped {count}: {reason}: {id}{more}"));
+            }
+            for row in rows.iter().filter(|row| row.status == CaseStatus::Failed) {
+                let reason = row.reason.as_deref().unwrap_or_default();
+                let reason = arguments.format.words(reason);
+                let id = arguments.format.words(&row.case);
+                arguments.format.print(&format!("FAILED {id}: {reason}"));
+            }
+            let count = |status| rows.iter().filter(|row| row.status == status).count();
+            println!(
+                "{} ok, {failed} failed, {} skipped{}",
+                count(CaseStatus::Ok),
+                count(CaseStatus::Skipped),
+                shard_words()
+            );
+        }
+    }
+    if let Some(broken) = broken {
+        return Err(broken);
+    }
+    let any = rows.iter().any(|row| row.status != CaseStatus::Skipped);
+    // Another shard has what this one does not; what it has and skips is no pass.
+    let other_shards = rows.is_empty() && !shard_words().is_empty();
+    anyhow::ensure!(any || other_shards, "nothing was verified: every case was skipped");
+    Ok(if failed > 0 { Exit::Regression } else { Exit::Fine })
+}
+
+/// Verifies with the seed that was chosen.
+fn once(choice: &Choice, store: &Store, action: &Action) -> anyhow::Result<Verified> {
+    let asker = choice.asker(store)?;
+    let mut rows: Vec<VerifiedCase> = Vec::new();
+    let asked = asker.each(asker.seeds(1)[0], action, |bench, answer| {
+        let ResponseBody::Verify(verified) = answer else { return Err(unexpected(bench)) };
+        rows.extend(verified);
+        Ok(())
+    });
+    Verified::of(rows, asked)
+}
+
+/// Makes a file of the tensors of each case that is right.
+fn dump_all(folder: &Path, raw: &Path, rows: &[VerifiedCase]) -> anyhow::Result<()> {
+    for row in rows.iter().filter(|row| row.status == CaseStatus::Ok) {
+        let name = row.case.replace('/', "_");
+        let path = raw.join(format!("{name}.tensors"));
+        let tensors = tensors::read(&path).with_context(|| {
+            format!("--dump: the tensors of {} were not written to {}", row.case, folder.display())
+        })?;
+        dump_tensors(&folder.join(format!("{name}.safetensors")), &row.case, &tensors)?;
+        std::fs::remove_file(&path)
+            .with_context(|| format!("failed to remove {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Writes a temporary file in the same folder and renames it: a full disk leaves no half of one.
+fn dump_tensors(path: &Path, case: &str, tensors: &Tensors) -> anyhow::Result<()> {
+    let context = || format!("failed to write {}", path.display());
+    let temporary = file::temporary_beside(path).with_context(context)?.into_temp_path();
+    let views = tensors
+        .iter()
+        .map(|(name, tensor)| {
+            Ok((
+                name,
+                TensorView::new(
+                    safetensors_dtype(tensor.dtype()),
+                    tensor.shape().to_vec(),
+                    tensor.as_bytes(),
+                )?,
+            ))
+        })
+        .collect::<Result<Vec<_>, safetensors::SafeTensorError>>()
+        .with_context(context)?;
+    let metadata = Some([("case".to_owned(), case.to_owned())].into());
+    safetensors::serialize_to_file(views, metadata, &temporary).with_context(context)?;
+    temporary.persist(path).with_context(context)?;
+    Ok(())
+}
+
+fn safetensors_dtype(dtype: Dtype) -> safetensors::Dtype {
+    match dtype {
+        Dtype::F64 => safetensors::Dtype::F64,
+        Dtype::F32 => safetensors::Dtype::F32,
+        Dtype::F16 => safetensors::Dtype::F16,
+        Dtype::Bf16 => safetensors::Dtype::BF16,
+        Dtype::Fp8 | Dtype::I8 => safetensors::Dtype::I8,
+    }
+}
+
+/// Cases that were skipped, by the reason.
+fn skips_by_reason(rows: &[VerifiedCase]) -> BTreeMap<&str, Vec<&str>> {
+    let mut grouped: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for row in rows.iter().filter(|row| row.status == CaseStatus::Skipped) {
+        let reason = row.reason.as_deref().unwrap_or_default();
+        grouped.entry(reason).or_default().push(&row.case);
+    }
+    grouped
+}
+
+fn cells(row: &VerifiedCase) -> Vec<String> {
+    let dash = || "-".to_owned();
+    let (checked, max_error, relative_l2) = match row.status {
+        CaseStatus::Ok if row.max_error == 0.0 => (dash(), "exact".to_owned(), "exact".to_owned()),
+        CaseStatus::Ok => {
+            (dash(), format!("{:.1e}", row.max_error), format!("{:.1e}", row.relative_l2))
+        }
+        _ => (dash(), dash(), dash()),
+    };
+    if row.status == CaseStatus::Ok && row.checked == 0 {
+        // Every element is finite, and that is all that is known.
+        let repeatable = row.repeatable.map_or("-", |same| if same { "yes" } else { "no" });
+        let cells = [&row.case, "unverified", "0%", "-", "-", repeatable];
+        return cells.map(str::to_owned).into();
+    }
+    let checked = if row.status == CaseStatus::Ok {
+        format!("{:.4}%", 100.0 * row.checked as f64 / row.total.max(1) as f64)
+    } else {
+        checked
+    };
+    let status = row.status.name().to_owned();
+    let repeatable = row
+        .repeatable
+        .map_or_else(dash, |repeatable| if repeatable { "yes" } else { "no" }.to_owned());
+    vec![row.case.clone(), status, checked, max_error, relative_l2, repeatable]
+}

@@ -1,0 +1,247 @@
+//! `kernelgate history`: times over commits, and the store that they come from.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use clap::{Subcommand, ValueEnum};
+use serde::Serialize;
+
+use crate::gate::rules_file;
+use crate::history::import::{Imported, import};
+use crate::history::prune::prune;
+use crate::history::series::SMALLEST;
+use crate::history::{CaseHistory, CommitOrder, HistoryStore, Index, Query, Skipped, histories};
+use crate::report;
+use crate::verbs::shared::output::print_json;
+use crate::verbs::shared::sessions;
+use kernelgate::display::terminal;
+use kernelgate::exit::Exit;
+use kernelgate::harness::filter::Filter;
+use kernelgate::record::Store;
+use kernelgate::record::text::printable_path;
+
+/// How histories are printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+enum HistoryFormat {
+    /// For a terminal
+    #[default]
+    Text,
+    /// Everything, for programs
+    Json,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct Arguments {
+    #[command(subcommand)]
+    verb: Option<HistoryVerb>,
+    #[command(flatten)]
+    show: Show,
+}
+
+#[derive(Debug, clap::Args)]
+struct Show {
+    /// One case, or those whose id matches this regular expression [default: all]
+    case: Option<String>,
+    #[command(flatten)]
+    place: Place,
+    /// The commits in the history of this revision, and no other runs [default: HEAD, and runs of
+    /// other commits by their recorded start]
+    #[arg(long, value_name = "REV")]
+    branch: Option<String>,
+    /// Take all cards of one model, or hosts, for one device
+    #[arg(long)]
+    join_cards: bool,
+    /// A case has another id since: its old runs count for the new one (repeatable;
+    /// `[renamed]` of kernelgate.toml says it for good)
+    #[arg(long = "as", value_name = "OLD=NEW", value_parser = parse_rename)]
+    renamed: Vec<(String, String)>,
+    /// Smallest change of the level that is told, as a fraction of the time
+    #[arg(long, value_name = "FRACTION", default_value_t = SMALLEST)]
+    smallest: f64,
+    /// How to print
+    #[arg(long, value_enum, default_value = "text")]
+    format: HistoryFormat,
+}
+
+/// Which store.
+#[derive(Debug, clap::Args)]
+struct Place {
+    /// Folder of the store [default: KERNELGATE_HISTORY, else kernelgate/ of the target folder]
+    #[arg(long, value_name = "DIR")]
+    store: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+enum HistoryVerb {
+    /// Take in runs and baselines from files and folders: committed baselines, what CI kept
+    Import {
+        /// Files, or folders that are searched with those below
+        #[arg(required = true, value_name = "FILE|DIR")]
+        sources: Vec<PathBuf>,
+        #[command(flatten)]
+        place: Place,
+    },
+    /// Take in all records of other stores
+    Merge {
+        /// Their folders
+        #[arg(required = true, value_name = "DIR")]
+        stores: Vec<PathBuf>,
+        #[command(flatten)]
+        place: Place,
+    },
+    /// Remove the records of old runs
+    Prune {
+        /// Keep the last so many runs of each bench on each device
+        #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+        keep: u32,
+        /// Say what would be removed, and remove nothing
+        #[arg(long)]
+        dry_run: bool,
+        #[command(flatten)]
+        place: Place,
+    },
+}
+
+fn parse_rename(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((old, new)) if !old.is_empty() && !new.is_empty() => {
+            Ok((old.to_owned(), new.to_owned()))
+        }
+        _ => Err("an old and a new id are needed, OLD=NEW".to_owned()),
+    }
+}
+
+impl Place {
+    /// For a verb that reads: one that was named is there.
+    fn open_there(&self, store: &Store) -> anyhow::Result<HistoryStore> {
+        self.store.as_ref().map_or(Ok(()), |folder| check_store(folder))?;
+        Ok(self.open(store))
+    }
+
+    fn open(&self, store: &Store) -> HistoryStore {
+        let of = |folder: &PathBuf| HistoryStore::at(folder);
+        self.store.as_ref().map_or_else(|| HistoryStore::around(&store.runs), of)
+    }
+}
+
+pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+    match &arguments.verb {
+        None => show(&arguments.show, store),
+        Some(HistoryVerb::Import { sources, place }) => {
+            let place = place.open(store);
+            Ok(told(&place, &import(&place, sources)?))
+        }
+        Some(HistoryVerb::Merge { stores, place }) => {
+            stores.iter().try_for_each(|folder| check_store(folder))?;
+            let place = place.open(store);
+            let parts = stores.iter().flat_map(|it| [it.join("runs"), it.join("imported")]);
+            let parts: Vec<PathBuf> = parts.filter(|part| part.is_dir()).collect();
+            Ok(told(&place, &import(&place, &parts)?))
+        }
+        Some(HistoryVerb::Prune { keep, dry_run, place }) => {
+            let place = place.open_there(store)?;
+            let removed = prune(&place, usize::try_from(*keep)?, *dry_run)?;
+            let what = if *dry_run { "would be removed" } else { "removed" };
+            println!("{removed} sessions {what} in {}", printable_path(place.root()));
+            Ok(Exit::Fine)
+        }
+    }
+}
+
+/// Refuses a folder that is named as a store and is none.
+pub fn check_store(folder: &Path) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        HistoryStore::is_at(folder),
+        "{} is no store: it has neither runs/ nor imported/",
+        folder.display()
+    );
+    Ok(())
+}
+
+/// Broken input where nothing that was named is a record.
+fn told(place: &HistoryStore, imported: &Imported) -> Exit {
+    let Imported { new, known, skipped } = imported;
+    if !skipped.is_empty() {
+        eprintln!("{}", report::history::skipped(skipped));
+    }
+    println!("{new} new records, {known} known, in {}", printable_path(place.root()));
+    if new + known > 0 {
+        return Exit::Fine;
+    }
+    if skipped.is_empty() {
+        eprintln!(
+            "error: no record in what was named: runs and baselines are files ending in .json"
+        );
+    }
+    Exit::Usage
+}
+
+/// Names on standard error the packages whose runs in the store are not used.
+fn other_packages(index: &Index, store: &Store) -> anyhow::Result<()> {
+    let Some(own) = &store.package else { return Ok(()) };
+    for (package, runs) in index.packages()?.into_iter().filter(|(it, _)| *it != own.to_string()) {
+        sessions::print_not_used(runs, &package, own);
+    }
+    Ok(())
+}
+
+/// What `--format json` has.
+#[derive(Serialize)]
+struct Output<'a> {
+    histories: &'a [CaseHistory],
+    skipped: &'a [Skipped],
+}
+
+fn show(arguments: &Show, store: &Store) -> anyhow::Result<Exit> {
+    let smallest = arguments.smallest;
+    anyhow::ensure!(
+        (0.0..10.0).contains(&smallest),
+        "--smallest takes a fraction of the time, from 0"
+    );
+    let mut renamed: BTreeMap<String, String> = rules_file::of_folder(&store.root)?.renamed;
+    renamed.extend(arguments.renamed.iter().cloned());
+    let place = arguments.place.open_there(store)?;
+    let index = place.index()?;
+    if !index.is_kept() {
+        let root = printable_path(place.root());
+        eprintln!("no index can be written in {root}: its records are read each time");
+    }
+    other_packages(&index, store)?;
+    let order = CommitOrder::around(&store.root, arguments.branch.as_deref())?;
+    let find = |cases: &Filter| {
+        let query = Query {
+            package: store.package.as_ref(),
+            cases,
+            renamed: &renamed,
+            join_cards: arguments.join_cards,
+            known_only: arguments.branch.is_some(),
+            smallest,
+        };
+        histories(&index, &query, &order)
+    };
+    // An id is that case, whatever it is as a regular expression.
+    let exact = arguments.case.as_ref().map(|case| find(&Filter::Exact(case.clone())));
+    let found = match exact.transpose()? {
+        Some(found) if !found.is_empty() => found,
+        _ => find(&Filter::parse(arguments.case.as_deref(), false)?)?,
+    };
+    let skipped = place.skipped(&index)?;
+    match arguments.format {
+        HistoryFormat::Json => {
+            print_json(&Output { histories: &found, skipped: &skipped })?;
+        }
+        HistoryFormat::Text => {
+            if !skipped.is_empty() {
+                eprintln!("{}", report::history::skipped(&skipped));
+            }
+            anyhow::ensure!(
+                !found.is_empty() || arguments.case.is_some() || arguments.branch.is_some(),
+                "no run in {}: run `cargo bench` first, or `kernelgate history import`",
+                place.root().display()
+            );
+            terminal::print(&report::history::text(&found, &order, terminal::columns()));
+        }
+    }
+    Ok(if found.is_empty() { Exit::Usage } else { Exit::Fine })
+}

@@ -1,0 +1,7 @@
+//! How fast is it? Verbs that show times, of one run and over commits.
+
+pub mod history;
+pub mod peers;
+pub mod report;
+pub mod runs;
+pub mod timing;

@@ -1,0 +1,452 @@
+//! `kernelgate peers`: the cases of the last run compared with other people's kernels for the
+//! same problems, timed now on the same GPU.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use regex::Regex;
+use serde::{Deserialize, Serialize};
+
+use crate::benches::ask::{self, Asking};
+use crate::benches::child::{Ended, Running, over_memory};
+use crate::benches::find;
+use crate::benches::output::{Kept, START_BYTES, captured, drain};
+use crate::compare::progress::parse_duration;
+use crate::pages::measured::PeerTime;
+use crate::verbs::shared::choice::unexpected;
+use crate::verbs::shared::interrupt::{self, Partial};
+use crate::verbs::shared::output::{OutputFormat, print_json};
+use crate::verbs::shared::sessions::Sessions;
+use kernelgate::display::table::Table;
+use kernelgate::display::time;
+use kernelgate::exit::Exit;
+use kernelgate::measure::possible;
+use kernelgate::protocol::{Action, PeerProgram, ResponseBody};
+use kernelgate::record::store::check_name;
+use kernelgate::record::text::{check_plain, printable, quoted};
+use kernelgate::record::{CaseRecord, ProcessRun, Store, file};
+use kernelgate::stats::median;
+
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// Only problems whose id matches this regular expression
+    filter: Option<String>,
+    /// The Python that has PyTorch
+    #[arg(long, env = "KERNELGATE_PYTHON", value_name = "PROGRAM", default_value = "python3")]
+    python: PathBuf,
+    #[command(flatten)]
+    sessions: Sessions,
+    #[command(flatten)]
+    benches: find::BenchChoice,
+    /// Time after which a peer program is treated as hung and ended
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_duration)]
+    wait: Duration,
+    /// How to print
+    #[arg(long, value_enum, default_value = "text")]
+    format: OutputFormat,
+}
+
+/// A file of peers' times that is longer is something else.
+const MAX_BYTES: u64 = 64 << 20;
+/// A bench that does not say its peers by then is treated as hung.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A problem as a peer program reads it.
+#[derive(Debug, Serialize)]
+struct AskedProblem<'a> {
+    id: &'a str,
+    workload: &'a str,
+    axes: &'a BTreeMap<String, String>,
+}
+
+/// A line that a peer program prints: its environment first, then its results.
+#[derive(Debug)]
+enum Line {
+    Environment(BTreeMap<String, String>),
+    Result(PeerResult),
+}
+
+/// The time of a peer for a problem, or the reason why it has none.
+#[derive(Debug, Deserialize)]
+struct PeerResult {
+    id: String,
+    peer: String,
+    about: String,
+    median_ns: Option<f64>,
+    error: Option<String>,
+}
+
+impl Line {
+    /// A line with an id is a result.
+    fn parse(text: &str) -> serde_json::Result<Self> {
+        let fields: serde_json::Value = serde_json::from_str(text)?;
+        if fields.get("id").is_none() {
+            return serde_json::from_value(fields).map(Self::Environment);
+        }
+        let result: PeerResult = serde_json::from_value(fields)?;
+        if result.median_ns.is_none() && result.error.is_none() {
+            return Err(serde::de::Error::missing_field("median_ns"));
+        }
+        Ok(Self::Result(result))
+    }
+}
+
+/// A peer and an implementation of ours.
+#[derive(Debug, Serialize, Deserialize)]
+struct PeerRow {
+    problem: String,
+    peer: String,
+    about: String,
+    peer_ns: Option<f64>,
+    /// Why the peer has no time.
+    error: Option<String>,
+    implementation: String,
+    ours_ns: f64,
+    /// Share of the limit that ours reaches.
+    of_limit: Option<f64>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct PeersReport {
+    device: String,
+    commit: String,
+    peers: BTreeMap<String, String>,
+    /// Why rows are missing, where a peer program did not come to its end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    ended_early: Option<String>,
+    rows: Vec<PeerRow>,
+}
+
+pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+    let runs = arguments.sessions.read(store)?;
+    let filter = arguments
+        .filter
+        .as_deref()
+        .map(Regex::new)
+        .transpose()
+        .context("the filter is not a regular expression")?;
+    let problems = problems(&runs, filter.as_ref());
+    ensure!(
+        !problems.is_empty(),
+        "no hot GPU case of the last run has a peer: run `cargo bench` on a GPU first, or widen \
+         the filter"
+    );
+    let families: BTreeSet<&str> = problems.keys().filter_map(|id| id.split('/').next()).collect();
+    let (running, partial) = &interrupt::watched_partial()?;
+    let programs = programs(arguments, store, &families, running)?;
+    let card = runs
+        .iter()
+        .rev()
+        .find_map(|run| run.environment.gpus.one())
+        .map(|gpu| gpu.uuid.clone())
+        .unwrap_or_default();
+    // From a file, and on its way into a variable of the driver.
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
+    ensure!(card.chars().all(plain), "the run's GPU `{}` is no id of one", printable(&card));
+    let mut rows = Vec::new();
+    let mut environment = BTreeMap::new();
+    let mut ended_early = None;
+    partial.begin();
+    for program in &programs {
+        let family = &program.family;
+        if partial.interrupted() {
+            ended_early = Some(format!("interrupted, before the peers of {family}"));
+            break;
+        }
+        let asked: Vec<AskedProblem<'_>> = problems
+            .iter()
+            .filter(|(id, _)| id.starts_with(&format!("{family}/")))
+            .map(|(id, ours)| AskedProblem {
+                id,
+                workload: &ours[0].case.workload,
+                axes: &ours[0].case.problem,
+            })
+            .collect();
+        eprintln!("timing the peers of {} {family} problems", asked.len());
+        let (lines, ended) = ask_program((arguments, running, partial), &card, program, &asked)?;
+        ended_early = ended;
+        for line in lines {
+            let PeerResult { id, peer, about, median_ns: peer_ns, error } = match line {
+                Line::Environment(found) => {
+                    environment = found;
+                    continue;
+                }
+                Line::Result(result) => result,
+            };
+            let ours = problems.get(&id).with_context(|| {
+                format!("peers/{} answers for {id}, which it was not asked", program.main)
+            })?;
+            rows.extend(ours.iter().map(|ours| PeerRow {
+                problem: id.clone(),
+                peer: peer.clone(),
+                about: about.clone(),
+                peer_ns,
+                error: error.clone(),
+                implementation: ours.case.implementation.clone(),
+                ours_ns: ours.median_ns,
+                of_limit: ours.case.limit.as_ref().map(|limit| limit.fraction(ours.median_ns)),
+            }));
+        }
+        if ended_early.is_some() {
+            break;
+        }
+    }
+    let device = runs.first().map(|run| run.environment.device_name.clone()).unwrap_or_default();
+    if environment.get("device").is_some_and(|found| *found != device) {
+        eprintln!(
+            "refused: the run was on {device}, the peers on {}",
+            printable(&environment["device"])
+        );
+        return Ok(Exit::Refused);
+    }
+    let commit = runs.first().map(|run| run.provenance.short()).unwrap_or_default();
+    let report = PeersReport { device, commit, peers: environment, ended_early, rows };
+    report.validate().map_err(|why| anyhow::anyhow!("the peer programs answered {why}"))?;
+    // What there is took minutes on a GPU.
+    if report.ended_early.is_none() || !report.rows.is_empty() {
+        match arguments.format {
+            OutputFormat::Json => print_json(&report)?,
+            format => print(&report, format),
+        }
+    }
+    match report.ended_early {
+        None => Ok(Exit::Fine),
+        Some(why) if partial.interrupted() => {
+            eprintln!("\n{why}");
+            std::process::exit(Exit::INTERRUPTED)
+        }
+        Some(why) => bail!(why),
+    }
+}
+
+impl PeersReport {
+    /// Checks every name and number: those of a file, and those of a peer program.
+    ///
+    /// # Errors
+    /// A fragment that names the row and the number.
+    fn validate(&self) -> Result<(), String> {
+        check_plain(&self.device)?;
+        check_plain(&self.commit)?;
+        self.rows.iter().try_for_each(|row| {
+            row.validate()
+                .map_err(|why| format!("{}, {}: {why}", quoted(&row.problem), quoted(&row.peer)))
+        })
+    }
+}
+
+impl PeerRow {
+    fn validate(&self) -> Result<(), String> {
+        let names = [&self.problem, &self.peer, &self.implementation];
+        names.into_iter().try_for_each(|name| check_plain(name))?;
+        possible::check_launch_ns("our time", self.ours_ns)?;
+        self.peer_ns.map_or(Ok(()), |ns| possible::check_launch_ns("its time", ns))?;
+        self.of_limit.map_or(Ok(()), |share| possible::check_ratio("of_limit", share))
+    }
+}
+
+/// The times in a file that `--format json` wrote, and the device that they were taken on.
+///
+/// # Errors
+/// When it cannot be read, or is something else.
+pub fn read(path: &Path) -> anyhow::Result<(String, Vec<PeerTime>)> {
+    let failed = || {
+        format!("failed to read {} as what `kernelgate peers --format json` prints", path.display())
+    };
+    let text = file::text_of(path, MAX_BYTES).with_context(failed)?;
+    let report: PeersReport = serde_json::from_str(&text).with_context(failed)?;
+    report.validate().map_err(anyhow::Error::msg).with_context(failed)?;
+    let time = |row: PeerRow| {
+        let PeerRow { problem, peer, peer_ns, implementation, ours_ns, .. } = row;
+        Some(PeerTime { problem, peer, peer_ns: peer_ns?, implementation, ours_ns })
+    };
+    Ok((report.device, report.rows.into_iter().filter_map(time).collect()))
+}
+
+/// A case of ours that peers are compared with.
+struct Ours<'a> {
+    case: &'a CaseRecord,
+    median_ns: f64,
+}
+
+/// What a library computes for us, and for the peers too.
+const LIBRARIES: &[&str] = &["cuda/cudnn"];
+
+/// By problem, among the hot GPU cases: the fastest kernel of our own, and every library's. The id
+/// of a problem is a case's without implementation and cache.
+fn problems<'a>(runs: &'a [ProcessRun], filter: Option<&Regex>) -> BTreeMap<String, Vec<Ours<'a>>> {
+    let mut problems: BTreeMap<String, Vec<Ours<'a>>> = BTreeMap::new();
+    let gpu = runs.iter().filter(|run| !run.environment.gpus.is_empty());
+    for (id, case) in gpu.flat_map(|run| &run.cases).filter(|(_, case)| case.cache == "hot") {
+        let problem =
+            id.strip_suffix(&format!("/{}/{}", case.implementation, case.cache)).unwrap_or(id);
+        if filter.is_none_or(|filter| filter.is_match(problem)) {
+            let ours = Ours { case, median_ns: median(&case.samples.per_launch_ns()) };
+            problems.entry(problem.to_owned()).or_default().push(ours);
+        }
+    }
+    let is_library = |ours: &Ours<'_>| LIBRARIES.contains(&ours.case.implementation.as_str());
+    for ours in problems.values_mut() {
+        ours.sort_by(|a, b| {
+            is_library(a).cmp(&is_library(b)).then(a.median_ns.total_cmp(&b.median_ns))
+        });
+        let mut first = true;
+        ours.retain(|ours| std::mem::take(&mut first) || is_library(ours));
+    }
+    problems
+}
+
+/// The programs of these families that the package's benches have.
+fn programs(
+    arguments: &Arguments,
+    store: &Store,
+    families: &BTreeSet<&str>,
+    running: &Running,
+) -> anyhow::Result<Vec<PeerProgram>> {
+    let settings = BTreeMap::new();
+    let asking = Asking { settings, filter: None, timeout: ANSWER_TIMEOUT, running };
+    let found = arguments.benches.find(&store.root, running)?;
+    let mut programs: Vec<PeerProgram> = Vec::new();
+    for (bench, answer) in ask::all(&found, &asking, &Action::Peers)? {
+        let ResponseBody::Peers(found) = answer else { return Err(unexpected(&bench)) };
+        programs
+            .extend(found.into_iter().filter(|program| families.contains(program.family.as_str())));
+    }
+    programs.sort_by(|a, b| a.family.cmp(&b.family));
+    programs.dedup_by(|a, b| a == b);
+    ensure!(
+        !programs.is_empty(),
+        "no bench of the package has peers for {}",
+        Vec::from_iter(families.iter().copied()).join(", ")
+    );
+    Ok(programs)
+}
+
+/// Runs a peer program on that card and reads what it prints; why that is not all, where it did not
+/// come to its end.
+fn ask_program(
+    (arguments, running, partial): (&Arguments, &Running, &Partial),
+    card: &str,
+    program: &PeerProgram,
+    asked: &[AskedProblem<'_>],
+) -> anyhow::Result<(Vec<Line>, Option<String>)> {
+    let folder = tempfile::tempdir().context("failed to make a folder for the peer program")?;
+    for (name, text) in &program.files {
+        check_name(name).map_err(|_| {
+            anyhow::anyhow!("the peers of {}: `{name}` is no plain file name", program.family)
+        })?;
+        std::fs::write(folder.path().join(name), text)
+            .context("failed to write the peer program")?;
+    }
+    let main = &program.main;
+    check_name(main).map_err(|_| {
+        anyhow::anyhow!("the peers of {}: `{main}` is no plain file name", program.family)
+    })?;
+    let python = arguments.python.display();
+    let (problems, lost) = (folder.path().join("problems.json"), "failed to write the problems");
+    std::fs::write(&problems, serde_json::to_string(asked).context(lost)?).context(lost)?;
+    let mut command = Command::new(&arguments.python);
+    command
+        .arg(folder.path().join(main))
+        .env("CUDA_VISIBLE_DEVICES", card)
+        .stdin(std::fs::File::open(&problems).context(lost)?)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let (stdout, stderr) = running.start(&mut command).with_context(|| {
+        format!("failed to start {python}: --python names the one that has PyTorch")
+    })?;
+    let (printed, said) =
+        (stdout.map(|it| drain(it, Kept::Start)), stderr.map(|it| drain(it, Kept::End)));
+    let ended = running
+        .finish(arguments.wait)
+        .with_context(|| format!("failed to wait for peers/{main}"))?;
+    let (printed, said) = (captured(printed), captured(said));
+    let early = match ended {
+        _ if partial.interrupted() => Some(format!("interrupted, with peers/{main} at work")),
+        Ended::Exited(status) if status.success() => None,
+        Ended::Exited(_) => {
+            let errors = String::from_utf8_lossy(&said.kept);
+            Some(format!(
+                "peers/{main} under {python}: {}",
+                errors.trim().lines().last().unwrap_or("it failed and said nothing")
+            ))
+        }
+        Ended::TimedOut => Some(format!(
+            "peers/{main} under {python} gave no answer within {} s (--wait sets this)",
+            arguments.wait.as_secs_f64()
+        )),
+        Ended::OverMemory(limit) => Some(format!("peers/{main} was {}", over_memory(limit))),
+    };
+    ensure!(!printed.cut, "peers/{main} printed more than {START_BYTES} bytes, the limit");
+    let text = String::from_utf8_lossy(&printed.kept);
+    // A line that was being written is none.
+    let whole =
+        if early.is_some() { text.rfind('\n').map_or(0, |end| end + 1) } else { text.len() };
+    let lines = text[..whole].lines().map(|line| {
+        Line::parse(line)
+            .with_context(|| format!("peers/{main} printed what is no result: {}", quoted(line)))
+    });
+    Ok((lines.collect::<anyhow::Result<_>>()?, early))
+}
+
+fn print(report: &PeersReport, format: OutputFormat) {
+    let with: Vec<String> =
+        report.peers.iter().map(|(name, version)| format!("{name} {version}")).collect();
+    println!(
+        "{}\n",
+        format.words(&format!("{}, {}; peers: {}", report.device, report.commit, with.join(", ")))
+    );
+    let mut table =
+        Table::new(&["problem", "peer", "its time", "ours", "our time", "ratio", "of limit"]);
+    for row in &report.rows {
+        table.row(vec![
+            row.problem.clone(),
+            row.peer.clone(),
+            row.peer_ns.map_or_else(|| "-".to_owned(), time),
+            row.implementation.clone(),
+            time(row.ours_ns),
+            row.peer_ns
+                .map_or_else(|| "-".to_owned(), |peer_ns| format!("{:.2}x", peer_ns / row.ours_ns)),
+            row.of_limit.map_or_else(|| "-".to_owned(), |share| format!("{:.1}%", 100.0 * share)),
+        ]);
+    }
+    println!("{}", format.table(&table));
+    println!("\nratio: the peer's time over ours; above 1 ours is faster");
+    if let Some(why) = &report.ended_early {
+        println!("{}", format.words(&format!("not all: {why}")));
+    }
+    for row in &report.rows {
+        if let Some(error) = &row.error {
+            println!(
+                "{}",
+                format.words(&format!("no time for {} on {}: {error}", row.peer, row.problem))
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_line_is_an_environment_a_time_or_a_reason() {
+        let result = |fields: &str| {
+            Line::parse(&format!(r#"{{"id": "a/b/c", "peer": "torch", "about": "eager"{fields}}}"#))
+        };
+        let time = |fields: &str| match result(fields) {
+            Ok(Line::Result(PeerResult { median_ns, error, .. })) => (median_ns, error),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(time(r#", "median_ns": 1500.5"#), (Some(1500.5), None));
+        assert_eq!(time(r#", "error": "no memory""#), (None, Some("no memory".to_owned())));
+        assert!(result("").is_err(), "neither a time nor a reason");
+        assert!(result(r#", "median_ns": "fast""#).is_err());
+        let Ok(Line::Environment(environment)) = Line::parse(r#"{"torch": "2.9"}"#) else {
+            panic!("no environment")
+        };
+        assert_eq!(environment["torch"], "2.9");
+    }
+}

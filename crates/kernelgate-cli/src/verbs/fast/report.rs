@@ -1,0 +1,247 @@
+//! `kernelgate report`: a page to look at, its charts as files, its numbers as CSV and JSON.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+
+use super::peers;
+use crate::gate::baseline::Policy;
+use crate::gate::rules_file;
+use crate::history::series::SMALLEST;
+use crate::history::{CaseHistory, CommitOrder, HistoryStore, Query, histories};
+use crate::pages::charts::Figure;
+use crate::pages::measured::Measured;
+use crate::pages::report::{self, OverCommits};
+use crate::pages::tables;
+use crate::report::verdicts;
+use crate::verbs::shared::output::{json, write_all};
+use crate::verbs::shared::sessions::Sessions;
+use crate::verbs::slower::gate;
+use kernelgate::exit::Exit;
+use kernelgate::harness::filter::Filter;
+use kernelgate::record::store::StoreError;
+use kernelgate::record::text::{printable, printable_path};
+use kernelgate::record::{Baseline, FileError, Measurement, ProcessRun, Store, file};
+
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// Runs or baselines in place of the last run: files, or folders of them (repeatable)
+    #[arg(long, value_name = "PATH", num_args = 1.., conflicts_with_all = ["session", "last"])]
+    runs: Vec<PathBuf>,
+    #[command(flatten)]
+    sessions: Sessions,
+    /// Show verdicts against this baseline of the device: baselines/DEVICE/NAME.json
+    #[arg(long, value_name = "NAME")]
+    baseline: Option<String>,
+    /// Show peers: what `kernelgate peers --format json` printed
+    #[arg(long, value_name = "FILE")]
+    peers: Option<PathBuf>,
+    /// Show times over commits from this store [default: as `kernelgate history`; with --runs none]
+    #[arg(long, value_name = "DIR")]
+    store: Option<PathBuf>,
+    /// Over commits, take all cards of one model, or hosts, for one device
+    #[arg(long)]
+    join_cards: bool,
+    /// Folder for index.html, plots/, cases.csv, history.csv and report.json [default:
+    /// kernelgate/report/ of the target folder]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+    let (runs, baselines) = match arguments.runs.is_empty() {
+        true => (arguments.sessions.read(store)?, Vec::new()),
+        false => records(&arguments.runs)?,
+    };
+    let measurements = Measurement::split(runs);
+    let mut measured = match Measured::of(&measurements, &baselines) {
+        Ok(measured) => measured,
+        Err(refused) => {
+            eprintln!("refused: {}", printable(&refused.to_string()));
+            return Ok(Exit::Refused);
+        }
+    };
+    if let Some(path) = &arguments.peers {
+        let (device, times) = peers::read(path)?;
+        if device != measured.device {
+            let text =
+                format!("the peers were timed on {device}, the cases on {}", measured.device);
+            eprintln!("refused: {}", printable(&text));
+            return Ok(Exit::Refused);
+        }
+        measured.peers = times;
+        let strangers = measured.peers_of_none();
+        if let Some(first) = strangers.first() {
+            let (count, all) = (strangers.len(), measured.peers.len());
+            let text = format!("--peers: {count} of {all} times are of no case here: {first} …");
+            eprintln!("{}", printable(&text));
+        }
+    }
+    let verdict = match &arguments.baseline {
+        None => None,
+        Some(name) => {
+            let measurement = match Measurement::joined(measurements) {
+                Ok(measurement) => measurement,
+                Err(differing) => {
+                    eprintln!("refused: {}", printable(&differing.to_string()));
+                    return Ok(Exit::Refused);
+                }
+            };
+            let judged = gate::judge(store, name, &measurement, Policy::default())?;
+            Some(verdicts::summary(&judged, &gate::reproduce(name)))
+        }
+    };
+    let history = over_commits(arguments, store, &measured)?;
+    let content = report::Content {
+        measured: &measured,
+        history: history.as_ref(),
+        verdict: verdict.as_ref(),
+    };
+    let page = report::page(&content).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    let kept = store.page();
+    let folder = arguments.out.as_deref().or(kept.parent()).unwrap_or(Path::new(""));
+    let index = folder.join("index.html");
+    let csv = tables::cases_csv(&measured).context("failed to write cases.csv")?;
+    let mut files = vec![("cases.csv", csv), ("report.json", json(&tables::numbers(&content))?)];
+    if let Some(history) = &history {
+        let csv = tables::history_csv(&history.histories);
+        files.push(("history.csv", csv.context("failed to write history.csv")?));
+    }
+    files.push(("index.html", page.html));
+    // The plots are drawn into a folder of their own: a full disk leaves the earlier set whole.
+    let failed = || format!("--out: failed to write {}", folder.display());
+    std::fs::create_dir_all(folder).with_context(failed)?;
+    let drawn = tempfile::tempdir_in(folder).with_context(failed)?;
+    let (fresh, plots_folder) = (drawn.path().join("plots"), folder.join("plots"));
+    plots(&fresh, &page.figures)?;
+    write_all(folder, files)?;
+    if plots_folder.is_dir() {
+        std::fs::remove_dir_all(&plots_folder).with_context(failed)?;
+    }
+    std::fs::rename(fresh, plots_folder).with_context(failed)?;
+    println!("{}", printable_path(&index));
+    Ok(Exit::Fine)
+}
+
+/// Times over commits of the cases and devices on the page; none where no store is asked for or
+/// there, and where it has one commit only. The page is made without them where a store that
+/// nobody named cannot be used.
+fn over_commits(
+    arguments: &Arguments,
+    store: &Store,
+    measured: &Measured,
+) -> anyhow::Result<Option<OverCommits>> {
+    if let Some(folder) = &arguments.store {
+        super::history::check_store(folder)?;
+        return of_store(&HistoryStore::at(folder), arguments, store, measured);
+    }
+    let usual = HistoryStore::around(&store.runs);
+    if !arguments.runs.is_empty() || !HistoryStore::is_at(usual.root()) {
+        return Ok(None);
+    }
+    of_store(&usual, arguments, store, measured).or_else(|error| {
+        eprintln!("{}", printable(&format!("no times over commits: {error:#}")));
+        Ok(None)
+    })
+}
+
+fn of_store(
+    place: &HistoryStore,
+    arguments: &Arguments,
+    store: &Store,
+    measured: &Measured,
+) -> anyhow::Result<Option<OverCommits>> {
+    let index = place.index()?;
+    let order = CommitOrder::around(&store.root, None)?;
+    let query = Query {
+        package: store.package.as_ref(),
+        cases: &Filter::OneOf(measured.cases.iter().map(|case| case.id.clone()).collect()),
+        renamed: &rules_file::of_folder(&store.root)?.renamed,
+        join_cards: arguments.join_cards,
+        known_only: false,
+        smallest: SMALLEST,
+    };
+    let mut histories = histories(&index, &query, &order)?;
+    let is_shown = |history: &CaseHistory| {
+        history.points.len() > 1 && measured.fingerprints.contains(&history.fingerprint)
+    };
+    histories.retain(is_shown);
+    let order = crate::report::history::of_order(&histories, &order);
+    Ok(Some(OverCommits { histories, order }).filter(|shown| !shown.histories.is_empty()))
+}
+
+/// What the paths hold. In a folder what is neither a run nor a baseline is named and left out.
+fn records(paths: &[PathBuf]) -> anyhow::Result<(Vec<ProcessRun>, Vec<Baseline>)> {
+    let (mut runs, mut baselines) = (Vec::new(), Vec::new());
+    for path in paths {
+        let files = if path.is_dir() { files(path) } else { vec![path.clone()] };
+        if files.is_empty() {
+            return Err(StoreError::NoRun(path.clone()).into());
+        }
+        for file in files {
+            match file::read::<ProcessRun>(&file) {
+                Ok(run) => runs.push(run),
+                Err(FileError::Foreign { .. }) => match file::read::<Baseline>(&file) {
+                    Ok(baseline) => baselines.push(baseline),
+                    Err(FileError::Foreign { .. }) if path.is_dir() => {
+                        let text =
+                            format!("{}: neither a run nor a baseline, left out", file.display());
+                        eprintln!("{}", printable(&text));
+                    }
+                    Err(FileError::Foreign { path, .. }) => anyhow::bail!(
+                        "--runs {}: neither a run nor a baseline of kernelgate",
+                        path.display()
+                    ),
+                    Err(error) => anyhow::bail!("--runs: failed to {error}"),
+                },
+                Err(error) => anyhow::bail!("--runs: failed to {error}"),
+            }
+        }
+    }
+    anyhow::ensure!(
+        !runs.is_empty() || !baselines.is_empty(),
+        "--runs: no run and no baseline among what was given"
+    );
+    let mut keys: Vec<(String, &str)> = runs.iter().map(|run| (run.key(), &*run.started)).collect();
+    keys.sort();
+    if let Some(twice) = keys.windows(2).find(|pair| pair[0] == pair[1]) {
+        anyhow::bail!("--runs: the run {} is given twice", twice[0].0);
+    }
+    Ok((runs, baselines))
+}
+
+/// JSON files of a folder and of the folders in it.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = |folder: &Path| -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+        paths.sort();
+        paths
+    };
+    let inside = |path: PathBuf| if path.is_dir() { entries(&path) } else { vec![path] };
+    let is_json = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "json");
+    entries(folder).into_iter().flat_map(inside).filter(is_json).collect()
+}
+
+/// Each chart as SVG and PNG. They are made from records at any time, so that none is synced to
+/// disk.
+fn plots(folder: &Path, figures: &[Figure]) -> anyhow::Result<()> {
+    let failed = || format!("--out: failed to write the plots into {}", folder.display());
+    std::fs::create_dir_all(folder).with_context(failed)?;
+    let write = |figure: &Figure| -> anyhow::Result<()> {
+        let drawn = |error| anyhow::anyhow!("failed to {error}");
+        let path = |ending: &str| folder.join(format!("{}.{ending}", figure.name));
+        std::fs::write(path("svg"), figure.chart.svg().map_err(drawn)?).with_context(failed)?;
+        std::fs::write(path("png"), figure.chart.png().map_err(drawn)?).with_context(failed)
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(8);
+    let part = figures.len().div_ceil(threads).max(1);
+    std::thread::scope(|scope| {
+        let each =
+            figures.chunks(part).map(|part| scope.spawn(move || part.iter().try_for_each(write)));
+        let running: Vec<_> = each.collect();
+        running.into_iter().try_for_each(|thread| {
+            thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("failed to draw a plot")))
+        })
+    })
+}

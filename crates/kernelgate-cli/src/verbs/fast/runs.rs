@@ -1,0 +1,77 @@
+//! `kernelgate runs`: what the last run measured, again, or for another program.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+
+use crate::report::{costs, metrics};
+use crate::verbs::shared::output::{json, print_json, write_all};
+use crate::verbs::shared::sessions::Sessions;
+use kernelgate::display::{runs, terminal};
+use kernelgate::exit::Exit;
+use kernelgate::record::text::printable;
+use kernelgate::record::{ProcessRun, Store};
+
+/// How runs are printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+enum RunsFormat {
+    /// As after `cargo bench`
+    #[default]
+    Text,
+    /// The records
+    Json,
+    /// Bencher Metric Format, for `bencher run --adapter json`
+    Bmf,
+    /// For github-action-benchmark's tool customSmallerIsBetter
+    SmallerIsBetter,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    sessions: Sessions,
+    /// How to print
+    #[arg(long, value_enum, default_value = "text")]
+    format: RunsFormat,
+    /// Show device memory, commands and host time of a launch, and errors, in place of times
+    #[arg(long)]
+    costs: bool,
+    /// Also write runs.txt, runs.json, bmf.json and smaller-is-better.json into this folder
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+    let found = arguments.sessions.read(store)?;
+    let interrupted = interrupted(&found);
+    match arguments.format {
+        RunsFormat::Text => {
+            let columns = terminal::columns();
+            let table = if arguments.costs { costs::text } else { runs::text };
+            terminal::print(&(table(&found, columns) + &interrupted));
+        }
+        RunsFormat::Json => print_json(&found)?,
+        RunsFormat::Bmf => print_json(&metrics::bencher(&metrics::of_runs(&found)))?,
+        RunsFormat::SmallerIsBetter => {
+            print_json(&metrics::smaller_is_better(&metrics::of_runs(&found)))?
+        }
+    }
+    if let Some(folder) = &arguments.out {
+        let metrics = metrics::of_runs(&found);
+        let files = [
+            ("runs.txt", runs::text(&found, None) + &interrupted + "\n"),
+            ("runs.json", json(&found)?),
+            ("bmf.json", json(&metrics::bencher(&metrics))?),
+            ("smaller-is-better.json", json(&metrics::smaller_is_better(&metrics))?),
+        ];
+        write_all(folder, files)?;
+    }
+    Ok(Exit::Fine)
+}
+
+/// A line for each bench process that ended before its cases did.
+fn interrupted(runs: &[ProcessRun]) -> String {
+    let ended = runs.iter().filter(|run| !run.complete);
+    let line = |run: &ProcessRun| format!("\n{}", printable(&run.interrupted()));
+    ended.map(line).collect()
+}

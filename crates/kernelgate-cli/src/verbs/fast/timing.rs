@@ -1,0 +1,213 @@
+//! `kernelgate timing`: how far event timing can be trusted on this GPU, measured now by a bench
+//! executable of the package.
+
+use std::time::Duration;
+
+use kernelgate::display::table::Table;
+use kernelgate::display::{bytes, time};
+use kernelgate::exit::Exit;
+use kernelgate::harness::filter::Filter;
+use kernelgate::protocol::{self, Action, ResponseBody, TimingReport};
+use kernelgate::record::Store;
+use kernelgate_cuda::driver::device;
+
+use crate::benches::ask::{self, Asking};
+use crate::benches::find;
+use crate::compare::progress::parse_duration;
+use crate::verbs::shared::choice::unexpected;
+use crate::verbs::shared::interrupt;
+use crate::verbs::shared::output::{OutputFormat, print_json};
+
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// With `--part cases`: only cases whose id matches this regular expression
+    filter: Option<String>,
+    /// Which GPU, counted from 0
+    #[arg(long, env = "KERNELGATE_DEVICE", value_name = "NUMBER", default_value_t = 0)]
+    device: usize,
+    /// Only one part
+    #[arg(long, value_enum)]
+    part: Option<PartName>,
+    #[command(flatten)]
+    benches: find::BenchChoice,
+    /// Time after which a bench that has given no response is ended
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
+    wait: Duration,
+    /// How to print
+    #[arg(long, value_enum, default_value = "text")]
+    format: OutputFormat,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum PartName {
+    /// Spins of known length.
+    Spins,
+    /// Copies, against CUPTI's record of the same launches.
+    Cupti,
+    /// Cases of the benches, hot, against CUPTI's record of the same launches; not among the parts
+    /// that are measured where none is named.
+    Cases,
+    /// Reads with the caches hot and cold.
+    Cold,
+    /// Bandwidths and GEMMs.
+    Limits,
+}
+
+impl From<PartName> for protocol::Part {
+    fn from(part: PartName) -> Self {
+        match part {
+            PartName::Spins => Self::Spins,
+            PartName::Cupti => Self::Cupti,
+            PartName::Cases => Self::Cases,
+            PartName::Cold => Self::Cold,
+            PartName::Limits => Self::Limits,
+        }
+    }
+}
+
+pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+    // Before benches are built.
+    device::count().map_err(|error| anyhow::anyhow!("timing needs a GPU: {error}"))?;
+    let running = &interrupt::watched()?;
+    let found = arguments.benches.find(&store.root, running)?;
+    let settings = [
+        ("KERNELGATE_BACKEND", "cuda".to_owned()),
+        ("KERNELGATE_DEVICE", arguments.device.to_string()),
+    ];
+    let settings = settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    let filter = arguments.filter.as_deref();
+    let asking = Asking { settings, filter, timeout: arguments.wait, running };
+    let action = Action::Timing { part: arguments.part.map(Into::into) };
+    let show = |bench: &str, answer| {
+        match answer {
+            ResponseBody::Timing(report) => match arguments.format {
+                OutputFormat::Json => print_json(&report)?,
+                format => print(&report, |table| format.table(table)),
+            },
+            ResponseBody::Refused(reason) => anyhow::bail!("{reason}"),
+            _ => return Err(unexpected(bench)),
+        }
+        Ok(())
+    };
+    match arguments.part {
+        Some(PartName::Cases) => {
+            Filter::parse(filter, false)?;
+            ask::each(&found, &asking, &action, show)?;
+        }
+        _ => {
+            anyhow::ensure!(filter.is_none(), "a filter of cases goes with --part cases");
+            // Every bench would measure the same.
+            let bench = &found.executables[0];
+            show(&bench.bench, ask::one(bench, &asking, &action)?)?;
+        }
+    }
+    Ok(Exit::Fine)
+}
+
+fn print(report: &TimingReport, show: impl Fn(&Table) -> String) {
+    let environment = &report.environment;
+    let driver = match environment.gpus.is_empty() {
+        true => "unknown".to_owned(),
+        false => environment.gpus.values(|gpu| gpu.driver.clone()),
+    };
+    println!("{}, driver {driver}", environment.device_name);
+    let overhead = report.overhead;
+    let mut table = Table::new(&["overhead", "time"]);
+    for (what, ns) in [
+        ("between two events with nothing between them", overhead.event_pair_ns),
+        ("of a launch in a stream, on the device", overhead.launch_ns),
+        ("of a kernel in a graph", overhead.graph_node_ns),
+        ("of a launch, on the host", overhead.host_launch_ns),
+        ("of the events around a launch, subtracted", overhead.around_launch_ns),
+        ("of the events around a graph, subtracted", overhead.around_graph_ns),
+    ] {
+        table.row(vec![what.to_owned(), time(ns)]);
+    }
+    println!("\n{}", show(&table));
+    if let Some(limits) = &report.limits {
+        let mut table = Table::new(&["read", "written", "time", "rate", "fastest pass"]);
+        for limit in &limits.memory {
+            table.row(vec![
+                bytes(limit.traffic.read_bytes),
+                bytes(limit.traffic.write_bytes),
+                time(limit.time_ns),
+                format!("{:.0} GB/s", limit.bytes_per_s() / 1e9),
+                limit.pass.clone(),
+            ]);
+        }
+        println!("\n{}", show(&table));
+        if !limits.flops_per_s.is_empty() {
+            let mut table = Table::new(&["unit", "rate"]);
+            for (unit, rate) in &limits.flops_per_s {
+                table.row(vec![unit.clone(), format!("{:.1} TFLOP/s", rate / 1e12)]);
+            }
+            println!("\n{}", show(&table));
+        }
+    }
+    if let Some(rows) = &report.spins {
+        let mut table = Table::new(&[
+            "spin of",
+            "by the device's timer",
+            "by events",
+            "difference",
+            "less that of an empty spin",
+            "relative",
+        ]);
+        for row in rows {
+            let difference = row.events_ns - row.spent_ns;
+            let calibrated = difference - row.offset_ns;
+            table.row(vec![
+                time(row.wanted_ns as f64),
+                time(row.spent_ns),
+                time(row.events_ns),
+                signed(difference),
+                signed(calibrated),
+                format!("{:+.2}%", 100.0 * calibrated / row.spent_ns),
+            ]);
+        }
+        println!("\n{}", show(&table));
+    }
+    if let Some(rows) = &report.cupti {
+        let mut table = Table::new(&[
+            "kernel",
+            "cache",
+            "by events",
+            "by events, recorded",
+            "by CUPTI",
+            "difference, recorded",
+            "relative",
+        ]);
+        for row in rows {
+            let difference = row.events_recorded_ns - row.cupti_ns;
+            table.row(vec![
+                row.what.clone(),
+                row.cache.clone(),
+                time(row.events_ns),
+                time(row.events_recorded_ns),
+                time(row.cupti_ns),
+                signed(difference),
+                format!("{:+.2}%", row.difference_percent()),
+            ]);
+        }
+        println!("\n{}", show(&table));
+    }
+    if let Some(rows) = &report.cold {
+        let mut table = Table::new(&["read of", "hot", "cold", "memory's best"]);
+        for row in rows {
+            table.row(vec![
+                bytes(row.bytes),
+                time(row.hot_ns),
+                time(row.cold_ns),
+                time(row.memory_ns),
+            ]);
+        }
+        println!("\n{}", show(&table));
+    }
+    for note in &report.notes {
+        println!("\n{note}");
+    }
+}
+
+fn signed(ns: f64) -> String {
+    format!("{}{}", if ns < 0.0 { "-" } else { "+" }, time(ns.abs()))
+}

@@ -1,0 +1,9 @@
+//! Flags, files and output that several verbs share.
+
+pub mod choice;
+pub mod interrupt;
+pub mod lock;
+pub mod nvrtc;
+pub mod output;
+pub mod sessions;
+pub mod settings;

@@ -1,0 +1,410 @@
+//! `kernelgate baseline`: the committed files.
+
+use kernelgate::record::text::{printable, printable_path};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::benches::ask::{self, Asking};
+use crate::benches::find;
+use crate::verbs::correct::numerics;
+use crate::verbs::shared::choice::unexpected;
+use crate::verbs::shared::interrupt;
+use crate::verbs::shared::lock::locked;
+use crate::verbs::shared::output::{OutputFormat, not_over, print_json};
+use crate::verbs::shared::sessions::Sessions;
+use crate::verbs::shared::settings::Settings;
+use kernelgate::display::medium::CsvText;
+use kernelgate::display::table::Table;
+use kernelgate::display::time;
+use kernelgate::exit::Exit;
+use kernelgate::protocol::{Action, ResponseBody};
+use kernelgate::record::environment::Mismatch;
+use kernelgate::record::store::check_name;
+use kernelgate::record::{Baseline, CaseRun, Environment, Measurement, ProcessRun, Store, file};
+use kernelgate::stats::median;
+
+/// A bench that does not say what it runs on by then is treated as hung.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+
+#[derive(Debug, clap::Subcommand)]
+pub enum BaselineVerb {
+    /// Run the benches several times and make a baseline of it
+    Save(super::save::Arguments),
+    /// Every baseline with its device, age and cases; broken files are named
+    List {
+        /// How to print
+        #[arg(long, value_enum, default_value = "text")]
+        format: OutputFormat,
+    },
+    /// Where the gate would find a baseline for the device of this machine; exit 2 where it would
+    /// find none
+    Find {
+        /// Its name
+        name: String,
+        #[command(flatten)]
+        settings: Settings,
+        #[command(flatten)]
+        benches: find::BenchChoice,
+    },
+    /// The cases of one baseline
+    Show {
+        /// Its name
+        name: String,
+        /// The device's folder [default: this machine's]
+        #[arg(long)]
+        device: Option<String>,
+        /// How to print
+        #[arg(long, value_enum, default_value = "text")]
+        format: OutputFormat,
+    },
+    /// Add the last run to a baseline: several process runs narrow what the gate can tell
+    Add {
+        /// Its name; made where there is none
+        name: String,
+        #[command(flatten)]
+        sessions: Sessions,
+    },
+    /// Check a baseline file and put it where the gate looks
+    Import {
+        /// The file
+        file: PathBuf,
+        /// Name to give it [default: the one in the file]
+        #[arg(long)]
+        name: Option<String>,
+        /// Replace a baseline of that name
+        #[arg(long)]
+        force: bool,
+    },
+    /// Accept a baseline file that was edited or merged by hand
+    Seal {
+        /// The file
+        file: PathBuf,
+    },
+    /// Copy a baseline to a file, as JSON or as a CSV with a line a case and run
+    Export {
+        /// Its name
+        name: String,
+        /// The file; its ending says the format: .json or .csv
+        file: PathBuf,
+        /// The device's folder [default: this machine's]
+        #[arg(long)]
+        device: Option<String>,
+    },
+}
+
+pub fn run(verb: &BaselineVerb, store: &Store) -> anyhow::Result<Exit> {
+    match verb {
+        BaselineVerb::Save(arguments) => super::save::run(arguments, store),
+        BaselineVerb::Find { name, settings, benches } => find(store, name, settings, benches),
+        BaselineVerb::Seal { file } => seal(file),
+        BaselineVerb::List { format } => list(store, *format),
+        BaselineVerb::Show { name, device, format } => {
+            show(&read(store, device.as_deref(), name)?, *format)
+        }
+        BaselineVerb::Add { name, sessions } => add(store, name, sessions.read(store)?),
+        BaselineVerb::Import { file, name, force } => import(store, file, name.as_deref(), *force),
+        BaselineVerb::Export { name, file, device } => {
+            let device = device_of(store, device.as_deref(), name)?;
+            not_over("the export", file, &store.baseline_path(&device, name)?)?;
+            export(&store.baseline(&device, name)?, file)
+        }
+    }
+}
+
+fn read(store: &Store, device: Option<&str>, name: &str) -> anyhow::Result<Baseline> {
+    Ok(store.baseline(&device_of(store, device, name)?, name)?)
+}
+
+/// The named device, else the only device that has a baseline of that name, else this machine's
+/// cores.
+fn device_of(store: &Store, device: Option<&str>, name: &str) -> anyhow::Result<String> {
+    if let Some(device) = device {
+        check_name(device).map_err(|_| {
+            anyhow::anyhow!("--device {device}: no folder of baselines has such a name")
+        })?;
+        return Ok(device.to_owned());
+    }
+    let devices: Vec<String> = store
+        .baseline_files()?
+        .into_iter()
+        .filter(|file| file.1 == name)
+        .map(|file| file.0)
+        .collect();
+    Ok(match &devices[..] {
+        [only] => only.clone(),
+        _ => Environment::cpu().slug(),
+    })
+}
+
+fn find(
+    store: &Store,
+    name: &str,
+    settings: &Settings,
+    benches: &find::BenchChoice,
+) -> anyhow::Result<Exit> {
+    // Before benches are built to tell the device.
+    check_name(name)?;
+    let running = &interrupt::watched()?;
+    let found = benches.find(&store.root, running)?;
+    let settings = settings.variables();
+    let asking = Asking { settings, filter: None, timeout: ANSWER_TIMEOUT, running };
+    // Every bench that has something for the device runs on it.
+    let mut devices: Vec<String> = Vec::new();
+    for (bench, answer) in ask::all(&found, &asking, &Action::Environment)? {
+        let ResponseBody::Environment(environment) = answer else { return Err(unexpected(&bench)) };
+        devices.push(environment.slug());
+    }
+    devices.dedup();
+    let baselines = devices
+        .iter()
+        .map(|device| store.baseline(device, name).map(|_| device))
+        .collect::<Vec<_>>();
+    let device = match baselines.into_iter().reduce(|first, next| first.or(next)) {
+        Some(found) => found?,
+        None => anyhow::bail!("no bench says what it runs on"),
+    };
+    println!("{}", store.baseline_path(device, name)?.display());
+    Ok(Exit::Fine)
+}
+
+fn add(store: &Store, name: &str, runs: Vec<ProcessRun>) -> anyhow::Result<Exit> {
+    let measurement = match Measurement::from_runs(runs) {
+        Ok(measurement) => measurement,
+        Err(differing) => {
+            println!("refused: {}", printable(&differing.to_string()));
+            return Ok(Exit::Refused);
+        }
+    };
+    for missing in measurement.missing_shards() {
+        eprintln!("warning: {missing} is missing: the baseline gets the cases of the others");
+    }
+    let runs = measurement.runs();
+    let path = store.baseline_path(&measurement.device_folder(), name)?;
+    let _lock = locked(&path)?;
+    let mut baseline =
+        Baseline::open(&path, name).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    anyhow::ensure!(
+        runs.iter().any(|run| !run.cases.is_empty()),
+        "no case was measured: there is nothing to add"
+    );
+    for run in runs.iter().filter(|run| !run.complete) {
+        eprintln!(
+            "warning: the run {} did not get to its end: only its {} finished cases are added",
+            run.key(),
+            run.cases.len()
+        );
+    }
+    for run in runs.iter().filter(|run| run.stated_commit) {
+        eprintln!(
+            "the commit {} of the run {} is as KERNELGATE_COMMIT stated it",
+            run.provenance.short(),
+            run.key()
+        );
+    }
+    for run in runs.iter().filter(|run| !run.cases.is_empty()) {
+        if let Err(differing) = baseline.add(run) {
+            for Mismatch { field, base, head } in differing {
+                println!(
+                    "refused: {field} is `{base}` in the baseline and `{head}` in the run {}",
+                    run.key()
+                );
+            }
+            return Ok(Exit::Refused);
+        }
+    }
+    for record in store.numerics(runs)? {
+        numerics::say(&record, baseline.add_numerics(&record));
+    }
+    file::write(&path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    let most = baseline.cases.values().map(|case| case.runs.len()).max().unwrap_or_default();
+    println!(
+        "{} cases, up to {most} runs each, in {}",
+        baseline.cases.len(),
+        printable_path(&path)
+    );
+    Ok(Exit::Fine)
+}
+
+#[derive(Debug, Serialize)]
+struct ListedBaseline {
+    device: String,
+    name: String,
+    cases: usize,
+    runs: usize,
+    /// Start of the newest run.
+    newest: Option<String>,
+    commit: Option<String>,
+    /// Why the file cannot be used.
+    error: Option<String>,
+}
+
+fn list(store: &Store, format: OutputFormat) -> anyhow::Result<Exit> {
+    let files = store.baseline_files()?;
+    let mut listed = Vec::new();
+    for (device, name, path) in files {
+        let (mut row, read) = (
+            ListedBaseline {
+                device,
+                name,
+                cases: 0,
+                runs: 0,
+                newest: None,
+                commit: None,
+                error: None,
+            },
+            file::read::<Baseline>(&path),
+        );
+        match read {
+            Ok(baseline) => {
+                let newest = baseline.runs.values().max_by(|a, b| a.started.cmp(&b.started));
+                row.cases = baseline.cases.len();
+                row.runs = baseline.runs.len();
+                row.newest = newest.map(|run| run.started.clone());
+                row.commit = newest.map(|run| run.provenance.short());
+            }
+            Err(error) => row.error = Some(error.to_string()),
+        }
+        listed.push(row);
+    }
+    let broken = listed.iter().any(|row| row.error.is_some());
+    if format == OutputFormat::Json {
+        print_json(&listed)?;
+    } else {
+        let mut table = Table::new(&["baseline", "cases", "runs", "newest", "commit"]);
+        for row in listed.iter().filter(|row| row.error.is_none()) {
+            table.row(vec![
+                format!("{}/{}", row.device, row.name),
+                row.cases.to_string(),
+                row.runs.to_string(),
+                row.newest.clone().unwrap_or_else(|| "-".to_owned()),
+                row.commit.clone().unwrap_or_else(|| "-".to_owned()),
+            ]);
+        }
+        if listed.is_empty() {
+            println!(
+                "no baselines in {}: `cargo bench -- --save-baseline NAME` makes one",
+                store.baselines.display()
+            );
+        } else {
+            println!("{}", format.table(&table));
+        }
+        listed
+            .iter()
+            .filter_map(|row| row.error.as_ref())
+            .for_each(|error| println!("broken: failed to {}", printable(error)));
+    }
+    Ok(if broken { Exit::Usage } else { Exit::Fine })
+}
+
+fn show(baseline: &Baseline, format: OutputFormat) -> anyhow::Result<Exit> {
+    if format == OutputFormat::Json {
+        print!("{}", file::to_text(baseline));
+        return Ok(Exit::Fine);
+    }
+    for (key, run) in &baseline.runs {
+        println!(
+            "run {key}: {}, {}, {} threads, {}{}",
+            run.started,
+            run.environment.device_name,
+            run.environment.threads,
+            run.provenance.short(),
+            if run.stated_commit { " (as stated)" } else { "" }
+        );
+    }
+    let mut table = Table::new(&["case", "time", "spread", "runs"]);
+    for (id, case) in &baseline.cases {
+        let medians: Vec<f64> = case.runs.values().map(|run| run.median_ns).collect();
+        let relative: Vec<f64> = case.runs.values().map(|run| run.spread).collect();
+        table.row(vec![
+            id.clone(),
+            time(median(&medians)),
+            format!("±{:.1}%", 100.0 * median(&relative)),
+            case.runs.len().to_string(),
+        ]);
+    }
+    println!("\n{}", format.table(&table));
+    Ok(Exit::Fine)
+}
+
+fn import(store: &Store, from: &Path, name: Option<&str>, force: bool) -> anyhow::Result<Exit> {
+    let mut baseline: Baseline =
+        file::read(from).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    anyhow::ensure!(!baseline.cases.is_empty(), "{} holds no case", from.display());
+    let devices: std::collections::BTreeSet<String> =
+        baseline.runs.values().map(|run| run.environment.slug()).collect();
+    anyhow::ensure!(
+        devices.len() == 1,
+        "{} holds runs of {} devices, a baseline has one",
+        from.display(),
+        devices.len()
+    );
+    if let Some(name) = name {
+        baseline.name = name.to_owned();
+    }
+    let device = devices.into_iter().next().unwrap_or_default();
+    let path = store.baseline_path(&device, &baseline.name)?;
+    let _lock = locked(&path)?;
+    anyhow::ensure!(force || !path.exists(), "{} exists: --force replaces it", path.display());
+    if !file::has_checksum(from) {
+        eprintln!(
+            "warning: {} has no checksum, so that nobody knows whether it was edited: it is \
+             taken as it is",
+            from.display()
+        );
+    }
+    file::write(&path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    println!("{} cases to {}", baseline.cases.len(), printable_path(&path));
+    Ok(Exit::Fine)
+}
+
+fn seal(path: &Path) -> anyhow::Result<Exit> {
+    let path = &file::followed(path);
+    // Where there is no such file, to read it says so best.
+    let _lock = path.is_file().then(|| locked(path)).transpose()?;
+    let baseline: Baseline =
+        file::read_unsealed(path).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    file::write(path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    println!("{} cases in {} are taken as they are", baseline.cases.len(), printable_path(path));
+    Ok(Exit::Fine)
+}
+
+fn export(baseline: &Baseline, to: &Path) -> anyhow::Result<Exit> {
+    let text = match to.extension().and_then(|ending| ending.to_str()) {
+        Some("json") => file::to_text(baseline),
+        Some("csv") => csv(baseline),
+        _ => anyhow::bail!("{}: the ending says the format: .json or .csv", to.display()),
+    };
+    file::write_text(to, &text).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    println!("{} cases to {}", baseline.cases.len(), printable_path(to));
+    Ok(Exit::Fine)
+}
+
+/// A cell of a CSV file as RFC 4180 has it.
+fn cell(text: &str) -> String {
+    let text = CsvText(text).to_string();
+    if text.contains([',', '"']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
+}
+
+/// One line a case and run.
+fn csv(baseline: &Baseline) -> String {
+    let mut text = "case,run,samples,launches,median_ns,spread\n".to_owned();
+    for (id, case) in &baseline.cases {
+        for (run, CaseRun { samples, total_launches, median_ns, spread, .. }) in &case.runs {
+            let (id, run) = (cell(id), cell(run));
+            text.push_str(&format!("{id},{run},{samples},{total_launches},{median_ns},{spread}\n"));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cell_is_quoted_where_it_must_be() {
+        assert_eq!(["a/b", "a,b", "a \"b\""].map(cell), ["a/b", "\"a,b\"", "\"a \"\"b\"\"\""]);
+    }
+}

@@ -1,0 +1,109 @@
+//! `kernelgate bisect`: the first slower commit, by paired comparisons.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::bisect::{self, Bisection, BisectionRequest, Ended};
+use crate::compare::progress::parse_duration;
+use crate::compare::{ComparisonRequest, PlanBasis, Planted, SideSource};
+use crate::report;
+use crate::verbs::shared::output::{OutputFormat, print_json};
+use crate::verbs::shared::settings::{Settings, ThresholdFlags, Timeouts, nothing_planted};
+use kernelgate::display::terminal;
+use kernelgate::exit::Exit;
+use kernelgate::record::Store;
+use kernelgate::record::text::printable;
+
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// The case: its whole id
+    case: String,
+    /// A revision at which it was not slow
+    #[arg(long, value_name = "REV")]
+    good: String,
+    /// One at which it is, and that descends from the good one
+    #[arg(long, value_name = "REV", default_value = "HEAD")]
+    bad: String,
+    /// Only this bench binary (repeatable); as soon as it is known which one has the case, no other
+    /// is built
+    #[arg(long, value_name = "NAME")]
+    bench: Vec<String>,
+    /// Time for measuring each comparison; twice and four times as much where it does not decide
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
+    budget: Duration,
+    #[command(flatten)]
+    limits: ThresholdFlags,
+    #[command(flatten)]
+    timeouts: Timeouts,
+    /// Go on where the last search was interrupted
+    #[arg(long)]
+    resume: bool,
+    /// Cargo profile of the builds
+    #[arg(long, value_name = "NAME", default_value = "bench")]
+    profile: String,
+    #[command(flatten)]
+    settings: Settings,
+    /// How to print
+    #[arg(long, value_enum, default_value = "text")]
+    format: OutputFormat,
+}
+
+pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+    nothing_planted()?;
+    let comparison = ComparisonRequest {
+        base: SideSource::Revision(arguments.good.clone()),
+        head: SideSource::Revision(arguments.bad.clone()),
+        benches: arguments.bench.clone(),
+        filter: None,
+        settings: arguments.settings.variables(),
+        planted: Planted::default(),
+        affected: false,
+        kernels: Vec::new(),
+        profile_slower: false,
+        time_identical: false,
+        wait: arguments.timeouts.wait,
+        build_wait: arguments.timeouts.build_wait,
+        plan: arguments.limits.plan(PlanBasis::Calibration(store.clone()))?,
+        sampling: arguments.limits.sampling(),
+        budget: arguments.budget,
+        profile: arguments.profile.clone(),
+        resume: false,
+        package: store.root.clone(),
+        leave_out: Vec::new(),
+        target: store.work.parent().map(PathBuf::from).unwrap_or_default(),
+        folder: store.work.join("bisect"),
+    };
+    let request = BisectionRequest {
+        good: arguments.good.clone(),
+        bad: arguments.bad.clone(),
+        case: arguments.case.clone(),
+        comparison,
+        resume: arguments.resume,
+    };
+    let found = match bisect::run(&request) {
+        Ok(found) => found,
+        Err(refused) if refused.exit() == Exit::Refused => {
+            eprintln!("{}", printable(&refused.to_string()));
+            return Ok(Exit::Refused);
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let text = report::bisection::text(&found);
+    match arguments.format {
+        OutputFormat::Json => print_json(&found)?,
+        OutputFormat::Text => terminal::print(&printable(&text)),
+        OutputFormat::Markdown => println!("{}", report::bisection::markdown(&text)),
+    }
+    Ok(exit(&found))
+}
+
+/// Fine where one commit was found and confirmed; a search that cannot name one is inconclusive.
+fn exit(bisection: &Bisection) -> Exit {
+    match &bisection.ended {
+        Ended::Found(found) if found.is_confirmed() && found.last_good + 1 == found.first_bad => {
+            Exit::Fine
+        }
+        Ended::Found(_) | Ended::EndsUndecided(_) => Exit::Inconclusive,
+        Ended::NoDifference(_) | Ended::EndUnusable(_) => Exit::Refused,
+    }
+}

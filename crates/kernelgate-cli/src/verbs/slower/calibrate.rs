@@ -1,0 +1,276 @@
+//! `kernelgate calibrate`: comparisons whose answer is known, and the thresholds that follow from
+//! them.
+
+use kernelgate::record::text::{printable, printable_path};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+
+use crate::compare::calibrate::{self, CalibrationRequest};
+use crate::compare::progress::parse_duration;
+use crate::compare::{ComparisonRequest, PlanBasis, Planted, SideSource};
+use crate::gate::calibration::{Calibration, CalibrationSummary, recommend, summarise};
+use crate::gate::paired::TestPlan;
+use crate::report::calibration;
+use crate::verbs::shared::output::{OutputFormat, arguments_of_process, command_line, print_json};
+use crate::verbs::shared::settings::{Settings, ThresholdFlags, Timeouts, nothing_planted};
+use kernelgate::display::terminal;
+use kernelgate::exit::Exit;
+use kernelgate::harness::filter::Filter;
+use kernelgate::record::{Shard, Store, file};
+
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// Only cases whose id matches this regular expression, all of them; without it and --axis a
+    /// few are chosen by their time
+    filter: Option<String>,
+    /// Only this bench binary (repeatable)
+    #[arg(long, value_name = "NAME")]
+    bench: Vec<String>,
+    /// Folder with bench executables, in place of a build of the working tree
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Comparisons of an executable with itself
+    #[arg(long, value_name = "COUNT", default_value_t = 200)]
+    comparisons: usize,
+    /// Slow-downs to inject into the head, per cent of each case's time
+    #[arg(long, value_name = "PERCENT[,PERCENT]", value_delimiter = ',', default_value = "1,2,5")]
+    inject: Vec<f64>,
+    /// Comparisons of each of these slow-downs
+    #[arg(long, value_name = "COUNT", default_value_t = 20)]
+    power_comparisons: usize,
+    /// More work to give to the head, per cent of each case's time: passes over memory in place of
+    /// a wait
+    #[arg(long, value_name = "PERCENT[,PERCENT]", value_delimiter = ',')]
+    work: Vec<f64>,
+    /// Comparisons of each of these slow-downs in which one case alone is slower, another one each
+    /// time
+    #[arg(long, value_name = "COUNT", default_value_t = 0)]
+    single: usize,
+    /// Comparisons of an executable with itself, the head's code and memory at other addresses
+    #[arg(long, value_name = "COUNT", default_value_t = 0)]
+    layouts: usize,
+    /// Comparisons with every core of the host, or the GPU, busy while the head's processes run
+    /// [default: one for 20 of --comparisons]
+    #[arg(long, value_name = "COUNT")]
+    sham: Option<usize>,
+    /// Time of a comparison's round, after which undecided cases are inconclusive
+    #[arg(long, value_name = "TIME", default_value = "3m", value_parser = parse_duration)]
+    budget: Duration,
+    /// Start no comparison that may not end within this time, builds included: one may take as long
+    /// as the longest before it, the first as long as --budget; --resume goes on
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    total_time: Option<Duration>,
+    /// Most cases that are chosen where none are named
+    #[arg(long, value_name = "COUNT", default_value_t = 4)]
+    cases: usize,
+    #[command(flatten)]
+    limits: ThresholdFlags,
+    #[command(flatten)]
+    timeouts: Timeouts,
+    /// Go on where the last calibration was interrupted, or ran out of time
+    #[arg(long)]
+    resume: bool,
+    /// Measure only one of several parts, to be merged later
+    #[arg(long, value_name = "I/N")]
+    shard: Option<Shard>,
+    /// Measure nothing: put together what parts, or several runs, measured
+    #[arg(
+        long,
+        value_name = "FILE",
+        num_args = 1..,
+        conflicts_with_all = ["filter", "bench", "dir", "resume", "shard"]
+    )]
+    merge: Vec<PathBuf>,
+    /// Cargo profile of the build
+    #[arg(long, value_name = "NAME", default_value = "bench")]
+    profile: String,
+    #[command(flatten)]
+    settings: Settings,
+    /// Where the calibration goes, also one that is not complete [default:
+    /// baselines/DEVICE/calibration.json, of a part kernelgate/calibrate/part-I-of-N.json of the
+    /// target folder]
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// How to print
+    #[arg(long, value_enum, default_value = "text")]
+    format: OutputFormat,
+}
+
+impl Arguments {
+    fn sham(&self) -> usize {
+        self.sham.unwrap_or(self.comparisons / 20)
+    }
+}
+
+/// Flags that say where this machine keeps its files and how it prints, not what is measured.
+const HERE: &[&str] = &["--dir", "--output", "--baselines", "--records", "--format"];
+
+/// For programs: what is counted and what follows, without the times.
+#[derive(serde::Serialize)]
+struct CalibrationReport<'a> {
+    calibration: &'a Path,
+    summary: CalibrationSummary,
+    recommended: Option<&'a crate::gate::calibration::Recommended>,
+}
+
+pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+    if !arguments.merge.is_empty() {
+        return merge(arguments, store);
+    }
+    check(arguments)?;
+    let folder = store.work.join("calibrate");
+    let state = match arguments.shard {
+        Some(shard) => folder.join(format!("part-{}.json", shard.label())),
+        None => folder.join("state.json"),
+    };
+    let plan = arguments.limits.plan(PlanBasis::Fixed(TestPlan::default()))?;
+    let measured = TestPlan::default().asked(&plan.asked, plan.max_blocks);
+    let request = ComparisonRequest {
+        base: arguments.dir.clone().map_or(SideSource::WorkTree, SideSource::Folder),
+        head: SideSource::WorkTree,
+        benches: arguments.bench.clone(),
+        filter: arguments.filter.clone(),
+        settings: arguments.settings.variables(),
+        planted: Planted::default(),
+        time_identical: true,
+        affected: false,
+        kernels: Vec::new(),
+        profile_slower: false,
+        wait: arguments.timeouts.wait,
+        build_wait: arguments.timeouts.build_wait,
+        plan,
+        sampling: arguments.limits.sampling(),
+        budget: arguments.budget,
+        profile: arguments.profile.clone(),
+        resume: false,
+        package: store.root.clone(),
+        leave_out: Vec::new(),
+        target: store.work.parent().map(PathBuf::from).unwrap_or_default(),
+        folder,
+    };
+    let wanted = CalibrationRequest {
+        null: arguments.comparisons,
+        layouts: arguments.layouts,
+        injected: arguments.inject.clone(),
+        work: arguments.work.clone(),
+        each: arguments.power_comparisons,
+        single: arguments.single,
+        sham: arguments.sham(),
+        shard: arguments.shard,
+        plan: measured,
+        cases: arguments.cases,
+        named: names_cases(arguments),
+        total: arguments.total_time,
+        command: command_line(arguments_of_process(), HERE, &["--resume"]),
+        state: state.clone(),
+        resume: arguments.resume,
+    };
+    let (calibration, left) = match calibrate::run(&request, &wanted) {
+        Ok(measured) => measured,
+        Err(refused) if refused.exit() == Exit::Refused => {
+            eprintln!("{}", printable(&refused.to_string()));
+            return Ok(Exit::Refused);
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let save = |path: &Path| {
+        file::write(path, &calibration).map_err(|error| anyhow::anyhow!("failed to {error}"))
+    };
+    if left > 0 {
+        arguments.output.as_deref().map(save).transpose()?;
+        print(arguments, &calibration, &state)?;
+        eprintln!(
+            "{left} comparisons are left: the same command with --resume goes on; so far in {}",
+            state.display()
+        );
+        return Ok(Exit::Inconclusive);
+    }
+    let otherwise = if arguments.shard.is_some() {
+        state
+    } else {
+        store.calibration_path(&calibration.environment.slug())
+    };
+    let output = arguments.output.clone().unwrap_or(otherwise);
+    save(&output)?;
+    print(arguments, &calibration, &output)?;
+    Ok(Exit::Fine)
+}
+
+const fn names_cases(arguments: &Arguments) -> bool {
+    arguments.filter.is_some() || arguments.settings.names_axes()
+}
+
+fn check(arguments: &Arguments) -> anyhow::Result<()> {
+    for (flag, percents) in [("--inject", &arguments.inject), ("--work", &arguments.work)] {
+        for percent in percents {
+            anyhow::ensure!(
+                *percent > 0.0 && *percent <= 1000.0,
+                "{flag} takes percentages above 0, up to 1000, not {percent}"
+            );
+        }
+    }
+    for (flag, count) in [
+        ("--comparisons", arguments.comparisons),
+        ("--power-comparisons", arguments.power_comparisons),
+        ("--single", arguments.single),
+        ("--layouts", arguments.layouts),
+        ("--sham", arguments.sham()),
+    ] {
+        anyhow::ensure!(count <= 100_000, "{flag} takes a number up to 100000");
+    }
+    anyhow::ensure!(arguments.cases > 0, "--cases takes a number from 1");
+    nothing_planted()?;
+    Filter::parse(arguments.filter.as_deref(), false)?;
+    anyhow::ensure!(
+        arguments.shard.is_none() || names_cases(arguments),
+        "--shard needs a filter or --axis: which cases are short enough may differ from part to \
+         part"
+    );
+    Ok(())
+}
+
+fn merge(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+    let mut merged: Option<Calibration> = None;
+    for path in &arguments.merge {
+        let read: Calibration =
+            file::read(path).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+        match &mut merged {
+            None => merged = Some(read),
+            Some(merged) => {
+                if let Err(differs) = merged.merge(read) {
+                    let (other, first) = (path.display(), arguments.merge[0].display());
+                    eprintln!(
+                        "refused: {other} is of something else than {first}: {}",
+                        printable(&differs)
+                    );
+                    return Ok(Exit::Refused);
+                }
+            }
+        }
+    }
+    let mut merged = merged.context("--merge takes files")?;
+    merged.recommended = Some(recommend(&merged));
+    let output = arguments
+        .output
+        .clone()
+        .unwrap_or_else(|| store.calibration_path(&merged.environment.slug()));
+    file::write(&output, &merged).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    print(arguments, &merged, &output)?;
+    Ok(Exit::Fine)
+}
+
+fn print(arguments: &Arguments, calibration: &Calibration, at: &Path) -> anyhow::Result<()> {
+    match arguments.format {
+        OutputFormat::Text => terminal::print(&calibration::text(calibration, terminal::columns())),
+        OutputFormat::Markdown => println!("{}", calibration::markdown(calibration)),
+        OutputFormat::Json => print_json(&CalibrationReport {
+            calibration: at,
+            summary: summarise(calibration),
+            recommended: calibration.recommended.as_ref(),
+        })?,
+    }
+    eprintln!("written to {}", printable_path(at));
+    Ok(())
+}

@@ -1,0 +1,494 @@
+//! `kernelgate check`: the performance gate of a pull request, for any CI. It chooses how to judge,
+//! judges, checks the kernels' resources, and leaves a comment, JUnit XML and JSON.
+//!
+//! Each part is another call of this program, or of cargo, which standard error shows as a command:
+//! anybody can repeat it alone.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::ValueEnum;
+use clap::builder::FalseyValueParser;
+
+use super::resources::{self, check_architecture};
+use crate::benches::cargo;
+use crate::benches::child::{Ended, Running};
+use crate::compare::sides::git::{self, Repository, git};
+use crate::report::bisection::markdown as fenced;
+use crate::verbs::shared::interrupt;
+use crate::verbs::shared::nvrtc::Nvrtc;
+use crate::verbs::shared::output::quoted;
+use kernelgate::display::medium::MarkdownText;
+use kernelgate::exit::Exit;
+use kernelgate::record::Store;
+use kernelgate_cuda::library;
+
+/// A part that takes longer is stuck.
+const TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+/// Files of the last check, which go before this one.
+const FILES: [&str; 8] = [
+    "comment.md",
+    "report.html",
+    "change.svg",
+    "junit.xml",
+    "result.json",
+    "bmf.json",
+    "smaller-is-better.json",
+    "resources.txt",
+];
+/// Codes from here on: a signal from outside ended the part.
+const SIGNAL: i32 = 128;
+/// Lines of `resources.txt` in the comment.
+const SHOWN_LINES: usize = 30;
+/// Kernels that got worse, in sight.
+const SHOWN_KERNELS: usize = 10;
+
+/// How a pull request is judged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+enum Mode {
+    /// Compare where git has the base; where a side does not build, has no such benches, or git has
+    /// no base, gate if this device has a baseline
+    #[default]
+    Auto,
+    /// Build base and head here and interleave their processes: sees the smallest differences
+    Compare,
+    /// Time the head and compare it with the committed baseline of this device
+    Gate,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Exit codes, the first that applies to a part: 2 usage or broken input, so \
+                        that nothing was judged; 4 refused, not comparable; 1 regressed, or wrong; \
+                        3 inconclusive, which is no pass unless --allow-inconclusive is given; 0 \
+                        fine. Another code of a part (130: interrupted) ends the check at once."
+)]
+pub struct Arguments {
+    /// Revision to compare with; the merge base with HEAD is taken, so that other merges are not
+    /// blamed on this branch [default: origin/main where git has it, else main]
+    #[arg(long, env = "PERF_BASE", value_name = "REV")]
+    base: Option<String>,
+    /// How to judge
+    #[arg(long, env = "PERF_MODE", value_enum, default_value = "auto")]
+    mode: Mode,
+    /// Only cases whose id matches this regular expression
+    #[arg(long, env = "PERF_FILTER", value_name = "REGEX")]
+    filter: Option<String>,
+    /// Only this bench binary (repeatable)
+    #[arg(long, value_name = "NAME")]
+    bench: Vec<String>,
+    /// Time of a comparison, as much again where slower cases are confirmed
+    #[arg(long, env = "PERF_BUDGET", value_name = "TIME", default_value = "10m")]
+    budget: String,
+    /// How long a process of a comparison times a case [default: 0.4s, on a GPU 0.15s]
+    #[arg(long, env = "PERF_CASE_TIME", value_name = "TIME")]
+    case_time: Option<String>,
+    /// Baseline of the gate
+    #[arg(long, env = "PERF_BASELINE", value_name = "NAME", default_value = "main")]
+    baseline: String,
+    /// Runs of `cargo bench -- --quick` that the gate judges
+    #[arg(
+        long,
+        env = "PERF_RUNS",
+        value_name = "COUNT",
+        default_value_t = 3,
+        value_parser = clap::value_parser!(u16).range(1..=100)
+    )]
+    runs: u16,
+    /// Folder of the results: comment.md, report.html, change.svg, junit.xml, result.json, bmf.json,
+    /// smaller-is-better.json, resources.txt, and report/ of the gate [default: perf-check/ of the
+    /// target folder]
+    #[arg(long, env = "PERF_OUT", value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Architecture for which the recorded resources of kernels are checked, with the NVRTC of this
+    /// machine or, if python3 is there, one that pip fetches
+    #[arg(long, env = "PERF_ARCH", value_name = "ARCH", default_value = "sm_90a")]
+    arch: String,
+    /// Exit 0 in place of 3, for runners that are known to be too noisy
+    #[arg(long, env = "PERF_ALLOW_INCONCLUSIVE", value_parser = FalseyValueParser::new())]
+    allow_inconclusive: bool,
+    /// Print the commands and run none
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// A check while it runs.
+struct Check<'a> {
+    arguments: &'a Arguments,
+    store: &'a Store,
+    out: PathBuf,
+    program: PathBuf,
+    running: Running,
+}
+
+/// The exit that a code of this program stands for; other codes end the check.
+const fn exit_of(code: i32) -> Option<Exit> {
+    match code {
+        0 => Some(Exit::Fine),
+        1 => Some(Exit::Regression),
+        2 => Some(Exit::Usage),
+        3 => Some(Exit::Inconclusive),
+        4 => Some(Exit::Refused),
+        _ => None,
+    }
+}
+
+/// What a method came to.
+struct Judged {
+    method: &'static str,
+    exit: Exit,
+    /// How `cargo bench` ended, if a bench died.
+    died: Option<String>,
+}
+
+/// What the kernels' resources came to.
+struct Checked {
+    exit: Exit,
+    /// In sight; empty where nothing got worse.
+    seen: String,
+    /// Folded.
+    text: String,
+}
+
+pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+    check_architecture("--arch", &arguments.arch)?;
+    let target = store.work.parent().map(PathBuf::from).unwrap_or_default();
+    let check = Check {
+        arguments,
+        store,
+        out: arguments.out.clone().unwrap_or_else(|| target.join("perf-check")),
+        program: std::env::current_exe().context("failed to find this program")?,
+        running: interrupt::forwarded()?,
+    };
+    if !arguments.dry_run {
+        std::fs::create_dir_all(&check.out)
+            .with_context(|| format!("--out: failed to make {}", check.out.display()))?;
+        for name in FILES {
+            let _ = std::fs::remove_file(check.out.join(name));
+        }
+    }
+    let judged = check.judge()?;
+    let checked = check.resources(&target)?;
+    if arguments.dry_run {
+        return Ok(Exit::Fine);
+    }
+    check.comment(&judged, &checked)?;
+    let exit = judged.exit.worse(checked.exit);
+    if exit == Exit::Inconclusive && arguments.allow_inconclusive {
+        say("inconclusive, and allowed");
+        return Ok(Exit::Fine);
+    }
+    Ok(exit)
+}
+
+fn say(text: &str) {
+    eprintln!("check: {text}");
+}
+
+impl Check<'_> {
+    /// Judges by the first method that is possible.
+    fn judge(&self) -> anyhow::Result<Judged> {
+        let mode = self.arguments.mode;
+        let base = match mode {
+            Mode::Gate => Err(String::new()),
+            Mode::Auto | Mode::Compare => self.merge_base(),
+        };
+        let why_not = match (base, mode) {
+            (Ok(base), _) => {
+                let exit = self.compare(&base)?;
+                // Without a result nothing was compared.
+                let failed = exit == Exit::Usage && !self.out.join("result.json").is_file();
+                let gate = mode == Mode::Auto && failed && self.find_baseline()?.is_ok();
+                if !gate {
+                    return Ok(Judged { method: "compare", exit, died: None });
+                }
+                say("compare was not possible (above): the committed baseline is the second best");
+                return self.gate();
+            }
+            (Err(why), Mode::Compare) => anyhow::bail!("compare is not possible: {why}"),
+            (Err(why), _) => why,
+        };
+        if let Err(missing) = self.find_baseline()? {
+            let why_not = match why_not.is_empty() {
+                true => String::new(),
+                false => format!(" No comparison: {why_not}."),
+            };
+            anyhow::bail!(
+                "nothing to judge by.{why_not} No gate: {missing}; record a baseline on this \
+                 machine (kernelgate baseline save {} --runs 5) and commit baselines/, or fetch \
+                 the whole history",
+                self.arguments.baseline
+            );
+        }
+        self.gate()
+    }
+
+    /// The commit to compare with.
+    fn merge_base(&self) -> Result<String, String> {
+        let repository = Repository::around(&self.store.root)
+            .map_err(|_| "this is no git checkout".to_owned())?;
+        let resolve = |name: &str| repository.resolve(name).map_err(|error| error.to_string());
+        let base = match &self.arguments.base {
+            Some(name) => resolve(name)?,
+            None => resolve("origin/main").or_else(|_| resolve("main"))?,
+        };
+        let mut merge_base = git(&repository.top);
+        merge_base.args(["merge-base", &base.commit, "HEAD"]);
+        git::run(&mut merge_base, "find the merge base").map_err(|_| {
+            format!(
+                "`{}` and HEAD have no common commit here (a shallow clone: fetch the whole \
+                 history)",
+                base.name
+            )
+        })
+    }
+
+    fn compare(&self, base: &str) -> anyhow::Result<Exit> {
+        let short = |commit: &str| commit.get(..12).unwrap_or(commit).to_owned();
+        let Arguments { budget, case_time, filter, .. } = self.arguments;
+        let mut line = vec!["compare".to_owned(), "--base".to_owned(), short(base)];
+        line.extend(["--budget".to_owned(), budget.clone()]);
+        line.extend(["--out".to_owned(), self.out.display().to_string()]);
+        line.extend(self.benches());
+        // A clean checkout is its commit, and named so; else the working tree with its changes.
+        let ask = |arguments: &[&str]| git::run(git(&self.store.root).args(arguments), "ask");
+        if ask(&["status", "--porcelain"]).is_ok_and(|changes| changes.is_empty())
+            && let Ok(head) = ask(&["rev-parse", "HEAD"])
+        {
+            line.extend(["--head".to_owned(), short(&head)]);
+        }
+        line.extend(case_time.iter().flat_map(|time| ["--case-time".to_owned(), time.clone()]));
+        line.extend(filter.clone());
+        self.part(&line)
+    }
+
+    /// Whether the gate finds a baseline for this device, or why it finds none.
+    fn find_baseline(&self) -> anyhow::Result<Result<(), String>> {
+        let name = &self.arguments.baseline;
+        say(&format!("kernelgate baseline find {}", quoted(name)));
+        if self.arguments.dry_run {
+            return Ok(Ok(()));
+        }
+        let found = Command::new(&self.program)
+            .args(["baseline", "find", name])
+            .stdin(Stdio::null())
+            .output()
+            .context("failed to start this program again")?;
+        let why = String::from_utf8_lossy(&found.stderr).trim().to_owned();
+        Ok(if found.status.success() { Ok(()) } else { Err(why) })
+    }
+
+    /// Times the head in several sessions and judges them together.
+    fn gate(&self) -> anyhow::Result<Judged> {
+        let Arguments { runs, filter, baseline, dry_run, .. } = self.arguments;
+        let started = jiff::Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
+        let (mut sessions, mut died) = (Vec::new(), None);
+        for number in 1..=*runs {
+            let mut line = vec!["bench".to_owned(), "--no-fail-fast".to_owned()];
+            line.extend(self.benches());
+            line.extend(["--", "--quick", "--noplot"].map(str::to_owned));
+            line.extend(filter.clone());
+            say(&format!("cargo {} (run {number} of {runs})", typed(&line)));
+            let session = format!("check-{started}-{}-{number}", std::process::id());
+            let folder = self.store.runs.join(&session);
+            sessions.extend(["--session".to_owned(), folder.display().to_string()]);
+            if *dry_run {
+                continue;
+            }
+            let mut bench = Command::new(cargo::program());
+            bench.args(&line).env("KERNELGATE_SESSION", &session);
+            let code = self.ended(&mut bench)?;
+            if code >= SIGNAL {
+                std::process::exit(code);
+            }
+            if code != 0 {
+                died = Some(format!("`cargo bench` ended with {code} (run {number} of {runs})"));
+                died.iter().for_each(|died| say(died));
+                if !folder.is_dir() {
+                    return Ok(Judged { method: "gate", exit: Exit::Usage, died });
+                }
+            }
+        }
+        // A page that cannot be drawn costs no verdict.
+        let page = self.out.join("report").display().to_string();
+        let report = [&["report".to_owned()], &sessions[..], &["--out".to_owned(), page]].concat();
+        say(&format!("kernelgate {}", typed(&report)));
+        if !dry_run && self.ended(Command::new(&self.program).args(&report))? != 0 {
+            say("no page was drawn");
+        }
+        let out = ["--out".to_owned(), self.out.display().to_string()];
+        let gate = ["gate".to_owned(), "--baseline".to_owned(), baseline.clone()];
+        let exit = self.part(&[&gate[..], &sessions, &out].concat())?;
+        // A case that is wrong ends cargo like a bench that died, and its record fails the gate.
+        let fails = ![Exit::Fine, Exit::Inconclusive].contains(&exit);
+        let exit = if died.is_some() && !fails { Exit::Usage } else { exit };
+        Ok(Judged { method: "gate", exit, died })
+    }
+
+    fn benches(&self) -> impl Iterator<Item = String> {
+        self.arguments.bench.iter().flat_map(|name| ["--bench".to_owned(), name.clone()])
+    }
+
+    /// Another call of this program, whose results go to standard error.
+    fn part(&self, line: &[String]) -> anyhow::Result<Exit> {
+        say(&format!("kernelgate {}", typed(line)));
+        if self.arguments.dry_run {
+            return Ok(Exit::Fine);
+        }
+        let code = self.ended(Command::new(&self.program).args(line))?;
+        Ok(counted(code))
+    }
+
+    /// Runs a command and returns its exit code.
+    fn ended(&self, command: &mut Command) -> anyhow::Result<i32> {
+        let program = command.get_program().to_string_lossy().into_owned();
+        command.stdin(Stdio::null()).stdout(std::io::stderr());
+        // The parts that take memory limit it themselves.
+        let ended = self.running.start(command);
+        let ended = ended.and_then(|_| self.running.finish_within(TIMEOUT, u64::MAX));
+        let ended = ended.with_context(|| format!("failed to start {program}"))?;
+        match ended {
+            // Ended by a signal from outside: so does the check.
+            Ended::Exited(status) => Ok(status.code().unwrap_or(Exit::INTERRUPTED)),
+            Ended::TimedOut | Ended::OverMemory(_) => anyhow::bail!("{program} was ended"),
+        }
+    }
+
+    /// The kernels' resources against their record, where there is one and NVRTC.
+    fn resources(&self, target: &Path) -> anyhow::Result<Checked> {
+        let arch = &self.arguments.arch;
+        let unchecked = |why: String| Checked {
+            exit: Exit::Fine,
+            seen: String::new(),
+            text: format!("not checked: {why}"),
+        };
+        let line = ["resources", "--arch", arch, "--check"].map(str::to_owned);
+        if self.arguments.dry_run {
+            say(&format!("kernelgate {} (where resources are recorded)", typed(&line)));
+            return Ok(unchecked(String::new()));
+        }
+        let record = resources::path(self.store, arch);
+        if !record.is_file() {
+            return Ok(unchecked(format!("nothing is recorded for {arch}")));
+        }
+        let mut command = Command::new(&self.program);
+        if library::nvrtc().is_none() {
+            match Nvrtc::Cuda13.fetch(target) {
+                Ok(folder) => drop(command.env("KERNELGATE_CUDA_LIBS", folder)),
+                Err(error) => return Ok(unchecked(format!("no NVRTC here, and {error:#}"))),
+            }
+        }
+        say(&format!("kernelgate {}", typed(&line)));
+        let output = command
+            .args(&line)
+            .stdin(Stdio::null())
+            .output()
+            .context("failed to start this program again")?;
+        let exit = counted(output.status.code().unwrap_or(Exit::INTERRUPTED));
+        let text = [&output.stdout[..], &output.stderr[..]].concat();
+        let path = self.out.join("resources.txt");
+        std::fs::write(&path, &text)
+            .with_context(|| format!("--out: failed to write {}", path.display()))?;
+        Ok(checked(exit, &String::from_utf8_lossy(&text)))
+    }
+
+    /// Adds the rest to the method's comment and prints it.
+    fn comment(&self, judged: &Judged, checked: &Checked) -> anyhow::Result<()> {
+        let path = self.out.join("comment.md");
+        let mut text = std::fs::read_to_string(&path).unwrap_or_else(|_| {
+            format!(
+                "**check: nothing was judged** (exit {} of `{}`): the log says why.\n",
+                judged.exit as u8, judged.method
+            )
+        });
+        if let Some(died) = &judged.died {
+            let _ =
+                write!(text, "\n**{died}**: a bench that died is not judged; the log has more.\n");
+        }
+        if !checked.seen.is_empty() {
+            let _ = write!(text, "\n{}\n", checked.seen);
+        }
+        let _ = write!(
+            text,
+            "\n<details><summary>Kernel resources ({})</summary>\n\n{}\n\n</details>\n",
+            self.arguments.arch,
+            fenced(&checked.text)
+        );
+        std::fs::write(&path, &text)
+            .with_context(|| format!("--out: failed to write {}", path.display()))?;
+        print!("{text}");
+        Ok(())
+    }
+}
+
+/// The exit of a part; another code than those of this program ends the check.
+fn counted(code: i32) -> Exit {
+    exit_of(code).unwrap_or_else(|| {
+        say(&format!("ended with {code}"));
+        std::process::exit(code)
+    })
+}
+
+/// A part's arguments as one would type them.
+fn typed(line: &[String]) -> String {
+    line.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
+}
+
+/// Kernels that got worse stand in sight, the rest is folded.
+fn checked(exit: Exit, text: &str) -> Checked {
+    let first = text.lines().next().unwrap_or_default();
+    let seen = match exit {
+        Exit::Fine => String::new(),
+        Exit::Regression => {
+            say("kernel resources got worse");
+            let worse = text.lines().filter_map(|line| line.strip_prefix("WORSE "));
+            let worse: Vec<String> =
+                worse.take(SHOWN_KERNELS).map(|line| format!("- {}", MarkdownText(line))).collect();
+            format!(
+                "**Kernel resources got worse** ({}):\n\n{}",
+                MarkdownText(first),
+                worse.join("\n")
+            )
+        }
+        Exit::Usage | Exit::Inconclusive | Exit::Refused => {
+            say("kernel resources were not compared");
+            format!("**Kernel resources were not compared**: {}", MarkdownText(first))
+        }
+    };
+    let mut lines: Vec<&str> = text.lines().take(SHOWN_LINES).collect();
+    if text.lines().count() > SHOWN_LINES {
+        lines.push("…");
+    }
+    Checked { exit, seen, text: lines.join("\n") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_of_this_program_count_and_others_end_the_check() {
+        assert_eq!(
+            [0, 1, 2, 3, 4].map(|code| exit_of(code).map(|exit| exit as i32)),
+            [0, 1, 2, 3, 4].map(Some)
+        );
+        assert_eq!([101, 130, 141].map(exit_of), [None; 3]);
+    }
+
+    #[test]
+    fn kernels_that_got_worse_are_in_sight_and_long_lists_are_cut() {
+        let lines: Vec<String> = (0..40).map(|i| format!("WORSE k{i}: registers")).collect();
+        let text = format!("sm_90a: 40 kernels\n{}\n", lines.join("\n"));
+        let worse = checked(Exit::Regression, &text);
+        assert!(worse.seen.starts_with("**Kernel resources got worse** (sm_90a: 40 kernels):"));
+        assert_eq!(worse.seen.lines().count(), 2 + SHOWN_KERNELS);
+        assert_eq!(worse.text.lines().count(), SHOWN_LINES + 1);
+        let fine = checked(Exit::Fine, "sm_90a: nothing changed");
+        assert_eq!((fine.seen.as_str(), fine.text.as_str()), ("", "sm_90a: nothing changed"));
+        let refused = checked(Exit::Refused, "refused: compiler is `a` and `b`");
+        assert!(refused.seen.ends_with("refused: compiler is `a` and `b`"));
+    }
+}

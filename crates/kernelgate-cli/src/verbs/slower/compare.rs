@@ -1,0 +1,145 @@
+//! `kernelgate compare`: two builds, their processes interleaved until every case is decided.
+
+use kernelgate::record::text::printable;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context as _;
+
+use super::resources::check_architecture;
+use super::verdict::VerdictOutput;
+use crate::compare::progress::parse_duration;
+use crate::compare::{self, ComparisonRequest, PlanBasis, Planted, SideSource};
+use crate::gate::rules_file::MAX_RATIO;
+use crate::report::{metrics, verdicts};
+use crate::verbs::shared::output::{arguments_of_process, command_line};
+use crate::verbs::shared::settings::{
+    Settings, ThresholdFlags, Timeouts, check_number, nothing_planted,
+};
+use kernelgate::display::terminal;
+use kernelgate::exit::Exit;
+use kernelgate::harness::filter::Filter;
+use kernelgate::record::Store;
+
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// Only cases whose id matches this regular expression
+    filter: Option<String>,
+    /// What to compare with: any revision that git knows
+    #[arg(long, value_name = "REV", required_unless_present = "base_dir")]
+    base: Option<String>,
+    /// What to judge [default: the working tree with uncommitted changes]
+    #[arg(long, value_name = "REV")]
+    head: Option<String>,
+    /// Folder with the bench executables of the base, in place of a build
+    #[arg(long, value_name = "DIR", conflicts_with = "base")]
+    base_dir: Option<PathBuf>,
+    /// Folder with the bench executables of the head, in place of a build
+    #[arg(long, value_name = "DIR", conflicts_with = "head")]
+    head_dir: Option<PathBuf>,
+    /// Untracked file or folder that is no part of the working tree's side (repeatable); what
+    /// .gitignore names never is
+    #[arg(long, value_name = "PATH")]
+    leave_out: Vec<PathBuf>,
+    /// Only this bench binary (repeatable)
+    #[arg(long, value_name = "NAME")]
+    bench: Vec<String>,
+    /// Time for measuring, after which undecided cases are inconclusive; as much again where
+    /// slower cases must be confirmed
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
+    budget: Duration,
+    #[command(flatten)]
+    limits: ThresholdFlags,
+    /// Ratio of a case's errors against the reference above which they have grown [default: 1.5]
+    #[arg(long, value_name = "RATIO")]
+    growth: Option<f64>,
+    #[command(flatten)]
+    timeouts: Timeouts,
+    /// Time cases too whose executable is the same file on both sides, byte by byte
+    #[arg(long)]
+    time_identical: bool,
+    /// Time only cases whose machine code or launches changed, or that do not tell them; code of
+    /// the host is not compared
+    #[arg(long)]
+    affected: bool,
+    /// Also compile all kernels of both builds for this architecture (repeatable) and list those
+    /// that differ; needs NVRTC and no GPU
+    #[arg(long, value_name = "ARCH")]
+    kernels: Vec<String>,
+    /// Do not profile both builds where a case got slower
+    #[arg(long)]
+    no_profile: bool,
+    /// Go on where the last comparison was interrupted
+    #[arg(long)]
+    resume: bool,
+    /// Cargo profile of the builds
+    #[arg(long, value_name = "NAME", default_value = "bench")]
+    profile: String,
+    #[command(flatten)]
+    settings: Settings,
+    #[command(flatten)]
+    output: VerdictOutput,
+}
+
+/// Paths as they are from here; git runs elsewhere.
+fn absolute(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
+    let here = std::env::current_dir().context("failed to tell the working folder")?;
+    Ok(paths.iter().map(|path| here.join(path)).collect())
+}
+
+pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+    nothing_planted()?;
+    Filter::parse(arguments.filter.as_deref(), false)?;
+    check_number("--growth", arguments.growth, 1.0..=MAX_RATIO)?;
+    for arch in &arguments.kernels {
+        check_architecture("--kernels", arch)?;
+    }
+    let source = |folder: &Option<PathBuf>, revision: &Option<String>| match (folder, revision) {
+        (Some(folder), _) => SideSource::Folder(folder.clone()),
+        (_, Some(revision)) => SideSource::Revision(revision.clone()),
+        _ => SideSource::WorkTree,
+    };
+    let mut plan = arguments.limits.plan(PlanBasis::Calibration(store.clone()))?;
+    plan.asked.growth = arguments.growth;
+    let request = ComparisonRequest {
+        base: source(&arguments.base_dir, &arguments.base),
+        head: source(&arguments.head_dir, &arguments.head),
+        benches: arguments.bench.clone(),
+        filter: arguments.filter.clone(),
+        settings: arguments.settings.variables(),
+        planted: Planted::default(),
+        time_identical: arguments.time_identical,
+        affected: arguments.affected,
+        kernels: arguments.kernels.clone(),
+        profile_slower: !arguments.no_profile,
+        wait: arguments.timeouts.wait,
+        build_wait: arguments.timeouts.build_wait,
+        plan,
+        sampling: arguments.limits.sampling(),
+        budget: arguments.budget,
+        profile: arguments.profile.clone(),
+        resume: arguments.resume,
+        package: store.root.clone(),
+        leave_out: absolute(&arguments.leave_out)?,
+        target: store.work.parent().map(PathBuf::from).unwrap_or_default(),
+        folder: store.work.join("compare"),
+    };
+    arguments.output.check()?;
+    let outcome = match compare::run(&request) {
+        Ok(outcome) => outcome,
+        Err(refused) if refused.exit() == Exit::Refused => {
+            eprintln!("{}", printable(&refused.to_string()));
+            return Ok(Exit::Refused);
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let again = command_line(arguments_of_process(), &["--format", "--out"], &["--resume"]);
+    let summary = verdicts::summary(&outcome, &again);
+    arguments.output.tell(
+        &verdicts::text(&outcome, terminal::columns()),
+        &summary,
+        &outcome,
+        &metrics::of_comparison(&outcome),
+    )?;
+    Ok(outcome.exit())
+}

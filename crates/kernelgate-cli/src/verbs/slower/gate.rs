@@ -1,0 +1,189 @@
+//! `kernelgate gate`: the last run against a committed baseline.
+
+use std::collections::BTreeMap;
+
+use super::verdict::VerdictOutput;
+use crate::benches::package;
+use crate::gate::baseline::{self, BaselineFacts, GateReport, Policy, Staleness, judge_numerics};
+use crate::gate::calibration::Calibration;
+use crate::gate::limits::{AskedLimits, LimitSource};
+use crate::gate::rules::Rules;
+use crate::gate::rules_file::{self, MAX_NS, MAX_RATIO};
+use crate::gate::single_run::CalibratedSpreads;
+use crate::report::{metrics, verdicts};
+use crate::verbs::shared::sessions::Sessions;
+use crate::verbs::shared::settings::check_number;
+use kernelgate::display::terminal;
+use kernelgate::exit::Exit;
+use kernelgate::record::store::StoreError;
+use kernelgate::record::text::printable;
+use kernelgate::record::{Baseline, Measurement, ProcessRun, Provenance, Store, file};
+use regex::Regex;
+
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// The baseline: baselines/DEVICE/NAME.json
+    #[arg(long, value_name = "NAME")]
+    baseline: String,
+    #[command(flatten)]
+    sessions: Sessions,
+    /// Smallest change that matters, as a fraction of the baseline's time [default: 0.05]
+    #[arg(long, value_name = "FRACTION")]
+    relative: Option<f64>,
+    /// Smallest change that matters, in nanoseconds [default: 100]
+    #[arg(long, value_name = "NS")]
+    absolute: Option<f64>,
+    /// Difference that two devices of one model may have, as a fraction: on top of --relative
+    /// where the baseline's device is not known to be this one
+    #[arg(long, value_name = "FRACTION", default_value_t = Policy::default().other_device)]
+    other_device: f64,
+    /// Ratio of a case's errors against the reference above which they have grown [default: 1.5]
+    #[arg(long, value_name = "RATIO")]
+    growth: Option<f64>,
+    #[command(flatten)]
+    output: VerdictOutput,
+}
+
+pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+    check_number("--relative", arguments.relative, 0.0..=MAX_RATIO)?;
+    check_number("--absolute", arguments.absolute, 0.0..=MAX_NS)?;
+    check_number("--other-device", arguments.other_device, 0.0..=MAX_RATIO)?;
+    check_number("--growth", arguments.growth, 1.0..=MAX_RATIO)?;
+    kernelgate::record::store::check_name(&arguments.baseline)?;
+    let measurement = match Measurement::from_runs(arguments.sessions.read(store)?) {
+        Ok(measurement) => measurement,
+        Err(differing) => {
+            println!("refused: {}", printable(&differing.to_string()));
+            return Ok(Exit::Refused);
+        }
+    };
+    let asked = AskedLimits {
+        relative: arguments.relative,
+        absolute_ns: arguments.absolute,
+        growth: arguments.growth,
+        ..AskedLimits::default()
+    };
+    let usual = Policy::default();
+    let limits = usual.limits.asked(&asked, LimitSource::Flag);
+    let policy = Policy { limits, other_device: arguments.other_device, ..usual };
+    let report = judge(store, &arguments.baseline, &measurement, policy)?;
+    let summary = verdicts::summary(&report, &reproduce(&arguments.baseline));
+    arguments.output.tell(
+        &verdicts::text(&report, terminal::columns()),
+        &summary,
+        &report,
+        &metrics::of_runs(measurement.runs()),
+    )?;
+    Ok(report.exit())
+}
+
+/// Judges a measurement against a baseline, with the rules of the package.
+///
+/// # Errors
+/// When the baseline or the rules cannot be read.
+pub fn judge(
+    store: &Store,
+    baseline: &str,
+    measurement: &Measurement,
+    policy: Policy,
+) -> anyhow::Result<GateReport> {
+    let rules = rules_file::of_folder(&store.root)?;
+    compare_with_baseline(store, baseline, measurement, (policy, rules))
+        .map_err(|error| elsewhere(error, store, baseline))
+}
+
+/// The commands that do the same at home.
+pub fn reproduce(baseline: &str) -> String {
+    format!(
+        "cargo bench   # as often as wanted\nkernelgate gate --baseline {baseline} --last COUNT"
+    )
+}
+
+/// Names the packages of the workspace that have a baseline of that name, where this one has none.
+fn elsewhere(error: StoreError, store: &Store, name: &str) -> anyhow::Error {
+    let mut others = Vec::new();
+    if matches!(error, StoreError::NoBaseline { .. }) {
+        others = package::other_baselines(store);
+        others.retain(|folder| {
+            let there = Store { baselines: folder.clone(), ..store.clone() };
+            there.baseline_files().is_ok_and(|files| files.iter().any(|(_, it, _)| it == name))
+        });
+    }
+    let error = anyhow::Error::from(error);
+    match others.first() {
+        Some(folder) => anyhow::anyhow!(
+            "{error}; another package of the workspace has one: call the program there, or name \
+             it with --baselines {}",
+            folder.display()
+        ),
+        None => error,
+    }
+}
+
+/// Compares a measurement with its device's baseline. Where only another device has a baseline of
+/// that name, the refusal says so.
+fn compare_with_baseline(
+    store: &Store,
+    name: &str,
+    measurement: &Measurement,
+    (policy, rules): (Policy, Rules),
+) -> Result<GateReport, StoreError> {
+    let (runs, device) = (measurement.runs(), measurement.device_folder());
+    let spreads = match file::read::<Calibration>(&store.calibration_path(&device)) {
+        Ok(calibration) => CalibratedSpreads::of(&calibration),
+        Err(error) if error.is_not_found() => CalibratedSpreads::default(),
+        Err(error) => return Err(error.into()),
+    };
+    let records = store.numerics(runs)?;
+    let compare = |baseline: &Baseline| {
+        let (rules, expired) = rules.clone().at_baseline(|cases| code_of(baseline, runs, cases));
+        let report = baseline::judge(baseline, measurement, policy, &spreads, &rules);
+        let report = judge_numerics(report, baseline, measurement, &records, &rules);
+        let recorded = runs.iter().flat_map(|run| run.cases.keys().chain(run.skipped.keys()));
+        let known: Vec<&str> = baseline.cases.keys().chain(recorded).map(String::as_str).collect();
+        let mut of_rules = rules.report(&report.cases(), Some(&known));
+        of_rules.notes.extend(expired);
+        of_rules.notes.extend(report.rules.notes);
+        of_rules.undecided.extend(report.rules.undecided);
+        GateReport { rules: of_rules, ..report }
+    };
+    match store.baseline(&device, name) {
+        Ok(baseline) => {
+            let report = compare(&baseline);
+            let staleness = staleness(store, &baseline, &report);
+            let unsealed = !file::has_checksum(&store.baseline_path(&device, name)?);
+            let facts = BaselineFacts { staleness, unsealed, ..report.facts };
+            Ok(GateReport { facts, ..report })
+        }
+        Err(missing @ StoreError::NoBaseline { .. }) => {
+            let elsewhere =
+                store.baseline_files()?.into_iter().filter(|(_, other, _)| other == name);
+            let reports = elsewhere
+                .filter_map(|(device, ..)| Some(compare(&store.baseline(&device, name).ok()?)));
+            reports.into_iter().find(|report| !report.refused.is_empty()).ok_or(missing)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// The code that those of the baseline's cases are of that were measured now and match, none twice.
+fn code_of(baseline: &Baseline, runs: &[ProcessRun], wanted: &Regex) -> Vec<Provenance> {
+    let cases = runs.iter().flat_map(|run| run.cases.keys()).filter(|case| wanted.is_match(case));
+    let keys = cases.filter_map(|id| baseline.cases.get(id)).flat_map(|case| case.runs.keys());
+    let code = keys.map(|key| &baseline.runs[key].provenance);
+    let code: BTreeMap<_, _> = code.map(|it| ((&it.commit, it.dirty), it)).collect();
+    code.into_values().cloned().collect()
+}
+
+/// Of the oldest run that a judged case rests on.
+fn staleness(store: &Store, baseline: &Baseline, report: &GateReport) -> Option<Staleness> {
+    let used = report.judged.iter().flat_map(|judged| baseline.cases[&judged.case].runs.keys());
+    let oldest = used.map(|key| &baseline.runs[key]).min_by(|a, b| a.started.cmp(&b.started))?;
+    let started: Option<jiff::Timestamp> = oldest.started.parse().ok();
+    Some(Staleness {
+        recorded: oldest.started.clone(),
+        commit: oldest.provenance.short(),
+        days: started.map(|started| jiff::Timestamp::now().duration_since(started).as_hours() / 24),
+        commits: oldest.provenance.commits_behind(&store.root),
+    })
+}

@@ -1,0 +1,258 @@
+//! `kernelgate resources`: what the compiler makes of every kernel of the package's benches, and a
+//! gate on it that needs no GPU.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::Context;
+use kernelgate::display::table::Table;
+use kernelgate::exit::Exit;
+use kernelgate::harness::filter::Filter;
+use kernelgate::protocol::{Action, ResponseBody};
+use kernelgate::record::resources::{KernelResources, Resources};
+use kernelgate::record::text::printable_path;
+use kernelgate::record::{Store, file};
+use kernelgate_cuda::architecture;
+
+use crate::benches::ask::{self, Asking};
+use crate::benches::child::Running;
+use crate::benches::find::{BenchChoice, FoundBenches};
+use crate::compare::progress::parse_duration;
+use crate::gate::resources::{ResourcesOutcome, compare};
+use crate::verbs::shared::choice::unexpected;
+use crate::verbs::shared::interrupt;
+use crate::verbs::shared::output::{OutputFormat, json};
+
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// Only kernels whose name matches this regular expression
+    filter: Option<String>,
+    /// Architecture to compile for (repeatable); JSON of several is a list
+    #[arg(long, value_name = "ARCH", default_value = "sm_90a")]
+    arch: Vec<String>,
+    /// Record the result in baselines/resources/ARCH.json
+    #[arg(long, conflicts_with_all = ["filter", "check"])]
+    save: bool,
+    /// Compare with the record: exit 1 when a kernel spills, loses occupancy, grows, or its tensor
+    /// instructions no longer overlap
+    #[arg(long)]
+    check: bool,
+    #[command(flatten)]
+    benches: BenchChoice,
+    /// Time after which a bench that has given no response is ended
+    #[arg(long, value_name = "TIME", default_value = "30m", value_parser = parse_duration)]
+    wait: Duration,
+    /// How to print
+    #[arg(long, value_enum, default_value = "text")]
+    format: OutputFormat,
+}
+
+pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+    let filter = Filter::parse(arguments.filter.as_deref(), false)?;
+    let failed_to = |error| anyhow::anyhow!("failed to {error}");
+    let mut bases: BTreeMap<&str, Resources> = BTreeMap::new();
+    for arch in &arguments.arch {
+        check_architecture("--arch", arch)?;
+        if arguments.check {
+            // Before anything is built.
+            let mut base: Resources = file::read(&path(store, arch)).map_err(|error| {
+                let advice = match error.is_not_found() {
+                    true => format!(": `kernelgate resources --arch {arch} --save` makes a record"),
+                    false => String::new(),
+                };
+                anyhow::anyhow!("failed to {error}{advice}")
+            })?;
+            keep_matching(&mut base, &filter);
+            bases.insert(arch, base);
+        }
+    }
+    let running = interrupt::watched()?;
+    let found = arguments.benches.find(&store.root, &running)?;
+    let (mut exit, mut outcomes, mut listed) = (Exit::Fine, Vec::new(), Vec::new());
+    for arch in &arguments.arch {
+        let mut resources = compile_all(&found, arch, arguments, &running)?;
+        if arguments.save {
+            let path = path(store, arch);
+            file::write(&path, &resources).map_err(failed_to)?;
+            println!("{} kernels to {}", resources.kernels.len(), printable_path(&path));
+            continue;
+        }
+        keep_matching(&mut resources, &filter);
+        let text = arguments.filter.as_deref().unwrap_or_default();
+        let none = resources.kernels.is_empty() && resources.left_out.is_empty();
+        anyhow::ensure!(!none, "no kernel's name matches `{text}`");
+        if let Some(base) = bases.get(arch.as_str()) {
+            let outcome = compare(base, &resources);
+            exit = exit.worse(outcome.exit());
+            if arguments.format != OutputFormat::Json {
+                print_outcome(&outcome, arguments.format);
+            }
+            outcomes.push(outcome);
+        } else {
+            if arguments.format != OutputFormat::Json {
+                print_resources(&resources, arguments.format);
+            }
+            listed.push(resources);
+        }
+    }
+    if arguments.format == OutputFormat::Json {
+        print!("{}{}", document(&outcomes)?, document(&listed)?);
+    }
+    Ok(exit)
+}
+
+/// One architecture's document as it is, those of several as a list: one document either way;
+/// nothing where there is none.
+fn document(documents: &[impl serde::Serialize]) -> anyhow::Result<String> {
+    match documents {
+        [] => Ok(String::new()),
+        [only] => json(only),
+        several => json(&several),
+    }
+}
+
+/// Refuses what is no name of an architecture: such names become names of files.
+///
+/// # Errors
+/// Names the flag.
+pub fn check_architecture(flag: &str, arch: &str) -> anyhow::Result<()> {
+    let known = architecture::number(arch).is_some();
+    anyhow::ensure!(known, "{flag} takes a real architecture such as sm_90a, not `{arch}`");
+    Ok(())
+}
+
+/// Leaves the kernels, and the builds that do not run, whose names match.
+fn keep_matching(resources: &mut Resources, filter: &Filter) {
+    resources.kernels.retain(|name, _| filter.matches(name));
+    resources.left_out.retain(|name, _| filter.matches(name));
+}
+
+pub fn path(store: &Store, arch: &str) -> std::path::PathBuf {
+    store.baselines.join("resources").join(format!("{arch}.json"))
+}
+
+/// Has every bench compile its kernels for an architecture; says which of them that does not run.
+/// Benches may list the same kernels.
+fn compile_all(
+    found: &FoundBenches,
+    arch: &str,
+    arguments: &Arguments,
+    running: &Running,
+) -> anyhow::Result<Resources> {
+    let (settings, timeout) = (BTreeMap::new(), arguments.wait);
+    let asking = Asking { settings, filter: None, timeout, running };
+    let (arch, filter) = (arch.to_owned(), arguments.filter.clone());
+    let action = Action::Resources { arch: arch.clone(), filter };
+    let mut all: Option<Resources> = None;
+    let mut left_out: Vec<String> = Vec::new();
+    for (bench, answer) in ask::all(found, &asking, &action)? {
+        let ResponseBody::Resources(report) = answer else { return Err(unexpected(&bench)) };
+        left_out.extend(report.left_out);
+        let Some(all) = &mut all else {
+            all = Some(report.resources);
+            continue;
+        };
+        all.left_out.extend(report.resources.left_out);
+        let (one, other) = (&all.compiler, &report.resources.compiler);
+        anyhow::ensure!(
+            one == other,
+            "bench `{bench}` compiles by NVRTC {other}, the others by {one}"
+        );
+        for (name, kernel) in report.resources.kernels {
+            let twice: Option<KernelResources> = all.kernels.insert(name.clone(), kernel.clone());
+            let same = twice.is_none_or(|twice| twice == kernel);
+            anyhow::ensure!(
+                same,
+                "bench `{bench}` has another kernel of the name `{name}` than an earlier bench"
+            );
+        }
+    }
+    left_out.sort();
+    left_out.dedup();
+    left_out.iter().for_each(|line| eprintln!("{arch}: left out: {line}"));
+    all.context("no bench lists a kernel")
+}
+
+fn print_resources(resources: &Resources, format: OutputFormat) {
+    let mut table = Table::new(&[
+        "kernel",
+        "registers",
+        "spills",
+        "stack",
+        "shared",
+        "block",
+        "occupancy",
+        "instructions",
+        "main classes",
+    ]);
+    for (name, kernel) in &resources.kernels {
+        let mut mix: Vec<(&String, &u32)> = kernel.facts.mix.iter().collect();
+        mix.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
+        let classes = mix
+            .iter()
+            .take(3)
+            .map(|(class, count)| format!("{class} {count}"))
+            .collect::<Vec<_>>()
+            .join(", ");
+        table.row(vec![
+            name.clone(),
+            kernel.facts.registers.to_string(),
+            (kernel.facts.spill_store_bytes + kernel.facts.spill_load_bytes).to_string(),
+            kernel.facts.stack_bytes.to_string(),
+            (kernel.facts.shared_bytes + kernel.dynamic_shared_bytes).to_string(),
+            kernel.block.to_string(),
+            kernel
+                .occupancy_percent
+                .map_or_else(|| "-".to_owned(), |percent| format!("{percent}%")),
+            kernel.facts.instructions.to_string(),
+            classes,
+        ]);
+    }
+    println!("{}, NVRTC {}", resources.arch, resources.compiler);
+    println!("{}", format.table(&table));
+    for (name, kernel) in &resources.kernels {
+        if let Some(loss) = &kernel.facts.performance_loss {
+            println!("{}", format.words(&format!("{name}: {loss}")));
+        }
+    }
+}
+
+fn print_outcome(outcome: &ResourcesOutcome, format: OutputFormat) {
+    let bullet = if format == OutputFormat::Markdown { "- " } else { "" };
+    if let Some(refused) = &outcome.refused {
+        println!("{}: refused: {refused}", outcome.arch);
+        return;
+    }
+    let worse = outcome.changes.iter().filter(|change| change.worse).count();
+    println!(
+        "{}: {} kernels compared, {worse} findings, {} other changes",
+        outcome.arch,
+        outcome.compared,
+        outcome.changes.len() - worse
+    );
+    if outcome.nothing_in_common {
+        println!(
+            "{bullet}{}: inconclusive: no kernel is both in the record and in what was compiled",
+            outcome.arch
+        );
+    }
+    for change in outcome.changes.iter().filter(|change| change.worse) {
+        println!("{bullet}{}", format.words(&format!("WORSE {}: {}", change.kernel, change.what)));
+    }
+    for change in outcome.changes.iter().filter(|change| !change.worse) {
+        println!("{bullet}{}", format.words(&format!("{}: {}", change.kernel, change.what)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_architectures_are_one_document() {
+        assert_eq!(document(&["a"; 0]).unwrap(), "");
+        assert_eq!(document(&["a"]).unwrap(), "\"a\"\n");
+        let both: Vec<String> = serde_json::from_str(&document(&["a", "b"]).unwrap()).unwrap();
+        assert_eq!(both, ["a", "b"]);
+    }
+}

@@ -1,0 +1,213 @@
+//! `kernelgate baseline save`: several runs of `cargo bench`, each of fresh processes, become a
+//! baseline.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::benches::cargo;
+use crate::benches::child::{Ended, Running, over_memory, wait};
+use crate::verbs::correct::numerics;
+use crate::verbs::shared::interrupt;
+use crate::verbs::shared::lock::locked;
+use crate::verbs::shared::sessions;
+use kernelgate::exit::Exit;
+use kernelgate::record::environment::Mismatch;
+use kernelgate::record::store::check_name;
+use kernelgate::record::text::{printable, printable_path};
+use kernelgate::record::{Baseline, Measurement, Session, Store, file};
+
+/// A `cargo bench` that takes longer is stuck.
+const TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// Its name
+    name: String,
+    /// How many times to run the benches: five show how runs differ, one shows nothing of it
+    #[arg(
+        long,
+        value_name = "COUNT",
+        default_value_t = 5,
+        value_parser = clap::value_parser!(u16).range(1..=100)
+    )]
+    runs: u16,
+    /// What `cargo bench` gets, for example: -- --bench st_bif -- --quick forward
+    #[arg(last = true, value_name = "CARGO BENCH ARGUMENTS")]
+    arguments: Vec<String>,
+}
+
+/// Folders of the runs that got to their end, for who wants to take them later.
+type Finished = Arc<Mutex<Vec<PathBuf>>>;
+
+/// Runs the benches and writes the baseline at the end: until then, and when anything breaks, it is
+/// as it was, and the runs that were finished are kept.
+pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+    check_name(&arguments.name)?;
+    check_baselines(store, &arguments.name)?;
+    let finished = Finished::default();
+    let (held, name) = (Arc::clone(&finished), arguments.name.clone());
+    let running = interrupt::watched_saying(move || {
+        format!(": baseline `{name}` is as it was{}", rescue(&held, &name))
+    })?;
+    let outcome = measure(arguments, store, &running, &finished)
+        .and_then(|sessions| sessions::of_package(sessions, store))
+        .and_then(|sessions| write(arguments, store, sessions));
+    match outcome {
+        Ok(Exit::Fine) => Ok(Exit::Fine),
+        Ok(other) => {
+            eprintln!("the baseline is as it was{}", rescue(&finished, &arguments.name));
+            Ok(other)
+        }
+        Err(error) => anyhow::bail!(
+            "{error:#}: the baseline is as it was{}",
+            rescue(&finished, &arguments.name)
+        ),
+    }
+}
+
+/// Looks before anything is measured: whether baselines of that name can be read, and their folder
+/// written.
+fn check_baselines(store: &Store, name: &str) -> anyhow::Result<()> {
+    let failed_to = |error| anyhow::anyhow!("failed to {error}");
+    for (.., path) in store.baseline_files()?.iter().filter(|(_, there, _)| there == name) {
+        file::read::<Baseline>(path).map_err(failed_to)?;
+        file::check_writable(path).map_err(failed_to)?;
+    }
+    file::check_writable(&store.baselines.join(name)).map_err(failed_to)
+}
+
+/// How to take the runs that were finished; nothing where there are none.
+fn rescue(finished: &Finished, name: &str) -> String {
+    let folders = finished.lock().unwrap_or_else(PoisonError::into_inner);
+    if folders.is_empty() {
+        return String::new();
+    }
+    let sessions: Vec<String> =
+        folders.iter().map(|folder| format!(" --session {}", folder.display())).collect();
+    format!(
+        "; its finished runs are kept, and `kernelgate baseline add {name}{}` adds them",
+        sessions.concat()
+    )
+}
+
+/// The sessions, in order.
+fn measure(
+    arguments: &Arguments,
+    store: &Store,
+    running: &Running,
+    finished: &Finished,
+) -> anyhow::Result<Vec<Session>> {
+    let started = jiff::Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
+    let mut sessions: Vec<Session> = Vec::new();
+    for number in 1..=arguments.runs {
+        eprintln!("run {number} of {}", arguments.runs);
+        let name = format!("{started}-{}-{number}", std::process::id());
+        bench(store, &name, &arguments.arguments, running)?;
+        let folder = store.runs.join(&name);
+        let session = store.session(&folder)?;
+        if let Some(interrupted) = session.runs.iter().find(|run| !run.complete) {
+            anyhow::bail!("bench `{}` did not get to its end in run {number}", interrupted.bench);
+        }
+        finished.lock().unwrap_or_else(PoisonError::into_inner).push(folder);
+        if number == 1 {
+            // Now the device is known.
+            let device = session.runs[0].environment.slug();
+            check_file(&store.baseline_path(&device, &arguments.name)?, &arguments.name)?;
+        }
+        sessions.push(session);
+    }
+    Ok(sessions)
+}
+
+fn check_file(path: &Path, name: &str) -> anyhow::Result<()> {
+    Baseline::open(path, name)
+        .and_then(|_| file::check_writable(path))
+        .map_err(|error| anyhow::anyhow!("failed to {error}"))
+}
+
+/// Makes the baseline of the sessions: the first replaces other runs of its cases, the others add to
+/// it.
+fn write(arguments: &Arguments, store: &Store, sessions: Vec<Session>) -> anyhow::Result<Exit> {
+    let of_first_session = sessions.first().map_or(0, |session| session.runs.len());
+    let runs = sessions.into_iter().flat_map(|session| session.runs).collect();
+    let measurement = match Measurement::from_runs(runs) {
+        Ok(measurement) => measurement,
+        Err(differing) => {
+            println!("refused: {}", printable(&differing.to_string()));
+            return Ok(Exit::Refused);
+        }
+    };
+    let path = store.baseline_path(&measurement.device_folder(), &arguments.name)?;
+    let _lock = locked(&path)?;
+    let mut baseline = Baseline::open(&path, &arguments.name)
+        .map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    let (first, others) = measurement.runs().split_at(of_first_session);
+    for run in first {
+        for replaced in baseline.replaced_by(run, run.cases.keys().map(String::as_str)) {
+            eprintln!("replaced {replaced}");
+        }
+        baseline.merge(run);
+    }
+    for run in others {
+        let Err(differing) = baseline.add(run) else { continue };
+        for Mismatch { field, base, head } in differing {
+            println!(
+                "refused: {field} is `{base}` in the first run and `{head}` in the run {}",
+                run.key()
+            );
+        }
+        return Ok(Exit::Refused);
+    }
+    anyhow::ensure!(!baseline.cases.is_empty(), "no case was measured: there is nothing to save");
+    for record in store.numerics(measurement.runs())? {
+        numerics::say(&record, baseline.add_numerics(&record));
+    }
+    file::write(&path, &baseline).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    let cases: Vec<usize> = first
+        .iter()
+        .flat_map(|run| run.cases.keys())
+        .filter_map(|id| Some(baseline.cases.get(id)?.runs.len()))
+        .collect();
+    // Runs of the same build that were there before count too.
+    let fewest = cases.iter().min().copied().unwrap_or_default();
+    let runs = match cases.iter().max() {
+        Some(&most) if most > fewest => format!("{fewest} to {most}"),
+        _ => fewest.to_string(),
+    };
+    println!("{} cases, {runs} runs each, in {}", cases.len(), printable_path(&path));
+    Ok(Exit::Fine)
+}
+
+/// One `cargo bench`. What it prints goes to standard error: the result here is another.
+fn bench(
+    store: &Store,
+    session: &str,
+    arguments: &[String],
+    running: &Running,
+) -> anyhow::Result<()> {
+    let cargo = cargo::program();
+    let mut command = Command::new(&cargo);
+    command
+        .arg("bench")
+        .args(arguments)
+        .current_dir(&store.root)
+        .env("KERNELGATE_SESSION", session)
+        .stdin(Stdio::null());
+    command.stdout(std::io::stderr());
+    // Relative to where the program was called, as for cargo, and not to the package.
+    if let (Some(target), Ok(here)) =
+        (std::env::var_os("CARGO_TARGET_DIR"), std::env::current_dir())
+    {
+        command.env("CARGO_TARGET_DIR", here.join(target));
+    }
+    let ended = wait(&mut command, TIMEOUT, running)
+        .map_err(|error| anyhow::anyhow!("failed to start {}: {error}", cargo.display()))?;
+    match ended {
+        Ended::Exited(status) if status.success() => Ok(()),
+        Ended::Exited(status) => anyhow::bail!("cargo bench ended with {status}"),
+        Ended::OverMemory(limit) => anyhow::bail!("cargo bench was {}", over_memory(limit)),
+        Ended::TimedOut => anyhow::bail!("cargo bench took more than {} s", TIMEOUT.as_secs()),
+    }
+}

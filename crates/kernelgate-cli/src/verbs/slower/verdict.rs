@@ -1,0 +1,106 @@
+//! How the verbs that end in a verdict print it.
+
+use std::path::{Path, PathBuf};
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+use crate::pages::verdict;
+use crate::plot::PlotError;
+use crate::report::metrics::{self, Metrics};
+use crate::report::summary::VerdictSummary;
+use crate::report::{comment, junit};
+use crate::verbs::shared::output::{json, print_json, write_all};
+use kernelgate::display::terminal;
+use kernelgate::record::file;
+
+/// How a verdict is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum VerdictFormat {
+    /// For a terminal
+    #[default]
+    Text,
+    /// Everything, for programs
+    Json,
+    /// The comment for a pull request, at most 60,000 bytes
+    Markdown,
+    /// JUnit XML, for the test view of a CI system
+    Junit,
+    /// Bencher Metric Format: the times only, for `bencher run --adapter json`
+    Bmf,
+    /// The times only, for github-action-benchmark's tool customSmallerIsBetter
+    SmallerIsBetter,
+}
+
+/// Picture of the changes; absent where no case was timed.
+const PICTURE: &str = "change.svg";
+
+/// Flags of a verb that ends in a verdict.
+#[derive(Debug, clap::Args)]
+pub struct VerdictOutput {
+    /// How to print
+    #[arg(long, value_enum, default_value = "text")]
+    format: VerdictFormat,
+    /// Also write comment.md, report.html, change.svg, junit.xml, result.json, bmf.json and
+    /// smaller-is-better.json into this folder
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+impl VerdictOutput {
+    /// Looks before anything is measured: whether the folder that was asked for can be written.
+    ///
+    /// # Errors
+    /// When it cannot.
+    pub fn check(&self) -> anyhow::Result<()> {
+        let Some(folder) = &self.out else { return Ok(()) };
+        file::check_writable(&folder.join("result.json"))
+            .map_err(|error| anyhow::anyhow!("--out: failed to {error}"))
+    }
+
+    /// Prints a result, then writes all its formats where asked for: what cannot be written costs
+    /// no verdict. `text` is for a terminal, `result` the whole.
+    pub fn tell(
+        &self,
+        text: &str,
+        summary: &VerdictSummary,
+        result: &impl Serialize,
+        metrics: &Metrics,
+    ) -> anyhow::Result<()> {
+        match self.format {
+            VerdictFormat::Text => terminal::print(text),
+            VerdictFormat::Json => print_json(result)?,
+            VerdictFormat::Markdown => print!("{}", comment::markdown(summary)),
+            VerdictFormat::Junit => print!("{}", junit::xml(summary)),
+            VerdictFormat::Bmf => print_json(&metrics::bencher(metrics))?,
+            VerdictFormat::SmallerIsBetter => print_json(&metrics::smaller_is_better(metrics))?,
+        }
+        if let Some(folder) = &self.out {
+            let undrawn = |error: PlotError| anyhow::anyhow!("--out: failed to {error}");
+            let mut files = vec![
+                ("comment.md", comment::markdown(summary)),
+                ("junit.xml", junit::xml(summary)),
+                ("result.json", json(result)?),
+                ("bmf.json", json(&metrics::bencher(metrics))?),
+                ("smaller-is-better.json", json(&metrics::smaller_is_better(metrics))?),
+                ("report.html", verdict::page(summary).map_err(undrawn)?),
+            ];
+            match verdict::changes(summary) {
+                Some(figure) => files.push((PICTURE, figure.chart.svg().map_err(undrawn)?)),
+                None => remove_stale(&folder.join(PICTURE))?,
+            }
+            write_all(folder, files)?;
+        }
+        Ok(())
+    }
+}
+
+/// Removes a file of an earlier set that this set lacks.
+fn remove_stale(path: &Path) -> anyhow::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => {
+            Err(anyhow::anyhow!("--out: failed to remove {}: {cause}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}

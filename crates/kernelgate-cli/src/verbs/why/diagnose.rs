@@ -1,0 +1,294 @@
+//! `kernelgate diagnose`: what is wrong with a trace, or with a case that is recorded now, with
+//! evidence; of two traces what changed.
+
+use std::path::{Component, Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use kernelgate::exit::Exit;
+use kernelgate::record::text::{printable, printable_path};
+use kernelgate::record::{Store, file};
+use kernelgate_trace::TraceError;
+use kernelgate_trace::diagnose::difference::{Sums, difference};
+use kernelgate_trace::diagnose::ranks::{self, Job};
+use kernelgate_trace::diagnose::{Diagnosis, Severity, checklist, diagnose, diagnose_streamed};
+use kernelgate_trace::model::Trace;
+use kernelgate_trace::read::Wanted;
+use serde_json::{Value, json};
+
+use super::{profile, trace_file};
+use crate::pages;
+use crate::verbs::shared::choice::ChosenBenches;
+use crate::verbs::shared::output::{not_over, print_json};
+
+/// The version of the JSON around the diagnoses, which have one of their own.
+const SCHEMA: u32 = 1;
+
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Traces: SQLite exports or reports of Nsight Systems, reports or CSV of Nsight Compute, JSON
+    /// of PyTorch's profiler, JAX or rocprofv3 (.gz too), recordings of `kernelgate profile`. Two are compared, unless
+    /// --each is given. Or one case, or a regular expression of several, to record and diagnose
+    #[arg(required = true, value_name = "TRACE|CASE")]
+    traces: Vec<PathBuf>,
+    /// Only what was launched inside the ranges of this path, or end of one; `*` is any text
+    #[arg(long, value_name = "PATH")]
+    range: Option<String>,
+    /// Diagnose two traces one after the other, in place of comparing them
+    #[arg(long)]
+    each: bool,
+    /// Join the traces as ranks of one job: who waits for whom, waiting apart from transfer. The
+    /// default for three or more traces that communicate, and for two that declare different ranks
+    #[arg(long, conflicts_with_all = ["each", "range", "checklist", "html"])]
+    ranks: bool,
+    /// The checklist of the guides, filled in, in place of the diagnosis
+    #[arg(long)]
+    checklist: bool,
+    /// Exit with 1 if a finding is as severe as this, or more
+    #[arg(long, value_enum, value_name = "SEVERITY")]
+    fail_on: Option<FailOn>,
+    /// How the result is printed
+    #[arg(long, value_enum, default_value_t)]
+    format: DiagnosisFormat,
+    /// Also write a page to look at into this file: findings, timeline, tables; of one trace
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    #[command(flatten, next_help_heading = "Options for a case")]
+    benches: ChosenBenches,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+enum DiagnosisFormat {
+    /// For a terminal
+    #[default]
+    Text,
+    /// For programs
+    Json,
+}
+
+/// A severity, as a flag has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum FailOn {
+    /// Any finding
+    Information,
+    /// A finding that costs time
+    Warning,
+    /// A finding that costs a tenth of the time or more
+    Severe,
+}
+
+impl From<FailOn> for Severity {
+    fn from(flag: FailOn) -> Self {
+        match flag {
+            FailOn::Information => Self::Information,
+            FailOn::Warning => Self::Warning,
+            FailOn::Severe => Self::Severe,
+        }
+    }
+}
+
+/// The outcome of all diagnoses of a call.
+#[derive(Debug, Clone, Copy, Default)]
+struct Outcome {
+    /// Whether any question about a GPU was answered.
+    answered: bool,
+    /// The worst finding.
+    worst: Option<Severity>,
+}
+
+impl Outcome {
+    fn add(&mut self, diagnosis: &Diagnosis) {
+        self.answered |= diagnosis.answers_any();
+        self.worst = self.worst.max(diagnosis.worst());
+    }
+
+    fn exit(self, fail_on: Option<FailOn>) -> Exit {
+        let fails = fail_on.is_some_and(|flag| self.worst >= Some(flag.into()));
+        match self.answered {
+            false => Exit::Inconclusive,
+            true if fails => Exit::Regression,
+            true => Exit::Fine,
+        }
+    }
+}
+
+pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+    let folder = tempfile::tempdir()?;
+    let traces: Vec<(String, PathBuf)> = match case(&arguments.traces) {
+        Some(filter) => profile::record(&filter, &arguments.benches, store, folder.path())?,
+        None => {
+            let named = |path: &PathBuf| (path.display().to_string(), path.clone());
+            arguments.traces.iter().map(named).collect()
+        }
+    };
+    anyhow::ensure!(
+        arguments.html.is_none() || traces.len() == 1,
+        "--html takes one trace, not {}",
+        traces.len()
+    );
+    if let (Some(page), Some((_, trace))) = (&arguments.html, traces.first()) {
+        not_over("--html", page, trace)?;
+    }
+    if let Some(job) = job(arguments, &traces)? {
+        match arguments.format {
+            DiagnosisFormat::Json => print_json(&json!({
+                "schema_version": SCHEMA,
+                "job": job.to_json(),
+            }))?,
+            DiagnosisFormat::Text => print(&job.to_text()),
+        }
+        let outcome = Outcome { answered: job.joined > 0, worst: job.worst() };
+        return Ok(outcome.exit(arguments.fail_on));
+    }
+    let together = arguments.traces.len() == 2 && !arguments.each && !arguments.checklist;
+    anyhow::ensure!(
+        arguments.fail_on.is_none() || !together,
+        "--fail-on judges findings of single traces, not a comparison; add --each"
+    );
+    match &traces[..] {
+        [base, head] if together => {
+            compare(arguments, [base, head])?;
+            Ok(Exit::Fine)
+        }
+        traces => Ok(each(arguments, traces)?.exit(arguments.fail_on)),
+    }
+}
+
+/// The traces as ranks of one job, where they are that.
+fn job(arguments: &Arguments, traces: &[(String, PathBuf)]) -> anyhow::Result<Option<Job>> {
+    let alone = arguments.each
+        || arguments.checklist
+        || arguments.html.is_some()
+        || arguments.range.is_some();
+    // Only JSON declares ranks.
+    let declares = |(_, path): &(String, PathBuf)| path.to_string_lossy().contains(".json");
+    let candidates = match traces.len() {
+        _ if arguments.ranks => true,
+        0 | 1 => false,
+        2 => !alone && traces.iter().all(declares),
+        _ => !alone,
+    };
+    if !candidates {
+        return Ok(None);
+    }
+    let parts = ranks::read_parts(traces).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    if traces.len() == 2 && !arguments.ranks && !ranks::different_ranks(&parts) {
+        return Ok(None);
+    }
+    let job = ranks::join(parts);
+    Ok(Some(job).filter(|job| arguments.ranks || job.joined > 0))
+}
+
+fn each(arguments: &Arguments, traces: &[(String, PathBuf)]) -> anyhow::Result<Outcome> {
+    let mut all: Vec<Value> = Vec::new();
+    let mut outcome = Outcome::default();
+    for (index, (name, path)) in traces.iter().enumerate() {
+        let diagnosis = match &arguments.html {
+            Some(file) => {
+                let trace = load(path, arguments)?;
+                let diagnosis = diagnose(&trace);
+                write_page(file, name, &trace, &diagnosis)?;
+                diagnosis
+            }
+            None => of(path, arguments, diagnose_streamed, diagnose)?,
+        };
+        outcome.add(&diagnosis);
+        let lines = checklist::checklist(&diagnosis);
+        if arguments.format == DiagnosisFormat::Json {
+            all.push(match arguments.checklist {
+                true => json!({ "trace": name, "checklist": checklist::to_json(&lines) }),
+                false => json!({ "trace": name, "diagnosis": diagnosis.to_json() }),
+            });
+            continue;
+        }
+        if traces.len() > 1 {
+            println!("{}{}", if index > 0 { "\n" } else { "" }, printable(name));
+        }
+        print(&match arguments.checklist {
+            true => checklist::to_text(&lines),
+            false => diagnosis.to_text(),
+        });
+    }
+    if arguments.format == DiagnosisFormat::Json {
+        print_json(&json!({ "schema_version": SCHEMA, "traces": all }))?;
+    }
+    Ok(outcome)
+}
+
+/// What changed from one trace to another, which are read one after the other.
+fn compare(arguments: &Arguments, traces: [&(String, PathBuf); 2]) -> anyhow::Result<()> {
+    let [base, head] = traces.map(|(_, path)| of(path, arguments, Sums::streamed, Sums::of));
+    let difference = difference(base?, head?);
+    let names = traces.map(|(name, _)| name);
+    match arguments.format {
+        DiagnosisFormat::Json => print_json(&json!({
+            "schema_version": SCHEMA,
+            "compared": names,
+            "difference": difference.to_json(),
+        })),
+        DiagnosisFormat::Text => {
+            print(&difference.to_text(names.map(String::as_str)));
+            Ok(())
+        }
+    }
+}
+
+/// The filter, where one word is given that names no file: files have an extension, or are named
+/// from the root or from the folder on (`/tmp/trace`, `./trace`), cases are not.
+fn case(words: &[PathBuf]) -> Option<String> {
+    let [word] = words else { return None };
+    let first = word.components().next();
+    let is_path = matches!(
+        first,
+        Some(Component::RootDir | Component::Prefix(_) | Component::CurDir | Component::ParentDir)
+    );
+    let names_a_file = is_path || word.exists() || word.extension().is_some();
+    (!names_a_file).then(|| word.to_str().map(str::to_owned)).flatten()
+}
+
+/// Names come from the file: what a terminal would obey is made harmless.
+fn print(text: &str) {
+    text.lines().for_each(|line| println!("{}", printable(line)));
+}
+
+/// What comes of a trace: while it is read, where the whole of a large one would be held in vain.
+fn of<T>(
+    path: &Path,
+    arguments: &Arguments,
+    streamed: impl Fn(&Path) -> Result<Option<T>, TraceError>,
+    held: impl Fn(&Trace) -> T,
+) -> anyhow::Result<T> {
+    let streamed = match arguments.range {
+        Some(_) => None,
+        None => streamed(path).map_err(|error| anyhow::anyhow!("failed to {error}"))?,
+    };
+    streamed.map_or_else(|| load(path, arguments).map(|trace| held(&trace)), Ok)
+}
+
+fn load(path: &Path, arguments: &Arguments) -> anyhow::Result<Trace> {
+    trace_file::open(path, &Wanted::ALL, arguments.range.as_deref())
+}
+
+/// The diagnosis as a page.
+fn write_page(file: &Path, name: &str, trace: &Trace, diagnosis: &Diagnosis) -> anyhow::Result<()> {
+    let page = pages::trace::page(name, trace, diagnosis)
+        .map_err(|error| anyhow::anyhow!("--html: failed to {error}"))?;
+    file::write_text(file, &page).map_err(|error| anyhow::anyhow!("--html: failed to {error}"))?;
+    eprintln!("page: {}", printable_path(file));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_case_is_told_from_a_path() {
+        let of = |word: &str| case(&[PathBuf::from(word)]);
+        for filter in ["attention/forward/n64/cuda/hot", "^st_bif/", "graph"] {
+            assert_eq!(of(filter).as_deref(), Some(filter));
+        }
+        for path in ["/no/such/trace", "./trace", "../trace", "none.sqlite", "none.json", "."] {
+            assert_eq!(of(path), None, "{path}");
+        }
+    }
+}

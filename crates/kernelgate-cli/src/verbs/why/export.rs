@@ -1,0 +1,76 @@
+//! `kernelgate export`: a trace as a timeline for a viewer.
+
+use std::fs::File;
+use std::io::{BufWriter, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use kernelgate::exit::Exit;
+use kernelgate::record::text::printable_path;
+use kernelgate_trace::export;
+use kernelgate_trace::read::Wanted;
+
+use super::trace_file;
+use crate::verbs::shared::output::not_over;
+
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// A trace: an SQLite export or report of Nsight Systems, JSON of PyTorch's profiler (.gz too)
+    #[arg(value_name = "TRACE")]
+    trace: PathBuf,
+    /// The viewer's format
+    #[arg(long, value_enum, default_value_t)]
+    format: ExportFormat,
+    /// Only what was launched inside the ranges of this path, or end of one; `*` is any text
+    #[arg(long, value_name = "PATH")]
+    range: Option<String>,
+    /// Where to write it [default: standard output]
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+enum ExportFormat {
+    /// Chrome's JSON, for ui.perfetto.dev and chrome://tracing
+    #[default]
+    Perfetto,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
+    if let Some(out) = &arguments.out {
+        not_over("--out", out, &arguments.trace)?;
+    }
+    let wanted = Wanted { rest: false, ..Wanted::ALL };
+    let trace = trace_file::open(&arguments.trace, &wanted, arguments.range.as_deref())?;
+    let ExportFormat::Perfetto = arguments.format;
+    match &arguments.out {
+        None => {
+            let written = export::perfetto(&trace, &mut BufWriter::new(std::io::stdout().lock()));
+            if written.as_ref().is_err_and(|error| error.kind() == ErrorKind::BrokenPipe) {
+                std::process::exit(Exit::BROKEN_PIPE);
+            }
+            written.context("failed to write to standard output")?;
+        }
+        Some(out) => {
+            let failed = || format!("--out: failed to write {}", out.display());
+            // A timeline that is cut short would look whole: it gets its name when it is.
+            let part = part(out);
+            let mut file = BufWriter::new(File::create(&part).with_context(failed)?);
+            let written = export::perfetto(&trace, &mut file).and_then(|()| file.flush());
+            if let Err(error) = written.and_then(|()| std::fs::rename(&part, out)) {
+                let _ = std::fs::remove_file(&part);
+                return Err(error).with_context(failed);
+            }
+            println!("{}: open it at https://ui.perfetto.dev", printable_path(out));
+        }
+    }
+    Ok(Exit::Fine)
+}
+
+/// The name of a file while it is written.
+fn part(out: &Path) -> PathBuf {
+    let mut name = out.as_os_str().to_owned();
+    name.push(format!(".{}.part", std::process::id()));
+    name.into()
+}

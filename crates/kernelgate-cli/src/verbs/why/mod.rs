@@ -1,0 +1,12 @@
+//! Why does it take that long? Verbs that record, and verbs that read recordings.
+
+pub mod batch_curve;
+pub mod diagnose;
+pub mod export;
+pub mod parts;
+pub mod profile;
+pub mod recorded;
+pub mod stages;
+pub mod stats;
+pub mod tool_lines;
+pub mod trace_file;

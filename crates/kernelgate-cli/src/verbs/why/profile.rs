@@ -1,0 +1,260 @@
+//! `kernelgate profile`: what the time of a case goes to: on a GPU by range and kernel, as the
+//! hardware recorded it, elsewhere by phase, as the host's clock has it.
+
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+
+use kernelgate::display::table::Table;
+use kernelgate::display::{terminal, time};
+use kernelgate::exit::Exit;
+use kernelgate::protocol::{Action, CaseStatus, ProfiledCase, Repetitions, ResponseBody};
+use kernelgate::record::Store;
+use kernelgate::record::text::{printable, printable_path};
+use kernelgate_trace::diagnose::short_name;
+use kernelgate_trace::stats::shorten;
+use serde_json::Value;
+
+use super::batch_curve::{BatchCurve, BatchTime, curves};
+use super::recorded::{self, RecordedCase};
+use super::tool_lines;
+use crate::verbs::shared::choice::{Choice, ChosenBenches, unexpected};
+use crate::verbs::shared::output::{OutputFormat, json, print_json, write_all};
+
+/// Longest name of a kernel in the text.
+const MAX_NAME: usize = 44;
+
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    choice: Choice,
+    /// How to print
+    #[arg(long, value_enum, default_value = "text")]
+    format: OutputFormat,
+    /// Launches that are recorded [default: 3; phases on the CPU: as many as 0.3 s allow]
+    #[arg(long, value_name = "N")]
+    steps: Option<NonZeroU32>,
+    /// Launches before those [default: 3]
+    #[arg(long, value_name = "N")]
+    warm_up: Option<u32>,
+    /// Also write profile.txt, profile.md and profile.json into this folder, traces/ with a
+    /// recording of each case, which `diagnose`, `stats` and `export` read, and a drawing of the
+    /// stages of each kernel that has clocks of them
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+    let repetitions =
+        Repetitions { warm_up: arguments.warm_up, steps: arguments.steps.map(NonZeroU32::get) };
+    let scratch = tempfile::tempdir()?;
+    let folder =
+        arguments.out.as_ref().map_or_else(|| scratch.path().to_owned(), |out| out.join("traces"));
+    let profiled = profile(&arguments.choice, store, repetitions, &folder)?;
+    match arguments.format {
+        OutputFormat::Json => print_json(&values(&profiled)?)?,
+        format => format.print(text(&profiled, format, terminal::columns()).trim_end()),
+    }
+    if let Some(out) = &arguments.out {
+        let files = [
+            ("profile.txt", text(&profiled, OutputFormat::Text, None)),
+            ("profile.md", text(&profiled, OutputFormat::Markdown, None)),
+            ("profile.json", json(&values(&profiled)?)?),
+        ];
+        write_all(out, files)?;
+        for recorded in profiled.iter().filter_map(|profiled| profiled.recorded.as_ref()) {
+            let drawings = recorded.drawings()?;
+            write_all(out, drawings.iter().map(|(name, svg)| (&**name, svg.clone())))?;
+            eprintln!("recorded: {}", printable_path(&recorded.path));
+        }
+    }
+    let with = |status| profiled.iter().any(|profiled| profiled.case.status == status);
+    anyhow::ensure!(
+        with(CaseStatus::Ok) || with(CaseStatus::Failed),
+        "nothing was profiled: every case was skipped"
+    );
+    Ok(if with(CaseStatus::Failed) { Exit::Inconclusive } else { Exit::Fine })
+}
+
+/// Records the cases that a filter selects into a folder: each with its file.
+///
+/// # Errors
+/// When no bench can be asked, or none of the cases was recorded.
+pub fn record(
+    filter: &str,
+    benches: &ChosenBenches,
+    store: &Store,
+    folder: &Path,
+) -> anyhow::Result<Vec<(String, PathBuf)>> {
+    let profiled = profile(&Choice::of(filter, benches), store, Repetitions::default(), folder)?;
+    let mut recorded = Vec::new();
+    for Profiled { case, recorded: found, .. } in profiled {
+        let why = case.reason.as_deref().unwrap_or("there is no GPU");
+        match found {
+            Some(found) => recorded.push((case.case, found.path)),
+            None => eprintln!("{}: not recorded: {}", case.case, printable(why)),
+        }
+    }
+    anyhow::ensure!(
+        !recorded.is_empty(),
+        "failed to diagnose {filter}: nothing was recorded; `kernelgate profile` shows what can be \
+         seen without a GPU, and a trace is a file with an extension"
+    );
+    Ok(recorded)
+}
+
+/// A case, with what was recorded of it.
+struct Profiled {
+    case: ProfiledCase,
+    recorded: Option<RecordedCase>,
+    /// Command lines that measure it with other tools.
+    tools: Vec<Vec<String>>,
+}
+
+fn profile(
+    choice: &Choice,
+    store: &Store,
+    repetitions: Repetitions,
+    folder: &Path,
+) -> anyhow::Result<Vec<Profiled>> {
+    let settings = choice.variables();
+    let asker = choice.asker(store)?;
+    let mut profiled = Vec::new();
+    for (bench, answer) in asker.ask(&Action::Record(repetitions))? {
+        let ResponseBody::Profile(cases) = answer else { return Err(unexpected(&bench)) };
+        let mut executables = asker.found.executables.iter();
+        let executable = executables.find(|found| found.bench == bench);
+        for mut case in cases {
+            let recording = case.recording.take();
+            let recorded =
+                recording.map(|recording| recorded::read(*recording, folder)).transpose()?;
+            let kernels = case.summary.iter().flat_map(|summary| &summary.kernels);
+            let kernels: Vec<&str> = kernels.map(|kernel| kernel.name.as_str()).collect();
+            let tools =
+                executable.filter(|_| recorded.is_some()).map_or_else(Vec::new, |executable| {
+                    tool_lines::lines(executable, &settings, &case.case, &kernels).to_vec()
+                });
+            profiled.push(Profiled { case, recorded, tools });
+        }
+    }
+    Ok(profiled)
+}
+
+/// What a launch of a case takes, where it computes samples.
+fn batch_time(profiled: &Profiled) -> Option<BatchTime> {
+    let case = &profiled.case;
+    let by_host = || {
+        let launch = case.phases.iter().find(|phase| phase.name == "launch")?;
+        Some((launch.total_ns / launch.count.max(1) as f64, None))
+    };
+    let recorded = profiled.recorded.as_ref().and_then(RecordedCase::launch);
+    let (launch_ns, of_limit) = recorded.or_else(by_host)?;
+    Some(BatchTime { case: case.case.clone(), samples: case.samples?, launch_ns, of_limit })
+}
+
+fn curves_of(profiled: &[Profiled]) -> Vec<BatchCurve> {
+    curves(&profiled.iter().filter_map(batch_time).collect::<Vec<_>>())
+}
+
+/// The cases as JSON has them.
+fn values(profiled: &[Profiled]) -> anyhow::Result<Vec<Value>> {
+    let curves = curves_of(profiled);
+    let value = |profiled: &Profiled| {
+        let mut value = serde_json::to_value(&profiled.case)?;
+        let case = &profiled.case.case;
+        if let Some(of) = curves.iter().find_map(|curve| curve.json_of(case)) {
+            value["batch"] = of;
+        }
+        if let Some(recorded) = &profiled.recorded {
+            value["recorded"] = recorded.json();
+            let tools: Vec<String> = profiled.tools.iter().map(|words| words.join(" ")).collect();
+            value["tools"] = tools.into();
+        }
+        Ok(value)
+    };
+    profiled.iter().map(value).collect()
+}
+
+fn text(profiled: &[Profiled], format: OutputFormat, columns: Option<usize>) -> String {
+    let shown = |table: &Table| match format {
+        OutputFormat::Markdown => table.markdown(),
+        _ => table.text_within(columns),
+    };
+    let cases = profiled.iter().map(|profiled| case_text(profiled, format, &shown));
+    cases.chain(curves_of(profiled).iter().map(|curve| curve.text(&shown))).collect()
+}
+
+fn case_text(
+    profiled: &Profiled,
+    format: OutputFormat,
+    shown: &dyn Fn(&Table) -> String,
+) -> String {
+    let case = &profiled.case;
+    if !case.phases.is_empty() {
+        return phases_text(case, format, shown);
+    }
+    let Some(summary) = &case.summary else {
+        let reason = format.words(case.reason.as_deref().unwrap_or_default());
+        return format!("{}\n    {}: {reason}\n\n", case.case, case.status.name());
+    };
+    let mut table =
+        Table::new(&["kernel", "launches", "total", "of the span", "each", "shortest", "longest"]);
+    for kernel in &summary.kernels {
+        table.row(vec![
+            shorten(&short_name(&kernel.name), MAX_NAME),
+            kernel.count.to_string(),
+            time(kernel.total_ns as f64),
+            format!("{:.1}%", 100.0 * kernel.total_ns as f64 / summary.span_ns.max(1) as f64),
+            time(kernel.total_ns as f64 / kernel.count as f64),
+            time(kernel.shortest_ns as f64),
+            time(kernel.longest_ns as f64),
+        ]);
+    }
+    let table = shown(&table);
+    let idle = summary.span_ns.saturating_sub(summary.busy_ns);
+    let recorded =
+        profiled.recorded.as_ref().map(|recorded| recorded.text(format, shown)).unwrap_or_default();
+    let tools: Vec<String> = profiled.tools.iter().map(|words| tool_lines::broken(words)).collect();
+    let tools = match format {
+        OutputFormat::Markdown if !tools.is_empty() => {
+            format!("```sh\n{}\n```\n", tools.join("\n"))
+        }
+        _ => tools.join("\n") + "\n",
+    };
+    format!(
+        "{}\n{recorded}\n{table}\n{} from the first kernel's start to the last one's end, {} \
+         ({:.1}%) with none running\n\n{tools}\n",
+        case.case,
+        time(summary.span_ns as f64),
+        time(idle as f64),
+        100.0 * idle as f64 / summary.span_ns.max(1) as f64
+    )
+}
+
+/// The phases of a case, and what they are.
+fn phases_text(
+    case: &ProfiledCase,
+    format: OutputFormat,
+    shown: &dyn Fn(&Table) -> String,
+) -> String {
+    let mut table =
+        Table::new(&["phase", "times", "total", "each", "shortest", "longest", "threads busy"]);
+    for phase in &case.phases {
+        table.row(vec![
+            phase.name.clone(),
+            phase.count.to_string(),
+            time(phase.total_ns),
+            time(phase.total_ns / phase.count.max(1) as f64),
+            time(phase.shortest_ns),
+            time(phase.longest_ns),
+            phase.busy_threads.map_or_else(|| "-".to_owned(), |busy| format!("{busy:.2}")),
+        ]);
+    }
+    let table = shown(&table);
+    let note = case.reason.as_deref().map(|note| format!("; {}", format.words(note)));
+    format!(
+        "{}\n{table}\nwall time of the host; launch: the call and the wait for its end, after \
+         others; threads busy: CPU time over wall time{}\n\n",
+        case.case,
+        note.unwrap_or_default()
+    )
+}

@@ -1,0 +1,178 @@
+//! A case that was recorded on a GPU: read like any other trace, diagnosed, and printed.
+
+use std::path::{Path, PathBuf};
+
+use kernelgate::display::table::Table;
+use kernelgate::display::{bytes, time};
+use kernelgate::protocol::CaseRecording;
+use kernelgate::record::file;
+use kernelgate::record::text::printable;
+use kernelgate_trace::diagnose::{Diagnosis, Joined, RangeUse};
+use kernelgate_trace::read::{self, Wanted};
+use serde_json::{Value, json};
+
+use super::parts::{self, Parts};
+use super::stages::{self, KernelStages};
+use crate::verbs::shared::output::OutputFormat;
+
+/// Part of the device's time below which a range is left out of the text.
+const MIN_SHARE: f64 = 0.01;
+
+/// A recorded case.
+pub struct RecordedCase {
+    /// The file of the recording.
+    pub path: PathBuf,
+    recording: CaseRecording,
+    tree: Vec<RangeUse>,
+    /// Where the workload names some.
+    parts: Option<Parts>,
+    /// Of kernels whose rows name them.
+    stages: Vec<KernelStages>,
+    diagnosis: Diagnosis,
+}
+
+/// Writes a recording into a folder, and reads it.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn read(recording: CaseRecording, folder: &Path) -> anyhow::Result<RecordedCase> {
+    let path = folder.join(format!("{}.json", recording.case.replace('/', "_")));
+    file::write(&path, &recording).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    let trace =
+        read::open(&path, &Wanted::ALL).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    let joined = Joined::of(&trace);
+    let (tree, diagnosis) = (joined.range_tree(&[]), joined.diagnosis());
+    let parts = (!recording.parts.is_empty()).then(|| parts::of(&recording, &joined));
+    let stages = stages::of(&recording);
+    Ok(RecordedCase { path, recording, tree, parts, stages, diagnosis })
+}
+
+impl RecordedCase {
+    /// Time of the device beside time of the host, the ranges, the findings.
+    pub fn text(&self, format: OutputFormat, shown: &dyn Fn(&Table) -> String) -> String {
+        let findings = self.diagnosis.findings_text();
+        let lines: Vec<_> = findings.lines().map(printable).collect();
+        let findings = match format {
+            // Their indents would be lost elsewhere.
+            OutputFormat::Markdown => {
+                format!("```text\n{}\n```", lines.join("\n").replace('`', "'"))
+            }
+            _ => lines.join("\n"),
+        };
+        let parts = self.parts.as_ref().map(|parts| parts.text(shown) + "\n\n").unwrap_or_default();
+        let stages: String = self.stages.iter().map(|stages| stages.text(shown) + "\n").collect();
+        format!(
+            "{}{parts}{}\n{stages}\nfindings, whose evidence `kernelgate diagnose` shows\n{findings}\n",
+            self.times(),
+            self.ranges(shown)
+        )
+    }
+
+    /// Device and host times in sentences.
+    fn times(&self) -> String {
+        let CaseRecording { wall_ns, steps, warm_up, launch_cost_ns, .. } = &self.recording;
+        let wall_ns = *wall_ns as f64;
+        let Some(case) = self.tree.first() else {
+            return format!("nothing ran on the device in {}\n", time(wall_ns));
+        };
+        let busy_ns = case.busy_ns as f64;
+        let mut text = format!(
+            "{} of {} on the device ({:.1}%), {steps} launches after {warm_up}\n",
+            time(busy_ns),
+            time(wall_ns),
+            100.0 * busy_ns / wall_ns.max(1.0),
+        );
+        if let Some(step) = self.step() {
+            text += &format!(
+                "a launch: {} from its first start to its last end\n",
+                time(step.span_ns as f64 / step.times.max(1) as f64)
+            );
+            for (by, reached) in &step.of_limits {
+                text += &format!("{:.1}% of the {by} limit\n", reached * 100.0);
+            }
+        }
+        if let Some(memory) = self.diagnosis.memory.first() {
+            // The case's range is the only outermost one.
+            let held = |phase: usize| bytes(memory.phases.get(phase).map_or(0, |of| of.peak_bytes));
+            text += &format!(
+                "device memory: {} at most while it was prepared and verified, {} while it was \
+                 launched\n",
+                held(0),
+                held(1),
+            );
+        }
+        if let Some(cost_ns) = launch_cost_ns {
+            text += &format!(
+                "recording adds {} to the host's part of a launch\n",
+                time(cost_ns.max(0.0))
+            );
+        }
+        text
+    }
+
+    /// Drawings of its stages: names of files, and what belongs into them.
+    ///
+    /// # Errors
+    /// When they cannot be drawn.
+    pub fn drawings(&self) -> anyhow::Result<Vec<(String, String)>> {
+        self.stages.iter().map(|stages| stages.drawing(&self.recording.case)).collect()
+    }
+
+    /// The range around each launch.
+    /// A launch from its first start to its last end, nanoseconds, and the largest share of a limit
+    /// that it reaches.
+    pub fn launch(&self) -> Option<(f64, Option<f64>)> {
+        let step = self.step()?;
+        let of_limit = step.of_limits.iter().map(|(_, reached)| *reached).max_by(f64::total_cmp);
+        Some((step.span_ns as f64 / step.times.max(1) as f64, of_limit))
+    }
+
+    fn step(&self) -> Option<&RangeUse> {
+        self.tree.iter().find(|range| range.depth == 1 && range.name == CaseRecording::STEP)
+    }
+
+    fn ranges(&self, shown: &dyn Fn(&Table) -> String) -> String {
+        let mut table =
+            Table::new(&["range", "times", "host", "device", "busy", "share", "launched", "bound"]);
+        let mut left_out = 0;
+        for range in &self.tree {
+            if range.share < MIN_SHARE {
+                left_out += 1;
+                continue;
+            }
+            // The case's id is the heading.
+            let name = if range.depth == 0 { "all" } else { &range.name };
+            table.row(vec![
+                format!("{} {name}", "·".repeat(range.depth)),
+                range.times.to_string(),
+                range.host_ns.map_or_else(|| "-".to_owned(), |ns| time(ns as f64)),
+                time(range.span_ns as f64),
+                time(range.busy_ns as f64),
+                format!("{:.1}%", range.share * 100.0),
+                range.operations.to_string(),
+                range.bound.label().to_owned(),
+            ]);
+        }
+        let mut text = shown(&table);
+        if left_out > 0 {
+            text += &format!("\n{left_out} ranges below {:.0}% are left out", MIN_SHARE * 100.0);
+        }
+        text
+    }
+
+    /// The same for programs.
+    pub fn json(&self) -> Value {
+        let ranges: Vec<Value> = self.tree.iter().map(RangeUse::to_json).collect();
+        json!({
+            "steps": self.recording.steps,
+            "warm_up": self.recording.warm_up,
+            "wall_ns": self.recording.wall_ns,
+            "busy_ns": self.tree.first().map(|case| case.busy_ns),
+            "launch_cost_ns": self.recording.launch_cost_ns,
+            "ranges": ranges,
+            "parts": self.parts.as_ref().map(Parts::json),
+            "stages": self.stages.iter().map(KernelStages::json).collect::<Vec<_>>(),
+            "diagnosis": self.diagnosis.to_json(),
+        })
+    }
+}

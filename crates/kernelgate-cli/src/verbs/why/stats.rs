@@ -1,0 +1,267 @@
+//! `kernelgate stats`: the tables of `nsys stats`, for traces of several recorders.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use kernelgate::display::medium::CsvText;
+use kernelgate::exit::Exit;
+use kernelgate::record::text::{one_line, printable, printable_path};
+use kernelgate_trace::analyze::idle;
+use kernelgate_trace::model::{Recorder, Trace};
+use kernelgate_trace::read::Wanted;
+use kernelgate_trace::stats::{self, Report, Table};
+use regex::Regex;
+use serde_json::json;
+
+use super::trace_file;
+use crate::verbs::shared::output::{json as json_text, print_json, write_all};
+
+/// The version of the JSON that is printed.
+const SCHEMA: u32 = 1;
+
+/// Bytes from which on a file is read once for each table, and no row is kept that need not be.
+const LARGE: u64 = 256 << 20;
+
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Traces: SQLite exports or reports of Nsight Systems, JSON of PyTorch's profiler (.gz too)
+    #[arg(required = true, value_name = "TRACE")]
+    traces: Vec<PathBuf>,
+    /// Which table, as `nsys stats` names it; several with commas [default: all]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = report)]
+    report: Vec<Report>,
+    /// How tables are written
+    #[arg(long, value_enum, default_value_t)]
+    format: TableFormat,
+    /// Only what was launched inside the ranges of this path, or end of one; `*` is any text
+    #[arg(long, value_name = "PATH")]
+    range: Option<String>,
+    /// Only rows whose name matches; shares stay shares of the whole table
+    #[arg(long, value_name = "REGEX")]
+    filter: Option<Regex>,
+    /// Write the tables into this folder, one file each, with a summary of all traces
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+enum TableFormat {
+    /// For a terminal
+    #[default]
+    Table,
+    /// For a spreadsheet, with the columns of `nsys stats`
+    Csv,
+    /// For programs
+    Json,
+}
+
+fn report(name: &str) -> Result<Report, String> {
+    Report::of(name).ok_or_else(|| {
+        let names: Vec<&str> = Report::ALL.iter().map(|report| report.name()).collect();
+        format!("no such table; there are {}", names.join(", "))
+    })
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
+    let reports =
+        if arguments.report.is_empty() { Report::ALL.to_vec() } else { arguments.report.clone() };
+    let names = file_names(&arguments.traces);
+    let mut summaries = Vec::new();
+    let mut printed = Vec::new();
+    for (path, name) in arguments.traces.iter().zip(&names) {
+        let (trace, mut tables) = tables(path, &reports, arguments)?;
+        if let Some(expression) = &arguments.filter {
+            tables.iter_mut().for_each(|table| table.filter(expression));
+        }
+        if let Some(folder) = &arguments.out {
+            let files = files(name, &tables, arguments.format)?;
+            write_all(folder, files.iter().map(|(name, text)| (name.as_str(), text.clone())))?;
+            summaries.push(summary(path, &trace, &files));
+            continue;
+        }
+        match arguments.format {
+            TableFormat::Json => printed.push(document(path, &tables)),
+            format => print(path, &tables, format, arguments.traces.len() > 1),
+        }
+    }
+    if let Some(folder) = &arguments.out {
+        let all = json!({ "schema_version": SCHEMA, "traces": summaries });
+        write_all(folder, [("summary.json", json_text(&all)?)])?;
+        println!(
+            "{} traces, {} tables each: {}",
+            names.len(),
+            reports.len(),
+            printable_path(folder)
+        );
+    } else if arguments.format == TableFormat::Json {
+        print_json(&json!({ "schema_version": SCHEMA, "traces": printed }))?;
+    }
+    Ok(Exit::Fine)
+}
+
+/// The trace as far as the tables need it, restricted to `--range`.
+fn load(path: &Path, reports: &[Report], arguments: &Arguments) -> anyhow::Result<Trace> {
+    let mut wanted = reports.iter().fold(Wanted::default(), |all, report| all.and(report.wanted()));
+    if arguments.out.is_some() {
+        wanted.operations = true;
+    }
+    let trace = trace_file::open(path, &wanted, arguments.range.as_deref())?;
+    if trace.recorder == Recorder::NsightCompute {
+        anyhow::bail!(
+            "{} is of Nsight Compute, which records no timeline; `kernelgate diagnose` reads it",
+            path.display()
+        );
+    }
+    Ok(trace)
+}
+
+/// Says what could not be read, each of it once however many tables it is missing in.
+fn warn(path: &Path, problems: &BTreeSet<String>) {
+    for problem in problems {
+        eprintln!("warning: {}", printable(&format!("{}: {problem}", path.display())));
+    }
+}
+
+/// The tables of a trace, and the trace as far as a summary needs it.
+fn tables(
+    path: &Path,
+    reports: &[Report],
+    arguments: &Arguments,
+) -> anyhow::Result<(Trace, Vec<Table>)> {
+    let large = std::fs::metadata(path).is_ok_and(|file| file.len() >= LARGE);
+    if !large || arguments.range.is_some() {
+        let trace = load(path, reports, arguments)?;
+        warn(path, &trace.quality.unreadable.iter().cloned().collect());
+        let tables = reports.iter().map(|&report| stats::table(&trace, report)).collect();
+        return Ok((trace, tables));
+    }
+    // One table after the other, each with as little in memory as it needs.
+    let (mut tables, mut problems) = (Vec::new(), BTreeSet::new());
+    for &report in reports {
+        let streamed =
+            stats::streamed(path, report).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+        let (trace, table) = match streamed {
+            Some(streamed) => (streamed.trace, streamed.table),
+            None => {
+                let trace = load(path, &[report], arguments)?;
+                let table = stats::table(&trace, report);
+                (trace, table)
+            }
+        };
+        tables.push(table);
+        problems.extend(trace.quality.unreadable);
+    }
+    warn(path, &problems);
+    Ok((load(path, &[], arguments)?, tables))
+}
+
+fn print(path: &Path, tables: &[Table], format: TableFormat, several: bool) {
+    if several {
+        println!("{}", printable_path(path));
+    }
+    for (index, table) in tables.iter().enumerate() {
+        if tables.len() > 1 {
+            println!("{}{}", if index > 0 { "\n" } else { "" }, table.report);
+        }
+        match format {
+            _ if table.rows.is_empty() => println!("(no rows)"),
+            TableFormat::Csv => print!("{}", csv(table)),
+            _ => print!("{}", text(table)),
+        }
+    }
+}
+
+/// A table as CSV; names come from the trace.
+fn csv(table: &Table) -> String {
+    let mut table = table.clone();
+    table.map_texts(|text| CsvText(text).to_string());
+    table.to_csv()
+}
+
+/// A table for a terminal; names come from the trace.
+fn text(table: &Table) -> String {
+    let mut table = table.clone();
+    table.map_texts(one_line);
+    table.to_text()
+}
+
+fn document(path: &Path, tables: &[Table]) -> serde_json::Value {
+    let tables: Vec<serde_json::Value> = tables.iter().map(Table::to_json).collect();
+    json!({ "trace": path.display().to_string(), "tables": tables })
+}
+
+/// Names and texts of the files of a trace.
+fn files(
+    name: &str,
+    tables: &[Table],
+    format: TableFormat,
+) -> anyhow::Result<Vec<(String, String)>> {
+    let file = |table: &Table| {
+        let (extension, text) = match format {
+            TableFormat::Csv => ("csv", csv(table)),
+            TableFormat::Table => ("txt", text(table)),
+            TableFormat::Json => ("json", json_text(&table.to_json())?),
+        };
+        Ok((format!("{name}_{}.{extension}", table.report), text))
+    };
+    tables.iter().map(file).collect()
+}
+
+/// A name for the files of each trace: its own, with the folder where two have the same.
+fn file_names(traces: &[PathBuf]) -> Vec<String> {
+    let part = |path: Option<&std::ffi::OsStr>| {
+        path.map_or(String::new(), |name| name.to_string_lossy().replace(['/', '\\'], "_"))
+    };
+    let stem = |path: &Path| {
+        let name = part(path.file_name());
+        name.split('.').next().filter(|stem| !stem.is_empty()).unwrap_or("trace").to_owned()
+    };
+    let mut seen: BTreeMap<String, usize> = BTreeMap::new();
+    traces.iter().for_each(|path| *seen.entry(stem(path)).or_default() += 1);
+    let mut used: BTreeMap<String, usize> = BTreeMap::new();
+    let name = |path: &PathBuf| {
+        let mut name = stem(path);
+        if seen[&name] > 1 {
+            name = format!("{}_{name}", part(path.parent().and_then(Path::file_name)));
+        }
+        let times = used.entry(name.clone()).or_default();
+        *times += 1;
+        if *times > 1 { format!("{name}_{times}") } else { name }
+    };
+    traces.iter().map(name).collect()
+}
+
+/// What `summary.json` says of a trace.
+fn summary(path: &Path, trace: &Trace, files: &[(String, String)]) -> serde_json::Value {
+    let activities = idle::activities(trace, |_| true);
+    let busy_ns: i64 = activities.iter().map(|of| of.busy_ns).sum();
+    let span_ns: i64 = activities.iter().map(idle::Activity::span_ns).sum();
+    let kernels = stats::table(trace, Report::GpuKernels);
+    let top = kernels.rows.first().map(|row| row[kernels.named_by].plain());
+    json!({
+        "trace": path.display().to_string(),
+        "recorder": trace.recorder.label(),
+        "kernels": trace.kernels.on_gpu.len(),
+        "copies": trace.copies.on_gpu.len(),
+        "sets": trace.sets.on_gpu.len(),
+        "graph_launches": trace.graphs.on_gpu.len(),
+        "gpu_busy_ns": busy_ns,
+        "gpu_span_ns": span_ns,
+        "top_kernel": top,
+        "files": files.iter().map(|(name, _)| name).collect::<Vec<_>>(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_trace_has_file_names_of_its_own() {
+        let of = |paths: &[&str]| file_names(&paths.iter().map(PathBuf::from).collect::<Vec<_>>());
+        assert_eq!(of(&["a/x.sqlite", "b/y.pt.trace.json.gz"]), ["x", "y"]);
+        assert_eq!(of(&["a/trace.sqlite", "b/trace.sqlite"]), ["a_trace", "b_trace"]);
+        assert_eq!(of(&["a/trace.sqlite", "a/trace.sqlite"]), ["a_trace", "a_trace_2"]);
+    }
+}

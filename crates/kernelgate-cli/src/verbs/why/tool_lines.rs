@@ -1,0 +1,142 @@
+//! Command lines that measure a case with Nsight, and what then reads the result.
+
+use std::collections::BTreeMap;
+
+use crate::benches::find::BenchExecutable;
+
+use crate::verbs::shared::output::quoted;
+
+/// What tells what bounds a kernel, what limits its occupancy, and what its warps wait for.
+const SECTIONS: [&str; 6] = [
+    "SpeedOfLight",
+    "LaunchStats",
+    "Occupancy",
+    "SchedulerStats",
+    "WarpStateStats",
+    "MemoryWorkloadAnalysis",
+];
+/// Kernels that Nsight Compute measures, by their time.
+const MAX_KERNELS: usize = 3;
+/// Launches of them that it measures.
+const LAUNCHES: usize = 5;
+
+/// Columns of a line that is broken.
+const COLUMNS: usize = 96;
+
+/// Command lines, word by word: Nsight Systems, Nsight Compute, each with what reads its report. `kernels` are
+/// the case's, by time; none are known where nothing was recorded, and then those whose names begin
+/// with the family's are measured.
+pub fn lines(
+    executable: &BenchExecutable,
+    settings: &BTreeMap<String, String>,
+    case: &str,
+    kernels: &[&str],
+) -> [Vec<String>; 2] {
+    let name = case.replace('/', "_");
+    let line = |tool: &str, options: Vec<String>, then: [String; 2]| {
+        let variables = settings.iter().map(|(name, value)| format!("{name}={}", quoted(value)));
+        let mut line: Vec<String> = variables.collect();
+        line.extend(tool.split(' ').map(str::to_owned));
+        line.extend(options);
+        line.push(quoted(&executable.path.to_string_lossy()));
+        line.extend(["--bench", "--noplot", "--profile-time 1"].map(str::to_owned));
+        line.push(quoted(&format!("^{}$", regex::escape(case))));
+        line.extend(then);
+        line
+    };
+    let sections = SECTIONS.map(|section| format!("--section {section}"));
+    let kernels = [
+        format!("-k {}", quoted(&format!("regex:{}", kernel_filter(case, kernels)))),
+        format!("--launch-count {LAUNCHES}"),
+    ];
+    [
+        line(
+            "nsys profile --trace=cuda,nvtx,osrt --cuda-graph-trace=node",
+            vec![format!("--output {name}")],
+            ["&& kernelgate diagnose".to_owned(), format!("{name}.nsys-rep")],
+        ),
+        line(
+            "ncu --csv --page details --clock-control none",
+            sections.into_iter().chain(kernels).collect(),
+            [format!("> {name}.csv"), format!("&& kernelgate diagnose {name}.csv")],
+        ),
+    ]
+}
+
+/// A command line in lines of a terminal, with the backslash that joins them in a shell.
+pub fn broken(words: &[String]) -> String {
+    let (mut text, mut column) = (String::new(), 0);
+    for word in words {
+        let length = word.chars().count() + 1;
+        if column > 0 && column + length > COLUMNS {
+            text += " \\\n  ";
+            column = 2;
+        } else if column > 0 {
+            text.push(' ');
+        }
+        text += word;
+        column += length;
+    }
+    text
+}
+
+/// A regular expression of the kernels that are worth measuring.
+fn kernel_filter(case: &str, kernels: &[&str]) -> String {
+    let own = kernels.iter().filter_map(|name| own_name(name));
+    let mut names: Vec<String> = own.take(MAX_KERNELS).map(regex::escape).collect();
+    names.dedup();
+    if names.is_empty() {
+        let family = case.split('/').next().unwrap_or_default();
+        return format!("^{}", regex::escape(family));
+    }
+    format!("^({})$", names.join("|"))
+}
+
+/// A function's own name, by which Nsight Compute filters: of a mangled one (`_ZN3lib4gemmI…`) the
+/// last of the names that it begins with. None where it cannot be told.
+fn own_name(symbol: &str) -> Option<&str> {
+    let Some(mangled) = symbol.strip_prefix("_Z") else {
+        return Some(symbol).filter(|name| !name.is_empty());
+    };
+    let mut rest = mangled.strip_prefix('N').unwrap_or(mangled);
+    let mut own = None;
+    loop {
+        let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+        let Ok(length) = rest[..digits].parse::<usize>() else { return own };
+        let Some(name) = rest.get(digits..digits.saturating_add(length)) else { return own };
+        own = Some(name);
+        rest = &rest[digits + length..];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lines_measure_the_case_alone_and_say_what_reads_the_report() {
+        let executable = BenchExecutable {
+            bench: "st_bif".to_owned(),
+            path: "/a b/st_bif-1".into(),
+            root: "/".into(),
+        };
+        let settings = BTreeMap::from([("KERNELGATE_SEED".to_owned(), "7".to_owned())]);
+        let kernels = ["k_1", "_Zfoo", "_ZN7cutlass7Kernel2I4gemmEEvv"];
+        let [nsys, ncu] =
+            lines(&executable, &settings, "f/op/n8/cuda/x/hot", &kernels).map(|words| {
+                let broken = broken(&words);
+                assert!(broken.lines().all(|line| line.chars().count() <= 100), "{broken}");
+                assert_eq!(broken.replace(" \\\n  ", " "), words.join(" "));
+                words.join(" ")
+            });
+        assert!(nsys.starts_with("KERNELGATE_SEED=7 nsys profile "), "{nsys}");
+        assert!(nsys.contains("'/a b/st_bif-1' --bench"), "{nsys}");
+        assert!(nsys.contains("'^f/op/n8/cuda/x/hot$' && kernelgate diagnose f_op_"), "{nsys}");
+        assert!(ncu.contains("--clock-control none --section SpeedOfLight "), "{ncu}");
+        assert!(ncu.contains("-k 'regex:^(k_1|Kernel2)$' --launch-count 5 "), "{ncu}");
+        assert_eq!(kernel_filter("f/op", &[]), "^f");
+        assert_eq!(own_name("_Z4gemmPf"), Some("gemm"));
+        assert_eq!(own_name("_Z99gemm"), None, "cut short");
+        assert_eq!(kernel_filter("f/op", &["a", "b", "c", "d"]), "^(a|b|c)$");
+    }
+}
