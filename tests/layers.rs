@@ -48,7 +48,7 @@ const CRATES: &[Rules] = &[
             ("libloading", &["library/opened.rs", "testing/c_library.rs"]),
             ("object", &["compiler/cubin.rs", "compiler/code.rs", "library/whole.rs"]),
             ("xxhash_rust", &["compiler/code.rs"]),
-            ("rayon", &["driver/staging.rs"]),
+            ("rayon", &["driver/memory/staging.rs"]),
         ],
     },
     Rules {
@@ -157,7 +157,7 @@ const CRATES: &[Rules] = &[
             ("png", &["plot/render.rs"]),
             ("maud", &["pages/"]),
             ("csv", &["pages/tables.rs"]),
-            ("toml", &["gate/rules_file.rs", "compare/sides/seed.rs"]),
+            ("toml", &["gate/rules/rules_file.rs", "compare/sides/seed.rs"]),
             ("sysinfo", &["verbs/doctor.rs"]),
             ("rustix", &["benches/child.rs"]),
             ("serde_json", &["benches/", "verbs/"]),

@@ -8,7 +8,7 @@ use crate::backend::{BackendError, BackendKind, Executable, Implementation, Prep
 use crate::workload::{
     Axis, AxisError, Effort, Lines, Override, Point, Problem, Scale, Tensors, Workload, axis,
 };
-use kernelgate_cuda::driver::persistence;
+use kernelgate_cuda::driver::memory::persistence;
 
 /// Problems along one axis after another around a central one, for which a few rows are enough:
 /// part of the default selection on an accelerator.

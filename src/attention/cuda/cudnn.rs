@@ -6,11 +6,11 @@
 
 use std::sync::Arc;
 
+use super::backward::saved::save;
 use super::backward::{common_bytes, gradients};
 use super::forward::flash_bytes;
-use super::forward_mma::FLASH_MMA;
+use super::forward::mma::FLASH_MMA;
 use super::launch::{Extents, output, qkv, upload};
-use super::saved::save;
 use crate::attention::definition::{Attention, AttentionForward};
 use crate::attention::gradients::AttentionBackward;
 use kernelgate::backend::cuda::{CudaTask, Output};

@@ -7,12 +7,13 @@
 
 use std::sync::Arc;
 
+use super::backward::{mma as backward_mma, wgmma as backward_wgmma};
 use super::call::{
     BackwardAddresses, ForwardAddresses, Launches, Scratch, ScratchBytes, SumOrder, Technique,
 };
+use super::forward::{mma as forward_mma, wgmma as forward_wgmma};
 use super::launch::Extents;
 use super::layout::{BackwardLayout, ForwardLayout, Shape, Unsupported, check_addresses};
-use super::{backward_mma, backward_wgmma, forward_mma, forward_wgmma};
 use kernelgate::backend::BackendError;
 use kernelgate_cuda::Device;
 

@@ -8,21 +8,14 @@
 
 mod append;
 mod backward;
-mod backward_mma;
-mod backward_wgmma;
 mod call;
 mod components;
 mod cublaslt;
 mod cudnn;
 mod forward;
-mod forward_decode;
-mod forward_mma;
-mod forward_wgmma;
 mod launch;
 mod launches;
 mod layout;
-mod saved;
-mod tile_lists;
 
 use crate::attention::definition::AttentionForward;
 use crate::attention::gradients::AttentionBackward;
@@ -41,8 +34,8 @@ pub use layout::{BackwardLayout, ForwardLayout, Shape, Strides, Unsupported};
 
 /// Forward ladder, and the library.
 pub fn forward() -> impl Iterator<Item = &'static Implementation<AttentionForward>> {
-    let wgmma = [&forward::WGMMA_ROW, &forward_wgmma::FP8_ROW];
-    forward::LADDER.iter().chain(wgmma).chain([&forward_decode::ROW, &cudnn::FORWARD])
+    let wgmma = [&forward::WGMMA_ROW, &forward::wgmma::FP8_ROW];
+    forward::LADDER.iter().chain(wgmma).chain([&forward::decode::ROW, &cudnn::FORWARD])
 }
 
 /// Backward ladder, and the library.
@@ -59,12 +52,12 @@ pub fn kernels() -> Vec<ListedKernel> {
     [
         list(components::KERNELS),
         list(forward::KERNELS),
-        list(forward_mma::KERNELS),
-        list(forward_wgmma::KERNELS),
-        list(forward_decode::KERNELS),
+        list(forward::mma::KERNELS),
+        list(forward::wgmma::KERNELS),
+        list(forward::decode::KERNELS),
         list(backward::KERNELS),
-        list(backward_mma::KERNELS),
-        list(backward_wgmma::KERNELS),
+        list(backward::mma::KERNELS),
+        list(backward::wgmma::KERNELS),
     ]
     .concat()
 }

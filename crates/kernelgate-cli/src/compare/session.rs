@@ -17,12 +17,12 @@ use super::trials::expected::Expected;
 use super::{CompareError, ComparisonRequest, SideSource};
 use crate::benches::child::Running;
 use crate::gate::calibration::differing;
-use crate::gate::code::CodeComparison;
 use crate::gate::comparison::CriterionBench;
+use crate::gate::kernels::code::CodeComparison;
 use crate::gate::paired::Arm;
 use crate::gate::reason::joined;
+use crate::gate::rules::rules_file;
 use crate::gate::rules::{FILE, Rules};
-use crate::gate::rules_file;
 use kernelgate::exit::Exit;
 use kernelgate::record::{Environment, Provenance, TrialSampling, Trials, Verification, file};
 

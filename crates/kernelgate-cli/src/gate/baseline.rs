@@ -8,14 +8,14 @@ use super::costs;
 use super::interval::{Ratio, SideTimes, SingleRun, SpreadSource};
 use super::judgement::{Evidence, Judgement, RunEvidence, SideRuns};
 use super::limits::Limits;
-use super::numerics::{self, NumericsReport};
+use super::outputs::numerics::{self, NumericsReport};
+use super::outputs::verification::VerificationLoss;
 use super::paired::Arm;
 use super::reason::{Reason, Side};
 use super::rules::Rules;
 use super::single_run::CalibratedSpreads;
 use super::verdict::Verdict;
 use super::verdicts::{Facts, Refusal, Verdicts};
-use super::verification::VerificationLoss;
 use kernelgate::record::{
     Baseline, BaselineCase, BaselineRun, CaseNumerics, CaseOfRun, CaseRun, EarlierRuns,
     Environment, LaunchCosts, Measurement, Numerics, ProcessRun, Provenance, Verification,

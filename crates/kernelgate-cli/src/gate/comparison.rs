@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::code::{CodeComparison, KernelsCompared};
-use super::explanation::Explanation;
+use super::kernels::code::{CodeComparison, KernelsCompared};
+use super::kernels::explanation::Explanation;
 use super::paired::{Arm, TestPlan};
 use super::reason::{Failure, Reason};
 use super::rules::RemovedCases;
@@ -158,12 +158,12 @@ pub struct Round {
 
 #[cfg(test)]
 mod tests {
+    use super::super::outputs::numerics::NumericsReport;
     use super::*;
     use crate::gate::costs::{Cost, CostGrowth, FurtherPairs};
     use crate::gate::judgement::Judgement;
     use crate::gate::judgement::tests::judgement;
     use crate::gate::limits::Limits;
-    use crate::gate::numerics::NumericsReport;
     use crate::gate::rules::RulesReport;
     use crate::gate::verdict::Verdict;
     use crate::gate::verdicts::Refusal;

@@ -4,10 +4,10 @@
 
 use super::interval::{Ratio, SideTimes, SingleRun};
 use super::limits::{Limit, Limits};
+use super::outputs::verification::VerificationLoss;
 use super::paired::{Decision, Observed, TestPlan, decide};
 use super::reason::{Reason, joined};
 use super::verdict::Verdict;
-use super::verification::VerificationLoss;
 
 /// What is concluded of a case.
 #[derive(Debug, Clone, PartialEq)]

@@ -6,25 +6,20 @@
 
 pub mod baseline;
 pub mod calibration;
-pub mod code;
 pub mod comparison;
 pub mod costs;
-pub mod explanation;
-pub mod host_time;
 pub mod interval;
 pub mod judgement;
+pub mod kernels;
 pub mod limits;
-pub mod numerics;
+pub mod outputs;
 pub mod paired;
 pub mod reason;
-pub mod resources;
 mod result_json;
 pub mod rules;
-pub mod rules_file;
 pub mod single_run;
 pub mod verdict;
 pub mod verdicts;
-pub mod verification;
 
 pub use verdict::Verdict;
 

@@ -5,8 +5,8 @@ use std::fmt;
 use serde::Serialize;
 
 use super::interval::Ratio;
+use super::outputs::verification::VerificationLoss;
 use super::paired::{Arm, Decision, Doubt};
-use super::verification::VerificationLoss;
 
 /// Why a case is inconclusive.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -7,7 +7,7 @@ use super::calibration::{self, Calibration};
 use super::interval::{Ratio, SingleRun, SpreadSource};
 use super::judgement::{Judgement, RunEvidence};
 use super::rules::Rules;
-use super::rules_file;
+use super::rules::rules_file;
 use super::single_run::CalibratedSpreads;
 use super::verdict::Verdict;
 use kernelgate::exit::Exit;

@@ -8,10 +8,10 @@ use serde::Serialize;
 use super::costs::CostGrowth;
 use super::judgement::Judgement;
 use super::limits::Limits;
-use super::numerics::NumericsReport;
+use super::outputs::numerics::NumericsReport;
+use super::outputs::verification::VerificationLoss;
 use super::rules::RulesReport;
 use super::verdict::Verdict;
-use super::verification::VerificationLoss;
 use kernelgate::exit::Exit;
 
 /// What was judged, with the facts of the method.

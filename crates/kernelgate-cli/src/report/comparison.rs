@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use super::summary::{self, Unjudged, UnjudgedKind};
 use super::verdicts::{Wording, first_of, with_reason};
-use crate::gate::code::KernelsCompared;
 use crate::gate::comparison::{BuildFacts, Comparison, CriterionBench};
 use crate::gate::judgement::Judgement;
+use crate::gate::kernels::code::KernelsCompared;
 use crate::gate::paired::{Arm, Decision};
 use crate::gate::rules::RemovedCases;
 use kernelgate::record::text::indented;

@@ -6,10 +6,10 @@ use std::collections::BTreeSet;
 use super::cells;
 use crate::gate::costs::CostGrowth;
 use crate::gate::judgement::Judgement;
+use crate::gate::outputs::verification::VerificationLoss;
 use crate::gate::rules::{FILE, RulesReport};
 use crate::gate::verdict::Verdict;
 use crate::gate::verdicts::{Refusal, Verdicts};
-use crate::gate::verification::VerificationLoss;
 use kernelgate::display::table::Table;
 use kernelgate::stats::median;
 

@@ -9,20 +9,20 @@ use kernelgate::record::Verification;
 
 use super::{comment, junit, metrics, verdicts};
 use crate::gate::baseline::{BaselineFacts, GateReport, Policy, Staleness};
-use crate::gate::code::{CodeComparison, KernelsCompared};
 use crate::gate::comparison::{Broken, BuildFacts, Comparison, CriterionBench, Round};
 use crate::gate::costs::{Cost, CostGrowth, FurtherPairs};
-use crate::gate::explanation::{Cause, Explanation};
 use crate::gate::interval::{Ratio, SingleRun, SpreadSource};
 use crate::gate::judgement::{Evidence, Judgement, RunEvidence, SideRuns};
+use crate::gate::kernels::code::{CodeComparison, KernelsCompared};
+use crate::gate::kernels::explanation::{Cause, Explanation};
 use crate::gate::limits::{Limit, Limits};
-use crate::gate::numerics::{Figure, Growth, NumericsReport};
+use crate::gate::outputs::numerics::{Figure, Growth, NumericsReport};
+use crate::gate::outputs::verification::VerificationLoss;
 use crate::gate::paired::{Arm, Decision, Doubt, TestPlan};
 use crate::gate::reason::{Failure, Reason, Side};
 use crate::gate::rules::{Accepted, RemovedCases, RulesReport};
 use crate::gate::verdict::Verdict;
 use crate::gate::verdicts::Refusal;
-use crate::gate::verification::VerificationLoss;
 
 const LIMITS: Limits = Limits::default_of(0.01);
 const ASSUMED: SingleRun = SingleRun { relative: 0.1, from: SpreadSource::Assumed };

@@ -19,7 +19,7 @@ use kernelgate_cli::history::index::Index;
 use kernelgate_cli::verbs::Cli;
 use kernelgate_cli::{report, verbs};
 use kernelgate_cuda::compiler::{code, cubin};
-use kernelgate_cuda::driver::image::Image;
+use kernelgate_cuda::driver::launch::image::Image;
 use kernelgate_trace::diagnose::diagnose;
 use kernelgate_trace::read::{self, Wanted};
 use kernelgate_trace::stats::{self, Report};

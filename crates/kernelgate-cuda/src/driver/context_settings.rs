@@ -68,8 +68,8 @@ impl ContextSettings {
 
 #[cfg(test)]
 mod tests {
+    use super::super::memory::persistence;
     use super::*;
-    use crate::driver::persistence;
     use crate::testing::gpu;
 
     #[test]

@@ -14,19 +14,19 @@ use cudarc::driver::{
 };
 use cudarc::nvrtc::Ptx;
 
-use super::buffer::{Buffer, short as out_of_memory};
 use super::check::{Code, own_arch};
 pub use super::check::{DeviceError, check, count, l2_bytes, older_nvrtc};
 use super::context_settings::ContextSettings;
-use super::kernel::{Kernel, LaunchShape};
+use super::launch::kernel::{Kernel, LaunchShape};
+use super::launch::stages::{StageCounters, StagedKernel};
+use super::launch::used::LoadedKernels;
+use super::memory::buffer::{Buffer, short as out_of_memory};
+use super::memory::staging::Staging;
 use super::options::DeviceOptions;
-use super::raw_stream::{RawContext, RawStream};
-use super::stages::{StageCounters, StagedKernel};
-use super::staging::Staging;
 use super::status::{describe, failed};
-use super::stream_settings::StreamSettings;
-use super::used::LoadedKernels;
-use super::wait;
+use super::stream::raw_stream::{RawContext, RawStream};
+use super::stream::stream_settings::StreamSettings;
+use super::stream::wait;
 use crate::BackendError;
 use crate::architecture;
 use crate::compiler::cache;

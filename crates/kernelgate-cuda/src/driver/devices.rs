@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::device::{Device, DeviceError};
+use super::launch::used::LoadedKernels;
 use super::options::DeviceOptions;
-use super::used::LoadedKernels;
 
 /// GPUs in a fixed order, at least one: open ones, or the ordinals of those to open. Code that runs
 /// on one GPU takes [`Self::one`].

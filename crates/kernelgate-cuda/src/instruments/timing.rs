@@ -4,8 +4,8 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::driver::hold::Hold;
-use crate::driver::mailbox::Mailbox;
+use crate::driver::memory::mailbox::Mailbox;
+use crate::driver::stream::hold::Hold;
 use crate::{Argument, BackendError, Buffer, Device, KernelSpec, LoadedKernel, Source};
 
 /// The rows; what the flush's grid depends on are the device's multiprocessors.

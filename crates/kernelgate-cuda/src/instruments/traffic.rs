@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::driver::kernel::LaunchShape;
+use crate::driver::launch::kernel::LaunchShape;
 use crate::{Argument, BackendError, Buffer, Device, KernelSpec, LoadedKernel, Source};
 
 /// The rows.

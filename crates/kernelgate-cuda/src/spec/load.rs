@@ -6,13 +6,13 @@ use cudarc::driver::CudaStream;
 
 use super::row::KernelSpec;
 use crate::BackendError;
-use crate::driver::argument::Argument;
 use crate::driver::device::Device;
-use crate::driver::dims::LaunchDims;
-use crate::driver::kernel::{Kernel, LaunchAttributes, LaunchShape};
-use crate::driver::prepared::{Parameters, PreparedLaunch};
-use crate::driver::residency;
-use crate::driver::stages::StagedKernel;
+use crate::driver::launch::argument::Argument;
+use crate::driver::launch::dims::LaunchDims;
+use crate::driver::launch::kernel::{Kernel, LaunchAttributes, LaunchShape};
+use crate::driver::launch::prepared::{Parameters, PreparedLaunch};
+use crate::driver::launch::residency;
+use crate::driver::launch::stages::StagedKernel;
 
 /// A loaded kernel with its launch shape.
 pub struct LoadedKernel {

@@ -5,7 +5,7 @@ use std::fmt;
 use super::requires::Requires;
 use crate::BackendError;
 use crate::compiler::source::{Build, Source};
-use crate::driver::kernel::LaunchShape;
+use crate::driver::launch::kernel::LaunchShape;
 
 /// A kernel: all that its launches, its record of resources and its tests need to know of it.
 ///

@@ -5,8 +5,8 @@ use std::ptr;
 
 use cudarc::driver::{DriverError, sys};
 
-use crate::driver::raw_stream::RawStream;
-use crate::driver::thread_state;
+use crate::driver::stream::raw_stream::RawStream;
+use crate::driver::stream::thread_state;
 use crate::{BackendError, Device};
 
 fn failed(what: &str, error: &DriverError) -> BackendError {

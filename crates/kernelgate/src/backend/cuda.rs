@@ -7,7 +7,8 @@ use rayon::prelude::*;
 use super::executable::no_such_input;
 use crate::backend::{Allowed, BackendError, Executable};
 use crate::workload::{Dtype, Tensor, Tensors};
-use kernelgate_cuda::driver::{CudaStream, thread_state};
+use kernelgate_cuda::driver::CudaStream;
+use kernelgate_cuda::driver::stream::thread_state;
 pub use kernelgate_cuda::{
     Argument, Buffer, Device, Devices, Image, JoinedStream, Kernel, KernelSpec, LaunchDims,
     LaunchShape, LoadedKernel, Parameters, PreparedLaunch, RawContext, RawStream, Requires, Source,

@@ -1,7 +1,7 @@
 //! What a process computes on.
 
 use kernelgate_cuda::Devices;
-use kernelgate_cuda::driver::used::LoadedKernels;
+use kernelgate_cuda::driver::launch::used::LoadedKernels;
 use kernelgate_cuda::observe::telemetry::Telemetry;
 
 use crate::workload::Scale;

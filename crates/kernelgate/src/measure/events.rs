@@ -21,7 +21,7 @@ use super::queue::{self, MAX_BURST, MAX_QUEUED};
 use crate::backend::{BackendError, Executable};
 use crate::stats;
 use kernelgate_cuda::driver::graph::Graph;
-use kernelgate_cuda::driver::stream_timer::StreamTimer;
+use kernelgate_cuda::driver::stream::stream_timer::StreamTimer;
 use kernelgate_cuda::instruments::timing::{Blocker, Instruments};
 use kernelgate_cuda::{Device, Devices};
 

@@ -16,7 +16,7 @@ use crate::measure::energy::Energy;
 use crate::measure::limits::{Limits, TimeLimit};
 use crate::measure::possible;
 use crate::measure::power::PowerRecord;
-use kernelgate_cuda::driver::used::UsedKernels;
+use kernelgate_cuda::driver::launch::used::UsedKernels;
 use kernelgate_cuda::observe::telemetry::Reading;
 
 pub use super::verification::{AfterTiming, Allowed, InputChange, VerificationRecord};

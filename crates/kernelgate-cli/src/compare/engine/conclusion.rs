@@ -8,12 +8,12 @@ use crate::compare::matched::Matched;
 use crate::compare::session::{Bench, delays_text};
 use crate::gate::comparison::{BuildFacts, Comparison, Round};
 use crate::gate::judgement::Judgement;
-use crate::gate::numerics::NumericsReport;
+use crate::gate::outputs::numerics::NumericsReport;
+use crate::gate::outputs::verification::VerificationLoss;
 use crate::gate::paired::{Decision, Outcome};
 use crate::gate::reason::Reason;
 use crate::gate::rules::RulesReport;
 use crate::gate::verdict::Verdict;
-use crate::gate::verification::VerificationLoss;
 use kernelgate::record::Verification;
 
 impl Engine<'_> {

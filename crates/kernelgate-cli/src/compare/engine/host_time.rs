@@ -9,8 +9,8 @@ use crate::compare::Planted;
 use crate::compare::session::{Bench, Prepared};
 use crate::compare::sides::install::Driver;
 use crate::compare::trials::driver;
+use crate::gate::costs::host_time;
 use crate::gate::costs::{Cost, CostGrowth};
-use crate::gate::host_time;
 use crate::gate::paired::Arm;
 use kernelgate::record::{TrialRequest, TrialSampling};
 

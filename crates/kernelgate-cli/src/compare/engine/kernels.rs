@@ -5,7 +5,7 @@ use super::Engine;
 use crate::compare::session::Bench;
 use crate::compare::sides::install::Driver;
 use crate::compare::trials::by_protocol;
-use crate::gate::code::KernelsCompared;
+use crate::gate::kernels::code::KernelsCompared;
 use crate::gate::paired::Arm;
 use kernelgate::protocol::{Action, ResourcesReport, ResponseBody};
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::{Subcommand, ValueEnum};
 use serde::Serialize;
 
-use crate::gate::rules_file;
+use crate::gate::rules::rules_file;
 use crate::history::import::{Imported, import};
 use crate::history::prune::prune;
 use crate::history::series::SMALLEST;

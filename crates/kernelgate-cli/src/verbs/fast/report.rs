@@ -6,7 +6,7 @@ use anyhow::Context as _;
 
 use super::peers;
 use crate::gate::baseline::Policy;
-use crate::gate::rules_file;
+use crate::gate::rules::rules_file;
 use crate::history::series::SMALLEST;
 use crate::history::{CaseHistory, CommitOrder, HistoryStore, Query, histories};
 use crate::pages::charts::Figure;

@@ -10,7 +10,7 @@ use crate::compare::progress::parse_duration;
 use crate::compare::{PlanBasis, PlanRequest};
 use crate::gate::limits::AskedLimits;
 use crate::gate::paired::TestPlan;
-use crate::gate::rules_file::{MAX_NS, MAX_RATIO};
+use crate::gate::rules::rules_file::{MAX_NS, MAX_RATIO};
 use kernelgate::harness::args::{BackendName, EffortName, PowerName};
 use kernelgate::record::{Shard, TrialSampling};
 use kernelgate::workload::Override;

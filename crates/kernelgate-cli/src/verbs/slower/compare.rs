@@ -10,7 +10,7 @@ use super::resources::check_architecture;
 use super::verdict::VerdictOutput;
 use crate::compare::progress::parse_duration;
 use crate::compare::{self, ComparisonRequest, PlanBasis, Planted, SideSource};
-use crate::gate::rules_file::MAX_RATIO;
+use crate::gate::rules::rules_file::MAX_RATIO;
 use crate::report::{metrics, verdicts};
 use crate::verbs::shared::output::{arguments_of_process, command_line};
 use crate::verbs::shared::settings::{

@@ -8,7 +8,7 @@ use crate::gate::baseline::{self, BaselineFacts, GateReport, Policy, Staleness, 
 use crate::gate::calibration::Calibration;
 use crate::gate::limits::{AskedLimits, LimitSource};
 use crate::gate::rules::Rules;
-use crate::gate::rules_file::{self, MAX_NS, MAX_RATIO};
+use crate::gate::rules::rules_file::{self, MAX_NS, MAX_RATIO};
 use crate::gate::single_run::CalibratedSpreads;
 use crate::report::{metrics, verdicts};
 use crate::verbs::shared::sessions::Sessions;

@@ -18,7 +18,7 @@ use crate::benches::ask::{self, Asking};
 use crate::benches::child::Running;
 use crate::benches::find::{BenchChoice, FoundBenches};
 use crate::compare::progress::parse_duration;
-use crate::gate::resources::{ResourcesOutcome, compare};
+use crate::gate::kernels::resources::{ResourcesOutcome, compare};
 use crate::verbs::shared::choice::unexpected;
 use crate::verbs::shared::interrupt;
 use crate::verbs::shared::output::{OutputFormat, json};

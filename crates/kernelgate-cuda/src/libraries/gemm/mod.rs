@@ -25,8 +25,8 @@ pub use spec::{GemmSpec, Scales};
 
 use super::lt::{self, Attribute};
 use crate::BackendError;
-use crate::driver::event::EventPool;
 use crate::driver::graph::Graph;
+use crate::driver::stream::event::EventPool;
 use crate::library::{self, Library};
 use crate::{Buffer, Device};
 

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use kernelgate_cuda::architecture::overlaps_launches;
 use kernelgate_cuda::driver::CudaStream;
-use kernelgate_cuda::driver::event::Crossing;
 use kernelgate_cuda::driver::graph::Graph;
-use kernelgate_cuda::driver::persistence::SetAside;
-use kernelgate_cuda::driver::window::Window;
+use kernelgate_cuda::driver::memory::persistence::SetAside;
+use kernelgate_cuda::driver::memory::window::Window;
+use kernelgate_cuda::driver::stream::event::Crossing;
 use kernelgate_cuda::libraries::gemm::{Blas, Gemm, GemmOperands, GemmSpec};
 use kernelgate_cuda::observe::range::Range;
 use kernelgate_cuda::{

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kernelgate_cuda::Device;
-use kernelgate_cuda::driver::stages::StagedKernel;
+use kernelgate_cuda::driver::launch::stages::StagedKernel;
 use kernelgate_cuda::instruments::spin::Empty;
 use kernelgate_cuda::observe::activity::{Activity, RecordedDevice};
 use kernelgate_cuda::observe::cupti::{Recorded, Recorder};

@@ -10,8 +10,8 @@
 //! pool, and a value where other processes use the card, or none can be told.
 
 use crate::backend::{BackendError, Target};
+use kernelgate_cuda::driver::memory::persistence;
 use kernelgate_cuda::driver::memory::{self, Taken};
-use kernelgate_cuda::driver::persistence;
 use kernelgate_cuda::observe::telemetry::Telemetry;
 use kernelgate_cuda::{Device, Devices};
 

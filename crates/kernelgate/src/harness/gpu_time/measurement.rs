@@ -7,8 +7,8 @@ use criterion::Throughput;
 use criterion::measurement::{Measurement, ValueFormatter, WallTime};
 
 use kernelgate_cuda::BackendError;
-use kernelgate_cuda::driver::foreign_stream::{EmptyReadings, ForeignStream, StreamError};
-use kernelgate_cuda::driver::raw_stream::RawStream;
+use kernelgate_cuda::driver::stream::foreign_stream::{EmptyReadings, ForeignStream, StreamError};
+use kernelgate_cuda::driver::stream::raw_stream::RawStream;
 
 use kernelgate_cuda::observe::telemetry::{Reading, Telemetry};
 

@@ -38,8 +38,8 @@ mod samples;
 pub use super::settings::process::RECORD;
 /// Criterion in the version that this measurement is for, for benches that name another one.
 pub use criterion;
-pub use kernelgate_cuda::driver::foreign_stream::StreamError;
-pub use kernelgate_cuda::driver::raw_stream::RawStream;
+pub use kernelgate_cuda::driver::stream::foreign_stream::StreamError;
+pub use kernelgate_cuda::driver::stream::raw_stream::RawStream;
 pub use measurement::GpuTime;
 pub use recording::MARK;
 pub use samples::GpuElapsed;

@@ -24,8 +24,8 @@ use crate::record::run::VerificationRecord;
 use crate::record::tensors;
 use crate::verify::{self, Bounds, OutputComparison, VerifyError};
 use crate::workload::{Expected, ReferenceFrom, Tensors};
-use kernelgate_cuda::driver::persistence;
-use kernelgate_cuda::driver::used::LoadedKernels;
+use kernelgate_cuda::driver::launch::used::LoadedKernels;
+use kernelgate_cuda::driver::memory::persistence;
 
 /// Inputs and reference of a problem.
 pub struct Ready {

@@ -8,7 +8,7 @@ use crate::harness::recording::recorder::Event;
 use crate::harness::selection::cases::{Case, Group};
 use crate::measure::limits::Limits;
 use crate::record::FileError;
-use kernelgate_cuda::driver::used::UsedKernels;
+use kernelgate_cuda::driver::launch::used::UsedKernels;
 
 /// A process that goes through cases: of `cargo bench`, of its `--test` and `--profile-time`, or a
 /// trial of a comparison.

@@ -24,7 +24,7 @@ use crate::record::run::VerificationRecord;
 use crate::record::{
     Environment, FileError, ProcessRun, Provenance, Store, TrialRequest, TrialSampling, file,
 };
-use kernelgate_cuda::driver::used::UsedKernels;
+use kernelgate_cuda::driver::launch::used::UsedKernels;
 use kernelgate_cuda::observe::telemetry::Telemetry;
 
 /// A trial of a comparison.

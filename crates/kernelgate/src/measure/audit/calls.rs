@@ -8,7 +8,7 @@ use super::cupti::Recording;
 use crate::backend::{BackendError, Executable};
 use crate::measure::queue::MAX_QUEUED;
 use kernelgate_cuda::Device;
-use kernelgate_cuda::driver::hold::Hold;
+use kernelgate_cuda::driver::stream::hold::Hold;
 use kernelgate_cuda::observe::activity::{Activity, CallRecord, CopyRecord};
 use kernelgate_cuda::observe::cupti::Recorded;
 

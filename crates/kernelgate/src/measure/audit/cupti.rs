@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::refusal::Refusal;
 use crate::backend::{BackendError, Executable};
 use kernelgate_cuda::Device;
-use kernelgate_cuda::driver::hold::Hold;
+use kernelgate_cuda::driver::stream::hold::Hold;
 use kernelgate_cuda::instruments::timing::{Blocker, Instruments};
 use kernelgate_cuda::observe::activity::Activity;
 use kernelgate_cuda::observe::cupti::{Recorded, Recorder};

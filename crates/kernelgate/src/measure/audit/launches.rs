@@ -5,7 +5,7 @@ use crate::backend::{BackendError, Executable};
 use crate::measure::queue::MAX_QUEUED;
 use kernelgate_cuda::Devices;
 use kernelgate_cuda::driver::graph::Graph;
-use kernelgate_cuda::driver::hold::Hold;
+use kernelgate_cuda::driver::stream::hold::Hold;
 
 /// Checks that launches do nothing that they are not allowed to. Returns whether a launch fills the
 /// queue. `captured` is a launch, if it can be captured.

@@ -25,8 +25,8 @@
 //! | check | catches | measured | error | |
 //! |---|---|---|---|---|
 //! | `harness/after_timing.rs` `L` | outputs that do not follow from the inputs | outputs of the timed graph or launch for new inputs, against their reference | the comparison's; [`Refusal::ComputedByReset`] | |
-//! | `kernelgate_cuda::driver::thread_state` `L` | another current context, an open capture | around the first launches (`backend/cuda.rs`) | `BackendError::Launch` | `contexts` |
-//! | `kernelgate_cuda::driver::foreign_stream` `C` | an open capture | at both events | `BackendError::NotTimed` | |
+//! | `kernelgate_cuda::driver::stream::thread_state` `L` | another current context, an open capture | around the first launches (`backend/cuda.rs`) | `BackendError::Launch` | `contexts` |
+//! | `kernelgate_cuda::driver::stream::foreign_stream` `C` | an open capture | at both events | `BackendError::NotTimed` | |
 //!
 //! Deliberately absent: defence against code that attacks the process.
 

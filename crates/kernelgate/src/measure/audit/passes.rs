@@ -15,7 +15,7 @@
 //! [`SHOWN_LATER`] is not detected. A host that is held up for longer than that in each of the three
 //! passes is refused like such work. Deliberately absent: clocks and events ([`ForeignStream`]).
 //!
-//! [`ForeignStream`]: kernelgate_cuda::driver::foreign_stream::ForeignStream
+//! [`ForeignStream`]: kernelgate_cuda::driver::stream::foreign_stream::ForeignStream
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use super::context::AfterStream;
 use super::duration::SHARE_OF_LEAST;
 use super::refusal::{Refusal, Subject};
 use crate::backend::Allowed;
-use kernelgate_cuda::driver::foreign_stream::{EmptyReadings, Interval};
+use kernelgate_cuda::driver::stream::foreign_stream::{EmptyReadings, Interval};
 
 /// How long the first pass is held at most.
 const FIRST_HOLD: Duration = Duration::from_millis(5);

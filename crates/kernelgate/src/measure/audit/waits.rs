@@ -10,7 +10,7 @@ use super::refusal::{Refusal, Subject};
 use crate::backend::{BackendError, Executable};
 use crate::measure::queue::MAX_QUEUED;
 use kernelgate_cuda::Device;
-use kernelgate_cuda::driver::hold::Hold;
+use kernelgate_cuda::driver::stream::hold::Hold;
 
 /// How long the stream is held for a launch that might wait for it.
 const HOLD: Duration = Duration::from_millis(200);

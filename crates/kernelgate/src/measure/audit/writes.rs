@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::refusal::Refusal;
 use crate::backend::{BackendError, Executable};
-use kernelgate_cuda::driver::hold::Hold;
+use kernelgate_cuda::driver::stream::hold::Hold;
 
 /// How long the stream is held at most. If the host is held up for longer, the check shows nothing.
 const HOLD: Duration = Duration::from_millis(200);

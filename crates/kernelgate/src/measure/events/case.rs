@@ -10,7 +10,7 @@ use crate::measure::queue::{self, MAX_BURST, MAX_QUEUED};
 use crate::measure::{Cache, Replay, Sample, Stopwatch, Technique};
 use crate::stats;
 use kernelgate_cuda::driver::graph::Graph;
-use kernelgate_cuda::driver::persistence;
+use kernelgate_cuda::driver::memory::persistence;
 
 /// How much longer a replay may take than the next one: of a launch, of all launches, and what starting
 /// after an idle moment differs by, nanoseconds.

@@ -1,0 +1,445 @@
+//! What a launch takes besides the device's time, before and after: judged where the package asks
+//! for it (`rules`).
+//!
+//! Device memory is judged as it was measured, where it was in both: growth of more than
+//! `GRANULARITY`, which the driver's pages, graphs and code of kernels may cost by themselves.
+//! Where it was not, and where the growth is less, what the rows declare is judged.
+
+pub mod host_time;
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::limits::AskedLimits;
+use super::rules::{Rules, RulesReport};
+use kernelgate::display;
+use kernelgate::record::LaunchCosts;
+use kernelgate::stats::median;
+
+/// What grew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cost {
+    /// Device memory, measured or as the implementation declares it, bytes.
+    DeviceMemory,
+    /// Commands of a launch.
+    Launches,
+    /// Time of the host to start a launch, nanoseconds.
+    HostTime,
+    /// Energy of a launch, joules.
+    Energy,
+}
+
+/// Growth of measured device memory that says nothing, bytes.
+const GRANULARITY: f64 = (16 << 20) as f64;
+
+/// A cost that grew by more than the package allows.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct CostGrowth {
+    /// The case.
+    pub case: String,
+    /// What grew.
+    pub cost: Cost,
+    /// What it was: the median over the runs.
+    pub base: f64,
+    /// What it is.
+    pub head: f64,
+    /// Relative growth that is allowed.
+    pub allowed: f64,
+    /// What further pairs of processes say of it, where it takes them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub further: Option<FurtherPairs>,
+}
+
+/// Further processes of base and head, in pairs, whose medians a [`CostGrowth`] then holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct FurtherPairs {
+    /// Pairs.
+    pub pairs: usize,
+    /// Those with more growth than is allowed.
+    pub grown: usize,
+    /// Whether they are enough for a finding; else nothing can be told.
+    pub found: bool,
+}
+
+impl CostGrowth {
+    /// Whether it is a finding, or only suspected.
+    pub fn is_shown(&self) -> bool {
+        self.further.is_none_or(|further| further.found)
+    }
+
+    /// "device memory 3.0 GB, was 2.0 GB (+50.0%, 10% are allowed)".
+    pub fn words(&self) -> String {
+        let (what, show): (_, fn(f64) -> String) = match self.cost {
+            Cost::DeviceMemory => ("device memory", |bytes| display::bytes(bytes as u64)),
+            Cost::Launches => ("commands of a launch", |count| format!("{count}")),
+            Cost::HostTime => ("host time of a launch", display::time),
+            Cost::Energy => ("energy of a launch", display::joules),
+        };
+        let (head, base, allowed) = (show(self.head), show(self.base), 100.0 * self.allowed);
+        let further = match self.further {
+            None => String::new(),
+            Some(FurtherPairs { pairs: 0, .. }) => ", not measured again".to_owned(),
+            Some(FurtherPairs { pairs, grown, .. }) => {
+                format!(" in {grown} of {pairs} further pairs of processes")
+            }
+        };
+        if self.base <= 0.0 {
+            return format!("{what} {head}, was none ({allowed}% more are allowed){further}");
+        }
+        let grown = 100.0 * (self.head / self.base - 1.0);
+        format!("{what} {head}, was {base} ({grown:+.1}%, {allowed}% are allowed){further}")
+    }
+}
+
+/// A bound of the package on a cost of a case: whether it could be judged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CostBound {
+    /// The case.
+    pub case: String,
+    /// What the bound is on.
+    pub cost: Cost,
+    /// Why it could not be judged; none where it was.
+    pub missing: Option<Missing>,
+}
+
+/// Why a cost cannot be judged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Missing {
+    /// The case ran on the host, where there is no such cost.
+    OnHost,
+    /// A bench that uses Criterion alone records no cost.
+    Criterion,
+    /// What is compared with does not tell it.
+    Base,
+    /// What is judged does not tell it.
+    Head,
+    /// Neither tells it.
+    Both,
+    /// Both tell it, by figures that do not compare.
+    Figures,
+}
+
+impl Missing {
+    /// The words for messages.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::OnHost => "there is no such cost on the CPU",
+            Self::Criterion => "a bench that uses Criterion alone does not tell it",
+            Self::Base => "the base does not tell it",
+            Self::Head => "the head does not tell it",
+            Self::Both => "neither the base nor the head tells it",
+            Self::Figures => {
+                "one side measured it, the other has only what its implementation declares"
+            }
+        }
+    }
+}
+
+impl Cost {
+    /// All of them.
+    const ALL: [Self; 4] = [Self::DeviceMemory, Self::Launches, Self::HostTime, Self::Energy];
+
+    /// The word in `kernelgate.toml`.
+    pub const fn key(self) -> &'static str {
+        match self {
+            Self::DeviceMemory => "device-memory",
+            Self::Launches => "launches",
+            Self::HostTime => "host-time",
+            Self::Energy => "energy",
+        }
+    }
+
+    /// What the package allows of it.
+    pub const fn allowed(self, limits: &AskedLimits) -> Option<f64> {
+        match self {
+            Self::DeviceMemory => limits.device_memory,
+            Self::Launches => limits.launches,
+            Self::HostTime => limits.host_time,
+            Self::Energy => limits.energy,
+        }
+    }
+
+    /// Whether a run tells it, by each figure that there is of it: both sides have to tell one.
+    fn told(self, of: &LaunchCosts) -> Vec<bool> {
+        match self {
+            Self::DeviceMemory => {
+                vec![of.device_bytes.is_some(), of.measured_device_bytes.is_some()]
+            }
+            Self::Launches => vec![of.commands.is_some()],
+            Self::HostTime => vec![of.host_launch_ns.is_some()],
+            Self::Energy => vec![of.launch_j.is_some()],
+        }
+    }
+}
+
+/// The bounds on the costs of a case, each with whether [`grown`] could judge it.
+pub fn bounds(
+    case: &str,
+    sides: [&[LaunchCosts]; 2],
+    limits: &AskedLimits,
+    on_host: bool,
+) -> Vec<CostBound> {
+    let missing = |cost: Cost| {
+        let figures = cost.told(&LaunchCosts::default()).len();
+        let [base, head] = sides.map(|side| {
+            let tells = |figure: usize| side.iter().any(|run| cost.told(run)[figure]);
+            (0..figures).map(tells).collect::<Vec<bool>>()
+        });
+        if base.iter().zip(&head).any(|(base, head)| *base && *head) {
+            return None;
+        }
+        let tells = |side: &[bool]| side.contains(&true);
+        Some(match (tells(&base), tells(&head)) {
+            (false, false) if on_host => Missing::OnHost,
+            (true, false) => Missing::Head,
+            (false, true) => Missing::Base,
+            (false, false) => Missing::Both,
+            (true, true) => Missing::Figures,
+        })
+    };
+    of_limits(case, limits, missing)
+}
+
+/// The bounds on the costs of a case of Criterion alone, none of which can be judged.
+pub fn untold(case: &str, limits: &AskedLimits) -> Vec<CostBound> {
+    of_limits(case, limits, |_| Some(Missing::Criterion))
+}
+
+/// The bounds that are set, each with what `missing` says of its cost.
+fn of_limits(
+    case: &str,
+    limits: &AskedLimits,
+    missing: impl Fn(Cost) -> Option<Missing>,
+) -> Vec<CostBound> {
+    let set = Cost::ALL.into_iter().filter(|cost| cost.allowed(limits).is_some());
+    set.map(|cost| CostBound { case: case.to_owned(), cost, missing: missing(cost) }).collect()
+}
+
+/// Of which bounds something could not be judged, for how many cases and why. One that could be
+/// judged for none of its cases is undecided, unless some ran on the host and none on a device: the
+/// same file serves machines without a GPU.
+pub fn unjudged(rules: &Rules, bounds: &[CostBound]) -> RulesReport {
+    let mut report = RulesReport::default();
+    for rule in &rules.thresholds {
+        for cost in Cost::ALL.into_iter().filter(|cost| cost.allowed(&rule.limits).is_some()) {
+            let named = |it: &&CostBound| it.cost == cost && rule.cases.is_match(&it.case);
+            let named: Vec<&CostBound> = bounds.iter().filter(named).collect();
+            let mut reasons: BTreeMap<Missing, usize> = BTreeMap::new();
+            for missing in named.iter().filter_map(|it| it.missing) {
+                *reasons.entry(missing).or_default() += 1;
+            }
+            let (count, all) = (reasons.values().sum::<usize>(), named.len());
+            if count == 0 {
+                continue;
+            }
+            let why: Vec<String> = reasons
+                .iter()
+                .map(|(missing, of)| match reasons.len() {
+                    1 => missing.words().to_owned(),
+                    _ => format!("{} ({of})", missing.words()),
+                })
+                .collect();
+            let line = format!(
+                "{}: {} could not be judged for {count} of {all} cases: {}",
+                rule.name(),
+                cost.key(),
+                why.join(", ")
+            );
+            let on_device = |it: &Missing| !matches!(it, Missing::OnHost | Missing::Criterion);
+            let on_host = reasons.contains_key(&Missing::OnHost) && !reasons.keys().any(on_device);
+            match count == all && !on_host {
+                true => report.undecided.push(line),
+                false => report.notes.push(line),
+            }
+        }
+    }
+    report
+}
+
+/// The costs of a case that grew by more than allowed; those that a side does not tell did not.
+pub fn grown(
+    case: &str,
+    [base, head]: [&[LaunchCosts]; 2],
+    limits: &AskedLimits,
+) -> Vec<CostGrowth> {
+    let both = |value: fn(&LaunchCosts) -> Option<f64>| {
+        let middle = |side: &[LaunchCosts]| {
+            let told: Vec<f64> = side.iter().filter_map(value).collect();
+            (!told.is_empty()).then(|| median(&told))
+        };
+        middle(base).zip(middle(head))
+    };
+    let of = |cost: Cost, sides: Option<(f64, f64)>, allowed: Option<f64>| {
+        let ((base, head), allowed) = (sides?, allowed?);
+        let growth = CostGrowth { case: case.to_owned(), cost, base, head, allowed, further: None };
+        (head > base * (1.0 + allowed)).then_some(growth)
+    };
+    let measured = both(|costs| costs.measured_device_bytes.map(|bytes| bytes as f64));
+    let declared = both(|costs| costs.device_bytes.map(|bytes| bytes as f64));
+    let commands = both(|costs| costs.commands.map(|count| count as f64));
+    let host = both(|costs| costs.host_launch_ns);
+    let energy = both(|costs| costs.launch_j);
+    let costs = [
+        of(Cost::DeviceMemory, memory(measured, declared), limits.device_memory),
+        of(Cost::Launches, commands, limits.launches),
+        of(Cost::HostTime, host, limits.host_time),
+        of(Cost::Energy, energy, limits.energy),
+    ];
+    costs.into_iter().flatten().collect()
+}
+
+/// Device memory of both sides to judge.
+fn memory(measured: Option<(f64, f64)>, declared: Option<(f64, f64)>) -> Option<(f64, f64)> {
+    let coarse = |(base, head): &(f64, f64)| (head - base).abs() <= GRANULARITY;
+    match measured {
+        None => declared,
+        // What is declared and more than this was not taken.
+        Some(both) if coarse(&both) => declared.filter(coarse),
+        fine => fine,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rules::rules_file;
+    use super::*;
+
+    #[test]
+    fn energy_of_a_launch_is_judged() {
+        let limits = AskedLimits { energy: Some(0.1), ..AskedLimits::default() };
+        let of = |joules| [LaunchCosts { launch_j: Some(joules), ..LaunchCosts::default() }];
+        let (base, same, more) = (of(0.5), of(0.54), of(0.6));
+        assert_eq!(grown("x", [&base, &same], &limits), []);
+        let found = grown("x", [&base, &more], &limits);
+        let words = "energy of a launch 600.0 mJ, was 500.0 mJ (+20.0%, 10% are allowed)";
+        assert_eq!(found[0].words(), words);
+        let unknown = bounds("x", [&[LaunchCosts::default()], &more], &limits, false);
+        assert_eq!(unknown[0].missing, Some(Missing::Base));
+    }
+
+    #[test]
+    fn costs_are_judged_where_they_are_known_and_asked_for() {
+        let costs = |bytes, commands, host| LaunchCosts {
+            device_bytes: Some(bytes),
+            measured_device_bytes: None,
+            commands: Some(commands),
+            host_launch_ns: Some(host),
+            ..LaunchCosts::default()
+        };
+        let (base, head) = ([costs(1000, 7, 4e3)], [costs(1500, 8, 5e3)]);
+        let limits = AskedLimits {
+            device_memory: Some(0.4),
+            launches: Some(0.0),
+            host_time: Some(0.3),
+            ..AskedLimits::default()
+        };
+        let words = |base: &[LaunchCosts], head: &[LaunchCosts], limits: &AskedLimits| {
+            grown("x", [base, head], limits).iter().map(CostGrowth::words).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            words(&base, &head, &limits),
+            [
+                "device memory 1.50 kB, was 1.00 kB (+50.0%, 40% are allowed)",
+                "commands of a launch 8, was 7 (+14.3%, 0% are allowed)"
+            ]
+        );
+        assert!(words(&base, &head, &AskedLimits::default()).is_empty());
+        assert!(words(&[LaunchCosts::default()], &head, &limits).is_empty());
+        assert!(words(&base, &base, &limits).is_empty());
+        let memory = words(&[costs(0, 7, 4e3)], &head, &limits).remove(0);
+        assert_eq!(memory, "device memory 1.50 kB, was none (40% more are allowed)");
+    }
+
+    #[test]
+    fn a_bound_that_a_side_tells_nothing_of_is_missing_with_the_reason() {
+        use Missing::{Base, Both, Head, OnHost};
+        let limits =
+            AskedLimits { device_memory: Some(0.1), launches: Some(0.0), ..AskedLimits::default() };
+        let told = LaunchCosts { commands: Some(7), ..LaunchCosts::default() };
+        let nothing = LaunchCosts::default();
+        let missing = |base: LaunchCosts, head: LaunchCosts, on_host: bool| {
+            let bounds = bounds("x", [&[base], &[head]], &limits, on_host);
+            bounds.iter().map(|it| (it.cost, it.missing)).collect::<Vec<_>>()
+        };
+        let both =
+            |memory, launches| vec![(Cost::DeviceMemory, memory), (Cost::Launches, launches)];
+        assert_eq!(missing(told, told, false), both(Some(Both), None));
+        assert_eq!(missing(nothing, told, false), both(Some(Both), Some(Base)));
+        assert_eq!(missing(told, nothing, true), both(Some(OnHost), Some(Head)));
+        assert_eq!(missing(nothing, nothing, true), both(Some(OnHost), Some(OnHost)));
+        let declared = LaunchCosts { device_bytes: Some(1), ..told };
+        let measured = LaunchCosts { measured_device_bytes: Some(1), ..told };
+        assert_eq!(missing(declared, measured, false), both(Some(Missing::Figures), None));
+        assert_eq!(bounds("x", [&[told], &[told]], &AskedLimits::default(), false), []);
+    }
+
+    #[test]
+    fn a_bound_that_could_not_be_judged_is_said_and_one_of_no_case_is_undecided() {
+        let text = "[[threshold]]\ncases = \".\"\ndevice-memory = 0.1\nlaunches = 0\n\
+                    [[threshold]]\ncases = \"^b\"\nhost-time = 0.1\n";
+        let rules = rules_file::parse("kernelgate.toml", text).unwrap();
+        let bound = |case: &str, cost, missing| CostBound { case: case.to_owned(), cost, missing };
+        let report = unjudged(
+            &rules,
+            &[
+                bound("a", Cost::DeviceMemory, None),
+                bound("b", Cost::DeviceMemory, Some(Missing::Head)),
+                bound("a", Cost::Launches, Some(Missing::OnHost)),
+                bound("b", Cost::Launches, Some(Missing::OnHost)),
+                bound("b", Cost::HostTime, Some(Missing::Base)),
+            ],
+        );
+        let lines = [
+            "inconclusive: kernelgate.toml: [[threshold]] `^b`: host-time could not be judged for \
+             1 of 1 cases: the base does not tell it",
+            "kernelgate.toml: [[threshold]] `.`: device-memory could not be judged for 1 of 2 \
+             cases: the head does not tell it",
+            "kernelgate.toml: [[threshold]] `.`: launches could not be judged for 2 of 2 cases: \
+             there is no such cost on the CPU",
+        ];
+        assert_eq!(report.lines(), lines);
+        assert_eq!(report.undecided.len(), 1);
+        // Benches of Criterion beside others on a machine without a GPU, beside those of one that
+        // tell nothing, and alone.
+        let beside = |missing| {
+            let launches = |case, missing| bound(case, Cost::Launches, Some(missing));
+            let rest = [Missing::Criterion, missing].map(|missing| launches("x", missing));
+            let report = unjudged(&rules, &rest);
+            (report.notes.len(), report.undecided.len())
+        };
+        assert_eq!(beside(Missing::OnHost), (1, 0));
+        assert_eq!(beside(Missing::Both), (0, 1));
+        assert_eq!(beside(Missing::Criterion), (0, 1));
+    }
+
+    #[test]
+    fn measured_memory_goes_before_declared_and_its_granularity_is_no_growth() {
+        const MIB: u64 = 1 << 20;
+        let limits = AskedLimits { device_memory: Some(0.1), ..AskedLimits::default() };
+        let of = |measured: Option<u64>, declared: Option<u64>| LaunchCosts {
+            device_bytes: declared.map(|it| it * MIB),
+            measured_device_bytes: measured.map(|it| it * MIB),
+            ..LaunchCosts::default()
+        };
+        let grew = |base: LaunchCosts, head: LaunchCosts| {
+            let found = grown("x", [&[base], &[head]], &limits);
+            found.first().map(|it| (it.base as u64 / MIB, it.head as u64 / MIB))
+        };
+        // Two more gigabytes of scratch that the row does not declare.
+        let same = Some(64);
+        assert_eq!(grew(of(Some(70), same), of(Some(2118), same)), Some((70, 2118)));
+        assert_eq!(grew(of(Some(70), None), of(Some(2118), None)), Some((70, 2118)));
+        // A few pages more.
+        assert_eq!(grew(of(Some(70), same), of(Some(84), same)), None);
+        assert_eq!(grew(of(Some(70), None), of(Some(84), None)), None);
+        // Too little to be measured, and declared.
+        assert_eq!(grew(of(Some(4), Some(2)), of(Some(6), Some(4))), Some((2, 4)));
+        // Declared, and not taken.
+        assert_eq!(grew(of(Some(70), same), of(Some(70), Some(640))), None);
+        // Measured on one side only, as against an older baseline: what both declare.
+        assert_eq!(grew(of(None, same), of(Some(2118), same)), None);
+        assert_eq!(grew(of(None, same), of(Some(2118), Some(128))), Some((64, 128)));
+    }
+}

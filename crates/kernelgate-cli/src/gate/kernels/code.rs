@@ -1,0 +1,284 @@
+//! Did the code of a case change? The kernels that its implementation asked for in both builds: by
+//! the hash of their machine code, what that says of itself, and their launch shapes.
+//!
+//! Host code is not compared, nor are kernels of libraries. Nothing here enters a verdict.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+
+use super::resources;
+use kernelgate::protocol::ResourcesReport;
+use kernelgate::record::resources::KernelResources;
+use kernelgate_cuda::compiler::cubin::KernelFacts;
+use kernelgate_cuda::driver::launch::kernel::LaunchShape;
+use kernelgate_cuda::driver::launch::used::{UsedKernel, UsedKernels};
+
+/// Facts of a kernel that are named.
+const NAMED: usize = 6;
+
+/// The kernels of a case in both builds.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct CodeComparison {
+    /// Kernels whose machine code is the same.
+    pub same: usize,
+    /// What differs in machine code, a line a kernel.
+    pub code: Vec<String>,
+    /// What differs in how they are launched, a line a kernel, and kernels of one build only.
+    pub launches: Vec<String>,
+    /// Kernels that cannot be compared.
+    pub unknown: usize,
+}
+
+impl CodeComparison {
+    /// Compares what both builds asked for.
+    pub fn of(base: &UsedKernels, head: &UsedKernels) -> Self {
+        let mut comparison = Self::default();
+        let names: BTreeSet<&String> = base.keys().chain(head.keys()).collect();
+        for name in names {
+            match (base.get(name), head.get(name)) {
+                (Some(base), Some(head)) => comparison.add(name, base, head),
+                (None, _) => comparison.launches.push(format!("{name}: not in the base")),
+                (_, None) => comparison.launches.push(format!("{name}: not in the head")),
+            }
+        }
+        comparison
+    }
+
+    /// Adds the number of commands of a launch, where both builds tell it: an extra launch of the
+    /// same kernel shows there alone.
+    pub fn add_commands(&mut self, base: Option<u64>, head: Option<u64>) {
+        if let (Some(base), Some(head)) = (base, head)
+            && base != head
+        {
+            self.launches.push(format!("commands of a launch {base} -> {head}"));
+        }
+    }
+
+    fn add(&mut self, name: &str, base: &UsedKernel, head: &UsedKernel) {
+        match (&base.code, &head.code) {
+            (Some(base), Some(head)) if base.hash == head.hash => self.same += 1,
+            (Some(base), Some(head)) => {
+                let words = match (&base.facts, &head.facts) {
+                    (Some(base), Some(head)) => facts_changed(name, base, head),
+                    _ => Vec::new(),
+                };
+                self.code.push(format!("{name}: {}", listed(&words)));
+            }
+            _ => self.unknown += 1,
+        }
+        if base.shapes != head.shapes {
+            let shapes = |kernel: &UsedKernel| {
+                let each: Vec<String> = kernel.shapes.iter().map(shape).collect();
+                each.join(" and ")
+            };
+            self.launches.push(format!("{name}: {} -> {}", shapes(base), shapes(head)));
+        }
+    }
+
+    /// Whether anything is known of it: there are kernels, all of which can be compared.
+    pub const fn is_known(&self) -> bool {
+        self.unknown == 0 && (self.same > 0 || self.has_changed())
+    }
+
+    /// Whether machine code or launches differ.
+    pub const fn has_changed(&self) -> bool {
+        !self.code.is_empty() || !self.launches.is_empty()
+    }
+
+    /// Whether machine code and launch shapes are known to be the same.
+    pub const fn is_same(&self) -> bool {
+        self.is_known() && !self.has_changed()
+    }
+}
+
+/// All kernels of both builds, compiled for one architecture.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct KernelsCompared {
+    /// The architecture.
+    pub arch: String,
+    /// Kernels of the same machine code.
+    pub same: usize,
+    /// What differs, by kernel; kernels of one build only too.
+    pub changed: BTreeMap<String, String>,
+    /// Benches whose kernels are not compared, with the reason.
+    pub not_compared: BTreeMap<String, String>,
+}
+
+impl KernelsCompared {
+    /// Adds the kernels of a bench; those that benches share count once. Of the same source, by the
+    /// same compiler, machine code is taken for the same: the compiler may choose other instructions
+    /// from one time to the next.
+    pub fn add(&mut self, base: &ResourcesReport, head: &ResourcesReport) {
+        let same_source = |kernel: &String| {
+            base.sources.get(kernel).is_some_and(|source| head.sources.get(kernel) == Some(source))
+        };
+        let mut after = head.resources.clone();
+        for (name, kernel) in after.kernels.iter_mut().filter(|(name, _)| same_source(name)) {
+            let Some(before) = base.resources.kernels.get(name) else { continue };
+            kernel.facts = before.facts.clone();
+            if (kernel.block, kernel.dynamic_shared_bytes)
+                == (before.block, before.dynamic_shared_bytes)
+            {
+                kernel.occupancy_percent = before.occupancy_percent;
+            }
+        }
+        let outcome = resources::compare(&base.resources, &after);
+        if let Some(why) = outcome.refused {
+            self.not_compared.insert("kernels".to_owned(), why);
+            return;
+        }
+        let mut words: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for change in outcome.changes {
+            words.entry(change.kernel).or_default().push(change.what);
+        }
+        if base.code.is_empty() != head.code.is_empty() {
+            let why = "one side's kernelgate tells no hash of it".to_owned();
+            self.not_compared.insert("machine code".to_owned(), why);
+        }
+        for (kernel, hash) in head.code.iter().filter(|_| !base.code.is_empty()) {
+            let same_code = base.code.get(kernel).is_some_and(|base| base == hash);
+            if (same_code || same_source(kernel)) && !words.contains_key(kernel) {
+                self.same += 1;
+            } else {
+                words.entry(kernel.clone()).or_default();
+            }
+        }
+        for (kernel, words) in words {
+            self.changed.insert(kernel, listed(&words));
+        }
+    }
+}
+
+/// What changed of a kernel, the classes of its instructions last, which are the least telling.
+fn listed(words: &[String]) -> String {
+    match words.len() {
+        0 => "other instructions".to_owned(),
+        count if count > NAMED => {
+            format!("{} and {} more", words[..NAMED].join(", "), count - NAMED)
+        }
+        _ => words.join(", "),
+    }
+}
+
+/// In words, as `resources --check` has them: "registers 96 -> 128".
+fn facts_changed(name: &str, base: &KernelFacts, head: &KernelFacts) -> Vec<String> {
+    let [base, head] = [base, head].map(|facts| KernelResources {
+        facts: facts.clone(),
+        block: 0,
+        dynamic_shared_bytes: 0,
+        occupancy_percent: None,
+    });
+    resources::changes(name, &base, &head).into_iter().map(|change| change.what).collect()
+}
+
+fn shape(shape: &LaunchShape) -> String {
+    let (x, y, z) = shape.grid;
+    let shared = match shape.shared_bytes {
+        0 => String::new(),
+        bytes => format!(" with {bytes} B"),
+    };
+    format!("{x}×{y}×{z} blocks of {}{shared}", shape.block)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use kernelgate::record::resources::Resources;
+    use kernelgate_cuda::compiler::code::KernelCode;
+
+    /// A kernel of 96 registers, launched once, and what a change makes of it.
+    pub fn kernels(name: &str, change: impl Fn(&mut UsedKernel)) -> UsedKernels {
+        let facts = KernelFacts { registers: 96, instructions: 400, ..KernelFacts::default() };
+        let code = KernelCode { hash: "a".to_owned(), facts: Some(facts) };
+        let shape = LaunchShape { grid: (132, 1, 1), block: 128, shared_bytes: 0 };
+        let mut kernel = UsedKernel { code: Some(code), shapes: vec![shape] };
+        change(&mut kernel);
+        UsedKernels::from([(name.to_owned(), kernel)])
+    }
+
+    /// Another code, which spills.
+    pub fn spilling(kernel: &mut UsedKernel) {
+        let code = kernel.code.as_mut().unwrap();
+        "b".clone_into(&mut code.hash);
+        let facts = code.facts.as_mut().unwrap();
+        (facts.registers, facts.stack_bytes) = (128, 48);
+    }
+
+    #[test]
+    fn a_spill_is_named_and_the_same_code_is_the_same() {
+        let plain = kernels("k", |_| {});
+        let same = CodeComparison::of(&plain, &plain);
+        assert!(same.is_same() && same.is_known() && !same.has_changed());
+        let spills = CodeComparison::of(&plain, &kernels("k", spilling));
+        assert_eq!(spills.code, ["k: stack bytes 0 -> 48, registers 96 -> 128"]);
+        assert!(spills.has_changed() && spills.launches.is_empty());
+        let only_code = CodeComparison::of(
+            &plain,
+            &kernels("k", |kernel| "c".clone_into(&mut kernel.code.as_mut().unwrap().hash)),
+        );
+        assert_eq!(only_code.code, ["k: other instructions"]);
+    }
+
+    #[test]
+    fn kernels_of_the_same_source_are_the_same_but_for_their_launches() {
+        let report = |hash: &str, source: &str, registers, block| {
+            let facts = KernelFacts { registers, instructions: 400, ..KernelFacts::default() };
+            let kernel = KernelResources {
+                facts,
+                block,
+                dynamic_shared_bytes: 0,
+                occupancy_percent: Some(registers),
+            };
+            let one = |text: &str| BTreeMap::from([("k".to_owned(), text.to_owned())]);
+            ResourcesReport {
+                resources: Resources {
+                    arch: "sm_90a".to_owned(),
+                    compiler: "13.0".to_owned(),
+                    kernels: BTreeMap::from([("k".to_owned(), kernel)]),
+                    left_out: BTreeMap::new(),
+                },
+                left_out: Vec::new(),
+                code: one(hash),
+                sources: one(source),
+            }
+        };
+        let compared = |head: &ResourcesReport| {
+            let mut compared = KernelsCompared::default();
+            compared.add(&report("a", "s", 89, 256), head);
+            (compared.same, compared.changed.into_values().collect::<Vec<_>>())
+        };
+        assert_eq!(compared(&report("b", "s", 91, 256)), (1, vec![]));
+        let (same, changed) = compared(&report("b", "s", 91, 512));
+        assert!(
+            same == 0 && changed[0].contains("256 -> 512") && !changed[0].contains("registers")
+        );
+        let (same, changed) = compared(&report("b", "other", 91, 256));
+        assert!(same == 0 && changed[0].contains("registers 89 -> 91"), "{changed:?}");
+        // An executable that tells no source.
+        let untold = ResourcesReport { sources: BTreeMap::new(), ..report("b", "s", 89, 256) };
+        assert_eq!(compared(&untold), (0, vec!["other instructions".to_owned()]));
+    }
+
+    #[test]
+    fn launches_are_compared_and_what_is_not_known_is_not_the_same() {
+        let plain = kernels("k", |_| {});
+        let wider = kernels("k", |kernel| {
+            kernel.shapes[0].grid.0 = 264;
+            kernel.shapes[0].shared_bytes = 4096;
+        });
+        let launches = CodeComparison::of(&plain, &wider).launches;
+        assert_eq!(launches, ["k: 132×1×1 blocks of 128 -> 264×1×1 blocks of 128 with 4096 B"]);
+        let renamed = CodeComparison::of(&plain, &kernels("other", |_| {}));
+        assert_eq!(renamed.launches, ["k: not in the head", "other: not in the base"]);
+        let unknown = CodeComparison::of(&plain, &kernels("k", |kernel| kernel.code = None));
+        assert!(!unknown.is_known() && !unknown.is_same());
+        let mut again = CodeComparison::of(&plain, &plain);
+        again.add_commands(Some(1), None);
+        assert!(again.is_same(), "one side does not tell it");
+        again.add_commands(Some(1), Some(2));
+        assert_eq!(again.launches, ["commands of a launch 1 -> 2"]);
+        let none = CodeComparison::of(&UsedKernels::new(), &UsedKernels::new());
+        assert!(!none.is_known() && !none.is_same(), "code of the host is not compared");
+    }
+}

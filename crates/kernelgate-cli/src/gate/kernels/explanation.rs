@@ -1,0 +1,297 @@
+//! What changed where a case got slower: code, launches, clock, host, or a cause unknown. From
+//! the machine code of both builds, one profile of each, and the SM clock.
+//!
+//! It is said beside a verdict, and changes none: one profile of each build is no measurement.
+
+use serde::Serialize;
+
+use super::code::CodeComparison;
+use crate::gate::paired::Decision;
+use kernelgate::display::time;
+use kernelgate::protocol::ProfiledCase;
+use kernelgate::trace::{KernelSummary, KernelTime, PhaseTime};
+
+/// Change between two profiles of one launch each below which nothing is said, relative.
+const PROFILE_NOISE: f64 = 0.05;
+/// Change of the SM clock from which it is said, relative.
+const CLOCK: f64 = 0.01;
+/// Kernels and phases that are named.
+const NAMED: usize = 4;
+
+/// What a change is due to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// The machine code of a kernel.
+    Code,
+    /// Number or shapes of launches, or which kernels are launched.
+    Launches,
+    /// A kernel takes longer with the same machine code, or with code that was not seen.
+    Kernels,
+    /// The SM clock.
+    Clock,
+    /// Code of the host, or time between kernels.
+    Host,
+}
+
+impl Cause {
+    /// As it is said.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Code => "code",
+            Self::Launches => "launches",
+            Self::Kernels => "the time of its kernels",
+            Self::Clock => "clock",
+            Self::Host => "host",
+        }
+    }
+}
+
+/// Why a case is slower, as far as one profile of each build tells.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Explanation {
+    /// What changed; unknown where it is empty.
+    pub causes: Vec<Cause>,
+    /// What shows it.
+    pub evidence: Vec<String>,
+    /// Whether machine code and launch shapes of all its kernels are the same in both builds.
+    pub identical_code: bool,
+    /// Why a build has no profile.
+    pub not_profiled: Option<String>,
+}
+
+impl Explanation {
+    /// "changed: code, launches; registers 96 -> 128; 1 -> 2 launches". The case is slower, so that a
+    /// profile without a difference leaves the cause open.
+    pub fn words(&self) -> String {
+        let causes: Vec<&str> = self.causes.iter().map(|cause| cause.words()).collect();
+        let identical = "slower with identical machine code".to_owned();
+        let unknown = "cause unknown: one profile of each build does not show the slow-down";
+        let found = match (causes.is_empty(), &self.not_profiled) {
+            (false, _) => Some(format!("changed: {}", causes.join(", "))),
+            (true, None) => Some(unknown.to_owned()),
+            (true, Some(_)) => None,
+        };
+        let mut parts: Vec<String> = self.identical_code.then_some(identical).into_iter().collect();
+        parts.extend(found);
+        parts.extend(self.evidence.iter().cloned());
+        parts.extend(self.not_profiled.iter().map(|why| format!("not profiled: {why}")));
+        parts.join("; ")
+    }
+}
+
+/// Explains a case, of which the machine code is known or not, by profiles of base and head or the
+/// reason why there are none.
+pub fn explain(
+    decision: &Decision,
+    code: Option<&CodeComparison>,
+    profiles: Result<[&ProfiledCase; 2], String>,
+) -> Explanation {
+    let mut explanation = Explanation {
+        identical_code: code.is_some_and(CodeComparison::is_same),
+        ..Explanation::default()
+    };
+    if let Some(code) = code {
+        explanation.note(Cause::Code, &code.code);
+        explanation.note(Cause::Launches, &code.launches);
+    }
+    match profiles {
+        Ok([base, head]) => match (&base.summary, &head.summary) {
+            (Some(base), Some(head)) => explanation.of_kernels(base, head),
+            _ if !base.phases.is_empty() && !head.phases.is_empty() => {
+                explanation.of_phases(&base.phases, &head.phases);
+            }
+            _ => {
+                let reason = head.reason.as_ref().or(base.reason.as_ref());
+                let reason = reason.map_or("nothing was recorded", String::as_str);
+                explanation.not_profiled = Some(reason.to_owned());
+            }
+        },
+        Err(why) => explanation.not_profiled = Some(why),
+    }
+    if let Some(cycles) = &decision.cycles {
+        // What the time grew by and the cycles did not.
+        let shift = decision.ratio.center / cycles.center - 1.0;
+        if shift > CLOCK {
+            let words = format!("SM clock {:.1}% lower in the head", 100.0 * shift / (1.0 + shift));
+            explanation.note(Cause::Clock, &[words]);
+        }
+    }
+    explanation
+}
+
+impl Explanation {
+    fn note(&mut self, cause: Cause, evidence: &[String]) {
+        if evidence.is_empty() {
+            return;
+        }
+        if !self.causes.contains(&cause) {
+            self.causes.push(cause);
+            self.causes.sort_unstable();
+        }
+        self.evidence.extend(evidence.iter().take(NAMED).cloned());
+        if evidence.len() > NAMED {
+            self.evidence.push(format!("{} more", evidence.len() - NAMED));
+        }
+    }
+
+    fn of_kernels(&mut self, base: &KernelSummary, head: &KernelSummary) {
+        let find = |of: &KernelSummary, name: &str| {
+            of.kernels.iter().find(|kernel| kernel.name == name).cloned()
+        };
+        let launches = |of: &KernelSummary| of.kernels.iter().map(|it| it.count).sum::<usize>();
+        let mut counts = Vec::new();
+        if launches(base) != launches(head) {
+            counts.push(format!("{} -> {} kernels a launch", launches(base), launches(head)));
+        }
+        let mut times: Vec<(u64, String)> = Vec::new();
+        for kernel in &head.kernels {
+            let Some(before) = find(base, &kernel.name) else {
+                counts.push(format!("{} appeared, {}", kernel.name, time(kernel.total_ns as f64)));
+                continue;
+            };
+            if before.count != kernel.count {
+                counts.push(format!("{} {} -> {} times", kernel.name, before.count, kernel.count));
+            }
+            let [was, is] = [&before, kernel].map(mean_ns);
+            // A kernel that is hardly there explains nothing.
+            let grown = kernel.total_ns.saturating_sub(before.total_ns);
+            if is > was * (1.0 + PROFILE_NOISE) && grown as f64 > 0.01 * base.span_ns as f64 {
+                let words = format!("{} {} -> {} each", kernel.name, time(was), time(is));
+                times.push((grown, words));
+            }
+        }
+        for kernel in base.kernels.iter().filter(|kernel| find(head, &kernel.name).is_none()) {
+            counts.push(format!("{} vanished, {}", kernel.name, time(kernel.total_ns as f64)));
+        }
+        self.note(Cause::Launches, &counts);
+        times.sort_by_key(|(grown, _)| std::cmp::Reverse(*grown));
+        let times: Vec<String> = times.into_iter().map(|(_, words)| words).collect();
+        // Where the code is known to differ, that is why its kernels take longer.
+        let cause = if self.causes.contains(&Cause::Code) { Cause::Code } else { Cause::Kernels };
+        self.note(cause, &times);
+        let idle = |of: &KernelSummary| of.span_ns.saturating_sub(of.busy_ns);
+        if idle(head) as f64 > idle(base) as f64 + PROFILE_NOISE * base.span_ns as f64 {
+            let [was, is] = [idle(base), idle(head)].map(|ns| time(ns as f64));
+            self.note(Cause::Host, &[format!("no kernel running {was} -> {is}")]);
+        }
+    }
+
+    fn of_phases(&mut self, base: &[PhaseTime], head: &[PhaseTime]) {
+        let launch = |phases: &[PhaseTime]| phases.iter().find(|it| it.name == "launch").cloned();
+        let (Some(base), Some(head)) = (launch(base), launch(head)) else { return };
+        let [was, is] = [&base, &head].map(|phase| phase.total_ns / phase.count.max(1) as f64);
+        if is <= was * (1.0 + PROFILE_NOISE) {
+            return;
+        }
+        let mut evidence = vec![format!("a launch {} -> {}", time(was), time(is))];
+        if let (Some(was), Some(is)) = (base.busy_threads, head.busy_threads)
+            && (was - is).abs() > 0.1 * was
+        {
+            evidence.push(format!("busy threads {was:.1} -> {is:.1}"));
+        }
+        self.note(Cause::Host, &evidence);
+    }
+}
+
+fn mean_ns(kernel: &KernelTime) -> f64 {
+    kernel.total_ns as f64 / kernel.count.max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::code::tests::{kernels, spilling};
+    use super::*;
+    use crate::gate::interval::Ratio;
+    use crate::gate::paired::tests::decision;
+    use crate::gate::verdict::Verdict;
+    use kernelgate::protocol::CaseStatus;
+
+    fn slower(by: f64, cycles: Option<f64>) -> Decision {
+        let ratio = |center| Ratio { center, low: center, high: center };
+        let (ratio, cycles) = (ratio(by), cycles.map(ratio));
+        Decision { ratio, cycles, ..decision("x", Verdict::Regressed) }
+    }
+
+    /// A case of kernels: name, launches and nanoseconds of each, with as much idle time.
+    fn profile(kernels: &[(&str, usize, u64)], idle_ns: u64) -> ProfiledCase {
+        let kernels: Vec<KernelTime> = kernels
+            .iter()
+            .map(|&(name, count, each)| KernelTime {
+                name: name.to_owned(),
+                count,
+                total_ns: each * count as u64,
+                shortest_ns: each,
+                longest_ns: each,
+            })
+            .collect();
+        let busy_ns = kernels.iter().map(|kernel| kernel.total_ns).sum();
+        ProfiledCase {
+            case: "x".to_owned(),
+            status: CaseStatus::Ok,
+            summary: Some(KernelSummary { span_ns: busy_ns + idle_ns, busy_ns, kernels }),
+            phases: Vec::new(),
+            samples: None,
+            recording: None,
+            reason: None,
+        }
+    }
+
+    fn between(base: &ProfiledCase, head: &ProfiledCase) -> Explanation {
+        explain(&slower(1.4, None), None, Ok([base, head]))
+    }
+
+    #[test]
+    fn a_spill_between_two_builds_is_the_code() {
+        let code = CodeComparison::of(&kernels("f/spin", |_| {}), &kernels("f/spin", spilling));
+        let (base, head) = (profile(&[("spin", 1, 10_000)], 0), profile(&[("spin", 1, 14_000)], 0));
+        let found = explain(&slower(1.4, Some(1.4)), Some(&code), Ok([&base, &head]));
+        assert_eq!(found.causes, [Cause::Code]);
+        assert_eq!(
+            found.words(),
+            "changed: code; f/spin: stack bytes 0 -> 48, registers 96 -> 128; spin 10.00 µs -> \
+             14.00 µs each"
+        );
+    }
+
+    #[test]
+    fn an_extra_launch_is_named() {
+        let base = profile(&[("a", 1, 10_000)], 0);
+        let head = profile(&[("a", 1, 10_000), ("b", 2, 2_000)], 0);
+        let found = between(&base, &head);
+        assert_eq!(found.causes, [Cause::Launches]);
+        assert_eq!(found.evidence, ["1 -> 3 kernels a launch", "b appeared, 4.000 µs"]);
+        let gone = between(&head, &base);
+        assert_eq!(gone.evidence[1], "b vanished, 4.000 µs");
+    }
+
+    #[test]
+    fn identical_code_is_said_and_clock_and_host_are_told_apart() {
+        let same = CodeComparison::of(&kernels("a", |_| {}), &kernels("a", |_| {}));
+        let base = profile(&[("a", 1, 10_000)], 0);
+        let longer = profile(&[("a", 1, 12_000)], 0);
+        let clock = explain(&slower(1.2, Some(1.0)), Some(&same), Ok([&base, &longer]));
+        assert_eq!(clock.causes, [Cause::Kernels, Cause::Clock]);
+        assert!(clock.words().starts_with("slower with identical machine code; changed: the time"));
+        assert!(clock.words().contains("SM clock 16.7% lower in the head"), "{}", clock.words());
+        let idle = between(&base, &profile(&[("a", 1, 10_000)], 4_000));
+        assert_eq!((idle.causes, idle.evidence.len()), (vec![Cause::Host], 1));
+        let noise = between(&base, &profile(&[("a", 1, 10_100)], 10));
+        let words = "cause unknown: one profile of each build does not show the slow-down";
+        assert_eq!(noise.words(), words);
+    }
+
+    #[test]
+    fn a_case_of_the_host_shows_its_launch_and_a_lost_profile_its_reason() {
+        let phases = |ns: f64, threads: f64| ProfiledCase {
+            summary: None,
+            phases: vec![PhaseTime::of("launch", &[ns, ns], Some(2.0 * ns * threads))],
+            ..profile(&[], 0)
+        };
+        let found = between(&phases(1e6, 2.0), &phases(2e6, 1.0));
+        assert_eq!(found.causes, [Cause::Host]);
+        assert_eq!(found.evidence, ["a launch 1.000 ms -> 2.000 ms", "busy threads 2.0 -> 1.0"]);
+        let lost = explain(&slower(1.4, None), None, Err("it hung".to_owned()));
+        assert_eq!(lost.words(), "not profiled: it hung");
+    }
+}

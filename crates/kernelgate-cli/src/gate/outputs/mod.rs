@@ -1,0 +1,4 @@
+//! Outputs: which case lost its verification, and which errors grew.
+
+pub mod numerics;
+pub mod verification;

@@ -1,0 +1,489 @@
+//! `kernelgate.toml`: what a package commits about its gate. Thresholds by case, and slow-downs
+//! that are accepted: with a bound, a reason, and until the next baseline; names that cases had.
+//!
+//! Deliberately absent: reading the file (`rules_file`), and anything that would make a wrong case
+//! pass.
+
+pub mod rules_file;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::limits::{AskedLimits, LimitSource, Limits};
+use kernelgate::record::Provenance;
+use regex::Regex;
+use serde::{Deserialize, Serialize};
+
+/// Name of the file, beside `Cargo.toml`.
+pub const FILE: &str = "kernelgate.toml";
+
+/// The file; empty where there is none.
+#[derive(Debug, Clone, Default)]
+pub struct Rules {
+    /// Whether there is one.
+    pub exists: bool,
+    /// In the order of the file.
+    pub thresholds: Vec<Threshold>,
+    /// In the order of the file.
+    pub accepted: Vec<Acceptance>,
+    /// Ids that cases have now, by those that they had: for histories.
+    pub renamed: BTreeMap<String, String>,
+    /// The meaning of a case that the head no longer has.
+    pub removed: RemovedCases,
+}
+
+/// The meaning of a case that only the base of a comparison has, and that is not accepted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RemovedCases {
+    /// The comparison is inconclusive.
+    #[default]
+    Inconclusive,
+    /// The comparison fails, as with a slower case.
+    Fail,
+    /// Cases may go; they are named.
+    Ignore,
+}
+
+/// What counts as worse in some cases. What is absent is as for all others.
+#[derive(Debug, Clone)]
+pub struct Threshold {
+    /// Ids that it is about.
+    pub cases: Regex,
+    /// What it sets.
+    pub limits: AskedLimits,
+}
+
+/// A slow-down, or a loss of accuracy, that is intended.
+#[derive(Debug, Clone)]
+pub struct Acceptance {
+    /// Ids that it is about.
+    pub cases: Regex,
+    /// Most that the time may have grown, relative.
+    pub slower: Option<f64>,
+    /// Most that errors may have grown, a ratio.
+    pub growth: Option<f64>,
+    /// Whether the cases may be verified less than before.
+    pub less_verified: bool,
+    /// Whether the cases may be removed.
+    pub removed: bool,
+    /// Why.
+    pub reason: String,
+    /// Start of the commit of the baseline that this is measured from.
+    pub baseline: Option<String>,
+}
+
+/// What an acceptance did, for the report.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Accepted {
+    /// The case.
+    pub case: String,
+    /// Most that the time may have grown, relative.
+    pub slower: Option<f64>,
+    /// Most that errors may have grown, a ratio.
+    pub growth: Option<f64>,
+    /// Whether it may be verified less than before.
+    pub less_verified: bool,
+    /// Whether it may be removed.
+    pub removed: bool,
+    /// Why.
+    pub reason: String,
+}
+
+/// What the file did to a comparison.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct RulesReport {
+    /// The file; none where there is none.
+    pub file: Option<String>,
+    /// The meaning of a removed case.
+    pub removed: RemovedCases,
+    /// Patterns with what they set, and how many of the judged cases they name.
+    pub thresholds: Vec<(String, usize)>,
+    /// Cases with something accepted.
+    pub accepted: Vec<Accepted>,
+    /// What had no effect, in sentences.
+    pub notes: Vec<String>,
+    /// Bounds that could be judged for none of their cases, in sentences: these make the outcome
+    /// inconclusive.
+    pub undecided: Vec<String>,
+}
+
+impl Rules {
+    /// What tells one state of the file from another; none where there is no file.
+    pub fn identity(&self) -> Option<String> {
+        let lines = self.report(&[], None).thresholds.into_iter().map(|(words, _)| words);
+        let accepted = self.accepted.iter().map(|it| format!("{it:?}"));
+        let removed = std::iter::once(format!("removed {:?}", self.removed));
+        self.exists.then(|| lines.chain(accepted).chain(removed).collect::<Vec<_>>().join("; "))
+    }
+
+    /// What is set for a case: of several patterns that name it the last that sets a limit.
+    pub fn limits(&self, case: &str) -> AskedLimits {
+        let of_case = self.thresholds.iter().filter(|rule| rule.cases.is_match(case));
+        of_case.fold(AskedLimits::default(), |before, rule| rule.limits.or(before))
+    }
+
+    /// The limits of a case: those of all cases, with what is set and accepted for this one.
+    pub fn resolve(&self, case: &str, of_all: &Limits) -> Limits {
+        let accepted = self.accepted(case);
+        of_all.asked(&self.limits(case), LimitSource::Threshold).accepting(
+            accepted.iter().find_map(|it| it.slower),
+            accepted.iter().find_map(|it| it.growth),
+        )
+    }
+
+    /// What is accepted of a case: of several entries that name it the last that sets a bound. In
+    /// the order of the file, one for each entry of which a bound holds.
+    pub fn accepted(&self, case: &str) -> Vec<Accepted> {
+        let (mut has_slower, mut has_growth) = (false, false);
+        let (mut has_verified, mut has_removed) = (false, false);
+        let mut found = Vec::new();
+        for rule in self.accepted.iter().rev().filter(|rule| rule.cases.is_match(case)) {
+            let slower = rule.slower.filter(|_| !has_slower);
+            let growth = rule.growth.filter(|_| !has_growth);
+            let less_verified = rule.less_verified && !has_verified;
+            has_slower |= slower.is_some();
+            has_growth |= growth.is_some();
+            let removed = rule.removed && !has_removed;
+            has_verified |= less_verified;
+            has_removed |= removed;
+            if slower.is_some() || growth.is_some() || less_verified || removed {
+                let (case, reason) = (case.to_owned(), rule.reason.clone());
+                found.push(Accepted { case, slower, growth, less_verified, removed, reason });
+            }
+        }
+        found.reverse();
+        found
+    }
+
+    /// Whether a case may be verified less than before.
+    pub fn accepts_less_verified(&self, case: &str) -> bool {
+        self.accepted(case).iter().any(|it| it.less_verified)
+    }
+
+    /// Without what is accepted in another state of the file too: what it allowed is in there.
+    pub fn since(mut self, base: &Self) -> (Self, Vec<String>) {
+        let (expired, new) =
+            self.accepted.into_iter().partition(|rule| base.accepted.contains(rule));
+        self.accepted = new;
+        let notes = expired.iter().map(|rule| {
+            format!("{} is accepted in the base already: expired, remove it", rule.words())
+        });
+        let notes = notes.collect();
+        (self, notes)
+    }
+
+    /// Without what is not accepted for a baseline of this code, of the cases that an entry names.
+    /// An entry has the first digits of the commit; one with changes is another baseline than the
+    /// commit, and has no name. An entry that names no case of the baseline stays as it is.
+    pub fn at_baseline(
+        mut self,
+        code_of: impl Fn(&Regex) -> Vec<Provenance>,
+    ) -> (Self, Vec<String>) {
+        let mut notes = Vec::new();
+        self.accepted.retain(|rule| {
+            let code = code_of(&rule.cases);
+            let same = |wanted: &String| code.iter().all(|it| it.is_of(wanted));
+            let found = code.iter().map(Provenance::short).collect::<BTreeSet<_>>();
+            let several = found.len() > 1;
+            let found = found.into_iter().collect::<Vec<_>>().join(" and ");
+            let unnamed = code.iter().any(|it| !it.is_of(&it.short()));
+            let holds = code.is_empty() || rule.baseline.as_ref().is_some_and(same);
+            if !holds {
+                let why = match &rule.baseline {
+                    Some(of) => {
+                        format!(
+                            "the baseline is no longer of {of} but of {found}: expired, remove it"
+                        )
+                    }
+                    None if unnamed => format!(
+                        "without `baseline` it holds for `kernelgate compare` only; no `baseline` \
+                         names one of {found}, save it of a commit"
+                    ),
+                    None if several => format!(
+                        "without `baseline` it holds for `kernelgate compare` only; the cases that \
+                         it names are of {found}: an entry for each, with its `baseline`"
+                    ),
+                    None => format!(
+                        "without `baseline` it holds for `kernelgate compare` only: `baseline = \
+                         \"{found}\"` makes it hold until the next baseline"
+                    ),
+                };
+                notes.push(format!("{}: {why}", rule.words()));
+            }
+            holds
+        });
+        (self, notes)
+    }
+
+    /// What the file does to the cases that are judged. `known` are all ids that there are, where
+    /// it is known that there are no others.
+    pub fn report(&self, judged: &[&str], known: Option<&[&str]>) -> RulesReport {
+        let count =
+            |cases: &Regex, ids: &[&str]| ids.iter().filter(|id| cases.is_match(id)).count();
+        let patterns = self.thresholds.iter().map(|rule| ("threshold", &rule.cases));
+        let patterns = patterns.chain(self.accepted.iter().map(|rule| ("accept", &rule.cases)));
+        let nothing = patterns
+            .filter(|(_, cases)| known.is_some_and(|known| count(cases, known) == 0))
+            .map(|(kind, cases)| {
+                format!("[[{kind}]] `{}` matches no case", one_line(cases.as_str()))
+            });
+        let accepted = judged.iter().flat_map(|case| self.accepted(case));
+        RulesReport {
+            file: self.exists.then(|| FILE.to_owned()),
+            removed: self.removed,
+            thresholds: self
+                .thresholds
+                .iter()
+                .map(|rule| (rule.words(), count(&rule.cases, judged)))
+                .collect(),
+            accepted: accepted.collect(),
+            notes: nothing.collect(),
+            undecided: Vec::new(),
+        }
+    }
+}
+
+/// What somebody wrote, on one line: lines of its own could be taken for the program's.
+pub fn one_line(text: &str) -> String {
+    text.split(|c: char| c.is_whitespace() || c.is_control())
+        .filter(|word| !word.is_empty())
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+impl PartialEq for Acceptance {
+    fn eq(&self, other: &Self) -> bool {
+        self.cases.as_str() == other.cases.as_str()
+            && (self.slower, self.growth) == (other.slower, other.growth)
+            && (self.less_verified, self.removed) == (other.less_verified, other.removed)
+            && self.reason == other.reason
+            && self.baseline == other.baseline
+    }
+}
+
+impl Acceptance {
+    fn words(&self) -> String {
+        format!("[[accept]] `{}`", one_line(self.cases.as_str()))
+    }
+}
+
+impl Threshold {
+    /// "`^denoise/`: 3%, 200 ns".
+    fn words(&self) -> String {
+        let AskedLimits {
+            relative,
+            absolute_ns,
+            growth,
+            device_memory,
+            launches,
+            host_time,
+            energy,
+            ..
+        } = self.limits;
+        let percent =
+            |what: &str, value: Option<f64>| value.map(|value| format!("{what}{}%", 100.0 * value));
+        let words = [
+            percent("", relative),
+            absolute_ns.map(|ns| format!("{ns} ns")),
+            growth.map(|growth| format!("errors {growth} times as large")),
+            percent("device memory ", device_memory),
+            percent("launches ", launches),
+            percent("host time ", host_time),
+            percent("energy ", energy),
+        ];
+        let words: Vec<String> = words.into_iter().flatten().collect();
+        format!("`{}`: {}", one_line(self.cases.as_str()), words.join(", "))
+    }
+
+    /// As it stands in the file: ``[[threshold]] `^denoise/` ``.
+    pub fn name(&self) -> String {
+        format!("[[threshold]] `{}`", one_line(self.cases.as_str()))
+    }
+}
+
+impl Accepted {
+    /// "up to 12% slower: the reason".
+    pub fn words(&self) -> String {
+        let slower = self.slower.map(|slower| format!("up to {}% slower", 100.0 * slower));
+        let growth = self.growth.map(|growth| format!("errors up to {growth} times as large"));
+        let verified = self.less_verified.then(|| "less verified".to_owned());
+        let removed = self.removed.then(|| "removed".to_owned());
+        let what: Vec<String> =
+            slower.into_iter().chain(growth).chain(verified).chain(removed).collect();
+        format!("{}: {}", what.join(", "), self.reason)
+    }
+}
+
+impl RulesReport {
+    /// Whether a case may be removed.
+    pub fn accepts_removed(&self, case: &str) -> bool {
+        self.accepted.iter().any(|accepted| accepted.removed && accepted.case == case)
+    }
+
+    /// What a reader must know, a line each.
+    pub fn lines(&self) -> Vec<String> {
+        let file = self.file.as_deref().unwrap_or(FILE);
+        let accepted = self
+            .accepted
+            .iter()
+            .map(|it| format!("accepted in {file}: {}: {}", it.case, it.words()));
+        let thresholds = self.thresholds.iter().filter(|(_, count)| *count > 0);
+        let thresholds = thresholds.map(|(words, count)| {
+            let cases = if *count == 1 { "case" } else { "cases" };
+            format!("threshold in {file}: {words} ({count} {cases})")
+        });
+        let notes = self.notes.iter().map(|note| format!("{file}: {note}"));
+        let undecided = self.undecided.iter().map(|why| format!("inconclusive: {file}: {why}"));
+        // First what decides, as a long list is cut at its end.
+        undecided.chain(accepted).chain(thresholds).chain(notes).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::rules_file;
+    use super::*;
+
+    fn parse(text: &str) -> Result<Rules, String> {
+        rules_file::parse("kernelgate.toml", text).map_err(|error| error.to_string())
+    }
+
+    fn code(text: &str) -> Provenance {
+        let clean = text.strip_suffix("+changes");
+        let (commit, dirty) = (clean.unwrap_or(text).to_owned(), clean.is_some());
+        Provenance { commit: Some(commit), dirty }
+    }
+
+    const WHOLE: &str = r#"
+        [[threshold]]
+        cases = "^denoise/"
+        relative = 0.03
+        absolute-ns = 200
+
+        [[threshold]]
+        cases = "/graph/"
+        relative = 0.1
+        growth = 2.0
+        launches = 0
+
+        [[accept]]
+        cases = "^denoise/loop/"
+        slower = 0.12
+        reason = "exact sums"
+        baseline = "951c294"
+    "#;
+
+    #[test]
+    fn the_last_pattern_that_sets_a_thing_rules() {
+        let rules = parse(WHOLE).unwrap();
+        let both = rules.limits("denoise/loop/graph/hot");
+        assert_eq!(
+            (both.relative, both.absolute_ns, both.launches),
+            (Some(0.1), Some(200.0), Some(0.0))
+        );
+        let first = rules.limits("denoise/loop/fused/hot");
+        assert_eq!((first.relative, first.growth), (Some(0.03), None));
+        assert_eq!(rules.limits("attention/x"), AskedLimits::default());
+        let resolved = rules.resolve("denoise/loop/x", &Limits::default_of(0.01));
+        assert_eq!((resolved.accepted, resolved.relative.value), (Some(0.12), 0.03));
+        assert_eq!(resolved.relative.source, LimitSource::Threshold);
+        assert!(rules.accepted("denoise/step/x").is_empty());
+    }
+
+    #[test]
+    fn what_is_accepted_ends_with_the_next_baseline_or_when_the_base_has_it() {
+        let rules = parse(WHOLE).unwrap();
+        let holds = |commits: &[&str]| {
+            let commits: Vec<Provenance> = commits.iter().map(|it| code(it)).collect();
+            let (rules, notes) = rules.clone().at_baseline(|_| commits.clone());
+            (!rules.accepted("denoise/loop/x").is_empty(), notes.join(" "))
+        };
+        assert_eq!(holds(&["951c29400d"]), (true, String::new()));
+        assert_eq!(holds(&["951c294"]), (true, String::new()));
+        for other in [&["2af5b74"][..], &["951c294", "2af5b74"]] {
+            let (held, note) = holds(other);
+            assert!(!held && note.contains("no longer of 951c294"), "{note}");
+            assert!(note.ends_with(": expired, remove it"), "{note}");
+        }
+        // No case of it is in the baseline: there is nothing that could expire.
+        assert_eq!(holds(&[]), (true, String::new()));
+        // What was saved with changes is another baseline than the commit.
+        for other in [&["951c29400d+changes"][..], &["951c29400d", "951c29400d+changes"]] {
+            let (held, note) = holds(other);
+            assert!(!held && note.contains("but of 951c2940"), "{note}");
+        }
+        // What is no commit, or too little of one.
+        for other in ["9", "", "951c29", "951c294zz"] {
+            let (held, note) = holds(&[other]);
+            assert!(!held && note.contains("no longer of 951c294"), "{other}: {note}");
+        }
+        let nameless = parse(&WHOLE.replace("baseline = \"951c294\"", "")).unwrap();
+        let at = |commits: &[&str]| {
+            let commits: Vec<Provenance> = commits.iter().map(|it| code(it)).collect();
+            nameless.clone().at_baseline(|_| commits.clone())
+        };
+        let (unheld, notes) = at(&["2af5b74"]);
+        assert!(unheld.accepted("denoise/loop/x").is_empty());
+        assert!(notes[0].contains("`baseline = \"2af5b74\"` makes it hold"), "{notes:?}");
+        let (_, notes) = at(&["9"]);
+        assert!(notes[0].contains("no `baseline` names one of 9,"), "{notes:?}");
+        let (_, notes) = at(&["2af5b74+changes"]);
+        assert!(notes[0].contains("no `baseline` names one of 2af5b74+changes"), "{notes:?}");
+        let (_, notes) = at(&["2af5b74", "951c294"]);
+        assert!(
+            notes[0].ends_with("of 2af5b74 and 951c294: an entry for each, with its `baseline`")
+        );
+        // In a comparison: as long as the base does not have it.
+        let (new, notes) = nameless.clone().since(&Rules::default());
+        assert!(!new.accepted("denoise/loop/x").is_empty() && notes.is_empty());
+        let (old, notes) = nameless.clone().since(&nameless);
+        assert!(old.accepted("denoise/loop/x").is_empty());
+        assert!(notes[0].contains("in the base already: expired"), "{notes:?}");
+    }
+
+    #[test]
+    fn the_last_entry_that_accepts_a_thing_rules_and_the_others_stay() {
+        let entry = |cases: &str, bounds: &str, reason: &str| {
+            format!("[[accept]]\ncases = \"{cases}\"\n{bounds}\nreason = \"{reason}\"\n")
+        };
+        let rules = parse(
+            &[
+                entry("^a/", "slower = 0.5", "first"),
+                entry("^a/b", "growth = 3", "second\\n2 regressed, 0 improved"),
+                entry("^a/c", "slower = 0.2\ngrowth = 2", "third"),
+            ]
+            .concat(),
+        )
+        .unwrap();
+        let accepted = |case: &str| {
+            let limits = rules.resolve(case, &Limits::default_of(0.01));
+            (limits.accepted, limits.growth.value)
+        };
+        assert_eq!(accepted("a/b"), (Some(0.5), 3.0));
+        assert_eq!(accepted("a/c"), (Some(0.2), 2.0));
+        let lines = rules.report(&["a/b", "a/c"], None).lines();
+        let wanted = [
+            "accepted in kernelgate.toml: a/b: up to 50% slower: first",
+            "accepted in kernelgate.toml: a/b: errors up to 3 times as large: second 2 regressed, \
+             0 improved",
+            "accepted in kernelgate.toml: a/c: up to 20% slower, errors up to 2 times as large: \
+             third",
+        ];
+        assert_eq!(lines, wanted);
+    }
+
+    #[test]
+    fn a_report_says_what_was_named_and_what_was_not() {
+        let rules = parse(WHOLE).unwrap();
+        let judged = ["denoise/loop/a", "denoise/step/b"];
+        let report = rules.report(&judged, Some(&judged));
+        let wanted = [
+            "accepted in kernelgate.toml: denoise/loop/a: up to 12% slower: exact sums",
+            "threshold in kernelgate.toml: `^denoise/`: 3%, 200 ns (2 cases)",
+            "kernelgate.toml: [[threshold]] `/graph/` matches no case",
+        ];
+        assert_eq!(report.lines(), wanted);
+        assert_eq!(rules.report(&judged, None).lines(), wanted[..2]);
+        assert_eq!(Rules::default().report(&judged, Some(&judged)).lines(), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,307 @@
+//! Reading `kernelgate.toml`: what is wrong is told with the file, the line and the key.
+
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use std::path::Path;
+
+use kernelgate::record::file;
+use kernelgate::record::provenance::is_commit;
+use kernelgate::record::text::{quoted, shortened};
+use regex::Regex;
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::{Acceptance, FILE, RemovedCases, Rules, Threshold, one_line};
+use crate::gate::limits::AskedLimits;
+
+/// Largest file that is read.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// Largest bound of a ratio or a relative change: a bound beyond it allows everything.
+pub const MAX_RATIO: f64 = 1e6;
+/// Largest bound of a time, nanoseconds: a quarter of an hour.
+pub const MAX_NS: f64 = 1e12;
+
+/// What is wrong with the file: a message that names it, the line and the key.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct RulesError(String);
+
+/// The file in a folder; none where there is none.
+///
+/// # Errors
+/// When it cannot be read, or used.
+pub fn of_folder(folder: &Path) -> Result<Rules, RulesError> {
+    let path = folder.join(FILE);
+    let shown = path.display().to_string();
+    read(&path, &shown)
+}
+
+/// The same of a file that errors call by another name.
+///
+/// # Errors
+/// As [`of_folder`].
+pub fn read(path: &Path, shown: &str) -> Result<Rules, RulesError> {
+    let failed = |problem: String| RulesError(format!("{shown}: {problem}"));
+    let text = match file::text_of(path, MAX_BYTES) {
+        // A link to nothing is no file that is not there: somebody meant to set something.
+        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound && path.is_symlink() => {
+            let to = path.read_link().map(|to| format!(" ({})", to.display()));
+            return Err(failed(format!("a link to nothing{}", to.unwrap_or_default())));
+        }
+        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {
+            return Ok(Rules::default());
+        }
+        Err(cause) => return Err(failed(cause.to_string())),
+        Ok(text) => text,
+    };
+    parse(shown, &text)
+}
+
+/// The text of such a file, which errors call `shown`.
+///
+/// # Errors
+/// When it cannot be used: names the line and the key.
+pub fn parse(shown: &str, text: &str) -> Result<Rules, RulesError> {
+    let source = Source { shown, text };
+    let File { threshold, accept, renamed, removed } = toml::from_str(text)
+        .map_err(|error| source.error(error.span().map(|span| span.start), error.message()))?;
+    let thresholds = threshold.iter().map(|rule| {
+        let limits = AskedLimits {
+            relative: source.number("relative", rule.relative.as_ref(), 0.0..=MAX_RATIO)?,
+            absolute_ns: source.number("absolute-ns", rule.absolute_ns.as_ref(), 0.0..=MAX_NS)?,
+            growth: source.number("growth", rule.growth.as_ref(), 1.0..=MAX_RATIO)?,
+            device_memory: source.number(
+                "device-memory",
+                rule.device_memory.as_ref(),
+                0.0..=MAX_RATIO,
+            )?,
+            launches: source.number("launches", rule.launches.as_ref(), 0.0..=MAX_RATIO)?,
+            host_time: source.number("host-time", rule.host_time.as_ref(), 0.0..=MAX_RATIO)?,
+            energy: source.number("energy", rule.energy.as_ref(), 0.0..=MAX_RATIO)?,
+            ..AskedLimits::default()
+        };
+        if limits == AskedLimits::default() {
+            let at = Some(rule.cases.span().start);
+            return Err(source.error(at, "this [[threshold]] sets nothing"));
+        }
+        Ok(Threshold { cases: source.pattern(&rule.cases)?, limits })
+    });
+    let accepted = accept.iter().map(|rule| {
+        let of = |problem: &str| source.error(Some(rule.cases.span().start), problem);
+        let bounded = rule.slower.is_some() || rule.growth.is_some();
+        if !bounded && !rule.less_verified && !rule.removed {
+            return Err(of(
+                "this [[accept]] has no bound: `slower`, `growth`, `less-verified` or `removed`",
+            ));
+        }
+        if one_line(rule.reason.get_ref()).is_empty() {
+            return Err(source.error(Some(rule.reason.span().start), "reason: it is empty"));
+        }
+        if let Some(commit) = rule.baseline.as_ref().filter(|it| !is_commit(it.get_ref())) {
+            let problem = "baseline: not a commit (7 to 64 hexadecimal digits)";
+            return Err(source.error(Some(commit.span().start), problem));
+        }
+        Ok(Acceptance {
+            cases: source.pattern(&rule.cases)?,
+            slower: source.number("slower", rule.slower.as_ref(), 0.0..=MAX_RATIO)?,
+            growth: source.number("growth", rule.growth.as_ref(), 1.0..=MAX_RATIO)?,
+            less_verified: rule.less_verified,
+            removed: rule.removed,
+            reason: one_line(rule.reason.get_ref()),
+            baseline: rule.baseline.as_ref().map(|commit| commit.get_ref().clone()),
+        })
+    });
+    Ok(Rules {
+        exists: true,
+        thresholds: thresholds.collect::<Result<_, _>>()?,
+        accepted: accepted.collect::<Result<_, _>>()?,
+        renamed,
+        removed,
+    })
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    threshold: Vec<FileThreshold>,
+    #[serde(default)]
+    accept: Vec<FileAcceptance>,
+    #[serde(default)]
+    renamed: BTreeMap<String, String>,
+    #[serde(default, rename = "removed-cases")]
+    removed: RemovedCases,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct FileThreshold {
+    cases: Spanned<String>,
+    relative: Option<Spanned<f64>>,
+    absolute_ns: Option<Spanned<f64>>,
+    growth: Option<Spanned<f64>>,
+    device_memory: Option<Spanned<f64>>,
+    launches: Option<Spanned<f64>>,
+    host_time: Option<Spanned<f64>>,
+    energy: Option<Spanned<f64>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct FileAcceptance {
+    cases: Spanned<String>,
+    slower: Option<Spanned<f64>>,
+    growth: Option<Spanned<f64>>,
+    #[serde(default)]
+    less_verified: bool,
+    #[serde(default)]
+    removed: bool,
+    reason: Spanned<String>,
+    baseline: Option<Spanned<String>>,
+}
+
+/// A text with its name, for messages.
+struct Source<'a> {
+    shown: &'a str,
+    text: &'a str,
+}
+
+impl Source<'_> {
+    fn error(&self, at: Option<usize>, problem: &str) -> RulesError {
+        let place = at.map(|at| {
+            let number = self.text[..at.min(self.text.len())].matches('\n').count();
+            let line = self.text.lines().nth(number).unwrap_or_default().trim();
+            format!(", line {} (`{}`)", number + 1, quoted(line))
+        });
+        let (shown, place) = (self.shown, place.unwrap_or_default());
+        RulesError(format!("{shown}{place}: {}", shortened(problem.to_owned())))
+    }
+
+    fn pattern(&self, cases: &Spanned<String>) -> Result<Regex, RulesError> {
+        Regex::new(cases.get_ref()).map_err(|error| {
+            let reason = error.to_string();
+            let reason = reason.lines().last().unwrap_or_default().trim_start_matches("error: ");
+            self.error(
+                Some(cases.span().start),
+                &format!("cases: not a regular expression: {reason}"),
+            )
+        })
+    }
+
+    /// A number of a range, of that key.
+    fn number(
+        &self,
+        key: &str,
+        value: Option<&Spanned<f64>>,
+        range: RangeInclusive<f64>,
+    ) -> Result<Option<f64>, RulesError> {
+        let Some(value) = value else { return Ok(None) };
+        let number = *value.get_ref();
+        if range.contains(&number) {
+            return Ok(Some(number));
+        }
+        let (least, most) = range.into_inner();
+        let problem = format!("{key}: {number:?} is no number from {least} to {most}");
+        Err(self.error(Some(value.span().start), &problem))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bad_file_is_told_with_its_line_and_key() {
+        for (text, wanted) in [
+            ("[[threshold]]\ncases = 3", "line 2 (`cases = 3`): invalid type: integer `3`"),
+            (
+                "[[threshold]]\ncases = \"x\"\nrelativ = 1",
+                "line 3 (`relativ = 1`): unknown field `relativ`",
+            ),
+            (
+                "[[threshold]]\ncases = \"x\"\nrelative = -1",
+                "line 3 (`relative = -1`): relative: -1.0 is no number from 0 to 1000000",
+            ),
+            ("[[threshold]]\ncases = \"x\"\nrelative = nan", "relative: NaN is no number from 0"),
+            (
+                "[[threshold]]\ncases = \"x\"\ngrowth = 0.5",
+                "growth: 0.5 is no number from 1 to 1000000",
+            ),
+            (
+                "[[threshold]]\ncases = \"x\"\nrelative = 1e308",
+                "line 3 (`relative = 1e308`): relative: 1e308 is no number from 0 to 1000000",
+            ),
+            ("[[threshold]]\ncases = \"x\"\nabsolute-ns = inf", "absolute-ns: inf is no number"),
+            (
+                "[[accept]]\ncases = \"x\"\nslower = 2e6\nreason = \"r\"",
+                "line 3 (`slower = 2e6`): slower: 2000000.0 is no number from 0 to 1000000",
+            ),
+            (
+                "[[threshold]]\ncases = \"x\"",
+                "line 2 (`cases = \"x\"`): this [[threshold]] sets nothing",
+            ),
+            ("[[threshold]]\nrelative = 1", "line 1 (`[[threshold]]`): missing field `cases`"),
+            (
+                "\n[[accept]]\ncases = \"(\"\nslower = 1\nreason = \"r\"",
+                "line 3 (`cases = \"(\"`): cases: not a regular expression: unclosed group",
+            ),
+            (
+                "[[accept]]\ncases = \"x\"\nreason = \"r\"",
+                "has no bound: `slower`, `growth`, `less-verified` or",
+            ),
+            (
+                "[[accept]]\ncases = \"x\"\nslower = 1\nreason = \" \"",
+                "line 4 (`reason = \" \"`): reason: it is empty",
+            ),
+            ("[[accept]]\ncases = \"x\"\nslower = 1", "missing field `reason`"),
+            (
+                "[[accept]]\ncases = \"x\"\nslower = 1\nreason = \"r\"\nbaseline = \"main\"",
+                "line 5 (`baseline = \"main\"`): baseline: not a commit",
+            ),
+            ("removed-cases = \"maybe\"", "line 1 (`removed-cases = \"maybe\"`): unknown variant"),
+            ("[renamed]\na = 3", "line 2 (`a = 3`): invalid type: integer `3`"),
+            ("[threshold]", "line 1"),
+            ("x = ", "line 1 (`x =`)"),
+        ] {
+            let message = parse(FILE, text).unwrap_err().to_string();
+            assert!(
+                message.starts_with("kernelgate.toml, ") && message.contains(wanted),
+                "{message}"
+            );
+        }
+        assert!(parse(FILE, "").is_ok());
+        assert!(parse(FILE, "[[threshold]]\ncases = \"x\"\nrelative = 1e6").is_ok());
+    }
+
+    #[test]
+    fn what_a_message_quotes_is_cut() {
+        let long = "x".repeat(900_000);
+        for text in [format!("{long} = "), format!("[[threshold]]\n{long} = 1")] {
+            let message = parse(FILE, &text).unwrap_err().to_string();
+            assert!(message.len() < 1000 && message.contains("xxx…`)"), "{}", message.len());
+        }
+    }
+
+    /// A commit may hold a link to a device, which has no length and no end.
+    #[cfg(unix)]
+    #[test]
+    fn what_is_no_file_or_too_long_is_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(FILE);
+        let said = || of_folder(folder.path()).unwrap_err().to_string();
+        std::os::unix::fs::symlink("/dev/null", &path).unwrap();
+        assert!(
+            said().ends_with("kernelgate.toml: it is no file but a device, a pipe or a socket")
+        );
+        std::fs::remove_file(&path).unwrap();
+        assert!(!of_folder(folder.path()).unwrap().exists);
+        std::os::unix::fs::symlink("nowhere.toml", &path).unwrap();
+        assert!(said().ends_with("kernelgate.toml: a link to nothing (nowhere.toml)"));
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, vec![b' '; MAX_BYTES as usize + 1]).unwrap();
+        assert!(said().ends_with("kernelgate.toml: larger than 1048576 bytes"));
+        std::fs::write(&path, vec![b' '; MAX_BYTES as usize]).unwrap();
+        assert!(of_folder(folder.path()).is_ok());
+    }
+}

@@ -1,0 +1,31 @@
+//! Attributes of a launch as the driver takes them.
+
+use cudarc::driver::sys::{CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue};
+
+/// Programmatic dependent launch: blocks may start while the kernel before it still runs.
+pub(crate) const fn programmatic() -> CUlaunchAttribute {
+    CUlaunchAttribute {
+        id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        pad: [0; 4],
+        value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+    }
+}
+
+/// Cooperative launch: all blocks are resident at once.
+pub(crate) const fn cooperative() -> CUlaunchAttribute {
+    CUlaunchAttribute {
+        id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+        pad: [0; 4],
+        value: CUlaunchAttributeValue { cooperative: 1 },
+    }
+}
+
+/// Clusters of so many blocks in x, y and z.
+pub(crate) const fn cluster([x, y, z]: [u32; 3]) -> CUlaunchAttribute {
+    use cudarc::driver::sys::CUlaunchAttributeValue_union__bindgen_ty_1 as Extents;
+    CUlaunchAttribute {
+        id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+        pad: [0; 4],
+        value: CUlaunchAttributeValue { clusterDim: Extents { x, y, z } },
+    }
+}

@@ -1,0 +1,106 @@
+//! Clusters of blocks: how many a GPU runs at once, and what large ones need. Deliberately absent:
+//! the launches themselves (`kernel`, `prepared`).
+
+use cudarc::driver::{DriverError, result, sys};
+
+use super::attributes;
+use super::kernel::{Kernel, LaunchShape};
+use crate::BackendError;
+use crate::driver::status::failed;
+
+/// Most blocks of a cluster that every GPU with clusters runs; more have to be allowed.
+pub(crate) const MAX_PORTABLE_CLUSTER: u64 = 8;
+
+impl Kernel {
+    /// How many of its clusters of so many blocks run at once where nothing else does.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn clusters_at_once(
+        &self,
+        shape: LaunchShape,
+        cluster: u32,
+    ) -> Result<usize, BackendError> {
+        let mut attribute = attributes::cluster([cluster, 1, 1]);
+        let config = shape.dims().config(self.stream(), std::slice::from_mut(&mut attribute));
+        self.clusters_of(&config, u64::from(cluster))
+    }
+
+    /// How many clusters of a launch run at once where nothing else does; none where the GPU has no
+    /// clusters as large, which every GPU with clusters has up to eight blocks.
+    ///
+    /// # Errors
+    /// When the driver refuses a launch with clusters of eight blocks or fewer, or runs none.
+    pub(crate) fn clusters_of(
+        &self,
+        config: &sys::CUlaunchConfig,
+        size: u64,
+    ) -> Result<usize, BackendError> {
+        let large = size > MAX_PORTABLE_CLUSTER;
+        let mut clusters = 0;
+        // SAFETY: the configuration points to attributes that outlive the call; the function
+        // belongs to a module that `self` keeps loaded.
+        let counted = unsafe {
+            sys::cuOccupancyMaxActiveClusters(
+                &raw mut clusters,
+                self.function(),
+                std::ptr::from_ref(config),
+            )
+        };
+        use sys::CUresult::{CUDA_ERROR_INVALID_CLUSTER_SIZE, CUDA_ERROR_INVALID_VALUE};
+        match counted.result() {
+            // What drivers say of clusters that are too large.
+            Err(DriverError(CUDA_ERROR_INVALID_CLUSTER_SIZE | CUDA_ERROR_INVALID_VALUE))
+                if large =>
+            {
+                Ok(0)
+            }
+            Err(error) => Err(failed(&format!("count the clusters of {}", self.name()), &error)),
+            Ok(()) if clusters <= 0 && !large => Err(BackendError::Launch(format!(
+                "{}: not one cluster of {size} blocks of it runs: a block takes too many registers \
+                 or threads",
+                self.name()
+            ))),
+            Ok(()) => Ok(clusters.max(0) as usize),
+        }
+    }
+
+    /// Blocks of a cluster in x, y, z where it was compiled for clusters (`__cluster_dims__`).
+    fn compiled_cluster(&self) -> Result<Option<[u32; 3]>, BackendError> {
+        use sys::CUfunction_attribute_enum as Attribute;
+        let cluster = [
+            self.attribute(Attribute::CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH, "cluster")?,
+            self.attribute(Attribute::CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT, "cluster")?,
+            self.attribute(Attribute::CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH, "cluster")?,
+        ];
+        Ok((!cluster.contains(&0)).then_some(cluster))
+    }
+
+    /// Blocks of a cluster in x, y, z: what a launch says, else what it was compiled for. On a GPU
+    /// with clusters.
+    ///
+    /// # Errors
+    /// When it was compiled for others than the launch says.
+    pub(crate) fn cluster(&self, said: Option<[u32; 3]>) -> Result<Option<[u32; 3]>, BackendError> {
+        match (said, self.compiled_cluster()?) {
+            (Some(said), Some(compiled)) if said != compiled => Err(BackendError::Launch(format!(
+                "{}: it was compiled for clusters of {compiled:?} blocks (`__cluster_dims__`), \
+                     and is launched in clusters of {said:?}",
+                self.name()
+            ))),
+            (said, compiled) => Ok(said.or(compiled)),
+        }
+    }
+
+    /// Allows clusters of more blocks than every GPU with clusters runs: more than eight.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub(crate) fn allow_large_clusters(&self) -> Result<(), BackendError> {
+        use sys::CUfunction_attribute_enum as attribute;
+        const LARGE: attribute = attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
+        // SAFETY: the function belongs to a module that `self` keeps loaded.
+        unsafe { result::function::set_function_attribute(self.function(), LARGE, 1) }
+            .map_err(|error| failed(&format!("allow large clusters of {}", self.name()), &error))
+    }
+}

@@ -1,0 +1,480 @@
+//! Machine code and PTX that other tools made: cubin, fatbin, PTX, from a file or from memory.
+//!
+//! The driver decides what it loads. What is read of an image here is what a message needs: which
+//! kind it is, and for which architectures. Deliberately absent: source
+//! ([`crate::compiler`] has it).
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUresult as R;
+use cudarc::driver::{CudaModule, CudaStream, DriverError};
+use cudarc::nvrtc::Ptx;
+
+use super::kernel::Kernel;
+use crate::BackendError;
+use crate::driver::device::Device;
+use crate::driver::status::{describe, failed};
+use crate::regular_file;
+
+/// Why bytes are no image.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// The file cannot be read.
+    #[error("failed to read {path}: {cause}")]
+    Io {
+        /// Which.
+        path: PathBuf,
+        /// What the system said.
+        cause: std::io::Error,
+    },
+    /// Not a kind that the driver loads.
+    #[error("{name}: {problem}")]
+    Unknown {
+        /// What the image is called.
+        name: String,
+        /// What it is, or is not.
+        problem: &'static str,
+    },
+    /// Less than its headers tell of: the driver would read on behind its end.
+    #[error("{name}: is cut short: it has {bytes} bytes, and its headers tell of {told}")]
+    CutShort {
+        /// What the image is called.
+        name: String,
+        /// Bytes that are there.
+        bytes: usize,
+        /// Bytes that its headers tell of.
+        told: u64,
+    },
+}
+
+impl From<ImageError> for BackendError {
+    fn from(error: ImageError) -> Self {
+        Self::Compile(error.to_string())
+    }
+}
+
+/// What an image holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ImageKind {
+    /// Machine code for one architecture, where the file tells which: "sm_90".
+    Cubin(Option<String>),
+    /// Several images, each as it is called: "sm_80", "PTX for compute_80".
+    Fatbin(Vec<String>),
+    /// Text that the driver compiles, for this architecture and later ones: "sm_80".
+    Ptx(Option<String>),
+}
+
+impl fmt::Display for ImageKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cubin(Some(arch)) => write!(f, "a cubin for {arch}"),
+            Self::Cubin(None) => f.write_str("a cubin"),
+            Self::Fatbin(images) if images.is_empty() => f.write_str("a fatbin without an image"),
+            Self::Fatbin(images) => write!(f, "a fatbin with {}", images.join(", ")),
+            Self::Ptx(Some(arch)) => write!(f, "PTX for {arch} and later"),
+            Self::Ptx(None) => f.write_str("PTX"),
+        }
+    }
+}
+
+/// A cubin, a fatbin or PTX.
+#[derive(Debug, Clone)]
+pub struct Image {
+    name: String,
+    bytes: Vec<u8>,
+    kind: ImageKind,
+}
+
+impl Image {
+    /// What a file holds; its path is the image's name in messages.
+    ///
+    /// # Errors
+    /// When it cannot be read, or is no image.
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Self, ImageError> {
+        let path = path.as_ref();
+        let io = |cause| ImageError::Io { path: path.to_owned(), cause };
+        let bytes = regular_file::read(path).map_err(io)?;
+        Self::from_bytes(path.display().to_string(), bytes)
+    }
+
+    /// The same of bytes: `include_bytes!`, or what another compiler returned.
+    ///
+    /// # Errors
+    /// When they are no image.
+    pub fn from_bytes(
+        name: impl Into<String>,
+        bytes: impl Into<Vec<u8>>,
+    ) -> Result<Self, ImageError> {
+        let (name, mut bytes) = (name.into(), bytes.into());
+        match kind(&bytes) {
+            Ok(kind) => {
+                let told = match kind {
+                    ImageKind::Cubin(_) => cubin_bytes(&bytes),
+                    ImageKind::Fatbin(_) => fatbin_bytes(&bytes),
+                    ImageKind::Ptx(_) => 0,
+                };
+                if told > bytes.len() as u64 {
+                    return Err(ImageError::CutShort { name, bytes: bytes.len(), told });
+                }
+                if matches!(kind, ImageKind::Ptx(_)) && bytes.last() != Some(&0) {
+                    // The driver reads text to its NUL.
+                    bytes.push(0);
+                }
+                Ok(Self { name, bytes, kind })
+            }
+            Err(problem) => Err(ImageError::Unknown { name, problem }),
+        }
+    }
+
+    /// What it holds.
+    pub const fn kind(&self) -> &ImageKind {
+        &self.kind
+    }
+}
+
+/// An image that is loaded.
+pub struct Module {
+    module: Arc<CudaModule>,
+    stream: Arc<CudaStream>,
+    name: String,
+}
+
+impl Module {
+    /// One of its kernels, for launches on the device's stream.
+    ///
+    /// # Errors
+    /// When it has none of that name.
+    pub fn kernel(&self, symbol: &str) -> Result<Kernel, BackendError> {
+        let function = self
+            .module
+            .load_function(symbol)
+            .map_err(|error| failed(&format!("find {symbol} in {}", self.name), &error))?;
+        // It has no name in records: nobody asks whether it was launched.
+        Kernel::new(function, &self.stream, symbol, (Arc::default(), Arc::default()))
+    }
+}
+
+impl Device {
+    /// Loads an image.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`], which skips the case, where it holds no code for this GPU;
+    /// others when it is broken. Both name the image and what it holds.
+    pub fn load_image(&self, image: &Image) -> Result<Module, BackendError> {
+        let ptx = match image.kind {
+            ImageKind::Ptx(_) => {
+                let text = String::from_utf8_lossy(&image.bytes[..image.bytes.len() - 1]);
+                if text.contains('\0') {
+                    let broken = format!("{}: PTX with a NUL in it", image.name);
+                    return Err(BackendError::Compile(broken));
+                }
+                Ptx::from_src(text)
+            }
+            ImageKind::Cubin(_) | ImageKind::Fatbin(_) => Ptx::from_binary(image.bytes.clone()),
+        };
+        let module =
+            self.context().load_module(ptx).map_err(|error| refused(image, self, &error))?;
+        Ok(Module { module, stream: Arc::clone(self.stream()), name: image.name.clone() })
+    }
+}
+
+/// Why the driver does not load an image.
+fn refused(image: &Image, device: &Device, error: &DriverError) -> BackendError {
+    let (name, kind, arch) = (&image.name, &image.kind, &device.facts().arch);
+    let text = format!("failed to load {name}, {kind}, on {arch}: {}", describe(error));
+    match error.0 {
+        // What is there is in order, and for other GPUs.
+        R::CUDA_ERROR_NO_BINARY_FOR_GPU | R::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => {
+            BackendError::Unsupported(text)
+        }
+        _ => BackendError::Compile(text),
+    }
+}
+
+const ELF: &[u8] = b"\x7fELF";
+const FATBIN: u32 = 0xba55_ed50;
+/// What surrounds a fatbin in an object file: it holds addresses.
+const FATBIN_WRAPPER: u32 = 0x4662_43b1;
+const LTO_IR: u32 = 0x7f4e_43ed;
+
+/// The kind of an image, by how it begins.
+fn kind(bytes: &[u8]) -> Result<ImageKind, &'static str> {
+    if bytes.is_empty() {
+        return Err("is empty");
+    }
+    if bytes.starts_with(ELF) {
+        return elf(bytes).ok_or("is an ELF file, and no cubin");
+    }
+    match word(bytes, 0) {
+        Some(FATBIN) => return Ok(ImageKind::Fatbin(images(bytes))),
+        Some(FATBIN_WRAPPER) => {
+            return Err(
+                "is the wrapper of a fatbin, which holds addresses: pass the fatbin itself",
+            );
+        }
+        Some(LTO_IR) => return Err("is LTO-IR, which has to be linked first (nvJitLink)"),
+        _ => {}
+    }
+    let text = std::str::from_utf8(bytes).map_err(|_| "is neither cubin, fatbin nor PTX")?;
+    // PTX begins with comments, then its version.
+    let code = || text.lines().map(str::trim).filter(|line| !line.is_empty());
+    if !code().any(|line| line.starts_with(".version")) {
+        return Err("is text without `.version`, and no PTX; source goes through `Source`");
+    }
+    let target = code().find_map(|line| line.strip_prefix(".target"));
+    let arch =
+        target.and_then(|target| target.split(',').next()).map(|arch| arch.trim().to_owned());
+    Ok(ImageKind::Ptx(arch))
+}
+
+/// A cubin's architecture, from the flags of its header: in the lowest byte, and since ABI 8 in the
+/// second.
+fn elf(bytes: &[u8]) -> Option<ImageKind> {
+    const MACHINE: u16 = 190;
+    const FLAGS: usize = 48;
+    let machine = u16::from_le_bytes(bytes.get(18..20)?.try_into().ok()?);
+    if machine != MACHINE {
+        return None;
+    }
+    let shift = if *bytes.get(8)? >= 8 { 8 } else { 0 };
+    let number = word(bytes, FLAGS)? >> shift & 0xff;
+    Some(ImageKind::Cubin((number > 0).then(|| format!("sm_{number}"))))
+}
+
+/// Bytes that the headers of a cubin tell of: its tables of sections and of segments, and what is
+/// in these. The driver is told no length.
+fn cubin_bytes(bytes: &[u8]) -> u64 {
+    const HEADER: u64 = 64;
+    /// Of the ELF standard, with content in the file. What NVIDIA adds may be without.
+    const CONTENT: std::ops::Range<u32> = 1..8;
+    let at = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
+    // Where a table begins, the size of its entries, and their number.
+    let table = |start: usize, size: usize| {
+        Some((long(bytes, start)?, half(bytes, size)?, half(bytes, size + 2)?))
+    };
+    let (Some(segments), Some(sections)) = (table(32, 54), table(40, 58)) else { return HEADER };
+    let end = |(start, size, count): (u64, u64, u64)| match count {
+        0 => 0,
+        count => start.saturating_add(size * count),
+    };
+    let each = |(start, size, count): (u64, u64, u64)| {
+        (0..count).map_while(move |i| bytes.get(at(start.saturating_add(size * i))..))
+    };
+    let section = |entry: &[u8]| {
+        let kind = word(entry, 4).filter(|kind| CONTENT.contains(kind));
+        Some(long(entry, 24)?.saturating_add(kind.and_then(|_| long(entry, 32))?))
+    };
+    let segment = |entry: &[u8]| Some(long(entry, 8)?.saturating_add(long(entry, 32)?));
+    let sections_end = each(sections).filter_map(section).max().unwrap_or_default();
+    let segments_end = each(segments).filter_map(segment).max().unwrap_or_default();
+    [HEADER, end(sections), end(segments), sections_end, segments_end].into_iter().fold(0, u64::max)
+}
+
+/// Bytes that the header of a fatbin tells of: itself, and what follows it.
+fn fatbin_bytes(bytes: &[u8]) -> u64 {
+    match (half(bytes, 6), long(bytes, 8)) {
+        (Some(header), Some(payload)) => payload.saturating_add(header),
+        _ => 16,
+    }
+}
+
+/// The images of a fatbin, as far as they can be told: a header of 16 bytes, then an entry each
+/// with its kind, the size of its header and of its payload, and its architecture.
+fn images(bytes: &[u8]) -> Vec<String> {
+    const PTX: u16 = 1;
+    let mut images = Vec::new();
+    let mut at = word(bytes, 4).map_or(usize::MAX, |word| (word >> 16) as usize);
+    while let Some(entry) = bytes.get(at..).filter(|entry| entry.len() >= 32) {
+        let kind = u16::from_le_bytes([entry[0], entry[1]]);
+        let (Some(header), Some(payload)) = (word(entry, 4), word(entry, 8)) else { break };
+        let Some(arch) = word(entry, 28) else { break };
+        images.push(match kind {
+            PTX => format!("PTX for compute_{arch}"),
+            _ => format!("sm_{arch}"),
+        });
+        let next = at.checked_add(header as usize + payload as usize);
+        match next.filter(|_| header > 0) {
+            Some(next) => at = next,
+            None => break,
+        }
+    }
+    images
+}
+
+fn half(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from(u16::from_le_bytes(bytes.get(at..at + 2)?.try_into().ok()?)))
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+fn long(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Source;
+    use crate::compiler::nvrtc;
+    use crate::testing::gpu;
+
+    fn kind_of(bytes: &[u8]) -> Result<String, String> {
+        let image = Image::from_bytes("mine", bytes);
+        image.map(|image| image.kind().to_string()).map_err(|error| error.to_string())
+    }
+
+    /// A fatbin with headers alone.
+    fn fatbin(entries: &[(u16, u32)]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        bytes.extend(FATBIN.to_le_bytes());
+        bytes.extend([1, 0, 16, 0]);
+        bytes.extend((entries.len() as u64 * 72).to_le_bytes());
+        for (kind, arch) in entries {
+            let mut entry = [0; 72];
+            entry[..2].copy_from_slice(&kind.to_le_bytes());
+            entry[4] = 64;
+            entry[8] = 8;
+            entry[28..32].copy_from_slice(&arch.to_le_bytes());
+            bytes.extend(entry);
+        }
+        bytes
+    }
+
+    /// A cubin's header alone.
+    fn cubin(abi: u8, flags: u32) -> Vec<u8> {
+        let mut bytes = vec![0; 64];
+        bytes[..4].copy_from_slice(ELF);
+        bytes[8] = abi;
+        bytes[18] = 190;
+        bytes[48..52].copy_from_slice(&flags.to_le_bytes());
+        bytes
+    }
+
+    #[test]
+    fn images_are_told_by_how_they_begin() {
+        let ptx = "//\n// Generated\n//\n.version 7.0\n.target sm_80, debug\n.address_size 64\n";
+        assert_eq!(kind_of(ptx.as_bytes()).unwrap(), "PTX for sm_80 and later");
+        assert_eq!(
+            kind_of(&fatbin(&[(2, 80), (1, 90)])).unwrap(),
+            "a fatbin with sm_80, PTX for compute_90"
+        );
+        assert_eq!(kind_of(&fatbin(&[])).unwrap(), "a fatbin without an image");
+        // As NVRTC 12.8 writes them, for sm_90a and sm_100a.
+        assert_eq!(kind_of(&cubin(7, 0x005a_0d5a)).unwrap(), "a cubin for sm_90");
+        assert_eq!(kind_of(&cubin(8, 0x0600_640a)).unwrap(), "a cubin for sm_100");
+    }
+
+    #[test]
+    fn what_is_no_image_is_named_with_what_it_is() {
+        for (bytes, words) in [
+            (&b""[..], "mine: is empty"),
+            (b"extern \"C\" __global__ void k() {}", "no PTX; source goes through `Source`"),
+            (b"\xff\xfe\xfd\xfc\xfb", "is neither cubin, fatbin nor PTX"),
+            (&FATBIN_WRAPPER.to_le_bytes(), "pass the fatbin itself"),
+            (&LTO_IR.to_le_bytes(), "has to be linked first"),
+            (b"\x7fELF\x02\x01\x01", "is an ELF file, and no cubin"),
+        ] {
+            let told = kind_of(bytes).unwrap_or_else(|error| error);
+            assert!(told.contains(words), "{told}");
+        }
+        let error = Image::from_file("/no/such/kernel.cubin").unwrap_err().to_string();
+        assert!(error.starts_with("failed to read /no/such/kernel.cubin: "), "{error}");
+        if cfg!(unix) {
+            let error = Image::from_file("/dev/zero").unwrap_err().to_string();
+            assert!(error.contains("/dev/zero: it is no file but a device"), "{error}");
+        }
+        // Cut anywhere, nothing panics.
+        for whole in [fatbin(&[(2, 80), (1, 90)]), cubin(8, 0x640a)] {
+            (0..whole.len()).for_each(|end| drop(kind_of(&whole[..end])));
+        }
+    }
+
+    #[test]
+    fn what_is_cut_short_is_refused_with_both_lengths() {
+        let whole = fatbin(&[(2, 80), (1, 90)]);
+        // A table of two sections, the second with bytes behind it, then a table of one segment.
+        let mut elf = cubin(8, 0x640a);
+        let mut put = |at: usize, value: u64, size: usize| {
+            elf.resize(elf.len().max(at + size), 0);
+            elf[at..at + size].copy_from_slice(&value.to_le_bytes()[..size]);
+        };
+        for (at, value, size) in
+            [(32, 208, 8), (40, 64, 8), (54, 56, 2), (56, 1, 2), (58, 64, 2), (60, 2, 2)]
+        {
+            put(at, value, size);
+        }
+        // Shared memory takes none of the file, however large it is.
+        for (at, value) in [(68, 8), (96, 1 << 40), (132, 1), (152, 192), (160, 16)] {
+            put(at, value, 8);
+        }
+        for (at, value) in [(208, 1), (216, 192), (240, 16), (256, 0)] {
+            put(at, value, 8);
+        }
+        for (bytes, kind, len) in [(whole, "a fatbin with", 160), (elf, "a cubin for sm_100", 264)]
+        {
+            assert_eq!(bytes.len(), len);
+            assert!(kind_of(&bytes).unwrap().starts_with(kind));
+            for end in [64, len / 2, len - 1] {
+                let error = kind_of(&bytes[..end]).unwrap_err();
+                let lengths =
+                    format!("mine: is cut short: it has {end} bytes, and its headers tell");
+                assert!(error.starts_with(&lengths), "{error}");
+            }
+        }
+        let of_section = {
+            let mut bytes = cubin(8, 0x640a);
+            bytes[40..48].copy_from_slice(&64_u64.to_le_bytes());
+            bytes[58..62].copy_from_slice(&[64, 0, 1, 0]);
+            bytes.resize(128, 0);
+            bytes[68] = 1;
+            bytes[88..104].copy_from_slice(&[0xff; 16]);
+            kind_of(&bytes).unwrap_err()
+        };
+        assert!(of_section.ends_with(&format!("tell of {}", u64::MAX)), "{of_section}");
+        let magic = kind_of(&FATBIN.to_le_bytes()).unwrap_err();
+        assert!(magic.ends_with("it has 4 bytes, and its headers tell of 16"), "{magic}");
+        // One that a compiler made.
+        let path = "../../examples/attached/kernels/axpy.sm_90.cubin";
+        let axpy = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap();
+        assert_eq!(kind_of(&axpy).unwrap(), "a cubin for sm_90");
+        assert!(kind_of(&axpy[..axpy.len() - 1]).unwrap_err().contains("is cut short"));
+    }
+
+    #[test]
+    fn a_cubin_of_another_architecture_skips_with_both_named() {
+        let Some((device, _alone)) = gpu() else { return };
+        let source = Source::new("mine", "extern \"C\" __global__ void mine(float* x) { *x = 1; }");
+        let compile = |arch| nvrtc::compile(&source.build(&[]), arch).unwrap().cubin;
+        let own = Image::from_bytes("own", compile(&device.facts().arch)).unwrap();
+        device.load_image(&own).unwrap().kernel("mine").unwrap();
+        let missing = device.load_image(&own).unwrap().kernel("yours").err().unwrap();
+        assert!(missing.to_string().contains("find yours in own"), "{missing}");
+        // sm_75 runs on Turing alone, which is older than anything here.
+        let other = Image::from_bytes("turing.cubin", compile("sm_75")).unwrap();
+        match device.load_image(&other).err().unwrap() {
+            BackendError::Unsupported(why) => {
+                eprintln!("{why}");
+                assert!(why.contains("turing.cubin, a cubin for sm_75, on sm_"), "{why}");
+            }
+            error => panic!("{error}"),
+        }
+        let later = ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry k() { ret; }\n";
+        let ptx = Image::from_bytes("text", later.as_bytes()).unwrap();
+        device.load_image(&ptx).unwrap().kernel("k").unwrap();
+        let broken = Image::from_bytes("text", &b".version 7.0\n.target sm_80\nnonsense\n"[..]);
+        let error = device.load_image(&broken.unwrap()).err().unwrap();
+        assert!(
+            matches!(&error, BackendError::Compile(why) if why.contains("text, PTX for sm_80"))
+        );
+        for empty in [fatbin(&[]), fatbin(&[(2, 30)])] {
+            let error = device.load_image(&Image::from_bytes("old.fatbin", empty).unwrap()).err();
+            let error = error.unwrap().to_string();
+            eprintln!("{error}");
+            assert!(error.contains("old.fatbin, a fatbin with"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,419 @@
+//! A loaded kernel and how it is launched.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use cudarc::driver::{CudaFunction, CudaStream, DriverError, result, sys};
+use serde::{Deserialize, Serialize};
+
+use super::argument::{self, Argument};
+use super::attributes;
+use super::dims::{LaunchDims, MAX_GRID};
+use crate::BackendError;
+use crate::driver::memory::window::Window;
+use crate::driver::status::failed;
+
+/// Blocks, threads a block, and dynamic shared bytes a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LaunchShape {
+    /// Blocks in x, y, z.
+    pub grid: (u32, u32, u32),
+    /// Threads a block.
+    pub block: u32,
+    /// Dynamic shared memory a block, bytes.
+    pub shared_bytes: u32,
+}
+
+impl LaunchShape {
+    /// So many blocks in x, y and z.
+    ///
+    /// # Errors
+    /// When a grid does not hold them, or there is none.
+    pub fn new(blocks: [usize; 3], block: u32, shared_bytes: u32) -> Result<Self, BackendError> {
+        if blocks.contains(&0) {
+            return Err(BackendError::Launch("needs no block at all".to_owned()));
+        }
+        if blocks.iter().zip(MAX_GRID).any(|(&blocks, most)| blocks > most as usize) {
+            return Err(BackendError::Launch("needs more blocks than a grid holds".to_owned()));
+        }
+        let [x, y, z] = blocks.map(|blocks| blocks as u32);
+        Ok(Self { grid: (x, y, z), block, shared_bytes })
+    }
+
+    /// As many blocks of `block` threads as `items` need with `per_thread` items a thread.
+    ///
+    /// # Errors
+    /// When that is more blocks than a grid holds, or none.
+    pub fn covering(items: usize, block: u32, per_thread: usize) -> Result<Self, BackendError> {
+        Self::new([items.div_ceil(block as usize * per_thread), 1, 1], block, 0)
+    }
+
+    /// Its dimensions, for a launch without clusters or attributes.
+    pub(crate) const fn dims(self) -> LaunchDims {
+        let (x, y, z) = self.grid;
+        let dims = LaunchDims::new([x, y, z], [self.block, 1, 1]);
+        LaunchDims { shared_bytes: self.shared_bytes, ..dims }
+    }
+
+    /// All of its blocks.
+    pub const fn blocks(self) -> u64 {
+        self.grid.0 as u64 * self.grid.1 as u64 * self.grid.2 as u64
+    }
+}
+
+/// Attributes of a launch; by default it waits for the one before it.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct LaunchAttributes {
+    /// Its blocks may start while the kernel before it on the stream still runs (programmatic
+    /// dependent launch).
+    pub programmatic: bool,
+    /// All of its blocks run at once, or the driver refuses the launch; it then waits until
+    /// nothing else holds what they need (cooperative launch).
+    pub cooperative: bool,
+    /// Memory whose lines L2 keeps or releases.
+    pub window: Option<Window>,
+}
+
+/// A loaded kernel.
+pub struct Kernel {
+    function: CudaFunction,
+    stream: Arc<CudaStream>,
+    name: String,
+    /// Size of each parameter.
+    parameter_bytes: Vec<usize>,
+    /// Whether it was launched, for what was asked for by its name.
+    launched: Arc<AtomicBool>,
+    /// Held as long as it is in use, by all that were asked for by its name.
+    in_use: Arc<()>,
+}
+
+impl Kernel {
+    /// A function of a module that it keeps loaded, for launches on that stream, the first of which
+    /// sets `launched`; `in_use` is held meanwhile.
+    ///
+    /// # Errors
+    /// When the driver does not tell its parameters, or they are too many.
+    pub(crate) fn new(
+        function: CudaFunction,
+        stream: &Arc<CudaStream>,
+        name: &str,
+        (launched, in_use): (Arc<AtomicBool>, Arc<()>),
+    ) -> Result<Self, BackendError> {
+        let parameter_bytes = parameter_bytes(&function, name)?;
+        let (stream, name) = (Arc::clone(stream), name.to_owned());
+        Ok(Self { function, stream, name, parameter_bytes, launched, in_use })
+    }
+
+    /// The same kernel for launches on another stream.
+    pub fn on_stream(&self, stream: &Arc<CudaStream>) -> Self {
+        Self {
+            function: self.function.clone(),
+            stream: Arc::clone(stream),
+            name: self.name.clone(),
+            parameter_bytes: self.parameter_bytes.clone(),
+            launched: Arc::clone(&self.launched),
+            in_use: Arc::clone(&self.in_use),
+        }
+    }
+
+    /// Says that it is launched, or recorded into a graph that is.
+    pub(crate) fn note_launch(&self) {
+        self.launched.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) const fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    /// Alive as long as `self`, which keeps its module loaded.
+    pub(crate) fn function(&self) -> sys::CUfunction {
+        self.function.cu_function()
+    }
+
+    /// Size of each parameter.
+    pub(crate) fn parameter_bytes(&self) -> &[usize] {
+        &self.parameter_bytes
+    }
+
+    /// Allows launches with that much dynamic shared memory. What was allowed before stays: other
+    /// launches of the same function may rely on it.
+    ///
+    /// # Errors
+    /// When the device has less.
+    pub fn allow_shared(&self, bytes: u32) -> Result<(), BackendError> {
+        use sys::CUfunction_attribute_enum as attribute;
+        const SHARED: attribute = attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        if u64::from(self.attribute(SHARED, "dynamic shared memory")?) >= u64::from(bytes) {
+            return Ok(());
+        }
+        // SAFETY: the function belongs to a module that `self` keeps loaded.
+        unsafe {
+            result::function::set_function_attribute(
+                self.function.cu_function(),
+                SHARED,
+                bytes as i32,
+            )
+        }
+        .map_err(|error| {
+            failed(&format!("give {} {bytes} bytes of shared memory", self.name), &error)
+        })
+    }
+
+    /// Sets the shared-memory carve-out to 100 %, so that it can be co-resident with kernels that
+    /// do the same: one that wants another share waits until a multiprocessor is empty.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn prefer_shared(&self) -> Result<(), BackendError> {
+        self.set_carve_out(100)
+    }
+
+    /// The shared-memory carve-out that it asks for, percent; -1 where the driver chooses.
+    pub(crate) fn carve_out(&self) -> Result<i32, BackendError> {
+        use sys::CUfunction_attribute_enum as attribute;
+        const CARVEOUT: attribute = attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        // SAFETY: the function belongs to a module that `self` keeps loaded.
+        unsafe { result::function::get_function_attribute(self.function.cu_function(), CARVEOUT) }
+            .map_err(|error| failed(&format!("tell the carve-out of {}", self.name), &error))
+    }
+
+    /// Leaves the carve-out to the driver again.
+    pub(crate) fn forget_carve_out(&self) -> Result<(), BackendError> {
+        if self.carve_out()? == CHOSEN_BY_DRIVER {
+            Ok(())
+        } else {
+            self.set_carve_out(CHOSEN_BY_DRIVER)
+        }
+    }
+
+    fn set_carve_out(&self, percent: i32) -> Result<(), BackendError> {
+        use sys::CUfunction_attribute_enum as attribute;
+        const CARVEOUT: attribute = attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        // SAFETY: the function belongs to a module that `self` keeps loaded.
+        unsafe {
+            result::function::set_function_attribute(self.function.cu_function(), CARVEOUT, percent)
+        }
+        .map_err(|error| failed(&format!("set the carve-out of {}", self.name), &error))
+    }
+
+    /// Shared memory that it declares itself, bytes a block.
+    pub(crate) fn static_shared_bytes(&self) -> Result<u32, BackendError> {
+        use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES as SHARED;
+        self.attribute(SHARED, "shared memory")
+    }
+
+    /// An attribute of the function.
+    pub(crate) fn attribute(
+        &self,
+        attribute: sys::CUfunction_attribute,
+        what: &str,
+    ) -> Result<u32, BackendError> {
+        // SAFETY: the function belongs to a module that `self` keeps loaded.
+        unsafe { result::function::get_function_attribute(self.function.cu_function(), attribute) }
+            .map(|value| value.max(0) as u32)
+            .map_err(|error| failed(&format!("tell the {what} of {}", self.name), &error))
+    }
+
+    /// How many of its blocks, without clusters, a multiprocessor runs at once where nothing else
+    /// does.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn blocks_a_multiprocessor(&self, shape: LaunchShape) -> Result<usize, BackendError> {
+        self.blocks_held(shape.block, shape.shared_bytes)
+    }
+
+    /// The same for blocks of so many threads and bytes of dynamic shared memory.
+    pub(crate) fn blocks_held(
+        &self,
+        threads: u32,
+        shared_bytes: u32,
+    ) -> Result<usize, BackendError> {
+        let mut blocks = 0;
+        // SAFETY: the pointer is valid; the function belongs to a module that `self` keeps loaded.
+        unsafe {
+            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                &raw mut blocks,
+                self.function.cu_function(),
+                threads as i32,
+                shared_bytes as usize,
+            )
+        }
+        .result()
+        .map_err(|error| failed(&format!("count the blocks of {}", self.name), &error))?;
+        Ok(blocks.max(0) as usize)
+    }
+
+    /// Launches it on the device's stream; returns before it has run.
+    ///
+    /// Number and sizes of the arguments are checked against the compiled kernel. Their order and
+    /// meaning, and that the addresses are alive until the launch has finished, are for the
+    /// caller to get right: what goes wrong then is wrong on the device, where verification or
+    /// the driver finds it.
+    ///
+    /// # Errors
+    /// When the arguments are not the kernel's, or the launch is refused; the error names the
+    /// kernel.
+    pub fn launch(&self, shape: LaunchShape, arguments: &[Argument]) -> Result<(), BackendError> {
+        self.launch_attributed(shape, arguments, &mut [])
+    }
+
+    /// The same, with launch attributes. A kernel launched with PDL touches nothing that is written
+    /// before it on the stream until it has waited for that.
+    ///
+    /// # Errors
+    /// As [`Self::launch`].
+    pub fn launch_with(
+        &self,
+        attributes: LaunchAttributes,
+        shape: LaunchShape,
+        arguments: &[Argument],
+    ) -> Result<(), BackendError> {
+        let programmatic = attributes.programmatic.then(attributes::programmatic);
+        let cooperative = attributes.cooperative.then(attributes::cooperative);
+        let window = attributes.window.map(Window::attribute);
+        let mut attributes: Vec<_> =
+            programmatic.into_iter().chain(cooperative).chain(window).collect();
+        self.launch_attributed(shape, arguments, &mut attributes)
+    }
+
+    /// Launches, with attributes where there are any.
+    fn launch_attributed(
+        &self,
+        shape: LaunchShape,
+        arguments: &[Argument],
+        attributes: &mut [sys::CUlaunchAttribute],
+    ) -> Result<(), BackendError> {
+        argument::check(arguments.iter().map(|argument| argument.bytes()), &self.parameter_bytes)
+            .map_err(|problem| BackendError::Launch(format!("{}: {problem}", self.name)))?;
+        self.note_launch();
+        let (mut few, mut many) = ([std::ptr::null_mut::<c_void>(); FEW_PARAMETERS], Vec::new());
+        let pointers = match few.get_mut(..arguments.len()) {
+            Some(few) => few,
+            None => {
+                many.resize(arguments.len(), std::ptr::null_mut());
+                &mut many[..]
+            }
+        };
+        for (pointer, argument) in pointers.iter_mut().zip(arguments) {
+            *pointer = match argument {
+                Argument::Address(value) | Argument::U64(value) => {
+                    std::ptr::from_ref(value).cast_mut().cast()
+                }
+                Argument::I32(value) => std::ptr::from_ref(value).cast_mut().cast(),
+                Argument::I64(value) => std::ptr::from_ref(value).cast_mut().cast(),
+                Argument::U32(value) => std::ptr::from_ref(value).cast_mut().cast(),
+                Argument::F32(value) => std::ptr::from_ref(value).cast_mut().cast(),
+            };
+        }
+        if attributes.is_empty() {
+            // SAFETY: the pointers are to values that outlive the call, which copies them; the
+            // check found one of the right size for each parameter; what the kernel does with
+            // them happens on the device.
+            let launched = unsafe {
+                result::launch_kernel(
+                    self.function.cu_function(),
+                    shape.grid,
+                    (shape.block, 1, 1),
+                    shape.shared_bytes,
+                    self.stream.cu_stream(),
+                    pointers,
+                )
+            };
+            return launched.map_err(|error| failed(&format!("launch {}", self.name), &error));
+        }
+        let config = shape.dims().config(&self.stream, attributes);
+        // SAFETY: as above, for the attributes too.
+        unsafe {
+            sys::cuLaunchKernelEx(
+                &raw const config,
+                self.function.cu_function(),
+                pointers.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        }
+        .result()
+        .map_err(|error| failed(&format!("launch {}", self.name), &error))
+    }
+}
+
+/// The carve-out of a kernel for which none was set.
+const CHOSEN_BY_DRIVER: i32 = -1;
+
+/// Parameters whose addresses are put together without an allocation.
+const FEW_PARAMETERS: usize = 64;
+
+/// The size of each parameter of a kernel, as the driver tells.
+fn parameter_bytes(function: &CudaFunction, name: &str) -> Result<Vec<usize>, BackendError> {
+    let mut sizes = Vec::new();
+    loop {
+        let (mut offset, mut bytes) = (0, 0);
+        // SAFETY: the function belongs to a loaded module; both pointers are valid.
+        let told = unsafe {
+            sys::cuFuncGetParamInfo(
+                function.cu_function(),
+                sizes.len(),
+                &raw mut offset,
+                &raw mut bytes,
+            )
+        }
+        .result();
+        match told {
+            // The documented answer to an index beyond the last parameter.
+            Err(DriverError(sys::CUresult::CUDA_ERROR_INVALID_VALUE)) => return Ok(sizes),
+            other => {
+                other.map_err(|error| failed(&format!("tell the parameters of {name}"), &error))?
+            }
+        }
+        sizes.push(bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Source;
+    use crate::testing::gpu;
+
+    #[test]
+    fn a_kernel_that_is_asked_for_again_has_no_carve_out_of_before() {
+        let Some((device, _alone)) = gpu() else { return };
+        let build = Source::new("carved", r#"extern "C" __global__ void carved() {}"#).build(&[]);
+        let kernel = device.kernel(&build, "carved").unwrap();
+        assert_eq!(kernel.carve_out(), Ok(CHOSEN_BY_DRIVER));
+        kernel.prefer_shared().unwrap();
+        assert_eq!(kernel.carve_out(), Ok(100));
+        // It lasts as long as a kernel of it is in use: one that a reference row asks for meanwhile
+        // takes nothing from the case that it verifies.
+        let beside = device.kernel(&build, "carved").unwrap();
+        assert_eq!(beside.carve_out(), Ok(100));
+        drop(kernel);
+        let on_another_stream = beside.on_stream(device.stream());
+        drop(beside);
+        drop(device.kernel(&build, "carved").unwrap());
+        assert_eq!(on_another_stream.carve_out(), Ok(100));
+        drop(on_another_stream);
+        let again = device.kernel(&build, "carved").unwrap();
+        assert_eq!(again.carve_out(), Ok(CHOSEN_BY_DRIVER));
+    }
+
+    #[test]
+    fn a_grid_has_bounds() {
+        let shape = |blocks| LaunchShape::new(blocks, 64, 0).map(LaunchShape::blocks);
+        assert_eq!(shape([3, 2, 1]), Ok(6));
+        assert_eq!(shape([i32::MAX as usize, 1, 1]), Ok(i32::MAX as u64));
+        for many in [[1 << 31, 1, 1], [1, 70_000, 1], [1, 1, 70_000], [1 << 40, 1, 1]] {
+            assert_eq!(
+                shape(many),
+                Err(BackendError::Launch("needs more blocks than a grid holds".to_owned()))
+            );
+        }
+        assert_eq!(shape([0, 1, 1]), Err(BackendError::Launch("needs no block at all".to_owned())));
+        assert_eq!(LaunchShape::covering(1000, 64, 4).map(|shape| shape.grid), Ok((4, 1, 1)));
+    }
+}

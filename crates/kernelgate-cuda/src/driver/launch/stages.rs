@@ -1,0 +1,104 @@
+//! What the stages of a kernel take, block by block: counters of builds that have clocks of them
+//! (`kernels/common/stages.cuh`).
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaModule, CudaStream, DevicePtr, DeviceSlice, DriverError, result};
+
+use crate::BackendError;
+use crate::driver::status::failed;
+
+/// The counters' name in a module.
+const COUNTERS: &str = "kernelgate_stages";
+
+/// A loaded kernel whose row names stages.
+pub struct StagedKernel {
+    symbol: &'static str,
+    stages: &'static [&'static str],
+    counters: Option<StageCounters>,
+}
+
+impl StagedKernel {
+    pub(crate) const fn new(
+        symbol: &'static str,
+        stages: &'static [&'static str],
+        counters: Option<StageCounters>,
+    ) -> Self {
+        Self { symbol, stages, counters }
+    }
+
+    /// Its name in the source.
+    pub const fn symbol(&self) -> &'static str {
+        self.symbol
+    }
+
+    /// Its stages.
+    pub const fn stages(&self) -> &'static [&'static str] {
+        self.stages
+    }
+
+    /// Sets its counters to zero, in the order of the device's stream.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    pub fn clear(&self) -> Result<(), BackendError> {
+        self.counters.as_ref().map_or(Ok(()), |counters| counters.clear())
+    }
+
+    /// Cycles of each stage in each block since they were cleared, by block; nothing where it was
+    /// loaded without clocks.
+    ///
+    /// # Errors
+    /// When the copy, or anything launched before it, failed.
+    pub fn cycles(&self) -> Result<Vec<Vec<u64>>, BackendError> {
+        let Some(counters) = &self.counters else { return Ok(Vec::new()) };
+        let all = counters.read()?;
+        Ok(all.chunks(self.stages.len().max(1)).map(<[u64]>::to_vec).collect())
+    }
+
+    /// Whether it is the same build of the same kernel.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        let address = |kernel: &Self| kernel.counters.as_ref().map(|counters| counters.address);
+        self.symbol == other.symbol && address(self) == address(other)
+    }
+}
+
+/// The counters of a module, which it keeps loaded.
+pub(crate) struct StageCounters {
+    _module: Arc<CudaModule>,
+    stream: Arc<CudaStream>,
+    address: u64,
+    bytes: usize,
+}
+
+impl StageCounters {
+    /// # Errors
+    /// When the module has none.
+    pub(crate) fn of(
+        module: Arc<CudaModule>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<Self, DriverError> {
+        let (address, bytes) = {
+            let found = module.get_global(COUNTERS, stream)?;
+            (found.device_ptr(stream).0, found.num_bytes())
+        };
+        Ok(Self { stream: Arc::clone(stream), address, bytes, _module: module })
+    }
+
+    fn clear(&self) -> Result<(), BackendError> {
+        // SAFETY: the range is the whole variable, whose module is kept loaded.
+        unsafe { result::memset_d8_async(self.address, 0, self.bytes, self.stream.cu_stream()) }
+            .map_err(|error| failed("clear the clocks of stages", &error))
+    }
+
+    fn read(&self) -> Result<Vec<u64>, BackendError> {
+        let failed = |error| failed("read the clocks of stages", &error);
+        let mut cycles = vec![0u64; self.bytes / size_of::<u64>()];
+        // SAFETY: the range lies in the variable, whose module is kept loaded; the target outlives
+        // the copy, which has finished when this returns.
+        unsafe { result::memcpy_dtoh_async(&mut cycles, self.address, self.stream.cu_stream()) }
+            .map_err(failed)?;
+        self.stream.synchronize().map_err(failed)?;
+        Ok(cycles)
+    }
+}

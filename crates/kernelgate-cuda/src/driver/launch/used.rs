@@ -1,0 +1,180 @@
+//! Kernels that a row has loaded, with their code, launch shapes and stages: what a case's builds
+//! are compared by.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use super::kernel::LaunchShape;
+use super::stages::StagedKernel;
+use crate::compiler::code::{self, KernelCode};
+
+/// A kernel that was loaded.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UsedKernel {
+    /// Its machine code; absent where it cannot be read.
+    pub code: Option<KernelCode>,
+    /// The shapes that it was loaded for, each once; empty where its launcher chooses them later.
+    #[serde(default)]
+    pub shapes: Vec<LaunchShape>,
+}
+
+/// Kernels by build and symbol.
+pub type UsedKernels = BTreeMap<String, UsedKernel>;
+
+/// Kernels that were loaded through one view of a device ([`Device::recording`]). The view adds to
+/// them also while the row is launched.
+///
+/// [`Device::recording`]: crate::driver::device::Device::recording
+#[derive(Clone, Default)]
+pub struct LoadedKernels(Arc<Mutex<Loaded>>);
+
+#[derive(Default)]
+struct Loaded {
+    kernels: BTreeMap<String, LoadedCode>,
+    staged: Vec<Arc<StagedKernel>>,
+}
+
+struct LoadedCode {
+    image: Arc<[u8]>,
+    symbol: String,
+    shapes: Vec<LaunchShape>,
+    launched: Arc<AtomicBool>,
+}
+
+impl LoadedKernels {
+    /// Adds a kernel by build and symbol, and returns the flag that its launches set.
+    pub(crate) fn add(&self, name: String, symbol: &str, image: &Arc<[u8]>) -> Arc<AtomicBool> {
+        let mut loaded = self.lock();
+        let kernel = loaded.kernels.entry(name).or_insert_with(|| LoadedCode {
+            image: Arc::clone(image),
+            symbol: symbol.to_owned(),
+            shapes: Vec::new(),
+            launched: Arc::default(),
+        });
+        Arc::clone(&kernel.launched)
+    }
+
+    /// Adds a shape that a kernel is loaded for.
+    pub(crate) fn add_shape(&self, name: &str, shape: LaunchShape) {
+        let mut loaded = self.lock();
+        let kernel = loaded.kernels.get_mut(name).filter(|it| !it.shapes.contains(&shape));
+        if let Some(kernel) = kernel {
+            kernel.shapes.push(shape);
+        }
+    }
+
+    /// Adds a kernel whose row names stages, unless the same build was added before.
+    pub(crate) fn add_staged(&self, kernel: StagedKernel) {
+        let mut loaded = self.lock();
+        if !loaded.staged.iter().any(|known| known.is_same(&kernel)) {
+            loaded.staged.push(Arc::new(kernel));
+        }
+    }
+
+    /// Kernels whose rows name stages.
+    pub fn staged(&self) -> Vec<Arc<StagedKernel>> {
+        self.lock().staged.clone()
+    }
+
+    /// Build and symbol of kernels that were launched, or recorded into a graph.
+    pub fn launched(&self) -> Vec<String> {
+        let loaded = self.lock();
+        let launched =
+            loaded.kernels.iter().filter(|(_, kernel)| kernel.launched.load(Ordering::Relaxed));
+        launched.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Reads their code: milliseconds a kernel.
+    pub fn describe(&self) -> UsedKernels {
+        let described = |kernel: &LoadedCode| UsedKernel {
+            code: code::of_image(&kernel.image, &kernel.symbol),
+            shapes: kernel.shapes.clone(),
+        };
+        let loaded = self.lock();
+        loaded.kernels.iter().map(|(name, kernel)| (name.clone(), described(kernel))).collect()
+    }
+
+    /// Bytes of local memory of a thread, by symbol, for each of its builds in machine code.
+    pub fn local_bytes(&self) -> BTreeMap<String, BTreeSet<u32>> {
+        let mut all: BTreeMap<String, BTreeSet<u32>> = BTreeMap::new();
+        for LoadedCode { image, symbol, .. } in self.lock().kernels.values() {
+            if let Some(facts) = code::of_image(image, symbol).and_then(|code| code.facts) {
+                all.entry(symbol.clone()).or_default().insert(facts.stack_bytes);
+            }
+        }
+        all
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Loaded> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compiler::source::Source;
+    use crate::testing::gpu;
+
+    #[test]
+    fn a_view_records_the_code_of_its_own_kernels() {
+        let Some((device, _alone)) = gpu() else { return };
+        let load = |factor: u32| {
+            let text = format!(
+                "extern \"C\" __global__ void used(unsigned* x) {{ x[threadIdx.x] *= {factor}; }}"
+            );
+            let build = Source::new("used", Box::leak(text.into_boxed_str())).build(&[]);
+            let (view, loaded) = device.recording();
+            view.kernel(&build, "used").unwrap();
+            let shape = LaunchShape { grid: (1, 1, 1), block: 32, shared_bytes: 0 };
+            view.record_row("used", shape, None);
+            loaded.describe()
+        };
+        let [three, five, again] = [3, 5, 3].map(load);
+        let code = |used: &UsedKernels| used["used"].code.clone().unwrap();
+        assert_eq!(three.keys().collect::<Vec<_>>(), ["used"]);
+        assert_eq!(three["used"].shapes.len(), 1);
+        assert_ne!(code(&three).hash, code(&five).hash);
+        assert_eq!(three, again);
+    }
+
+    #[test]
+    fn a_view_records_which_of_its_kernels_were_launched() {
+        let Some((device, _alone)) = gpu() else { return };
+        let text = "extern \"C\" __global__ void one() {} extern \"C\" __global__ void two() {}";
+        let build = Source::new("both", text).build(&[]);
+        let (view, loaded) = device.recording();
+        let [one, _two] = ["one", "two"].map(|symbol| view.kernel(&build, symbol).unwrap());
+        let (_other, others) = device.recording();
+        assert!(loaded.launched().is_empty());
+        one.launch(LaunchShape { grid: (1, 1, 1), block: 32, shared_bytes: 0 }, &[]).unwrap();
+        device.synchronize().unwrap();
+        assert_eq!(loaded.launched(), ["both: one"]);
+        assert!(others.describe().is_empty());
+    }
+
+    #[test]
+    fn a_kernel_that_is_loaded_twice_is_one_with_both_shapes() {
+        let image: Arc<[u8]> = Arc::from(&b".entry k { ret; }"[..]);
+        let shape = |blocks| LaunchShape { grid: (blocks, 1, 1), block: 128, shared_bytes: 0 };
+        let loaded = LoadedKernels::default();
+        let mut launched = Vec::new();
+        for blocks in [8, 16, 8] {
+            launched.push(loaded.add("f X=1: k".to_owned(), "k", &image));
+            loaded.add_shape("f X=1: k", shape(blocks));
+        }
+        loaded.add_shape("unknown", shape(1));
+        let used = loaded.describe();
+        assert_eq!(used.len(), 1);
+        assert_eq!(used["f X=1: k"].shapes, [shape(8), shape(16)]);
+        assert!(used["f X=1: k"].code.is_some());
+        assert!(loaded.local_bytes().is_empty(), "PTX does not tell");
+        loaded.add("f X=2: k".to_owned(), "k", &image);
+        assert!(loaded.launched().is_empty());
+        launched[2].store(true, Ordering::Relaxed);
+        assert_eq!(loaded.launched(), ["f X=1: k"]);
+    }
+}

@@ -1,0 +1,170 @@
+//! Device memory, and the error where there is too little of it.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, result};
+
+use super::staging::{self, Staging};
+use crate::BackendError;
+use crate::driver::status::failed;
+
+/// Device memory, freed with its last handle: a clone is another handle to the same memory.
+#[derive(Clone)]
+pub struct Buffer {
+    slice: Arc<CudaSlice<u8>>,
+    staging: Arc<Staging>,
+}
+
+impl Buffer {
+    pub(crate) fn new(slice: CudaSlice<u8>, staging: Arc<Staging>) -> Self {
+        Self { slice: Arc::new(slice), staging }
+    }
+
+    /// Its address on the device.
+    pub fn address(&self) -> u64 {
+        self.slice.device_ptr(self.slice.stream()).0
+    }
+
+    /// Its size, bytes.
+    pub fn bytes(&self) -> usize {
+        self.slice.num_bytes()
+    }
+
+    /// Sets every byte.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    pub fn fill(&self, byte: u8) -> Result<(), BackendError> {
+        let stream = self.slice.stream();
+        // SAFETY: the range is the whole allocation, which is alive.
+        unsafe { result::memset_d8_async(self.address(), byte, self.bytes(), stream.cu_stream()) }
+            .map_err(|error| failed("fill memory", &error))
+    }
+
+    /// Sets the bytes of a range, in the order of a stream.
+    ///
+    /// # Errors
+    /// When the range is not in the buffer, or the driver fails.
+    pub fn fill_range(
+        &self,
+        stream: &CudaStream,
+        range: Range<usize>,
+        byte: u8,
+    ) -> Result<(), BackendError> {
+        let to = self.address_of(&range)?;
+        // SAFETY: the range lies in the allocation, which is alive.
+        unsafe { result::memset_d8_async(to, byte, range.len(), stream.cu_stream()) }
+            .map_err(|error| failed("fill memory", &error))
+    }
+
+    /// Copies a range of another buffer over its own bytes from `offset` on, in the order of a
+    /// stream. The two do not overlap.
+    ///
+    /// # Errors
+    /// When a range is not in its buffer, or the driver fails.
+    pub fn copy_range(
+        &self,
+        stream: &CudaStream,
+        offset: usize,
+        from: &Self,
+        range: Range<usize>,
+    ) -> Result<(), BackendError> {
+        let to = self.address_of(&(offset..offset.saturating_add(range.len())))?;
+        let source = from.address_of(&range)?;
+        // SAFETY: both ranges lie in their allocations, which are alive.
+        unsafe { result::memcpy_dtod_async(to, source, range.len(), stream.cu_stream()) }
+            .map_err(|error| failed("copy on the GPU", &error))
+    }
+
+    /// Where a range begins.
+    ///
+    /// # Errors
+    /// When it is not in the buffer.
+    fn address_of(&self, range: &Range<usize>) -> Result<u64, BackendError> {
+        if range.start > range.end || range.end > self.bytes() {
+            return Err(BackendError::Launch(format!(
+                "bytes {} to {} of a buffer of {}",
+                range.start,
+                range.end,
+                self.bytes()
+            )));
+        }
+        Ok(self.address() + range.start as u64)
+    }
+
+    /// Copies these bytes over its first ones, in the order of the stream, and waits for that.
+    ///
+    /// # Errors
+    /// When they are more than it has, or the copy, or anything launched before it, failed.
+    pub fn overwrite(&self, bytes: &[u8]) -> Result<(), BackendError> {
+        if bytes.len() > self.bytes() {
+            return Err(BackendError::Launch(format!(
+                "failed to copy {} bytes to a buffer of {}",
+                bytes.len(),
+                self.bytes()
+            )));
+        }
+        let stream = self.slice.stream();
+        if bytes.len() >= staging::WORTHWHILE {
+            // SAFETY: the range lies in the allocation, which is alive.
+            return unsafe { self.staging.upload(stream, self.address(), bytes) };
+        }
+        let failed = |error| failed("copy to the GPU", &error);
+        // SAFETY: the range lies in the allocation, which is alive; the source outlives the copy,
+        // which has finished when this returns.
+        unsafe { result::memcpy_htod_async(self.address(), bytes, stream.cu_stream()) }
+            .map_err(failed)?;
+        stream.synchronize().map_err(failed)
+    }
+
+    /// Copies bytes from `offset` on to the host by another stream: what lies there now, whatever
+    /// is still queued on the device's own stream.
+    ///
+    /// # Errors
+    /// When the range is not in the buffer, or the copy failed.
+    pub fn peek(
+        &self,
+        stream: &CudaStream,
+        offset: usize,
+        target: &mut [u8],
+    ) -> Result<(), BackendError> {
+        if offset.checked_add(target.len()).is_none_or(|end| end > self.bytes()) {
+            return Err(BackendError::Launch(format!(
+                "failed to read {} bytes at {offset} of a buffer of {}",
+                target.len(),
+                self.bytes()
+            )));
+        }
+        let failed = |error| failed("copy from the GPU", &error);
+        let from = self.address() + offset as u64;
+        // SAFETY: the range lies in the allocation, which is alive; the target outlives the copy,
+        // which has finished when this returns.
+        unsafe { result::memcpy_dtoh_async(target, from, stream.cu_stream()) }.map_err(failed)?;
+        stream.synchronize().map_err(failed)
+    }
+
+    /// Copies its first bytes to the host and waits for them.
+    ///
+    /// # Errors
+    /// When the copy, or anything launched before it, failed.
+    pub fn download(&self, target: &mut [u8]) -> Result<(), BackendError> {
+        let view = self.slice.slice(0..target.len());
+        let stream = self.slice.stream();
+        if target.len() >= staging::WORTHWHILE {
+            // SAFETY: the range lies in the allocation, which is alive.
+            return unsafe { self.staging.download(stream, self.address(), target) };
+        }
+        stream.memcpy_dtoh(&view, target).map_err(|error| failed("copy from the GPU", &error))?;
+        stream.synchronize().map_err(|error| failed("copy from the GPU", &error))
+    }
+}
+
+/// The error for too little memory; `available` where the driver tells it.
+pub fn short(bytes: u64, available: Option<u64>) -> BackendError {
+    let gigabytes = |bytes: u64| format!("{:.2} GB", bytes as f64 / 1e9);
+    BackendError::OutOfMemory {
+        needed: format!("{} on the GPU", gigabytes(bytes)),
+        available: available.map_or_else(|| "an unknown amount".to_owned(), gigabytes),
+    }
+}

@@ -1,0 +1,66 @@
+//! Pinned host memory through which host and device communicate.
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use cudarc::driver::{result, sys};
+
+use crate::BackendError;
+use crate::driver::status::failed;
+
+/// Two words of pinned host memory that the device reads and writes, on cache lines of their own.
+pub struct Mailbox {
+    words: NonNull<AtomicU32>,
+}
+
+/// Words between the two.
+const APART: usize = 64;
+
+impl Mailbox {
+    /// Allocates it.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    pub fn new() -> Result<Self, BackendError> {
+        let bytes = 2 * APART * size_of::<AtomicU32>();
+        let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
+        // SAFETY: a context is current on this thread: the device that the mailbox is for was
+        // opened here.
+        let memory = unsafe { result::malloc_host(bytes, flags) }
+            .map_err(|error| failed("pin host memory", &error))?;
+        let words = NonNull::new(memory.cast::<AtomicU32>()).ok_or_else(|| {
+            BackendError::Launch("failed to pin host memory: no address".to_owned())
+        })?;
+        let mailbox = Self { words };
+        mailbox.to_device().store(0, Ordering::Release);
+        mailbox.from_device().store(0, Ordering::Release);
+        Ok(mailbox)
+    }
+
+    /// The word that the device reads.
+    pub fn to_device(&self) -> &AtomicU32 {
+        // SAFETY: the allocation holds 2 * APART words, lives as long as `self`, and is only ever
+        // accessed atomically.
+        unsafe { self.words.as_ref() }
+    }
+
+    /// The word that the device writes.
+    pub fn from_device(&self) -> &AtomicU32 {
+        // SAFETY: as above.
+        unsafe { self.words.add(APART).as_ref() }
+    }
+
+    /// Their addresses, which are the same on the device: to it, from it.
+    pub fn addresses(&self) -> (u64, u64) {
+        let base = self.words.as_ptr() as u64;
+        (base, base + (APART * size_of::<AtomicU32>()) as u64)
+    }
+}
+
+impl Drop for Mailbox {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `malloc_host` and not used again. A broken context cannot free it,
+        // and the process then ends anyway.
+        let _ = unsafe { result::free_host(self.words.as_ptr().cast()) };
+    }
+}

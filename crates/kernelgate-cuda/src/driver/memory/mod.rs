@@ -1,0 +1,154 @@
+//! Whether a case fits on the device, asked before anything is allocated, and how much is taken.
+
+pub mod buffer;
+pub mod mailbox;
+pub mod persistence;
+pub(crate) mod staging;
+pub mod window;
+
+use cudarc::driver::sys::{self, CUmemPool_attribute, CUmemPool_attribute_enum as PoolAttribute};
+use cudarc::driver::{DriverError, result};
+
+use super::device::Device;
+use super::status::failed;
+use crate::BackendError;
+use buffer::short;
+
+/// Memory of the device that a case leaves to the driver and to the harness' own buffers, bytes.
+const RESERVE: u64 = 512 << 20;
+
+/// Checks that so many bytes can be allocated.
+///
+/// # Errors
+/// When they cannot, or the driver fails.
+pub fn require(device: &Device, bytes: u64) -> Result<(), BackendError> {
+    let (free, total) = settled(device)?;
+    check(bytes, free, total)
+}
+
+/// Free and total device memory, bytes, once the launches have finished and what was freed has left
+/// the driver's pool.
+///
+/// # Errors
+/// When the driver fails.
+pub fn settled(device: &Device) -> Result<(u64, u64), BackendError> {
+    // First with a timeout, because a hung kernel never finishes; then through the driver, which
+    // only then takes note of what was freed.
+    device.synchronize()?;
+    device.stream().synchronize().map_err(|error| failed("wait for the GPU", &error))?;
+    // SAFETY: the device of an open context; the pool releases only what is not in use. A device
+    // without pools keeps nothing back.
+    unsafe {
+        if let Ok(pool) = result::device::get_mem_pool(device.context().cu_device()) {
+            result::mem_pool::trim_to(pool, 0)
+                .map_err(|error| failed("return freed memory", &error))?;
+        }
+    }
+    device.memory()
+}
+
+/// What is taken of the device's memory, bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Taken {
+    /// Allocated from the device's pool, as every [`Buffer`](crate::Buffer) is: what was asked
+    /// for, without the pieces of 32 MiB that the pool takes it from. 0 where there is no pool.
+    pub pool: u64,
+    /// The most of it since [`forget_peak`].
+    pub pool_peak: u64,
+    /// All else that is not free, in pages of 2 MiB: other allocations, modules, what the context
+    /// and libraries need, other processes.
+    pub outside: u64,
+}
+
+/// What is taken now. Nothing is waited for.
+///
+/// # Errors
+/// When the driver fails.
+pub fn taken(device: &Device) -> Result<Taken, BackendError> {
+    let (free, total) = device.memory()?;
+    let of_pool = |attribute| {
+        let bytes = pool_attribute(device, attribute);
+        bytes.map_err(|error| failed("tell the memory of the pool", &error))
+    };
+    let pool = of_pool(PoolAttribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
+    let peak = of_pool(PoolAttribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)?;
+    let reserved = of_pool(PoolAttribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
+    let outside = total.saturating_sub(free).saturating_sub(reserved);
+    Ok(Taken { pool, pool_peak: peak.max(pool), outside })
+}
+
+/// A number of the device's pool, 0 where there is none.
+fn pool_attribute(device: &Device, attribute: CUmemPool_attribute) -> Result<u64, DriverError> {
+    // SAFETY: the device of an open context.
+    let Ok(pool) = (unsafe { result::device::get_mem_pool(device.context().cu_device()) }) else {
+        return Ok(0);
+    };
+    let mut bytes = 0u64;
+    // SAFETY: the pool of a device lives as long as that; these attributes are 64-bit numbers, and
+    // the pointer is to one.
+    unsafe { sys::cuMemPoolGetAttribute(pool, attribute, (&raw mut bytes).cast()) }.result()?;
+    Ok(bytes)
+}
+
+/// From now on [`Taken::pool_peak`] is of what comes.
+///
+/// # Errors
+/// When the driver fails.
+pub fn forget_peak(device: &Device) -> Result<(), BackendError> {
+    // SAFETY: the device of an open context.
+    let Ok(pool) = (unsafe { result::device::get_mem_pool(device.context().cu_device()) }) else {
+        return Ok(());
+    };
+    let (peak, mut zero) = (PoolAttribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH, 0u64);
+    // SAFETY: as in `pool_attribute`; the peak may be set to zero, which begins it anew.
+    unsafe { sys::cuMemPoolSetAttribute(pool, peak, (&raw mut zero).cast()) }
+        .result()
+        .map_err(|error| failed("begin anew with the memory of the pool", &error))
+}
+
+fn check(bytes: u64, free: u64, total: u64) -> Result<(), BackendError> {
+    let available = free.min(total.saturating_sub(RESERVE));
+    if bytes <= available {
+        return Ok(());
+    }
+    Err(short(bytes, Some(available)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_taken_of_the_pool_is_told_to_the_byte_and_so_is_its_peak() {
+        let Some((device, _alone)) = crate::testing::gpu() else { return };
+        const MIB: u64 = 1 << 20;
+        settled(&device).unwrap();
+        forget_peak(&device).unwrap();
+        let before = taken(&device).unwrap();
+        let kept = device.allocate((96 * MIB) as usize).unwrap();
+        drop(device.allocate((64 * MIB) as usize).unwrap());
+        settled(&device).unwrap();
+        let now = taken(&device).unwrap();
+        eprintln!("{before:?} {now:?}");
+        // An allocation is rounded up to half a kilobyte or so.
+        let of = |bytes: u64, wanted: u64| (wanted..wanted + MIB).contains(&bytes);
+        assert!(of(now.pool - before.pool, 96 * MIB));
+        assert!(of(now.pool_peak - before.pool, 160 * MIB));
+        // Tests that are about to begin open the device meanwhile.
+        assert!(now.outside.abs_diff(before.outside) <= 32 * MIB);
+        forget_peak(&device).unwrap();
+        assert_eq!(taken(&device).unwrap().pool_peak, now.pool);
+        drop(kept);
+        settled(&device).unwrap();
+        assert_eq!(taken(&device).unwrap().pool, before.pool);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_named_with_both_sizes() {
+        assert_eq!(check(1 << 30, 2 << 30, 80 << 30), Ok(()));
+        let error = check(18_000_000_000, 2_000_000_000, 80_000_000_000).unwrap_err();
+        assert_eq!(error.to_string(), "needs 18.00 GB on the GPU of memory, 2.00 GB are free");
+        assert!(check(u64::MAX, 80 << 30, 80 << 30).is_err());
+        assert!(check(80 << 30, 80 << 30, 80 << 30).is_err());
+    }
+}

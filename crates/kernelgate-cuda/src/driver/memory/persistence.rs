@@ -1,0 +1,228 @@
+//! What one case leaves to the next one in the context and on the stream, and a range of memory kept
+//! in L2 between kernels: the set-aside.
+//!
+//! The set-aside belongs to the whole context, so it is taken by a value that gives it back when
+//! dropped. Deliberately absent: windows on the stream, which would last beyond the launches they
+//! are for.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::{
+    self, CUdevice_attribute_enum as Attribute,
+    CUlimit_enum::CU_LIMIT_PERSISTING_L2_CACHE_SIZE as LIMIT,
+};
+use cudarc::driver::{CudaContext, DriverError};
+
+use super::window::{Lines, Window};
+use crate::BackendError;
+use crate::driver::context_settings::ContextSettings;
+use crate::driver::device::Device;
+use crate::driver::status::failed;
+use crate::driver::stream::stream_settings::StreamSettings;
+
+/// The part of L2 that kept lines may fill, until dropped.
+pub struct SetAside {
+    context: Arc<CudaContext>,
+    room: Room,
+    before: usize,
+}
+
+impl SetAside {
+    /// Sets aside so many bytes, or as many as the device allows.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] where it allows none: before compute capability 8, on a MIG
+    /// slice, under MPS; when the driver fails.
+    pub fn new(device: &Device, bytes: usize) -> Result<Self, BackendError> {
+        let context = Arc::clone(device.context());
+        let attribute = |attribute| {
+            let value =
+                context.attribute(attribute).map_err(|error| failed("describe L2", &error))?;
+            Ok::<_, BackendError>(value.max(0) as usize)
+        };
+        let most_kept = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_PERSISTING_L2_CACHE_SIZE)?;
+        let most_window = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_ACCESS_POLICY_WINDOW_SIZE)?;
+        let none = || {
+            BackendError::Unsupported(
+                "this GPU sets no L2 aside for persisting accesses".to_owned(),
+            )
+        };
+        if most_kept == 0 || most_window == 0 {
+            return Err(none());
+        }
+        let before = set_aside(device)?;
+        context.set_limit(LIMIT, bytes.min(most_kept)).map_err(|error| match error {
+            DriverError(sys::CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT) => none(),
+            error => failed("set L2 aside", &error),
+        })?;
+        // The driver rounds, and under MPS it does nothing.
+        let mut taken = Self {
+            context: Arc::clone(&context),
+            room: Room { kept: 0, window: most_window },
+            before,
+        };
+        taken.room.kept = set_aside(device)?;
+        if taken.room.kept == 0 { Err(none()) } else { Ok(taken) }
+    }
+
+    /// A window that keeps as much of that range as fits.
+    pub fn window(&self, address: u64, bytes: usize) -> Window {
+        self.room.window(address, bytes)
+    }
+}
+
+/// Bytes of L2 that are set aside now.
+///
+/// # Errors
+/// When the driver fails.
+pub fn set_aside(device: &Device) -> Result<usize, BackendError> {
+    device.context().get_limit(LIMIT).map_err(|error| failed("tell the set-aside of L2", &error))
+}
+
+/// Brings back what an earlier case set for the whole context and for the stream, the set-aside of
+/// L2 and a window that fills it among them, so that the next one finds what every other does.
+///
+/// # Errors
+/// When the driver refuses.
+pub fn restore(device: &Device) -> Result<(), BackendError> {
+    device.restore_settings()?;
+    reset(device)
+}
+
+/// What is set for the whole context and for the stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    pub(crate) context: ContextSettings,
+    pub(crate) stream: StreamSettings,
+    /// Of L2, bytes; absent where the driver has no such limit.
+    aside: Option<usize>,
+}
+
+/// What is set now, by the case that is alive.
+pub fn settings(device: &Device) -> Settings {
+    Settings {
+        context: device.settings_now(),
+        stream: StreamSettings::of(device.stream()),
+        aside: set_aside(device).ok(),
+    }
+}
+
+/// Sets again what was set before another row was prepared beside the case that is alive.
+///
+/// # Errors
+/// When the driver refuses.
+pub fn bring_back(device: &Device, before: &Settings) -> Result<(), BackendError> {
+    before.context.restore(device.context())?;
+    if let (Some(aside), true) = (before.aside, set_aside(device).ok() != before.aside) {
+        let set = device.context().set_limit(LIMIT, aside);
+        set.map_err(|error| failed("bring back the set-aside of L2", &error))?;
+    }
+    before.stream.restore(device.stream())
+}
+
+/// Gives back what earlier launches set aside of L2 and releases the lines that they kept, so that
+/// the next case finds L2 as every other does.
+///
+/// # Errors
+/// When the driver fails.
+fn reset(device: &Device) -> Result<(), BackendError> {
+    match give_back(device.context(), 0) {
+        // Before compute capability 8, on a MIG slice, under MPS: there is nothing to give back.
+        Err(DriverError(sys::CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT)) => Ok(()),
+        given => given.map_err(|error| failed("give back the set-aside of L2", &error)),
+    }
+}
+
+/// Makes the lines that launches kept in L2 like any others, which the next launches replace. What
+/// is on the stream has to have ended.
+///
+/// # Errors
+/// When the driver refuses.
+pub fn release_lines(device: &Device) -> Result<(), BackendError> {
+    let released = device.context().bind_to_thread().and_then(|()| {
+        // SAFETY: the context is this thread's; no memory is involved.
+        unsafe { sys::cuCtxResetPersistingL2Cache() }.result()
+    });
+    released.map_err(|error| failed("release the lines that are kept in L2", &error))
+}
+
+/// Sets as many bytes aside as before, and releases the lines that are kept.
+fn give_back(context: &CudaContext, before: usize) -> Result<(), DriverError> {
+    context.set_limit(LIMIT, before)?;
+    // SAFETY: setting the limit made the context this thread's; no memory is involved.
+    unsafe { sys::cuCtxResetPersistingL2Cache() }.result()
+}
+
+impl Drop for SetAside {
+    fn drop(&mut self) {
+        // A broken context refuses, and the process then ends anyway.
+        let _ = give_back(&self.context, self.before);
+    }
+}
+
+/// Bytes that are set aside, and that a window may have.
+#[derive(Debug, Clone, Copy)]
+struct Room {
+    kept: usize,
+    window: usize,
+}
+
+impl Room {
+    /// A window larger than the set-aside would evict its own lines before they are used again, so
+    /// only a share of it is kept.
+    fn window(self, address: u64, bytes: usize) -> Window {
+        let bytes = bytes.min(self.window);
+        Window {
+            address,
+            bytes,
+            lines: Lines::Keep((self.kept as f64 / bytes.max(1) as f64).min(1.0) as f32),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::gpu;
+
+    #[test]
+    fn a_window_keeps_what_fits() {
+        let room = Room { kept: 30 << 20, window: 128 << 20 };
+        let window = |bytes| room.window(4096, bytes);
+        assert_eq!(
+            window(18 << 20),
+            Window { address: 4096, bytes: 18 << 20, lines: Lines::Keep(1.0) }
+        );
+        assert_eq!(window(60 << 20).lines, Lines::Keep(0.5));
+        // What lies beyond the largest window is not controlled.
+        assert_eq!(
+            window(1 << 30),
+            Window { address: 4096, bytes: 128 << 20, lines: Lines::Keep(30.0 / 128.0) }
+        );
+        assert_eq!(window(0).lines, Lines::Keep(1.0));
+        assert_eq!(
+            window(1 << 20).released(),
+            Window { address: 4096, bytes: 1 << 20, lines: Lines::Release }
+        );
+    }
+
+    #[test]
+    fn what_was_set_aside_is_given_back() {
+        let Some((device, _alone)) = gpu() else { return };
+        let limit = || device.context().get_limit(LIMIT).unwrap();
+        let before = limit();
+        match SetAside::new(&device, 8 << 20) {
+            Ok(taken) => {
+                eprintln!(
+                    "8388608 bytes asked for, {} set aside, windows up to {}",
+                    taken.room.kept, taken.room.window
+                );
+                assert_eq!(limit(), taken.room.kept);
+                drop(taken);
+            }
+            Err(BackendError::Unsupported(reason)) => eprintln!("skipped: {reason}"),
+            Err(error) => panic!("{error}"),
+        }
+        assert_eq!(limit(), before);
+    }
+}

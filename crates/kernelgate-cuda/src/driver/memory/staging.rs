@@ -1,0 +1,187 @@
+//! Large copies between host and device by way of pinned memory.
+//!
+//! The driver copies ordinary host memory on one core, by way of a pinned block of its own. Here all
+//! cores fill or empty one block while the device copies the other.
+
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::{CudaContext, CudaStream, result, sys};
+use rayon::prelude::*;
+
+use crate::BackendError;
+use crate::driver::status::failed;
+
+/// Bytes of a block.
+const BLOCK: usize = 16 << 20;
+/// Bytes that one task copies on the host.
+const PIECE: usize = 1 << 19;
+/// Shorter copies are left to the driver.
+pub const WORTHWHILE: usize = 4 << 20;
+
+/// Two blocks of pinned memory, made for the first large copy.
+pub struct Staging {
+    blocks: Mutex<Option<[Block; 2]>>,
+    /// Outlives the blocks, which it frees.
+    context: Arc<CudaContext>,
+}
+
+impl Staging {
+    /// For copies to and from that context's device.
+    pub const fn new(context: Arc<CudaContext>) -> Self {
+        Self { blocks: Mutex::new(None), context }
+    }
+
+    /// Copies from the host to that address, in the order of the stream, and waits for it.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    ///
+    /// # Safety
+    /// So many bytes can be written at the address.
+    pub unsafe fn upload(
+        &self,
+        stream: &CudaStream,
+        address: u64,
+        bytes: &[u8],
+    ) -> Result<(), BackendError> {
+        self.with_blocks(|blocks| {
+            for (i, from) in bytes.chunks(BLOCK).enumerate() {
+                let block = &mut blocks[i % 2].bytes_mut()[..from.len()];
+                // The device is still copying the other block, and has finished this one.
+                copy(from, block);
+                stream.synchronize().map_err(|error| failed("copy to the GPU", &error))?;
+                let to = address + (i * BLOCK) as u64;
+                // SAFETY: the range lies in what the caller vouches for; the block is written again
+                // only after the stream was waited for, two rounds on or with the next copy.
+                unsafe { result::memcpy_htod_async(to, block, stream.cu_stream()) }
+                    .map_err(|error| failed("copy to the GPU", &error))?;
+            }
+            stream.synchronize().map_err(|error| failed("copy to the GPU", &error))
+        })
+    }
+
+    /// Copies from that address to the host, in the order of the stream, and waits for it.
+    ///
+    /// # Errors
+    /// When the driver, or anything launched before it, failed.
+    ///
+    /// # Safety
+    /// So many bytes can be read at the address.
+    pub unsafe fn download(
+        &self,
+        stream: &CudaStream,
+        address: u64,
+        target: &mut [u8],
+    ) -> Result<(), BackendError> {
+        let wait = || stream.synchronize().map_err(|error| failed("copy from the GPU", &error));
+        self.with_blocks(|blocks| {
+            let mut arrived: Option<(usize, &mut [u8])> = None;
+            for (i, to) in target.chunks_mut(BLOCK).enumerate() {
+                let block = &mut blocks[i % 2].bytes_mut()[..to.len()];
+                let from = address + (i * BLOCK) as u64;
+                // SAFETY: the range lies in what the caller vouches for; the block is read only
+                // after the stream was waited for.
+                unsafe { result::memcpy_dtoh_async(block, from, stream.cu_stream()) }
+                    .map_err(|error| failed("copy from the GPU", &error))?;
+                if let Some((before, to)) = arrived.take() {
+                    copy(&blocks[before].bytes()[..to.len()], to);
+                }
+                wait()?;
+                arrived = Some((i % 2, to));
+            }
+            if let Some((before, to)) = arrived {
+                copy(&blocks[before].bytes()[..to.len()], to);
+            }
+            Ok(())
+        })
+    }
+
+    fn with_blocks<T>(
+        &self,
+        work: impl FnOnce(&mut [Block; 2]) -> Result<T, BackendError>,
+    ) -> Result<T, BackendError> {
+        let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        if blocks.is_none() {
+            self.context.bind_to_thread().map_err(|error| failed("pin host memory", &error))?;
+            *blocks = Some([Block::new()?, Block::new()?]);
+        }
+        work(blocks.as_mut().expect("just made"))
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        // What frees the blocks needs the context, which may be another thread's.
+        let _ = self.context.bind_to_thread();
+    }
+}
+
+/// Copies on all cores.
+fn copy(from: &[u8], to: &mut [u8]) {
+    to.par_chunks_mut(PIECE).zip(from.par_chunks(PIECE)).for_each(|(to, from)| {
+        to.copy_from_slice(from);
+    });
+}
+
+/// A block of pinned memory.
+struct Block(NonNull<u8>);
+
+// SAFETY: plain memory of the process, which any thread may read, write and free.
+unsafe impl Send for Block {}
+
+impl Block {
+    /// In the current context.
+    fn new() -> Result<Self, BackendError> {
+        // SAFETY: the caller has bound a context to this thread.
+        let memory = unsafe { result::malloc_host(BLOCK, sys::CU_MEMHOSTALLOC_PORTABLE) }
+            .map_err(|error| failed("pin host memory", &error))?;
+        let memory = NonNull::new(memory.cast::<u8>()).ok_or_else(|| {
+            BackendError::Launch("failed to pin host memory: no address".to_owned())
+        })?;
+        // SAFETY: as long as that; from here on every byte is initialised.
+        unsafe { memory.as_ptr().write_bytes(0, BLOCK) };
+        Ok(Self(memory))
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the allocation is that long, initialised, and lives as long as `self`.
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr(), BLOCK) }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `self` is borrowed alone.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_ptr(), BLOCK) }
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `malloc_host` and not used again. A broken context cannot free it,
+        // and the process then ends anyway.
+        let _ = unsafe { result::free_host(self.0.as_ptr().cast()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::gpu;
+
+    #[test]
+    fn large_copies_come_back_bit_by_bit() {
+        let Some((device, _one_at_a_time)) = gpu() else { return };
+        for len in [WORTHWHILE, BLOCK, 2 * BLOCK + 1, 3 * BLOCK + 12_345] {
+            let bytes: Vec<u8> = (0..len).map(|i| (i ^ (i >> 9) ^ (i >> 17)) as u8).collect();
+            let buffer = device.upload(&bytes).unwrap();
+            let mut back = vec![0; len];
+            buffer.download(&mut back).unwrap();
+            assert!(back == bytes, "{len} bytes");
+            // Over part of what is there: the rest stays.
+            buffer.overwrite(&bytes[1..WORTHWHILE]).unwrap();
+            buffer.download(&mut back).unwrap();
+            assert!(back[..WORTHWHILE - 1] == bytes[1..WORTHWHILE], "{len} bytes");
+            assert!(back[WORTHWHILE - 1..] == bytes[WORTHWHILE - 1..], "{len} bytes");
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Access-policy windows: what L2 does with a launch's accesses to a range of memory.
+
+use cudarc::driver::sys;
+
+/// What L2 does with the lines that a launch touches in a window.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Lines {
+    /// This share of them, the same ones each time, is kept before all others; at most 1.
+    Keep(f32),
+    /// Their lines have normal priority again, whatever an earlier launch set.
+    Release,
+}
+
+/// Accesses of a launch to a range of memory.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Window {
+    /// Where it begins.
+    pub address: u64,
+    /// Its bytes.
+    pub bytes: usize,
+    /// What becomes of its lines.
+    pub lines: Lines,
+}
+
+impl Window {
+    /// The same range, released.
+    pub const fn released(self) -> Self {
+        Self { lines: Lines::Release, ..self }
+    }
+
+    /// As a launch takes it.
+    pub(crate) fn attribute(self) -> sys::CUlaunchAttribute {
+        use sys::CUaccessProperty_enum::{
+            CU_ACCESS_PROPERTY_NORMAL as NORMAL, CU_ACCESS_PROPERTY_PERSISTING as PERSISTING,
+        };
+        let (hit_ratio, hit) = match self.lines {
+            Lines::Keep(share) => (share, PERSISTING),
+            Lines::Release => (1.0, NORMAL),
+        };
+        let window = sys::CUaccessPolicyWindow {
+            base_ptr: self.address as *mut _,
+            num_bytes: self.bytes,
+            hitRatio: hit_ratio,
+            hitProp: hit,
+            missProp: NORMAL,
+        };
+        sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { accessPolicyWindow: window },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_attribute_says_what_the_window_says() {
+        use sys::CUaccessProperty_enum as Property;
+        let window = Window { address: 4096, bytes: 512, lines: Lines::Keep(0.25) };
+        let found = |window: Window| {
+            let attribute = window.attribute();
+            assert_eq!(
+                attribute.id,
+                sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
+            );
+            // SAFETY: the id says which field was written.
+            let value = unsafe { attribute.value.accessPolicyWindow };
+            (value.base_ptr as u64, value.num_bytes, value.hitRatio, value.hitProp, value.missProp)
+        };
+        let normal = Property::CU_ACCESS_PROPERTY_NORMAL;
+        assert_eq!(
+            found(window),
+            (4096, 512, 0.25, Property::CU_ACCESS_PROPERTY_PERSISTING, normal)
+        );
+        assert_eq!(found(window.released()), (4096, 512, 1.0, normal, normal));
+    }
+}

@@ -1,0 +1,119 @@
+//! Events on the device's stream: what timing and waiting between streams are made of.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaEvent, CudaStream, result, sys};
+
+use super::timed_stream::TimedStream;
+use crate::BackendError;
+use crate::driver::device::Device;
+use crate::driver::status::failed;
+
+/// A fixed number of events on a stream, made once.
+pub struct EventPool {
+    events: Vec<sys::CUevent>,
+    stream: TimedStream,
+}
+
+impl EventPool {
+    /// Makes `count` events that keep time.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    pub fn new(device: &Device, count: usize) -> Result<Self, BackendError> {
+        Self::on(TimedStream::Ours(Arc::clone(device.stream())), count)
+    }
+
+    /// Makes events that keep time on a stream.
+    pub(crate) fn on(stream: TimedStream, count: usize) -> Result<Self, BackendError> {
+        let _entered = stream.enter()?;
+        let mut pool = Self { events: Vec::with_capacity(count), stream };
+        for _ in 0..count {
+            let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
+                .map_err(|error| failed("make an event", &error))?;
+            pool.events.push(event);
+        }
+        Ok(pool)
+    }
+
+    /// Number of events.
+    pub fn len(&self) -> usize {
+        self.events.len()
+    }
+
+    /// Whether the pool is empty.
+    pub fn is_empty(&self) -> bool {
+        self.events.is_empty()
+    }
+
+    /// Enqueues event `index`: its time is that of the work before it.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    pub fn record(&self, index: usize) -> Result<(), BackendError> {
+        let _entered = self.stream.enter()?;
+        // SAFETY: event and stream live and are of one context.
+        unsafe { result::event::record(self.events[index], self.stream.cu()) }
+            .map_err(|error| failed("record an event", &error))
+    }
+
+    /// Nanoseconds from event `from` to event `to`, both of which have happened.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    pub fn elapsed_ns(&self, from: usize, to: usize) -> Result<f64, BackendError> {
+        let _entered = self.stream.enter()?;
+        // SAFETY: both events live.
+        let elapsed_ms = unsafe { result::event::elapsed(self.events[from], self.events[to]) }
+            .map_err(|error| failed("read an event", &error))?;
+        Ok(f64::from(elapsed_ms) * 1e6)
+    }
+
+    pub(crate) fn cu(&self, index: usize) -> sys::CUevent {
+        self.events[index]
+    }
+}
+
+impl Drop for EventPool {
+    fn drop(&mut self) {
+        let Ok(_entered) = self.stream.enter() else { return };
+        for &event in &self.events {
+            // SAFETY: made here; the driver keeps what is still enqueued until it has happened.
+            let _ = unsafe { result::event::destroy(event) };
+        }
+    }
+}
+
+/// A point in one stream that another waits for; in a capture, a dependency.
+pub struct Crossing(CudaEvent);
+
+impl Crossing {
+    /// Makes one.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn new(device: &Device) -> Result<Self, BackendError> {
+        let untimed = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
+        device
+            .context()
+            .new_event(Some(untimed))
+            .map(Self)
+            .map_err(|error| failed("make an event", &error))
+    }
+
+    /// Marks what is in the stream so far.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn mark(&self, stream: &CudaStream) -> Result<(), BackendError> {
+        self.0.record(stream).map_err(|error| failed("record an event", &error))
+    }
+
+    /// Lets what comes in the stream wait for what was marked.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn hold(&self, stream: &CudaStream) -> Result<(), BackendError> {
+        stream.wait(&self.0).map_err(|error| failed("wait for an event", &error))
+    }
+}

@@ -1,0 +1,314 @@
+//! Timing a stream that other code made, around whatever that code enqueues.
+//!
+//! The [`StreamTimer`] of such a stream has two events and is held by a function of the host. The
+//! other code's context is current during a call only. Deliberately absent: the meaning of an
+//! interval.
+
+use std::time::{Duration, Instant};
+
+use cudarc::driver::{DriverError, sys};
+
+use super::hold::HostHold;
+use super::raw_stream::RawStream;
+use super::stream_timer::StreamTimer;
+use super::thread_state;
+use super::timed_stream::{self, Entered, TimedStream};
+use crate::BackendError;
+use crate::driver::check::{Code, own_arch};
+use crate::driver::device::{self, DeviceError, DeviceFacts};
+use crate::driver::status::{describe, failed};
+
+/// Why a stream cannot be timed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StreamError {
+    /// No driver, or no GPU.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The null handle, which looks like a handle that was never set.
+    #[error(
+        "the stream's handle is null; where the legacy default stream is meant, say so: it has a \
+         handle of its own"
+    )]
+    Null,
+    /// A default stream, and no context to have it.
+    #[error("no CUDA context is current on this thread, whose default stream would be meant")]
+    NoContext,
+    /// The driver does not know the handle.
+    #[error("{handle:?} is no stream that lives: {error}")]
+    NoStream {
+        /// The handle.
+        handle: RawStream,
+        /// What the driver said.
+        error: String,
+    },
+    /// The device failed.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+}
+
+/// Intervals around little or nothing, nanoseconds. Other intervals are compared with them; they are
+/// never subtracted.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct EmptyReadings {
+    /// An interval with nothing between the events, the stream held meanwhile: the upper quartile.
+    pub nothing_ns: f64,
+    /// One with the least command between them, a fill of one byte; held too. The lower quartile.
+    pub least_ns: f64,
+    /// One with nothing but a wait of the host between them: the upper quartile.
+    pub waited_ns: f64,
+}
+
+/// An interval between two events.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Interval {
+    /// From the first event to the last, nanoseconds.
+    pub elapsed_ns: f64,
+    /// Whether the GPU had done everything before the last event was enqueued: it then waited for
+    /// the host, whose time is in the interval.
+    pub drained: bool,
+    /// Whether the stream was held until the last event was enqueued: `None` if it was not to be
+    /// held, false if the hold timed out.
+    pub held: Option<bool>,
+}
+
+/// Repetitions of each empty reading.
+const READINGS: usize = 15;
+/// How long the stream is held for an empty reading; enqueueing takes microseconds.
+const READING_HOLD: Duration = Duration::from_millis(20);
+/// How long the stream is held for a reading whose hold times out.
+const WAITED_HOLD: Duration = Duration::from_millis(1);
+
+/// The first and the last event of an interval.
+const FIRST: usize = 0;
+const LAST: usize = 1;
+
+/// Times a stream that other code made.
+pub struct ForeignStream {
+    timer: StreamTimer<HostHold>,
+    facts: DeviceFacts,
+}
+
+impl ForeignStream {
+    /// Makes the events. Work between two of them that takes longer than `timeout` is treated as
+    /// hung.
+    ///
+    /// # Errors
+    /// When the handle is null or not a stream, no context is current for a default stream, or the
+    /// device fails.
+    pub fn new(stream: RawStream, timeout: Duration) -> Result<Self, StreamError> {
+        if stream.is_null() {
+            return Err(StreamError::Null);
+        }
+        device::count()?;
+        let timed = TimedStream::Theirs { stream, context: context_of(stream)? };
+        let cu_device = timed.device()?;
+        let facts = own_arch(cu_device)
+            .and_then(|own| device::facts_of(cu_device, Code::theirs(own)))
+            .map_err(|error| failed("describe the stream's GPU", &error))?;
+        let timer = StreamTimer::on(timed, 2, HostHold::new(stream), timeout)?;
+        Ok(Self { timer, facts })
+    }
+
+    /// The stream's GPU.
+    pub const fn facts(&self) -> &DeviceFacts {
+        &self.facts
+    }
+
+    /// Measures what events read around nothing, around the least command and around a wait.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn empty_readings(&mut self) -> Result<EmptyReadings, BackendError> {
+        let mut byte = 0;
+        {
+            let _entered = self.enter()?;
+            // SAFETY: the stream's context is current and the pointer is valid.
+            unsafe { sys::cuMemAlloc_v2(&raw mut byte, 1) }
+                .result()
+                .map_err(|error| failed("allocate a byte", &error))?;
+        }
+        let readings = self.read_around(byte);
+        let _entered = self.enter()?;
+        // SAFETY: allocated above, and every fill of it has finished or the device is lost.
+        unsafe { sys::cuMemFree_v2(byte) }
+            .result()
+            .map_err(|error| failed("free a byte", &error))?;
+        readings
+    }
+
+    fn read_around(&mut self, byte: sys::CUdeviceptr) -> Result<EmptyReadings, BackendError> {
+        let stream = self.timer.stream().cu();
+        let nothing = self.readings(READING_HOLD, || Ok(()))?;
+        let least = self.readings(READING_HOLD, || {
+            // SAFETY: one byte, allocated by the caller.
+            unsafe { sys::cuMemsetD8Async(byte, 0, 1, stream) }.result()
+        })?;
+        let waited = self.readings(WAITED_HOLD, || {
+            // SAFETY: the stream lives.
+            unsafe { sys::cuStreamSynchronize(stream) }.result()
+        })?;
+        Ok(EmptyReadings {
+            nothing_ns: nothing[READINGS * 3 / 4],
+            least_ns: least[READINGS / 4],
+            waited_ns: waited[READINGS * 3 / 4],
+        })
+    }
+
+    /// Intervals around the same work, ascending.
+    fn readings(
+        &mut self,
+        hold: Duration,
+        enqueue: impl Fn() -> Result<(), DriverError>,
+    ) -> Result<Vec<f64>, BackendError> {
+        let once = |stream: &mut Self| -> Result<f64, BackendError> {
+            stream.begin(Some(hold))?;
+            {
+                let _entered = stream.enter()?;
+                enqueue().map_err(|error| failed("enqueue a fill or a wait", &error))?;
+            }
+            Ok(stream.end()?.elapsed_ns)
+        };
+        // The first one of a kind may load what it needs.
+        once(self)?;
+        let mut readings = (0..READINGS).map(|_| once(self)).collect::<Result<Vec<_>, _>>()?;
+        readings.sort_by(f64::total_cmp);
+        Ok(readings)
+    }
+
+    /// Enqueues the first event, behind a hold of the stream if `hold` is a time. The hold lasts
+    /// until [`Self::end`], and at most for so long.
+    ///
+    /// # Errors
+    /// When the driver refuses; [`BackendError::NotTimed`] if the stream is in capture.
+    pub fn begin(&mut self, hold: Option<Duration>) -> Result<(), BackendError> {
+        self.check_no_capture()?;
+        self.timer.begin(hold)?;
+        self.timer.record(FIRST)
+    }
+
+    /// Enqueues the last event, releases the stream, and waits for it.
+    ///
+    /// # Errors
+    /// When something on the stream failed; [`BackendError::Lost`] if it does not end in time;
+    /// [`BackendError::NotTimed`] if a capture was left open.
+    pub fn end(&mut self) -> Result<Interval, BackendError> {
+        let drained = self.enqueue_last();
+        // Also on failure: nothing may wait for it for ever.
+        self.timer.release();
+        let drained = drained?;
+        let held = self.timer.finish()?;
+        Ok(Interval { elapsed_ns: self.timer.elapsed_ns(FIRST, LAST)?, drained, held })
+    }
+
+    /// Enqueues the last event. Returns whether the stream had finished everything before.
+    fn enqueue_last(&self) -> Result<bool, BackendError> {
+        self.check_no_capture()?;
+        let entered = self.enter()?;
+        // SAFETY: the stream lives.
+        let drained = match unsafe { sys::cuStreamQuery(self.timer.stream().cu()) }.result() {
+            Ok(()) => true,
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => false,
+            Err(error) => return Err(failed("finish what is on the stream", &error)),
+        };
+        drop(entered);
+        self.timer.record(LAST)?;
+        Ok(drained)
+    }
+
+    /// Measures how long the context is busy from now on, on all streams.
+    ///
+    /// # Errors
+    /// When something in it failed.
+    pub fn context_busy(&self) -> Result<Duration, BackendError> {
+        let _entered = self.enter()?;
+        let started = Instant::now();
+        // SAFETY: a context is current.
+        unsafe { sys::cuCtxSynchronize() }
+            .result()
+            .map_err(|error| failed("finish what is in the context", &error))?;
+        Ok(started.elapsed())
+    }
+
+    fn enter(&self) -> Result<Entered, BackendError> {
+        self.timer.stream().enter()
+    }
+
+    fn check_no_capture(&self) -> Result<(), BackendError> {
+        let _entered = self.enter()?;
+        match thread_state::capture_status(self.timer.stream().cu()) {
+            Ok(false) => Ok(()),
+            // The driver's answer for the legacy stream while another one captures.
+            Ok(true) | Err(DriverError(sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)) => {
+                let open = "a capture is open on the stream that is timed";
+                Err(BackendError::NotTimed(open.to_owned()))
+            }
+            Err(error) => Err(failed("ask whether the stream is in capture", &error)),
+        }
+    }
+}
+
+/// The context of a stream; that of a default stream is the current one.
+fn context_of(stream: RawStream) -> Result<sys::CUcontext, StreamError> {
+    if stream.follows_context() {
+        let context = thread_state::current().ok().filter(|context| !context.is_null());
+        return context.ok_or(StreamError::NoContext);
+    }
+    let unknown =
+        |error: DriverError| StreamError::NoStream { handle: stream, error: describe(&error) };
+    timed_stream::context_of(stream).map_err(unknown)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::instruments::spin::Spin;
+    use crate::testing::gpu;
+
+    const TIMEOUT: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn the_null_handle_is_refused_without_a_driver_too() {
+        let refused = ForeignStream::new(RawStream::from(0), TIMEOUT).err();
+        assert_eq!(refused, Some(StreamError::Null));
+    }
+
+    #[test]
+    fn events_read_what_a_spin_takes_on_a_stream_that_other_code_made() {
+        let Some((device, _alone)) = gpu() else { return };
+        let stream = RawStream::from(device.stream().cu_stream());
+        let mut timer = ForeignStream::new(stream, TIMEOUT).unwrap();
+        assert_eq!(timer.facts().uuid, device.facts().uuid);
+        let readings = timer.empty_readings().unwrap();
+        eprintln!("{readings:?}");
+        assert!(readings.nothing_ns < readings.least_ns, "{readings:?}");
+        let spin = Spin::new(&device).unwrap();
+        for hold in [None, Some(Duration::from_millis(50))] {
+            timer.begin(hold).unwrap();
+            spin.launch(200_000).unwrap();
+            let interval = timer.end().unwrap();
+            eprintln!("{interval:?}");
+            assert_eq!(interval.held, hold.map(|_| true));
+            assert!(interval.elapsed_ns > 200_000.0 && interval.elapsed_ns < 2e6, "{interval:?}");
+        }
+        // A wait of the host outlasts the hold.
+        timer.begin(Some(Duration::from_millis(1))).unwrap();
+        device.synchronize_stream().unwrap();
+        assert_eq!(timer.end().unwrap().held, Some(false));
+        assert!(timer.context_busy().unwrap() < Duration::from_millis(50));
+    }
+
+    #[test]
+    fn a_default_stream_is_that_of_the_current_context() {
+        let Some((device, _alone)) = gpu() else { return };
+        device.context().bind_to_thread().unwrap();
+        for stream in [RawStream::LEGACY_DEFAULT, RawStream::PER_THREAD_DEFAULT] {
+            let mut timer = ForeignStream::new(stream, TIMEOUT).unwrap();
+            timer.begin(None).unwrap();
+            assert!(timer.end().unwrap().elapsed_ns >= 0.0);
+        }
+        let elsewhere = std::thread::spawn(|| {
+            ForeignStream::new(RawStream::LEGACY_DEFAULT, TIMEOUT).err().map(|it| it.to_string())
+        });
+        assert!(elsewhere.join().unwrap().unwrap().contains("no CUDA context is current"));
+    }
+}

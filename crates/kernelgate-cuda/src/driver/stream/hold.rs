@@ -1,0 +1,131 @@
+//! Ways to hold a stream: work that is enqueued behind the hold begins only when the stream is
+//! released, so that the host's launch time is not in what events read.
+//!
+//! A blocker kernel ([`Blocker`](crate::instruments::timing::Blocker)) holds the stream of a device
+//! that the harness opened. On a stream that other code made the harness has no kernels: there the
+//! driver calls a function of the host ([`HostHold`]).
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use cudarc::driver::sys;
+
+use super::raw_stream::RawStream;
+use crate::BackendError;
+use crate::driver::status::failed;
+
+/// A way to hold a stream. One hold at a time.
+pub trait Hold {
+    /// Enqueues the hold, which ends by itself after `at_most`. The stream's context is current.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    fn hold(&mut self, at_most: Duration) -> Result<(), BackendError>;
+
+    /// Releases the stream, whether it is held or not.
+    fn release(&mut self);
+
+    /// Whether the last hold, which has ended, was released. Otherwise it timed out.
+    fn was_released(&self) -> bool;
+}
+
+/// Holds a stream by a function of the host, which the driver calls when the stream gets to it.
+pub struct HostHold {
+    stream: RawStream,
+    last: Arc<State>,
+}
+
+/// Shared with the driver's thread that holds the stream.
+struct State {
+    at_most: Duration,
+    released: AtomicBool,
+    expired: AtomicBool,
+}
+
+impl State {
+    fn new(at_most: Duration) -> Arc<Self> {
+        let (released, expired) = (AtomicBool::new(false), AtomicBool::new(false));
+        Arc::new(Self { at_most, released, expired })
+    }
+}
+
+impl HostHold {
+    /// Nothing is held yet.
+    pub(crate) fn new(stream: RawStream) -> Self {
+        Self { stream, last: State::new(Duration::ZERO) }
+    }
+}
+
+/// Blocks the driver's thread, and with it the stream, until the hold ends.
+///
+/// # Safety
+/// `data` is an `Arc<State>` made by `Arc::into_raw` for this call.
+unsafe extern "C" fn hold_stream(data: *mut c_void) {
+    // SAFETY: the caller's contract.
+    let hold = unsafe { Arc::from_raw(data.cast::<State>().cast_const()) };
+    let started = Instant::now();
+    while !hold.released.load(Ordering::Acquire) {
+        if started.elapsed() > hold.at_most {
+            hold.expired.store(true, Ordering::Release);
+            return;
+        }
+        std::thread::yield_now();
+    }
+}
+
+impl Hold for HostHold {
+    fn hold(&mut self, at_most: Duration) -> Result<(), BackendError> {
+        self.last = State::new(at_most);
+        let data = Arc::into_raw(Arc::clone(&self.last)).cast_mut().cast::<c_void>();
+        // SAFETY: the stream lives, and the function gets the data that its contract asks for.
+        let held = unsafe { sys::cuLaunchHostFunc(self.stream.cu(), Some(hold_stream), data) };
+        held.result().map_err(|error| {
+            // SAFETY: made above, and not taken by the function, which was refused.
+            drop(unsafe { Arc::from_raw(data.cast::<State>().cast_const()) });
+            failed("hold the stream", &error)
+        })
+    }
+
+    fn release(&mut self) {
+        self.last.released.store(true, Ordering::Release);
+    }
+
+    fn was_released(&self) -> bool {
+        !self.last.expired.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for HostHold {
+    fn drop(&mut self) {
+        // Nothing may wait for it for ever.
+        self.release();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs the driver's call of a hold. Returns whether the hold timed out.
+    fn call(hold: &Arc<State>) -> bool {
+        let data = Arc::into_raw(Arc::clone(hold)).cast_mut().cast::<c_void>();
+        // SAFETY: an `Arc<State>` made by `Arc::into_raw`.
+        unsafe { hold_stream(data) };
+        assert_eq!(Arc::strong_count(hold), 1, "the call gives its count back");
+        hold.expired.load(Ordering::Acquire)
+    }
+
+    #[test]
+    fn a_released_hold_of_the_host_does_not_time_out() {
+        let hold = State::new(Duration::from_secs(60));
+        hold.released.store(true, Ordering::Release);
+        assert!(!call(&hold));
+    }
+
+    #[test]
+    fn a_hold_of_the_host_that_nothing_releases_times_out() {
+        assert!(call(&State::new(Duration::from_millis(1))));
+    }
+}

@@ -1,0 +1,151 @@
+//! A stream that other code made, joined with the device's own by events.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaEvent, CudaStream, sys};
+
+use super::raw_stream::RawStream;
+use super::thread_state::{bind, current};
+use super::timed_stream::{TimedStream, context_of};
+use crate::BackendError;
+use crate::driver::device::Device;
+use crate::driver::status::failed;
+
+/// A stream that other code made, joined with the device's own: what is enqueued on it lies between
+/// what comes before and after on the device's.
+pub struct JoinedStream {
+    ours: Arc<CudaStream>,
+    theirs: RawStream,
+    there: CudaEvent,
+    back: CudaEvent,
+}
+
+impl JoinedStream {
+    /// Joins a stream of the device's own context.
+    ///
+    /// # Errors
+    /// When the handle is null or no stream, or the stream is of another context or GPU.
+    pub fn new(device: &Device, stream: impl Into<RawStream>) -> Result<Self, BackendError> {
+        let theirs = stream.into();
+        let refused = |why: String| BackendError::Launch(format!("the stream to join {why}"));
+        if theirs.is_null() {
+            return Err(refused("has a null handle".to_owned()));
+        }
+        bind(device.context())?;
+        let own = current()?;
+        if !theirs.follows_context() {
+            let context = context_of(theirs)
+                .map_err(|error| failed(&format!("tell the context of {theirs:?}"), &error))?;
+            if context != own {
+                let ordinal = TimedStream::Theirs { stream: theirs, context }.device();
+                let ordinal = ordinal.map_or_else(|_| "?".to_owned(), |it| it.to_string());
+                return Err(refused(format!(
+                    "is of another context, on GPU {ordinal}: make it in the one that the row gets, on \
+                     GPU {}",
+                    device.facts().ordinal
+                )));
+            }
+        }
+        let event = || {
+            let untimed = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
+            let made = device.context().new_event(Some(untimed));
+            made.map_err(|error| failed("make an event", &error))
+        };
+        Ok(Self { ours: Arc::clone(device.stream()), theirs, there: event()?, back: event()? })
+    }
+
+    /// The stream.
+    pub const fn stream(&self) -> RawStream {
+        self.theirs
+    }
+
+    /// Enqueues on it, after what is on the device's stream and before what comes there next.
+    ///
+    /// # Errors
+    /// What `enqueue` returns, or when the driver refuses.
+    pub fn around<E>(&self, enqueue: impl FnOnce() -> Result<(), E>) -> Result<(), BackendError>
+    where
+        E: Into<BackendError>,
+    {
+        let failed = |action: &'static str| move |error| failed(action, &error);
+        let theirs = self.theirs.cu();
+        self.there.record(&self.ours).map_err(failed("record an event"))?;
+        // SAFETY: stream and event live.
+        unsafe { sys::cuStreamWaitEvent(theirs, self.there.cu_event(), 0) }
+            .result()
+            .map_err(failed("let the joined stream wait"))?;
+        let enqueued = enqueue();
+        // Also after an error: a capture that was not joined again could not be ended.
+        // SAFETY: as above.
+        unsafe { sys::cuEventRecord(self.back.cu_event(), theirs) }
+            .result()
+            .map_err(failed("record an event on the joined stream"))?;
+        self.ours.wait(&self.back).map_err(failed("wait for the joined stream"))?;
+        enqueued.map_err(Into::into)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+
+    use super::*;
+    use crate::driver::graph::Graph;
+    use crate::instruments::spin::Spin;
+    use crate::library::{self, Library};
+    use crate::testing::{gpu, second_gpu};
+
+    #[test]
+    fn what_runs_on_a_joined_stream_lies_between_what_runs_on_ours() {
+        let Some((device, _alone)) = gpu() else { return };
+        let other = device.another_stream().unwrap();
+        let joined = JoinedStream::new(&device, other.cu_stream()).unwrap();
+        let spin = Spin::new(&device).unwrap();
+        let around = || joined.around(|| spin.launch(1000));
+        around().unwrap();
+        device.synchronize().unwrap();
+        // The spin is on ours here; what counts is that fork and join can be captured.
+        assert!(Graph::capture(&device, around).unwrap().nodes() > 0);
+    }
+
+    #[test]
+    fn a_stream_of_another_gpu_is_refused() {
+        let Some((device, _alone)) = gpu() else { return };
+        let Some(other) = second_gpu() else { return };
+        let stream = other.another_stream().unwrap();
+        let refused = JoinedStream::new(&device, stream.cu_stream()).err().unwrap().to_string();
+        eprintln!("{refused}");
+        assert!(refused.contains("is of another context, on GPU 1"), "{refused}");
+        assert!(refused.contains("on GPU 0"), "{refused}");
+        // Each GPU takes its own, also from a thread on which the other's context is current.
+        bind(device.context()).unwrap();
+        JoinedStream::new(&other, stream.cu_stream()).unwrap();
+        let own = device.another_stream().unwrap();
+        JoinedStream::new(&device, own.cu_stream()).unwrap();
+        let back = JoinedStream::new(&other, own.cu_stream()).err().unwrap().to_string();
+        assert!(back.contains("is of another context, on GPU 0"), "{back}");
+    }
+
+    #[test]
+    fn streams_of_other_contexts_and_null_handles_are_refused() {
+        let Some((device, _alone)) = gpu() else { return };
+        let null = JoinedStream::new(&device, 0).err().unwrap().to_string();
+        assert!(null.contains("has a null handle"), "{null}");
+        let (mut context, mut stream) = (ptr::null_mut(), ptr::null_mut());
+        type Create = unsafe extern "C" fn(*mut sys::CUcontext, u32, i32) -> sys::CUresult;
+        let create = library::function(Library::Driver, c"cuCtxCreate_v2").unwrap();
+        // SAFETY: the function has that type; the pointers are valid; the context is destroyed
+        // below.
+        unsafe {
+            let create: Create = std::mem::transmute(create);
+            create(&raw mut context, 0, device.context().cu_device()).result().unwrap();
+            sys::cuStreamCreate(&raw mut stream, 1).result().unwrap();
+        }
+        let refused = JoinedStream::new(&device, stream).err().unwrap().to_string();
+        eprintln!("{refused}");
+        assert!(refused.contains("is of another context, on GPU 0"), "{refused}");
+        // SAFETY: made above.
+        unsafe { sys::cuCtxDestroy_v2(context) }.result().unwrap();
+        bind(device.context()).unwrap();
+    }
+}

@@ -1,0 +1,13 @@
+//! Streams and events: of the harness and of other code, how they are held, timed and left as they
+//! were.
+
+pub mod event;
+pub mod foreign_stream;
+pub mod hold;
+pub mod joined;
+pub mod raw_stream;
+pub(crate) mod stream_settings;
+pub mod stream_timer;
+pub mod thread_state;
+pub(crate) mod timed_stream;
+pub(crate) mod wait;

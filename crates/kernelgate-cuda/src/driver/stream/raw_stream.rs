@@ -1,0 +1,101 @@
+//! The handle of a stream that other code made: by another version of cudarc, by a C or C++
+//! library, by another framework. To the driver all of them are one `CUstream`.
+
+use std::fmt;
+
+use cudarc::driver::sys;
+
+/// Handle of a stream, as the driver knows it: `CUstream`, `cudaStream_t`.
+///
+/// A handle is trusted, as the addresses that a kernel gets are: it must be that of a stream that
+/// lives as long as it is used here. The driver tells of most handles that they are none, not of
+/// all.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RawStream(usize);
+
+impl RawStream {
+    /// The legacy default stream of the context that is current, by its explicit handle
+    /// (`CU_STREAM_LEGACY`). The null handle means the same to the driver, and is refused here: it
+    /// is what a handle that was never set looks like.
+    pub const LEGACY_DEFAULT: Self = Self(1);
+    /// The default stream of the calling thread in the context that is current
+    /// (`CU_STREAM_PER_THREAD`).
+    pub const PER_THREAD_DEFAULT: Self = Self(2);
+
+    /// The handle as a number, for code that passes handles so.
+    pub const fn address(self) -> usize {
+        self.0
+    }
+
+    /// The handle as a pointer of whatever type a binding has for it:
+    /// `stream.pointer::<sys::CUstream_st>()`.
+    pub const fn pointer<T>(self) -> *mut T {
+        self.0 as *mut T
+    }
+
+    /// Whether it is null.
+    pub const fn is_null(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Whether it means a stream of whichever context is current.
+    pub(crate) fn follows_context(self) -> bool {
+        self == Self::LEGACY_DEFAULT || self == Self::PER_THREAD_DEFAULT
+    }
+
+    pub(crate) const fn cu(self) -> sys::CUstream {
+        self.pointer()
+    }
+}
+
+impl fmt::Debug for RawStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+/// Handle of a context, as the driver knows it: `CUcontext`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RawContext(usize);
+
+impl RawContext {
+    pub(crate) fn new(context: sys::CUcontext) -> Self {
+        Self(context as usize)
+    }
+
+    /// The handle as a number.
+    pub const fn address(self) -> usize {
+        self.0
+    }
+
+    /// The handle as a pointer of whatever type a binding has for it.
+    pub const fn pointer<T>(self) -> *mut T {
+        self.0 as *mut T
+    }
+}
+
+impl From<usize> for RawStream {
+    fn from(handle: usize) -> Self {
+        Self(handle)
+    }
+}
+
+impl<T> From<*mut T> for RawStream {
+    fn from(handle: *mut T) -> Self {
+        Self(handle as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handles_come_as_numbers_and_as_pointers_of_any_binding() {
+        let pointer = 0x7f00_usize as *mut sys::CUstream_st;
+        assert_eq!(RawStream::from(pointer), RawStream::from(0x7f00));
+        assert_eq!(RawStream::from(0x7f00).pointer::<u8>() as usize, 0x7f00);
+        assert!(RawStream::from(std::ptr::null_mut::<u8>()).is_null());
+        assert!(RawStream::from(1).follows_context() && !RawStream::from(0x10).follows_context());
+    }
+}

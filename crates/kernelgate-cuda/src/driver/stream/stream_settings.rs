@@ -1,0 +1,168 @@
+//! What a launch of other code can set for the stream that it is handed, and later launches there
+//! would find: a window of memory that L2 keeps, how the host waits, the priority, the domain of
+//! memory synchronisation. Each case begins with the settings that the stream was made with.
+//!
+//! Deliberately absent: streams that other code made, which are its own.
+
+use std::ffi::c_char;
+
+use cudarc::driver::sys::{self, CUstreamAttrID, CUstreamAttrValue};
+use cudarc::driver::{CudaStream, DriverError};
+
+use crate::BackendError;
+use crate::driver::status::failed;
+
+const WINDOW: CUstreamAttrID = CUstreamAttrID::CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW;
+/// Settings beside the window, with their names.
+const OTHERS: [(CUstreamAttrID, &str); 4] = [
+    (CUstreamAttrID::CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY, "way of the host to wait"),
+    (CUstreamAttrID::CU_LAUNCH_ATTRIBUTE_PRIORITY, "priority"),
+    (CUstreamAttrID::CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP, "map of synchronisation domains"),
+    (CUstreamAttrID::CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN, "synchronisation domain"),
+];
+
+/// The bytes of a setting.
+type Bytes = [c_char; 64];
+
+/// The settings of a stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StreamSettings {
+    /// In the order of [`OTHERS`]; absent where the driver does not tell.
+    others: [Option<Bytes>; OTHERS.len()],
+    /// Absent where there is none, as when a stream is made.
+    window: Option<Bytes>,
+}
+
+impl StreamSettings {
+    /// As they are now.
+    pub(crate) fn of(stream: &CudaStream) -> Self {
+        let told = |(id, _)| get(stream, id).ok().map(|value| settable(id, bytes(value)));
+        let window = get(stream, WINDOW).ok().filter(|value| window_bytes(*value) != 0);
+        Self { others: OTHERS.map(told), window: window.map(bytes) }
+    }
+
+    /// Sets those that are otherwise now, and takes a window away that was not there.
+    ///
+    /// # Errors
+    /// When the driver refuses: what follows would be measured otherwise than what came before.
+    pub(crate) fn restore(&self, stream: &CudaStream) -> Result<(), BackendError> {
+        self.set(stream).map_err(|(name, error)| {
+            let what = format!("bring back the {name} of the stream, which an earlier case set");
+            failed(&what, &error)
+        })
+    }
+
+    fn set(&self, stream: &CudaStream) -> Result<(), (&'static str, DriverError)> {
+        let now = Self::of(stream);
+        if now.window != self.window {
+            // Where L2 keeps nothing the driver does not tell, and both are absent.
+            let mut value =
+                CUstreamAttrValue { pad: self.window.or(now.window).unwrap_or([0; 64]) };
+            if self.window.is_none() {
+                value.accessPolicyWindow.num_bytes = 0;
+            }
+            set(stream, WINDOW, value).map_err(|error| ("window of L2", error))?;
+        }
+        for (((id, name), before), now) in OTHERS.into_iter().zip(self.others).zip(now.others) {
+            if let (Some(before), true) = (before, before != now) {
+                let value = CUstreamAttrValue { pad: before };
+                set(stream, id, value).map_err(|error| (name, error))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A setting as the driver takes it: the way to wait of a stream for which none was set is told as
+/// -1, which is no way to set.
+fn settable(id: CUstreamAttrID, told: Bytes) -> Bytes {
+    // Characters are unsigned on some processors.
+    let policy = i32::from_ne_bytes(std::array::from_fn(|index| told[index] as u8));
+    if id != OTHERS[0].0 || policy != -1 {
+        return told;
+    }
+    let mut value = CUstreamAttrValue { pad: [0; 64] };
+    value.syncPolicy = sys::CUsynchronizationPolicy::CU_SYNC_POLICY_AUTO;
+    bytes(value)
+}
+
+fn get(stream: &CudaStream, id: CUstreamAttrID) -> Result<CUstreamAttrValue, DriverError> {
+    let mut value = CUstreamAttrValue { pad: [0; 64] };
+    // SAFETY: the stream lives, and the pointer is valid.
+    unsafe { sys::cuStreamGetAttribute(stream.cu_stream(), id, &raw mut value) }.result()?;
+    Ok(value)
+}
+
+fn set(
+    stream: &CudaStream,
+    id: CUstreamAttrID,
+    value: CUstreamAttrValue,
+) -> Result<(), DriverError> {
+    // SAFETY: the stream lives, and the pointer is valid.
+    unsafe { sys::cuStreamSetAttribute(stream.cu_stream(), id, &raw const value) }.result()
+}
+
+const fn bytes(value: CUstreamAttrValue) -> Bytes {
+    // SAFETY: every byte was written when the value was made, and any is a byte.
+    unsafe { value.pad }
+}
+
+/// Bytes of a window; 0 is none.
+const fn window_bytes(value: CUstreamAttrValue) -> usize {
+    // SAFETY: every byte was written when the value was made, and any are a number.
+    unsafe { value.accessPolicyWindow.num_bytes }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::memory::persistence;
+    use crate::driver::memory::window::{Lines, Window};
+    use crate::testing::gpu;
+
+    #[test]
+    fn what_was_set_for_the_stream_is_brought_back() {
+        let Some((device, _alone)) = gpu() else { return };
+        let stream = device.stream();
+        let made = StreamSettings::of(stream);
+        eprintln!("{made:?}");
+        let kept = device.allocate(1 << 20).unwrap();
+        let window = Window { address: kept.address(), bytes: 1 << 20, lines: Lines::Keep(1.0) };
+        let has_window = match set(stream, WINDOW, window.attribute().value) {
+            Ok(()) => {
+                assert_eq!(window_bytes(get(stream, WINDOW).unwrap()), 1 << 20);
+                true
+            }
+            Err(error) => {
+                eprintln!("the window is not set: {error:?}");
+                false
+            }
+        };
+        let policy = CUstreamAttrValue {
+            syncPolicy: sys::CUsynchronizationPolicy::CU_SYNC_POLICY_BLOCKING_SYNC,
+        };
+        let (id, _) = OTHERS[0];
+        set(stream, id, policy).unwrap();
+        let with_policy = StreamSettings::of(stream);
+        assert_ne!(with_policy, made);
+        // The highest that there is.
+        let (id, _) = OTHERS[1];
+        let (mut least, mut greatest) = (0, 0);
+        // SAFETY: the context is current, and the pointers are valid.
+        unsafe { sys::cuCtxGetStreamPriorityRange(&raw mut least, &raw mut greatest) }
+            .result()
+            .unwrap();
+        assert!(greatest < least);
+        set(stream, id, CUstreamAttrValue { priority: greatest }).unwrap();
+        assert_ne!(StreamSettings::of(stream), with_policy);
+        let of_a_case = persistence::settings(&device);
+        assert_eq!(of_a_case.stream.window.is_some(), has_window);
+        persistence::restore(&device).unwrap();
+        assert_eq!(StreamSettings::of(stream), made);
+        assert_eq!(get(stream, WINDOW).map_or(0, window_bytes), 0);
+        // Around a row that another case is compared with.
+        persistence::bring_back(&device, &of_a_case).unwrap();
+        assert_eq!(persistence::settings(&device), of_a_case);
+        persistence::restore(&device).unwrap();
+    }
+}

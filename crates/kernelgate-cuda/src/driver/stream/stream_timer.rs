@@ -1,0 +1,105 @@
+//! The event timer: events on a stream, and a way to hold it.
+//!
+//! Everything is made in advance: nothing is created between two events. An interval is: hold the
+//! stream, enqueue events and work, release the stream, wait for it. Deliberately absent: the meaning
+//! of an interval, and the order of events, work, probes and flushes in it.
+
+use std::time::Duration;
+
+use super::event::EventPool;
+use super::hold::Hold;
+use super::timed_stream::TimedStream;
+use super::wait;
+use crate::BackendError;
+use crate::driver::device::Device;
+
+/// Times a stream that is held by an `H`.
+pub struct StreamTimer<H> {
+    /// Dropped first: nothing may wait for it for ever.
+    hold: H,
+    holds: bool,
+    stream: TimedStream,
+    /// The last one marks the end of an interval.
+    events: EventPool,
+    timeout: Duration,
+}
+
+impl<H: Hold> StreamTimer<H> {
+    /// A timer of a device's stream with `events` events.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    pub fn new(device: &Device, events: usize, hold: H) -> Result<Self, BackendError> {
+        let stream = TimedStream::Ours(device.stream().clone());
+        Self::on(stream, events, hold, device.timeout())
+    }
+
+    /// A timer of a stream. Work that takes longer than `timeout` is treated as hung.
+    pub(crate) fn on(
+        stream: TimedStream,
+        events: usize,
+        hold: H,
+        timeout: Duration,
+    ) -> Result<Self, BackendError> {
+        let events = EventPool::on(stream.clone(), events + 1)?;
+        Ok(Self { hold, holds: false, stream, events, timeout })
+    }
+
+    /// Begins an interval: holds the stream until [`Self::release`], at most for so long; without a
+    /// time the stream is not held.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn begin(&mut self, at_most: Option<Duration>) -> Result<(), BackendError> {
+        self.holds = false;
+        let Some(at_most) = at_most else { return Ok(()) };
+        let _entered = self.stream.enter()?;
+        self.hold.hold(at_most)?;
+        self.holds = true;
+        Ok(())
+    }
+
+    /// Enqueues an event: its time is that of the work before it.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    pub fn record(&self, event: usize) -> Result<(), BackendError> {
+        self.events.record(event)
+    }
+
+    /// Releases the stream, whether it is held or not.
+    pub fn release(&mut self) {
+        if self.holds {
+            self.hold.release();
+        }
+    }
+
+    /// Waits for the stream. Returns whether it was held until it was released: `None` if it was not
+    /// to be held, false if the hold timed out, and the work did not wait for the host.
+    ///
+    /// # Errors
+    /// When something on the stream failed; [`BackendError::Lost`] if it does not end in time.
+    pub fn finish(&self) -> Result<Option<bool>, BackendError> {
+        let end = self.events.len() - 1;
+        self.events.record(end)?;
+        wait::until_passed(self.events.cu(end), self.timeout)?;
+        Ok(self.holds.then(|| self.hold.was_released()))
+    }
+
+    /// Nanoseconds from one event to another, both of which have happened.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    pub fn elapsed_ns(&self, from: usize, to: usize) -> Result<f64, BackendError> {
+        self.events.elapsed_ns(from, to)
+    }
+
+    /// The way to hold the stream, for launches that are not timed.
+    pub const fn holder(&mut self) -> &mut H {
+        &mut self.hold
+    }
+
+    pub(crate) const fn stream(&self) -> &TimedStream {
+        &self.stream
+    }
+}

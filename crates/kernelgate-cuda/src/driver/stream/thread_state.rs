@@ -1,0 +1,110 @@
+//! State of the thread and the stream that a launch of other code must leave unchanged: the current
+//! context, and no open capture.
+
+use std::ptr;
+
+use cudarc::driver::{CudaContext, DriverError, sys};
+
+use crate::BackendError;
+use crate::driver::device::Device;
+use crate::driver::status::failed;
+
+/// Launches, and restores the state that the launch changed.
+///
+/// # Errors
+/// Errors of `launch`; [`BackendError::Launch`] if it changed the current context or left a capture
+/// of the stream open.
+pub fn checked(
+    device: &Device,
+    launch: impl FnOnce() -> Result<(), BackendError>,
+) -> Result<(), BackendError> {
+    bind(device.context())?;
+    let (before, capturing) = (current()?, capturing(device.stream().cu_stream())?);
+    let launched = launch();
+    let after = current()?;
+    // SAFETY: the context was current before.
+    unsafe { sys::cuCtxSetCurrent(before) }
+        .result()
+        .map_err(|error| failed("put the current context back", &error))?;
+    if !capturing && self::capturing(device.stream().cu_stream())? {
+        abandon_capture(device.stream().cu_stream());
+        let open = "it leaves a capture of the stream open".to_owned();
+        return Err(BackendError::Launch(open));
+    }
+    launched?;
+    if after != before {
+        let changed = "it changes the CUDA context that is current on the thread".to_owned();
+        return Err(BackendError::Launch(changed));
+    }
+    Ok(())
+}
+
+/// Makes a context current on the thread.
+pub(crate) fn bind(context: &CudaContext) -> Result<(), BackendError> {
+    context.bind_to_thread().map_err(|error| failed("make the context current", &error))
+}
+
+pub(crate) fn current() -> Result<sys::CUcontext, BackendError> {
+    let mut context = ptr::null_mut();
+    // SAFETY: the pointer is valid.
+    unsafe { sys::cuCtxGetCurrent(&raw mut context) }
+        .result()
+        .map_err(|error| failed("tell the current context", &error))?;
+    Ok(context)
+}
+
+/// Ends an open capture of a live stream, and drops the graph.
+pub(crate) fn abandon_capture(stream: sys::CUstream) {
+    let mut graph = ptr::null_mut();
+    // SAFETY: the stream lives, the pointer is valid, and nothing else holds the graph.
+    unsafe {
+        let _ = sys::cuStreamEndCapture(stream, &raw mut graph);
+        if !graph.is_null() {
+            let _ = sys::cuGraphDestroy(graph);
+        }
+    }
+}
+
+/// Whether a live stream is in capture.
+pub(crate) fn capturing(stream: sys::CUstream) -> Result<bool, BackendError> {
+    capture_status(stream).map_err(|error| failed("ask whether the stream is in capture", &error))
+}
+
+/// Whether a live stream is in capture, with the driver's own error.
+pub(crate) fn capture_status(stream: sys::CUstream) -> Result<bool, DriverError> {
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    // SAFETY: the stream lives and the pointer is valid.
+    unsafe { sys::cuStreamIsCapturing(stream, &raw mut status) }.result()?;
+    Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::instruments::spin::Spin;
+    use crate::testing::gpu;
+
+    #[test]
+    fn an_open_capture_and_a_changed_context_are_errors_and_restored() {
+        let Some((device, _alone)) = gpu() else { return };
+        let spin = Spin::new(&device).unwrap();
+        checked(&device, || spin.launch(1000)).unwrap();
+        let stream = device.stream().cu_stream();
+        let opened = checked(&device, || {
+            let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+            // SAFETY: the stream lives.
+            unsafe { sys::cuStreamBeginCapture_v2(stream, mode) }.result().unwrap();
+            Ok(())
+        });
+        assert!(opened.unwrap_err().to_string().contains("leaves a capture of the stream open"));
+        assert!(!capturing(stream).unwrap());
+        let changed = checked(&device, || {
+            // SAFETY: no context is a context that may be current.
+            unsafe { sys::cuCtxSetCurrent(ptr::null_mut()) }.result().unwrap();
+            Ok(())
+        });
+        assert!(changed.unwrap_err().to_string().contains("changes the CUDA context"));
+        // The device is as it was.
+        checked(&device, || spin.launch(1000)).unwrap();
+    }
+}

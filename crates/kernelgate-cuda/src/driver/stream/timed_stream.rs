@@ -1,0 +1,88 @@
+//! A stream that is timed: one of a device that the harness opened, or one that other code made.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaStream, DriverError, sys};
+
+use super::raw_stream::RawStream;
+use super::thread_state::bind;
+use crate::BackendError;
+use crate::driver::status::failed;
+
+/// A stream and its context.
+#[derive(Clone)]
+pub(crate) enum TimedStream {
+    /// Of an open device: its context stays current on the thread.
+    Ours(Arc<CudaStream>),
+    /// Of other code: the thread's context is restored after each call.
+    Theirs { stream: RawStream, context: sys::CUcontext },
+}
+
+impl TimedStream {
+    /// The stream as the driver knows it.
+    pub fn cu(&self) -> sys::CUstream {
+        match self {
+            Self::Ours(stream) => stream.cu_stream(),
+            Self::Theirs { stream, .. } => stream.cu(),
+        }
+    }
+
+    /// The ordinal of its GPU.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn device(&self) -> Result<sys::CUdevice, BackendError> {
+        let _entered = self.enter()?;
+        let mut device = 0;
+        // SAFETY: a context is current and the pointer is valid.
+        unsafe { sys::cuCtxGetDevice(&raw mut device) }
+            .result()
+            .map_err(|error| failed("tell the stream's GPU", &error))?;
+        Ok(device)
+    }
+
+    /// Makes its context current, until the result is dropped if the stream is of other code.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn enter(&self) -> Result<Entered, BackendError> {
+        match self {
+            Self::Ours(stream) => {
+                bind(stream.context())?;
+                Ok(Entered { pushed: false })
+            }
+            Self::Theirs { context, .. } => {
+                // SAFETY: the context of a stream that lives.
+                unsafe { sys::cuCtxPushCurrent_v2(*context) }
+                    .result()
+                    .map_err(|error| failed("make the stream's context current", &error))?;
+                Ok(Entered { pushed: true })
+            }
+        }
+    }
+}
+
+/// The context of a stream that is not a default stream. The handle is trusted as far as the driver
+/// does not know it.
+pub(crate) fn context_of(stream: RawStream) -> Result<sys::CUcontext, DriverError> {
+    let mut context = std::ptr::null_mut();
+    // SAFETY: the pointer is valid; the handle is trusted.
+    unsafe { sys::cuStreamGetCtx(stream.cu(), &raw mut context) }.result()?;
+    Ok(context)
+}
+
+/// The context of a stream is current.
+#[must_use = "the context is current until this is dropped"]
+pub(crate) struct Entered {
+    pushed: bool,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        if self.pushed {
+            let mut popped = std::ptr::null_mut();
+            // SAFETY: the pointer is valid.
+            let _ = unsafe { sys::cuCtxPopCurrent_v2(&raw mut popped) };
+        }
+    }
+}

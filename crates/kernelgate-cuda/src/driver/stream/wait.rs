@@ -1,0 +1,49 @@
+//! Waiting for the device with a timeout.
+
+use std::time::{Duration, Instant};
+
+use cudarc::driver::{CudaEvent, CudaStream, DriverError, result, sys};
+
+use crate::BackendError;
+use crate::driver::status::failed;
+
+/// Waits for everything on the stream, at most so long.
+///
+/// # Errors
+/// When something on the stream failed, or has not finished by then: [`BackendError::Lost`].
+pub fn finish(
+    stream: &CudaStream,
+    marker: &CudaEvent,
+    timeout: Duration,
+) -> Result<(), BackendError> {
+    marker.record(stream).map_err(|error| failed("record an event", &error))?;
+    until_passed(marker.cu_event(), timeout)
+}
+
+/// Waits for an event that lives, at most so long.
+///
+/// # Errors
+/// When something before it failed, or has not finished by then: [`BackendError::Lost`].
+pub fn until_passed(event: sys::CUevent, timeout: Duration) -> Result<(), BackendError> {
+    let start = Instant::now();
+    loop {
+        // SAFETY: the event is alive.
+        match unsafe { result::event::query(event) } {
+            Ok(()) => return Ok(()),
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => {}
+            Err(error) => return Err(failed("finish the launches", &error)),
+        }
+        let waited = start.elapsed();
+        if waited > timeout {
+            return Err(BackendError::Lost(format!(
+                "a kernel did not finish within {} s",
+                timeout.as_secs()
+            )));
+        }
+        // Polled without a pause at first, for launches of microseconds; then with pauses, so that
+        // a long one does not occupy a core.
+        if waited > Duration::from_millis(2) {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Attention backward through `mma.sync`: kernels and launcher of
+//! `kernels/attention/backward_flash_mma`, whose first and last kernel those of `wgmma` share.
+
+use std::sync::Arc;
+
+use crate::attention::cuda::call::{BackwardAddresses, Launches, Scratch};
+use crate::attention::cuda::launch::{
+    ELEMENT_BYTES, Extents, kernel, strided_defines, strided_variants,
+};
+use crate::attention::cuda::layout::{BackwardLayout, Strides};
+use kernelgate::backend::BackendError;
+use kernelgate_cuda::{Device, KernelSpec, LoadedKernel, Parameters, Requires};
+
+/// The kernels.
+pub const KERNELS: &[KernelSpec<Extents>] = &[
+    FLASH_MMA_PREPARE,
+    FLASH_MMA,
+    FLASH_MMA_FINISH,
+    ONE_STAGE_PREPARE,
+    ONE_STAGE,
+    ONE_STAGE_FINISH,
+];
+
+const THREADS: usize = 256;
+
+/// Threads that sum a row.
+const WARP: usize = 32;
+
+/// Keys of a block of `backward_flash_mma`.
+pub const KEYS: usize = 128;
+
+/// Queries that a step of it takes.
+pub const fn step(extents: &Extents) -> usize {
+    if extents.d == 64 { 128 } else { 64 }
+}
+
+/// Queries of all heads, each head padded to whole steps.
+const fn padded_rows(extents: &Extents) -> usize {
+    extents.heads * extents.s.div_ceil(step(extents)) * step(extents)
+}
+
+pub const FLASH_MMA: KernelSpec<Extents> = KernelSpec {
+    defines: |extents| {
+        strided_defines(extents, |rows| [("Q_ROW", rows.q), ("DOUT_ROW", rows.grad_out)])
+    },
+    variants: strided_variants,
+    constants: |extents| flash_mma_constants(extents, 2),
+    shared_bytes: |extents| flash_mma_shared(extents, 2),
+    ..kernel(
+        "attention/backward_flash_mma",
+        include_str!("../../../../kernels/attention/backward_flash_mma.cu"),
+        "attention_backward_flash_mma",
+        THREADS,
+        |extents| [extents.s.div_ceil(KEYS) * extents.heads, 1, 1],
+    )
+};
+pub const FLASH_MMA_PREPARE: KernelSpec<Extents> = KernelSpec {
+    symbol: "attention_backward_flash_mma_prepare",
+    // A thread sixteen bytes of a row.
+    blocks: |extents| {
+        [(padded_rows(extents) * (extents.d * ELEMENT_BYTES as usize / 16)).div_ceil(THREADS), 1, 1]
+    },
+    shared_bytes: |_| 0,
+    ..FLASH_MMA
+};
+pub const FLASH_MMA_FINISH: KernelSpec<Extents> = KernelSpec {
+    symbol: "attention_backward_flash_mma_finish",
+    // Sixteen warps a step.
+    blocks: |extents| [(padded_rows(extents) / step(extents) * 16).div_ceil(THREADS / WARP), 1, 1],
+    shared_bytes: |_| 0,
+    ..FLASH_MMA
+};
+
+/// The same with less shared memory, for cards that have less. Those from sm_90 on have enough for
+/// two stages, or too little for one.
+const ONE_STAGE: KernelSpec<Extents> =
+    KernelSpec { shared_bytes: |extents| flash_mma_shared(extents, 1), ..one_stage(FLASH_MMA) };
+const ONE_STAGE_PREPARE: KernelSpec<Extents> = one_stage(FLASH_MMA_PREPARE);
+const ONE_STAGE_FINISH: KernelSpec<Extents> = one_stage(FLASH_MMA_FINISH);
+
+const fn one_stage(row: KernelSpec<Extents>) -> KernelSpec<Extents> {
+    KernelSpec {
+        defines: |extents| {
+            let stages = "STAGES=1".to_owned();
+            (FLASH_MMA.defines)(extents).into_iter().chain([stages]).collect()
+        },
+        constants: |extents| flash_mma_constants(extents, 1),
+        requires: Requires::Between(80, 90),
+        ..row
+    }
+}
+
+/// One stage is said by the build's name.
+fn flash_mma_constants(extents: &Extents, stages: usize) -> Vec<(&'static str, usize)> {
+    let shared = ("SHARED_BYTES", flash_mma_shared(extents, stages));
+    let tiles = [("TILE_QUERIES", step(extents)), ("TILE_KEYS", KEYS)];
+    let common = [("THREADS", THREADS), tiles[0], tiles[1], shared];
+    common.into_iter().chain((stages == 2).then_some(("STAGES", 2))).collect()
+}
+
+/// Keys and values; the stages of queries, gradients of the output, and two floats for each of
+/// their rows; the probabilities and two stages of the gradients of the scores.
+fn flash_mma_shared(extents: &Extents, stages: usize) -> usize {
+    let (element, queries) = (ELEMENT_BYTES as usize, step(extents));
+    let keys_and_values = 2 * KEYS * extents.d * element;
+    let copied = stages * (2 * queries * extents.d * element + 2 * 4 * queries);
+    keys_and_values + copied + 3 * KEYS * queries * element
+}
+
+pub const fn stats_bytes(extents: &Extents) -> u64 {
+    2 * 4 * padded_rows(extents) as u64
+}
+
+pub const fn dq_sum_bytes(extents: &Extents) -> u64 {
+    4 * (padded_rows(extents) * extents.d) as u64
+}
+
+/// How many tiles of queries shared memory holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stages {
+    One,
+    Two,
+}
+
+impl Stages {
+    /// Two, where the device has the shared memory or not even that for one.
+    ///
+    /// # Errors
+    /// When the device cannot be asked.
+    pub fn choose(device: &Device, extents: &Extents) -> Result<Self, BackendError> {
+        let (arch, most) = (&device.facts().arch, device.shared_bytes_a_block()?);
+        let fits = |row: &KernelSpec<Extents>| row.unmet_by(extents, arch, most).is_none();
+        Ok(if !fits(&FLASH_MMA) && fits(&ONE_STAGE) { Self::One } else { Self::Two })
+    }
+
+    const fn kernels(self) -> [KernelSpec<Extents>; 3] {
+        match self {
+            Self::One => [ONE_STAGE_PREPARE, ONE_STAGE, ONE_STAGE_FINISH],
+            Self::Two => [FLASH_MMA_PREPARE, FLASH_MMA, FLASH_MMA_FINISH],
+        }
+    }
+}
+
+/// The kernels in the order of their launches.
+///
+/// # Errors
+/// When the device does not run one, or it does not load.
+pub fn load(
+    device: &Device,
+    extents: &Extents,
+    stages: Stages,
+) -> Result<[LoadedKernel; 3], BackendError> {
+    let kernels = stages.kernels();
+    // The one that may be declined first.
+    let [main, first, last] =
+        [kernels[1], kernels[0], kernels[2]].map(|kernel| kernel.load(device, extents));
+    Ok([first?, main?, last?])
+}
+
+/// Launches to be settled.
+pub struct Call<'a> {
+    pub device: &'a Arc<Device>,
+    pub extents: &'a Extents,
+    pub layout: &'a BackwardLayout,
+    pub addresses: &'a BackwardAddresses,
+    pub scratch: &'a Scratch,
+}
+
+impl Call<'_> {
+    /// Two floats a row, padded to whole steps.
+    pub const fn stats(&self) -> u64 {
+        self.scratch.any
+    }
+
+    /// The fp32 accumulator of dq.
+    pub const fn dq_sum(&self) -> u64 {
+        self.scratch.any + stats_bytes(self.extents)
+    }
+
+    /// Parameters of the kernel before the main one.
+    pub fn prepare_parameters(&self) -> Parameters {
+        let BackwardAddresses { out, grad_out, lse, .. } = *self.addresses;
+        let BackwardLayout { forward, grad_out: grad_out_strides, .. } = self.layout;
+        let tensors = [out, grad_out, lse, self.stats(), self.dq_sum()];
+        self.parameters(&tensors, &[&forward.out, grad_out_strides, &forward.lse])
+    }
+
+    /// Parameters of the kernel after the main one.
+    pub fn finish_parameters(&self) -> Parameters {
+        self.parameters(&[self.dq_sum(), self.addresses.grad_q], &[&self.layout.grad_q])
+    }
+
+    fn main_parameters(&self) -> Parameters {
+        let BackwardAddresses { q, k, v, grad_out, grad_k, grad_v, .. } = *self.addresses;
+        let tensors = [q, k, v, grad_out, self.stats(), self.dq_sum(), grad_k, grad_v];
+        let BackwardLayout { forward, grad_out, grad_k, grad_v, .. } = self.layout;
+        let strides = [&forward.q, &forward.k, &forward.v, grad_out, grad_k, grad_v];
+        self.parameters(&tensors, &strides)
+    }
+
+    /// Addresses, `seqlen`, `batch_heads` and `heads`, strides.
+    fn parameters(&self, addresses: &[u64], strides: &[&Strides]) -> Parameters {
+        let extents = self.extents;
+        let numbers = [extents.s, extents.heads, extents.heads_a_batch()];
+        let all = addresses.iter().fold(Parameters::new(), |all, address| all.address(*address));
+        let all = numbers.into_iter().fold(all, |all, number| all.value(number as i32));
+        strides.iter().fold(all, |all, strides| all.value(strides.words()))
+    }
+}
+
+/// The three launches of `backward_flash_mma`.
+///
+/// # Errors
+/// When a kernel does not load.
+pub fn launches(call: &Call<'_>, stages: Stages) -> Result<Launches, BackendError> {
+    let [first, main, last] = load(call.device, call.extents, stages)?;
+    Ok(Launches::new([
+        ("prepare", first.settled(call.device, None, call.prepare_parameters())?),
+        ("scores_dkv_dq", main.settled(call.device, None, call.main_parameters())?),
+        ("finish", last.settled(call.device, None, call.finish_parameters())?),
+    ]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernelgate::workload::Dtype;
+
+    #[test]
+    fn blocks_cover_padding() {
+        let narrow = Extents { causal: true, ..Extents::of_heads(6, 200, Dtype::Bf16) };
+        let wide = Extents { d: 128, ..narrow };
+        // 200 rows are two steps of 128, or four of 64.
+        assert_eq!((padded_rows(&narrow), padded_rows(&wide)), (6 * 256, 6 * 256));
+        assert_eq!((FLASH_MMA_PREPARE.blocks)(&narrow), [6 * 256 * 8 / 256, 1, 1]);
+        assert_eq!((FLASH_MMA_FINISH.blocks)(&narrow), [6 * 2 * 2, 1, 1]);
+        assert_eq!((FLASH_MMA_FINISH.blocks)(&wide), [6 * 4 * 2, 1, 1]);
+    }
+}

@@ -1,0 +1,243 @@
+//! Attention backward: rows, and kernels that only they launch.
+//!
+//! The forward's output and the rows' log-sum-exp are there before ([`saved`]). Rows time the
+//! launches of a training step: the row sums of dout · out first, then the gradients.
+
+pub mod mma;
+pub mod saved;
+pub mod wgmma;
+
+use std::sync::Arc;
+
+use super::call::{BackwardAddresses, Scratch, SumOrder, Technique};
+use super::forward::mma::FLASH_MMA as FORWARD;
+use super::launch::{Extents, kernel, scratch};
+use super::launches::Backward;
+use super::layout::{BackwardLayout, ForwardLayout, Shape};
+use crate::attention::definition::Attention;
+use crate::attention::gradients::AttentionBackward;
+use kernelgate::backend::cuda::{CudaTask, Output};
+use kernelgate::backend::{BackendError, Implementation, Prepare};
+use kernelgate::workload::Tensors;
+use kernelgate_cuda::observe::range::within;
+use kernelgate_cuda::{Argument, Device, KernelSpec};
+use mma::{FLASH_MMA, FLASH_MMA_FINISH, FLASH_MMA_PREPARE, dq_sum_bytes, stats_bytes};
+use saved::{BackwardInputs, save};
+use wgmma::{FLASH_WGMMA, GROUPED, ROUND, key_sum_bytes};
+
+/// The kernels.
+pub const KERNELS: &[KernelSpec<Extents>] = &[NAIVE_DELTA, NAIVE_SCORES, NAIVE_DQ, NAIVE_DKV];
+
+const THREADS: usize = 256;
+
+/// Threads that sum a row.
+const WARP: usize = 32;
+
+/// Side of the tile of scores that a block of `backward_naive` computes, one a thread.
+const NAIVE_TILE: usize = 16;
+
+const NAIVE_DELTA: KernelSpec<Extents> = KernelSpec {
+    constants: |_| vec![("THREADS", THREADS), ("TILE", NAIVE_TILE)],
+    ..kernel(
+        "attention/backward_naive",
+        include_str!("../../../../kernels/attention/backward_naive.cu"),
+        "attention_backward_naive_delta",
+        THREADS,
+        |extents| [(extents.heads * extents.s).div_ceil(THREADS / WARP), 1, 1],
+    )
+};
+const NAIVE_SCORES: KernelSpec<Extents> = KernelSpec {
+    symbol: "attention_backward_naive_scores",
+    blocks: |extents| {
+        [extents.s.div_ceil(NAIVE_TILE), extents.s.div_ceil(NAIVE_TILE), extents.heads]
+    },
+    ..NAIVE_DELTA
+};
+const NAIVE_DQ: KernelSpec<Extents> = KernelSpec {
+    symbol: "attention_backward_naive_dq",
+    blocks: |extents| [extents.s.div_ceil(THREADS / extents.d), extents.heads, 1],
+    ..NAIVE_DELTA
+};
+const NAIVE_DKV: KernelSpec<Extents> =
+    KernelSpec { symbol: "attention_backward_naive_dkv", ..NAIVE_DQ };
+
+/// Backward ladder, without the library. All need the forward first.
+pub const LADDER: &[Implementation<AttentionBackward>] = &[
+    Implementation {
+        name: "cuda/naive",
+        about: "four launches, probabilities and gradients of the scores in device memory: the \
+                starting point",
+        supports: |problem| {
+            let kernels = [NAIVE_DELTA, NAIVE_SCORES, NAIVE_DQ, NAIVE_DKV, FORWARD];
+            Extents::from(&problem.attention).supported_with_scores(&kernels)
+        },
+        prepare: Prepare::CudaWithin { device_bytes: naive_bytes, prepare: naive },
+    },
+    Implementation {
+        name: "cuda/flash_mma",
+        about: "probabilities recomputed on the chip, tensor cores through mma.sync; the order of \
+                dq's sums is not fixed",
+        supports: |problem| {
+            Extents::from(&problem.attention).supported_alike(&[
+                FLASH_MMA_PREPARE,
+                FLASH_MMA,
+                FLASH_MMA_FINISH,
+                FORWARD,
+            ])
+        },
+        prepare: Prepare::CudaWithin { device_bytes: flash_mma_bytes, prepare: flash_mma },
+    },
+];
+
+/// The ladder's last rung, for sm_90a.
+pub const WGMMA_ROW: Implementation<AttentionBackward> = Implementation {
+    name: "cuda/flash_wgmma",
+    about: "as flash_mma, GEMMs through wgmma, tiles by tensor copies of a warp of their own; \
+            sm_90a only; the order of dq's sums is not fixed, nor of dk's and dv's over heads that \
+            share keys",
+    supports: |problem| {
+        Extents::from(&problem.attention).supported(&[
+            FLASH_MMA_PREPARE,
+            FLASH_WGMMA,
+            GROUPED,
+            ROUND,
+            FLASH_MMA_FINISH,
+        ])
+    },
+    prepare: Prepare::CudaWithin {
+        device_bytes: |problem| {
+            let extents = Extents::from(&problem.attention);
+            // Used only if a block has some of the heads that share keys.
+            let sums = if extents.share > 1 { 2 * key_sum_bytes(&extents) } else { 0 };
+            flash_mma_bytes(problem) + sums
+        },
+        prepare: |problem, inputs, device| flash_wgmma(SumOrder::Any, problem, inputs, device),
+    },
+};
+
+/// The same with the same bits in every launch.
+pub const FIXED_ORDER_ROW: Implementation<AttentionBackward> = Implementation {
+    name: "cuda/flash_wgmma_deterministic",
+    about: "as flash_wgmma, the sums of dq in a fixed order: a block of keys waits for its turn",
+    // The turns are a hundredth.
+    prepare: Prepare::CudaWithin {
+        device_bytes: flash_mma_bytes,
+        prepare: |problem, inputs, device| flash_wgmma(SumOrder::Fixed, problem, inputs, device),
+    },
+    ..WGMMA_ROW
+};
+
+/// Four inputs, the saved output and log-sum-exp, three gradients.
+pub fn common_bytes(extents: &Extents) -> u64 {
+    4 * extents.vector_bytes() + 4 * extents.key_bytes() + 4 * extents.rows()
+}
+
+/// fp32 probabilities and gradients of the scores, and the row sums.
+fn naive_bytes(problem: &AttentionBackward) -> u64 {
+    let extents = Extents::from(&problem.attention);
+    common_bytes(&extents) + 2 * 4 * extents.pairs() + 4 * extents.rows()
+}
+
+/// The fp32 accumulator of dq and two floats a row, padded to whole steps.
+fn flash_mma_bytes(problem: &AttentionBackward) -> u64 {
+    let extents = Extents::from(&problem.attention);
+    common_bytes(&extents) + stats_bytes(&extents) + dq_sum_bytes(&extents)
+}
+
+fn naive(
+    problem: &AttentionBackward,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<CudaTask, BackendError> {
+    let extents = Extents::from(&problem.attention);
+    let kernels = [NAIVE_DELTA, NAIVE_SCORES, NAIVE_DQ, NAIVE_DKV];
+    let [sum, score, query, key] = kernels.map(|kernel| kernel.load(device, &extents));
+    let (sum, score, query, key) = (sum?, score?, query?, key?);
+    let saved = save(&problem.attention, inputs, device)?;
+    let delta = scratch(device, 4 * extents.rows())?;
+    let (p, ds) = (scratch(device, 4 * extents.pairs())?, scratch(device, 4 * extents.pairs())?);
+    Ok(CudaTask::new(
+        device,
+        saved.launch_inputs(),
+        gradients(device, &problem.attention)?,
+        move |outputs| {
+            let BackwardInputs { q, k, v, grad_out, out, lse } = &saved;
+            let [q, k, v, grad_out, out, lse] = [q, k, v, grad_out, out, lse].map(Argument::from);
+            let [delta, p, ds] = [&delta, &p, &ds].map(Argument::from);
+            let [grad_q, grad_k, grad_v] = [0, 1, 2].map(|index: usize| outputs[index].argument());
+            let (s, heads) = (extents.seqlen(), extents.batch_heads());
+            within("delta", || sum.launch(&[out, grad_out, delta, s, heads]))?;
+            let scores = [q, k, v, grad_out, lse, delta, p, ds, s];
+            within("scores", || score.launch(&scores))?;
+            within("dq", || query.launch(&[ds, k, grad_q, s]))?;
+            within("dkv", || key.launch(&[p, ds, q, grad_out, grad_k, grad_v, s]))
+        },
+    ))
+}
+
+fn flash_mma(
+    problem: &AttentionBackward,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<CudaTask, BackendError> {
+    let shape = Shape::from(&problem.attention);
+    let layout = BackwardLayout::like(ForwardLayout::bhsd(&shape));
+    let backward = Backward::new(device, &shape, &layout, Technique::FlashMma, SumOrder::Any)?;
+    task(&backward, problem, inputs, device)
+}
+
+fn flash_wgmma(
+    order: SumOrder,
+    problem: &AttentionBackward,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<CudaTask, BackendError> {
+    let shape = Shape::from(&problem.attention);
+    let layout = BackwardLayout::like(ForwardLayout::bhsd(&shape));
+    let backward = Backward::new(device, &shape, &layout, Technique::FlashWgmma, order)?;
+    task(&backward, problem, inputs, device)
+}
+
+/// A row of dense tensors.
+pub fn task(
+    backward: &Backward,
+    problem: &AttentionBackward,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<CudaTask, BackendError> {
+    let saved = save(&problem.attention, inputs, device)?;
+    let bytes = backward.scratch_bytes();
+    let memory = [scratch(device, bytes.any)?, scratch(device, bytes.zeroed)?];
+    memory[1].fill(0)?;
+    let outputs = gradients(device, &problem.attention)?;
+    let [grad_q, grad_k, grad_v] = [0, 1, 2].map(|index: usize| outputs[index].address());
+    let launches = backward.launches(
+        &BackwardAddresses {
+            q: saved.q.address(),
+            k: saved.k.address(),
+            v: saved.v.address(),
+            out: saved.out.address(),
+            lse: saved.lse.address(),
+            grad_out: saved.grad_out.address(),
+            grad_q,
+            grad_k,
+            grad_v,
+        },
+        &Scratch { any: memory[0].address(), zeroed: memory[1].address() },
+    )?;
+    Ok(CudaTask::new(device, saved.launch_inputs(), outputs, move |_| {
+        // The launches have addresses only.
+        let _alive = (&saved, &memory);
+        launches.launch()
+    }))
+}
+
+/// `grad_q`, `grad_k` and `grad_v`.
+pub fn gradients(device: &Device, attention: &Attention) -> Result<Vec<Output>, BackendError> {
+    [("grad_q", "q"), ("grad_k", "k"), ("grad_v", "v")]
+        .into_iter()
+        .map(|(name, input)| {
+            Output::new(device, name, attention.shape_of(input), attention.output_dtype())
+        })
+        .collect()
+}

@@ -1,0 +1,168 @@
+//! Inputs of a backward, and the output and log-sum-exp that a forward saved for it.
+//!
+//! The forward is the fastest one here that the device can run, once while a case is prepared.
+//! Deliberately absent: a choice by row. All start from the same numbers, the library too.
+
+use std::sync::Arc;
+
+use crate::attention::cuda::call::{ForwardAddresses, Technique};
+use crate::attention::cuda::launch::{Extents, scratch, upload};
+use crate::attention::cuda::launches::Forward;
+use crate::attention::cuda::layout::{ForwardLayout, Shape};
+use crate::attention::definition::Attention;
+use kernelgate::backend::BackendError;
+use kernelgate::backend::cuda::{self, Input};
+use kernelgate::workload::Tensors;
+use kernelgate_cuda::{Buffer, Device};
+
+/// Tensors that a backward reads.
+pub struct BackwardInputs {
+    pub q: Buffer,
+    pub k: Buffer,
+    pub v: Buffer,
+    pub grad_out: Buffer,
+    pub out: Buffer,
+    /// fp32, natural logarithm, one a row.
+    pub lse: Buffer,
+}
+
+impl BackwardInputs {
+    /// Those that every launch reads and from which nothing here follows: the forward saved its
+    /// output and normalisers of q, k and v.
+    pub fn launch_inputs(&self) -> [Input; 1] {
+        cuda::inputs([("grad_out", &self.grad_out)])
+    }
+
+    /// The inputs; what a forward is to save has any values.
+    fn uploaded(
+        extents: &Extents,
+        inputs: &Tensors,
+        device: &Arc<Device>,
+    ) -> Result<Self, BackendError> {
+        let [q, k, v, grad_out] = upload(device, inputs, ["q", "k", "v", "grad_out"])?;
+        let out = scratch(device, extents.vector_bytes())?;
+        let lse = scratch(device, 4 * extents.rows())?;
+        Ok(Self { q, k, v, grad_out, out, lse })
+    }
+
+    /// Fills `out` and `lse`.
+    fn save(
+        &self,
+        attention: &Attention,
+        technique: Technique,
+        device: &Arc<Device>,
+    ) -> Result<(), BackendError> {
+        let shape = Shape::from(attention);
+        let forward = Forward::new(device, &shape, &ForwardLayout::bhsd(&shape), technique)?;
+        let launches = forward.launches(&ForwardAddresses {
+            q: self.q.address(),
+            k: self.k.address(),
+            v: self.v.address(),
+            out: self.out.address(),
+            lse: Some(self.lse.address()),
+        })?;
+        launches.launch()?;
+        // Before the lists of tiles are freed.
+        device.synchronize()
+    }
+}
+
+/// Uploads the inputs and runs the forward, which is not part of the problem.
+pub fn save(
+    attention: &Attention,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<BackwardInputs, BackendError> {
+    let saved = BackwardInputs::uploaded(&Extents::from(attention), inputs, device)?;
+    let technique = Technique::fastest(device, &Shape::from(attention))?;
+    saved.save(attention, technique, device)?;
+    Ok(saved)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attention::definition::Heads;
+    use crate::gpu_tests::gpu;
+    use kernelgate::workload::Dtype;
+
+    /// `ln Σ exp(q kᵀ / sqrt(d))` of every row over the keys that it sees, in fp64.
+    fn log_sum_exps(attention: &Attention, inputs: &Tensors) -> Vec<f64> {
+        let Attention { b, h, s, causal, .. } = *attention;
+        let heads = Heads { attention, inputs };
+        let of_head = |head| {
+            let [q, k] = ["q", "k"].map(|name| heads.first(name, head, s));
+            let scores = attention.head().scores(&q, &k);
+            let of_row = |(row, scores): (usize, &[f64])| {
+                let seen = &scores[..if causal { row + 1 } else { s }];
+                let top = seen.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                top + seen.iter().map(|score| (score - top).exp()).sum::<f64>().ln()
+            };
+            scores.chunks(s).enumerate().map(of_row).collect::<Vec<_>>()
+        };
+        (0..b * h).flat_map(of_head).collect()
+    }
+
+    /// Largest difference, of one more than the number's size: those near zero have its rounding
+    /// from scores that are not.
+    fn largest_error(found: &[f32], expected: &[f64]) -> f64 {
+        assert_eq!(found.len(), expected.len());
+        let error = |(found, expected): (&f32, &f64)| {
+            let error = (f64::from(*found) - expected).abs() / (1.0 + expected.abs());
+            if error.is_nan() { f64::INFINITY } else { error }
+        };
+        found.iter().zip(expected).map(error).fold(0.0, f64::max)
+    }
+
+    /// Above fp32's rounding, below what a key more or less makes of a row of 1000.
+    const MOST: f64 = 5e-5;
+
+    #[test]
+    fn both_forwards_save_the_log_sum_exp_of_the_reference() {
+        let Some((device, _alone)) = gpu() else { return };
+        // Heads of queries and of keys; a row, edges of tiles and of blocks of keys, several tiles
+        // a multiprocessor.
+        for (h, h_kv, s) in [
+            (3, 3, 1),
+            (3, 3, 63),
+            (3, 3, 127),
+            (6, 2, 129),
+            (3, 3, 193),
+            (70, 70, 321),
+            (4, 1, 1000),
+        ] {
+            for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
+                for (dtype, outliers) in
+                    [(Dtype::Bf16, false), (Dtype::F16, false), (Dtype::Bf16, true)]
+                {
+                    let attention =
+                        Attention { b: 2, h, h_kv, s, keys: s, d, causal, dtype, outliers };
+                    let inputs = attention.inputs(25, &["q", "k", "v", "grad_out"]);
+                    let expected = log_sum_exps(&attention, &inputs);
+                    let extents = Extents::from(&attention);
+                    let saved = BackwardInputs::uploaded(&extents, &inputs, &device).unwrap();
+                    let check = |technique| {
+                        // NaN in every row.
+                        saved.lse.fill(0xff).unwrap();
+                        saved.save(&attention, technique, &device).unwrap();
+                        let mut found = vec![0f32; expected.len()];
+                        saved.lse.download(bytemuck::cast_slice_mut(&mut found)).unwrap();
+                        let error = largest_error(&found, &expected);
+                        assert!(error <= MOST, "{technique:?}, {attention:?}: {error:.1e}");
+                    };
+                    check(Technique::FlashMma);
+                    if device.facts().arch == "sm_90a" {
+                        check(Technique::FlashWgmma);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_that_was_not_written_is_an_error() {
+        assert!(largest_error(&[1.0, 2.0], &[1.0, 2.0]) <= MOST);
+        assert!(largest_error(&[1.0, 2.001], &[1.0, 2.0]) > MOST);
+        assert!(largest_error(&[f32::NAN, 2.0], &[1.0, 2.0]) > MOST);
+    }
+}

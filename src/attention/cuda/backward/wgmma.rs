@@ -1,0 +1,308 @@
+//! Attention backward on sm_90a: kernels and launcher of `kernels/attention/backward_flash_wgmma`.
+
+use super::mma::{Call, FLASH_MMA_FINISH, FLASH_MMA_PREPARE, KEYS, step};
+use crate::attention::cuda::call::{BackwardAddresses, Launches, SumOrder};
+use crate::attention::cuda::launch::{ELEMENT_BYTES, Extents, boxes, kernel, key_boxes};
+use kernelgate::backend::BackendError;
+use kernelgate_cuda::{Device, KernelSpec, LoadedKernel, Parameters, Requires};
+
+/// The kernels; those before and after it are `backward_flash_mma`'s.
+pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_WGMMA, GROUPED, ROUND, FIXED_ORDER];
+
+/// Two warpgroups that compute, one that copies.
+const THREADS: usize = 384;
+
+/// Queries of a step.
+const QUERIES: usize = 64;
+
+/// Keys of a warpgroup, and of a box of its gradients.
+const GROUP_KEYS: usize = KEYS / 2;
+
+pub const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
+    constants: |extents| constants(extents, &["DETERMINISTIC", "GROUPED"]),
+    shared_bytes,
+    requires: Requires::Exactly("sm_90a"),
+    ..kernel(
+        "attention/backward_flash_wgmma",
+        include_str!("../../../../kernels/attention/backward_flash_wgmma.cu"),
+        "attention_backward_flash_wgmma",
+        THREADS,
+        |extents| [blocks(extents, extents.share), 1, 1],
+    )
+};
+
+/// The same where a block has some of the heads that share keys.
+pub const GROUPED: KernelSpec<Extents> = KernelSpec {
+    defines: |extents| with(extents, "GROUPED=1"),
+    constants: |extents| constants(extents, &["DETERMINISTIC"]),
+    // At most: where each head of queries has blocks of its own.
+    blocks: |extents| [blocks(extents, 1), 1, 1],
+    ..FLASH_WGMMA
+};
+
+/// Rounds the gradients of keys and values where heads of queries add to sums of them.
+pub const ROUND: KernelSpec<Extents> = KernelSpec {
+    symbol: "attention_backward_flash_wgmma_round",
+    blocks: |extents| [(2 * eights(extents)).div_ceil(THREADS), 1, 1],
+    shared_bytes: |_| 0,
+    ..GROUPED
+};
+
+/// The same where the sums of dq have an order.
+const FIXED_ORDER: KernelSpec<Extents> = KernelSpec {
+    defines: |extents| with(extents, "DETERMINISTIC=1"),
+    constants: |extents| constants(extents, &["GROUPED"]),
+    ..FLASH_WGMMA
+};
+
+fn with(extents: &Extents, define: &str) -> Vec<String> {
+    (FLASH_WGMMA.defines)(extents).into_iter().chain([define.to_owned()]).collect()
+}
+
+const fn blocks(extents: &Extents, heads_a_block: usize) -> usize {
+    extents.s.div_ceil(KEYS) * (extents.heads / heads_a_block)
+}
+
+/// Eight elements each of the keys.
+const fn eights(extents: &Extents) -> usize {
+    extents.key_heads() * extents.keys * extents.d / 8
+}
+
+/// fp32 sums of the gradients of keys, or of values.
+pub const fn key_sum_bytes(extents: &Extents) -> u64 {
+    4 * 8 * eights(extents) as u64
+}
+
+/// Heads of queries of a block, of those that read the same keys: the divisor with which the steps
+/// take the least time, by a model of measurements (RESULTS.md, "Grouped heads").
+///
+/// Loading the keys and storing the gradients of a block takes as long as some steps, and as more of
+/// them where gradients are added to sums. Blocks of many heads are at different heads at the same
+/// time, and find less of them in L2; causal blocks drift apart further.
+fn heads_a_block(extents: &Extents, multiprocessors: usize) -> usize {
+    let Extents { s, share, causal, .. } = *extents;
+    let steps = s.div_ceil(QUERIES);
+    let cost = |heads: usize| {
+        let (blocks, rows) = (blocks(extents, heads), s.div_ceil(KEYS));
+        let of_block = if heads == share { 2 } else { 4 };
+        let longest = (heads * steps + of_block) as f64;
+        if causal {
+            // Every block of keys begins at its own diagonal.
+            let of_head: usize = (0..rows).map(|row| steps - row * KEYS / QUERIES).sum();
+            let all = (extents.heads * of_head + blocks * of_block) as f64;
+            longest.max(all / multiprocessors as f64) * (1.0 + 0.035 * heads as f64)
+        } else {
+            let apart = if heads == 1 { 1.0 } else { 1.06 };
+            blocks.div_ceil(multiprocessors) as f64 * longest * apart
+        }
+    };
+    let divisors = (1..=share).filter(|heads| share.is_multiple_of(*heads));
+    divisors.min_by(|&a, &b| cost(a).total_cmp(&cost(b))).unwrap_or(share)
+}
+
+/// Numbers of a build, and what it is not.
+fn constants(extents: &Extents, zeros: &[&'static str]) -> Vec<(&'static str, usize)> {
+    let numbers = [
+        ("THREADS", THREADS),
+        ("TILE_QUERIES", step(extents)),
+        ("TILE_KEYS", KEYS),
+        ("SHARED_BYTES", shared_bytes(extents)),
+    ];
+    numbers.into_iter().chain(zeros.iter().map(|name| (*name, 0))).collect()
+}
+
+/// Keys and values; two stages of queries and of gradients of the output, of gradients of the
+/// scores, and of two floats a query; six pairs of barriers.
+fn shared_bytes(extents: &Extents) -> usize {
+    let row = extents.d * ELEMENT_BYTES as usize;
+    let scores = KEYS * QUERIES * ELEMENT_BYTES as usize;
+    (2 * KEYS + 4 * QUERIES) * row + 2 * (scores + 2 * 4 * QUERIES) + 6 * 16
+}
+
+/// How the heads of queries that read the same keys are spread over blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Blocks {
+    /// Heads of a block.
+    pub heads: usize,
+    /// Order of the sums of dq; fixed where a block has all heads only.
+    pub order: SumOrder,
+}
+
+impl Blocks {
+    /// The fastest on a device.
+    pub fn choose(device: &Device, extents: &Extents, order: SumOrder) -> Self {
+        let heads = match order {
+            SumOrder::Any => heads_a_block(extents, device.facts().multiprocessors as usize),
+            SumOrder::Fixed => extents.share,
+        };
+        Self { heads, order }
+    }
+
+    /// Whether blocks add to sums of dk and dv in memory.
+    const fn are_grouped(&self, extents: &Extents) -> bool {
+        self.heads < extents.share
+    }
+
+    const fn kernel(&self, extents: &Extents) -> &'static KernelSpec<Extents> {
+        match self.order {
+            _ if self.are_grouped(extents) => &GROUPED,
+            SumOrder::Any => &FLASH_WGMMA,
+            SumOrder::Fixed => &FIXED_ORDER,
+        }
+    }
+}
+
+/// The kernels in the order of their launches; the last but one where blocks are grouped.
+pub struct Loaded {
+    first: LoadedKernel,
+    main: LoadedKernel,
+    round: Option<LoadedKernel>,
+    last: LoadedKernel,
+}
+
+/// Loads the kernels.
+///
+/// # Errors
+/// When the device does not run one, or it does not load.
+pub fn load(device: &Device, extents: &Extents, blocks: Blocks) -> Result<Loaded, BackendError> {
+    // The one that may be declined first.
+    let main = blocks.kernel(extents).load(device, extents)?;
+    let grouped = blocks.are_grouped(extents);
+    Ok(Loaded {
+        main,
+        first: FLASH_MMA_PREPARE.load(device, extents)?,
+        round: grouped.then(|| ROUND.load(device, extents)).transpose()?,
+        last: FLASH_MMA_FINISH.load(device, extents)?,
+    })
+}
+
+/// Sums of dk and of dv where blocks are grouped, and a turn a step of queries.
+pub const fn zeroed_bytes(extents: &Extents, blocks: Blocks) -> u64 {
+    let sums = if blocks.are_grouped(extents) { 2 * key_sum_bytes(extents) } else { 0 };
+    sums + 4 * (extents.heads * extents.s.div_ceil(QUERIES)) as u64
+}
+
+/// The launches: three, or four where blocks are grouped.
+///
+/// # Errors
+/// When a kernel does not load, or the driver encodes no map of a tensor.
+pub fn launches(call: &Call<'_>, blocks: Blocks) -> Result<Launches, BackendError> {
+    let Call { device, extents, layout, addresses, scratch } = *call;
+    let Loaded { first, main, round, last } = load(device, extents, blocks)?;
+    let [dk_sum, dv_sum, turns] = if blocks.are_grouped(extents) {
+        [0, 1, 2].map(|sums| scratch.zeroed + sums * key_sum_bytes(extents))
+    } else {
+        [0, 0, scratch.zeroed]
+    };
+    let BackwardAddresses { q, k, v, grad_out, grad_k, grad_v, .. } = *addresses;
+    let of_step = |strides| boxes(extents, strides, QUERIES);
+    let of_keys = |strides, rows| key_boxes(extents, strides, rows);
+    let numbers = [extents.s, extents.key_heads_a_batch(), extents.share, blocks.heads];
+    let parameters = Parameters::new()
+        .bytes(&of_step(&layout.forward.q).map(q)?)
+        .bytes(&of_keys(&layout.forward.k, KEYS).map(k)?)
+        .bytes(&of_keys(&layout.forward.v, KEYS).map(v)?)
+        .bytes(&of_step(&layout.grad_out).map(grad_out)?)
+        .bytes(&of_keys(&layout.grad_k, GROUP_KEYS).map(grad_k)?)
+        .bytes(&of_keys(&layout.grad_v, GROUP_KEYS).map(grad_v)?)
+        .address(call.stats())
+        .address(call.dq_sum())
+        .address(turns)
+        .address(dk_sum)
+        .address(dv_sum);
+    let parameters = numbers.into_iter().fold(parameters, |all, number| all.value(number as i32));
+    let grid = self::blocks(extents, blocks.heads) as u32;
+    let mut steps = vec![
+        ("prepare", first.settled(device, None, call.prepare_parameters())?),
+        ("scores_dkv_dq", main.settled(device, Some(grid), parameters)?),
+    ];
+    if let Some(round) = round {
+        let numbers = [extents.batch, extents.key_heads_a_batch(), extents.s];
+        let parameters = [dk_sum, dv_sum, grad_k, grad_v]
+            .into_iter()
+            .fold(Parameters::new(), Parameters::address)
+            .value(layout.grad_k.words())
+            .value(layout.grad_v.words());
+        let parameters =
+            numbers.into_iter().fold(parameters, |all, number| all.value(number as i32));
+        steps.push(("round", round.settled(device, None, parameters)?));
+    }
+    steps.push(("finish", last.settled(device, None, call.finish_parameters())?));
+    Ok(Launches::new(steps))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attention::cuda::backward::task;
+    use crate::attention::cuda::launches::Backward;
+    use crate::attention::cuda::layout::{BackwardLayout, ForwardLayout, Shape};
+    use crate::attention::cuda::tests::bf16;
+    use crate::attention::definition::Attention;
+    use crate::attention::gradients::AttentionBackward;
+    use crate::gpu_tests::gpu;
+    use kernelgate::verify::verify;
+    use kernelgate::workload::{Dtype, Problem};
+
+    #[test]
+    fn shared_memory_is_what_the_kernel_lays_out_and_fits_a_block() {
+        let narrow = Extents::of_heads(6, 200, Dtype::Bf16);
+        let wide = Extents { d: 128, ..narrow };
+        assert_eq!(shared_bytes(&narrow), (64 + 32 + 1) * 1024 + 96);
+        assert_eq!(shared_bytes(&wide), (128 + 32 + 1) * 1024 + 96);
+    }
+
+    #[test]
+    fn blocks_have_as_many_heads_as_were_fastest() {
+        // What was measured: batch, heads of queries, sequence, mask; the fastest, and those within
+        // 4 % of it.
+        for (b, h, s, causal, good) in [
+            (1, 64, 512, true, &[1][..]),
+            (1, 64, 1024, true, &[2]),
+            (1, 64, 1024, false, &[4, 2]),
+            (1, 64, 2048, true, &[4, 2, 1]),
+            (1, 64, 2048, false, &[8]),
+            (1, 64, 4096, true, &[1, 2, 4]),
+            (1, 64, 4096, false, &[1, 8]),
+            (1, 64, 8192, true, &[1, 4]),
+            (1, 64, 16_384, true, &[1]),
+            (1, 64, 16_384, false, &[1]),
+            (8, 32, 256, true, &[4]),
+            (8, 32, 512, false, &[4]),
+            (8, 32, 2048, true, &[4]),
+            (8, 32, 2048, false, &[4]),
+        ] {
+            let share = h / 8;
+            let heads = Extents::of_heads(b * h, s, Dtype::Bf16);
+            let chosen = heads_a_block(&Extents { share, causal, d: 128, ..heads }, 132);
+            assert!(good.contains(&chosen), "{b}, {h}, {s}, causal {causal}: {chosen}");
+        }
+        assert_eq!(heads_a_block(&Extents::of_heads(3, 65, Dtype::Bf16), 132), 1);
+    }
+
+    #[test]
+    fn any_number_of_heads_a_block_agrees_with_the_reference() {
+        let Some((device, _alone)) = gpu() else { return };
+        if device.facts().arch != "sm_90a" {
+            return;
+        }
+        for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
+            let attention = Attention { h_kv: 2, ..bf16(2, 8, 333, d, causal) };
+            let problem = AttentionBackward { attention };
+            let inputs = problem.inputs(25);
+            let expected = problem.reference(&inputs);
+            for heads in [1, 2, 4] {
+                let shape = Shape::from(&attention);
+                let layout = BackwardLayout::like(ForwardLayout::bhsd(&shape));
+                let backward =
+                    Backward::with_heads_a_block(&device, &shape, &layout, heads).unwrap();
+                let mut task = task(&backward, &problem, &inputs, &device).unwrap();
+                for launch in 1..=2 {
+                    let result = verify(&mut task, &expected, problem.tolerance());
+                    let name = format!("{attention:?}, {heads} heads, launch {launch}");
+                    assert!(result.is_ok(), "{name}: {}", result.unwrap_err());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! Attention of few queries over many keys: row and launcher of
+//! `kernels/attention/forward_flash_decode`.
+
+use std::sync::Arc;
+
+use super::flash_bytes;
+use crate::attention::cuda::launch::{
+    ELEMENT_BYTES, Extents, element, kernel, output, qkv, scratch, upload,
+};
+use crate::attention::definition::AttentionForward;
+use kernelgate::backend::cuda::CudaTask;
+use kernelgate::backend::{BackendError, Implementation, Prepare};
+use kernelgate::workload::{Dtype, Tensors};
+use kernelgate_cuda::observe::range::within;
+use kernelgate_cuda::{Device, KernelSpec, Parameters};
+
+/// The kernel, and a build of it for less shared memory.
+pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_DECODE, SMALL];
+
+/// Most queries of a head: with more, tiles of many queries are the better way.
+const MAX_QUERIES: usize = 64;
+
+const WARPS: usize = 4;
+
+/// What a block holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Tile {
+    /// Rows of queries.
+    rows: usize,
+    /// Keys that a warp takes at once.
+    step_keys: usize,
+    /// Steps of keys and values in shared memory, of a warp.
+    stages: usize,
+}
+
+/// Rows of queries that read the same keys: those of all heads that share them.
+const fn group_rows(extents: &Extents) -> usize {
+    extents.share * extents.s
+}
+
+/// One or two tiles of eight rows a group, of which the second finds its keys in L2; of more rows
+/// as many as leave registers.
+const fn tile(extents: &Extents) -> Tile {
+    let narrow = 128 / extents.d;
+    if group_rows(extents) <= 16 {
+        Tile { rows: 8, step_keys: 32, stages: 3 * narrow }
+    } else {
+        Tile { rows: 32, step_keys: 16, stages: 4 * narrow }
+    }
+}
+
+const SMALL_TILE: Tile = Tile { rows: 8, step_keys: 16, stages: 2 };
+
+impl Tile {
+    /// Keys that a block takes at once.
+    const fn keys(&self) -> usize {
+        WARPS * self.step_keys
+    }
+
+    /// For each warp the stages of its keys and values, and o, m and l of its rows, o with four
+    /// more columns.
+    const fn shared_bytes(&self, extents: &Extents) -> usize {
+        let stage = 2 * self.step_keys * extents.d * ELEMENT_BYTES as usize;
+        WARPS * (self.stages * stage + self.rows * (extents.d + 4 + 2) * 4)
+    }
+
+    /// Numbers that follow from the build's name, which has the rows.
+    fn constants(&self, extents: &Extents) -> Vec<(&'static str, usize)> {
+        vec![
+            ("THREADS", THREADS),
+            ("STEP_KEYS", self.step_keys),
+            ("SHARED_BYTES", self.shared_bytes(extents)),
+            // The mask is an argument: it matters for the last keys only.
+            ("CAUSAL", 1),
+        ]
+    }
+
+    fn defines(&self, extents: &Extents) -> Vec<String> {
+        let numbers = [("HEAD_DIM", extents.d), ("TILE_ROWS", self.rows), ("STAGES", self.stages)];
+        let numbers = numbers.map(|(name, value)| format!("{name}={value}"));
+        [element(extents)].into_iter().chain(numbers).collect()
+    }
+}
+
+const THREADS: usize = WARPS * 32;
+
+const FLASH_DECODE: KernelSpec<Extents> = KernelSpec {
+    defines: |extents| tile(extents).defines(extents),
+    constants: |extents| tile(extents).constants(extents),
+    shared_bytes: |extents| tile(extents).shared_bytes(extents),
+    variants: || variants(&[1, MAX_QUERIES]),
+    ..kernel(
+        "attention/forward_flash_decode",
+        include_str!("../../../../kernels/attention/forward_flash_decode.cu"),
+        "attention_forward_flash_decode",
+        THREADS,
+        // As many blocks as the device holds: the launcher knows how many.
+        |_| [1, 1, 1],
+    )
+};
+
+/// For cards on which the other one does not fit.
+const SMALL: KernelSpec<Extents> = KernelSpec {
+    defines: |extents| SMALL_TILE.defines(extents),
+    constants: |extents| SMALL_TILE.constants(extents),
+    shared_bytes: |extents| SMALL_TILE.shared_bytes(extents),
+    variants: || variants(&[1]),
+    ..FLASH_DECODE
+};
+
+fn variants(queries: &[usize]) -> Vec<Extents> {
+    let mut variants = Vec::new();
+    for dtype in [Dtype::Bf16, Dtype::F16] {
+        for d in [64, 128] {
+            let of = |&s: &usize| Extents { d, ..Extents::of_heads(1, s, dtype) };
+            variants.extend(queries.iter().map(of));
+        }
+    }
+    variants
+}
+
+/// As many blocks as may run at once, or a sixteenth less if then each has whole units or an equal
+/// share of one: memory is as busy, and no block has parts of two units to leave for others.
+fn blocks(units: usize, most: usize) -> usize {
+    let even = |blocks: &usize| units.is_multiple_of(*blocks) || blocks.is_multiple_of(units);
+    (most - most / 16..=most).rev().find(even).unwrap_or(most)
+}
+
+/// Row of the forward ladder.
+pub const ROW: Implementation<AttentionForward> = Implementation {
+    name: "cuda/flash_decode",
+    about: "few queries over many keys: heads that share keys read them once, blocks share a \
+            head's keys",
+    supports: |problem| {
+        let extents = Extents::from(&problem.attention);
+        extents.supported(&[FLASH_DECODE])?;
+        if extents.s <= MAX_QUERIES {
+            Ok(())
+        } else {
+            Err(format!("takes up to {MAX_QUERIES} queries a head"))
+        }
+    },
+    // What blocks leave for each other is nine megabytes at most.
+    prepare: Prepare::CudaWithin { device_bytes: flash_bytes, prepare: flash_decode },
+};
+
+fn flash_decode(
+    problem: &AttentionForward,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<CudaTask, BackendError> {
+    let extents = Extents::from(&problem.attention);
+    let (arch, most) = (&device.facts().arch, device.shared_bytes_a_block()?);
+    if FLASH_DECODE.unmet_by(&extents, arch, most).is_none() {
+        launcher(&FLASH_DECODE, tile(&extents), problem, inputs, device)
+    } else {
+        launcher(&SMALL, SMALL_TILE, problem, inputs, device)
+    }
+}
+
+fn launcher(
+    kernel: &KernelSpec<Extents>,
+    tile: Tile,
+    problem: &AttentionForward,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<CudaTask, BackendError> {
+    let extents = Extents::from(&problem.attention);
+    let loaded = kernel.load(device, &extents)?;
+    let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
+    let out = output(device, "out", &problem.attention)?;
+    let row_tiles = group_rows(&extents).div_ceil(tile.rows);
+    let units = extents.key_heads() * row_tiles;
+    let tiles = units * extents.keys.div_ceil(tile.keys());
+    let blocks = blocks(units, tiles.min(device.facts().multiprocessors as usize));
+    // Two parts a block: o, m and l of each row.
+    let sums = scratch(device, (2 * blocks * tile.rows * (extents.d + 2) * 4) as u64)?;
+    let arrived = device.upload(&vec![0; 4 * units])?;
+    let parameters = Parameters::new()
+        .address(q.address())
+        .address(k.address())
+        .address(v.address())
+        .address(out.address())
+        .address(sums.address())
+        .address(arrived.address())
+        .value(units as i32)
+        .value(row_tiles as i32)
+        .value(extents.s as i32)
+        .value(extents.keys as i32)
+        .value(extents.share as i32)
+        .value(i32::from(extents.causal));
+    let launch = loaded.settled(device, Some(blocks as u32), parameters)?;
+    let inputs = qkv([&q, &k, &v]);
+    let alive = [q, k, v, sums, arrived];
+    Ok(CudaTask::new(device, inputs, vec![out], move |_| {
+        let _alive = &alive;
+        within("forward", || launch.launch())
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attention::cuda::tests::bf16;
+    use crate::attention::definition::Attention;
+    use crate::gpu_tests::gpu;
+    use kernelgate::verify::verify;
+    use kernelgate::workload::Problem;
+
+    #[test]
+    fn shared_memory_is_what_the_kernel_lays_out_and_fits_a_block() {
+        let one = Extents { d: 128, ..Extents::of_heads(8, 1, Dtype::Bf16) };
+        let (narrow, many) = (Extents { d: 64, ..one }, Extents { s: 64, ..one });
+        let bytes = |extents| (FLASH_DECODE.shared_bytes)(extents);
+        assert_eq!(bytes(&one), 4 * (3 * 16_384 + 8 * 134 * 4));
+        assert_eq!(bytes(&narrow), 4 * (6 * 8192 + 8 * 70 * 4));
+        assert_eq!(bytes(&many), 4 * (4 * 8192 + 32 * 134 * 4));
+        assert!([&one, &narrow, &many].iter().all(|extents| bytes(extents) <= 227 << 10));
+        assert!((SMALL.shared_bytes)(&one) <= 99 << 10);
+    }
+
+    #[test]
+    fn rows_are_the_queries_of_the_heads_that_share_keys() {
+        let one = Extents { share: 8, ..Extents::of_heads(64, 1, Dtype::Bf16) };
+        assert_eq!((group_rows(&one), tile(&one).rows, one.key_heads()), (8, 8, 8));
+        let more = Extents { s: 5, ..one };
+        assert_eq!((group_rows(&more), tile(&more).rows), (40, 32));
+    }
+
+    #[test]
+    fn blocks_have_whole_units_or_equal_shares_of_one_where_few_are_left_idle() {
+        // 132 multiprocessors: two blocks a unit, sixteen, two units a block.
+        assert_eq!([64, 8, 256].map(|units| blocks(units, 132)), [128; 3]);
+        // No number close enough, and fewer tiles than multiprocessors.
+        assert_eq!((blocks(75, 132), blocks(5, 5), blocks(3, 1)), (132, 5, 1));
+    }
+
+    #[test]
+    fn the_build_for_less_shared_memory_agrees_with_the_reference() {
+        let Some((device, _alone)) = gpu() else { return };
+        for (s, keys, d, causal) in [(1, 1000, 128, false), (9, 333, 64, true)] {
+            let attention = Attention { h_kv: 2, keys, ..bf16(2, 8, s, d, causal) };
+            let problem = AttentionForward { attention };
+            let inputs = problem.inputs(25);
+            let mut task = launcher(&SMALL, SMALL_TILE, &problem, &inputs, &device).unwrap();
+            let result = verify(&mut task, &problem.reference(&inputs), problem.tolerance());
+            assert!(result.is_ok(), "{attention:?}: {}", result.unwrap_err());
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Attention forward through `mma.sync`: kernel and launcher of
+//! `kernels/attention/forward_flash_mma`.
+
+use crate::attention::cuda::call::{ForwardAddresses, Launches};
+use crate::attention::cuda::launch::{
+    ELEMENT_BYTES, Extents, kernel, strided_defines, strided_variants,
+};
+use crate::attention::cuda::layout::ForwardLayout;
+use kernelgate::backend::BackendError;
+use kernelgate_cuda::{Device, KernelSpec, Parameters};
+
+/// The kernel.
+pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_MMA];
+
+const THREADS: usize = 128;
+const QUERIES: usize = 128;
+
+/// The forward that a backward starts from, too, where `forward::wgmma` does not run.
+pub const FLASH_MMA: KernelSpec<Extents> = KernelSpec {
+    defines: |extents| strided_defines(extents, |rows| [("K_ROW", rows.k), ("V_ROW", rows.v)]),
+    variants: strided_variants,
+    constants: |extents| {
+        vec![
+            ("THREADS", THREADS),
+            ("TILE_QUERIES", QUERIES),
+            ("SHARED_BYTES", shared_bytes(extents)),
+        ]
+    },
+    shared_bytes,
+    ..kernel(
+        "attention/forward_flash_mma",
+        include_str!("../../../../kernels/attention/forward_flash_mma.cu"),
+        "attention_forward_flash_mma",
+        THREADS,
+        |extents| [extents.s.div_ceil(QUERIES) * extents.heads, 1, 1],
+    )
+};
+
+/// The queries, and two stages of 64 keys and values.
+fn shared_bytes(extents: &Extents) -> usize {
+    (QUERIES + 2 * 2 * 64) * extents.d * ELEMENT_BYTES as usize
+}
+
+/// The launch of [`FLASH_MMA`] over tensors at these addresses.
+///
+/// # Errors
+/// When the kernel does not load.
+pub fn launches(
+    device: &Device,
+    extents: &Extents,
+    layout: &ForwardLayout,
+    addresses: &ForwardAddresses,
+) -> Result<Launches, BackendError> {
+    let loaded = FLASH_MMA.load(device, extents)?;
+    let launch = loaded.settled(device, None, parameters(extents, layout, addresses))?;
+    Ok(Launches::new([("forward", launch)]))
+}
+
+fn parameters(
+    extents: &Extents,
+    layout: &ForwardLayout,
+    addresses: &ForwardAddresses,
+) -> Parameters {
+    let ForwardAddresses { q, k, v, out, lse } = *addresses;
+    let tensors = [q, k, v, out, lse.unwrap_or(0)];
+    let Extents { s, keys, heads, share, .. } = *extents;
+    let numbers = [s, keys, heads, share, extents.key_heads_a_batch()];
+    let ForwardLayout { q, k, v, out, lse } = layout;
+    let with_tensors = tensors.into_iter().fold(Parameters::new(), Parameters::address);
+    let with_numbers =
+        numbers.into_iter().fold(with_tensors, |all, number| all.value(number as i32));
+    [q, k, v, out, lse].into_iter().fold(with_numbers, |all, strides| all.value(strides.words()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attention::cuda::layout::{RowStrides, Shape};
+    use crate::attention::cuda::tests::bf16;
+    use crate::kernel_tests::parameters as kernel_parameters;
+    use kernelgate::workload::Dtype;
+
+    const SMALL: Extents = Extents::of_heads(6, 200, Dtype::Bf16);
+
+    #[test]
+    fn arguments_are_the_parameters_of_flash_mma() {
+        let shape = Shape::from(&bf16(2, 3, 77, 64, true));
+        let addresses = ForwardAddresses { q: 0, k: 0, v: 0, out: 0, lse: None };
+        let layout = ForwardLayout::bshd(&shape);
+        let bytes = |parameter: &String| match parameter {
+            _ if parameter.contains('*') => 8,
+            _ if parameter.contains("Strides") => 24,
+            _ => 4,
+        };
+        let taken: Vec<usize> = kernel_parameters(&FLASH_MMA).iter().map(bytes).collect();
+        let extents = Extents::new(&shape, layout.rows(&shape));
+        assert_eq!(parameters(&extents, &layout, &addresses).sizes(), taken);
+    }
+
+    #[test]
+    fn strides_of_rows_are_part_of_a_builds_name() {
+        let rows = RowStrides { q: 384, k: 128, v: 256, grad_out: 64 };
+        let name = FLASH_MMA.build(&Extents { rows: Some(rows), ..SMALL }).name();
+        assert!(name.ends_with(" STRIDED=1 K_ROW=128 V_ROW=256"), "{name}");
+        assert!(!FLASH_MMA.build(&SMALL).name().contains("ROW"));
+    }
+}

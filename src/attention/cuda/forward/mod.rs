@@ -1,0 +1,293 @@
+//! Attention forward: rows, and kernels that only they launch.
+
+pub mod decode;
+pub mod mma;
+mod tile_lists;
+pub mod wgmma;
+
+use std::sync::Arc;
+
+use super::call::{ForwardAddresses, Technique};
+use super::components::{NAIVE_SCORES, NAIVE_SOFTMAX, NAIVE_VALUES};
+use super::launch::{Extents, kernel, output, qkv, scratch, upload};
+use super::launches::Forward;
+use super::layout::{ForwardLayout, Shape};
+use crate::attention::definition::AttentionForward;
+use kernelgate::backend::cuda::CudaTask;
+use kernelgate::backend::{BackendError, Implementation, Prepare};
+use kernelgate::workload::Tensors;
+use kernelgate_cuda::observe::range::within;
+use kernelgate_cuda::{Argument, Device, KernelSpec};
+use mma::FLASH_MMA;
+use wgmma::FLASH_WGMMA;
+
+/// The kernels of this file.
+pub const KERNELS: &[KernelSpec<Extents>] = &[TILED_SCORES, TILED_SOFTMAX, TILED_VALUES, FLASH];
+
+const THREADS: usize = 256;
+
+/// Side of a tile of `forward_tiled` and `forward_flash`.
+const TILE: usize = 64;
+
+const TILED_SCORES: KernelSpec<Extents> = KernelSpec {
+    constants: |_| vec![("THREADS", THREADS), ("TILE", TILE)],
+    ..kernel(
+        "attention/forward_tiled",
+        include_str!("../../../../kernels/attention/forward_tiled.cu"),
+        "attention_forward_tiled_scores",
+        THREADS,
+        |extents| [extents.s.div_ceil(TILE), extents.s.div_ceil(TILE), extents.heads],
+    )
+};
+const TILED_SOFTMAX: KernelSpec<Extents> = KernelSpec {
+    symbol: "attention_forward_tiled_softmax",
+    blocks: |extents| [extents.heads * extents.s, 1, 1],
+    ..TILED_SCORES
+};
+const TILED_VALUES: KernelSpec<Extents> = KernelSpec {
+    symbol: "attention_forward_tiled_values",
+    blocks: |extents| [extents.s.div_ceil(TILE), extents.d / TILE, extents.heads],
+    ..TILED_SCORES
+};
+
+const FLASH: KernelSpec<Extents> = KernelSpec {
+    constants: |extents| {
+        vec![("THREADS", THREADS), ("TILE", TILE), ("SHARED_BYTES", flash_shared(extents))]
+    },
+    shared_bytes: flash_shared,
+    ..kernel(
+        "attention/forward_flash",
+        include_str!("../../../../kernels/attention/forward_flash.cu"),
+        "attention_forward_flash",
+        THREADS,
+        |extents| [extents.s.div_ceil(TILE) * extents.heads, 1, 1],
+    )
+};
+
+/// Tiles of q, of k or v, and of p, in fp32, with four more columns a row.
+fn flash_shared(extents: &Extents) -> usize {
+    (2 * extents.d + TILE) * (TILE + 4) * 4
+}
+
+/// Forward ladder, without the library.
+pub const LADDER: &[Implementation<AttentionForward>] = &[
+    Implementation {
+        name: "cuda/naive",
+        about: "three launches, scores and probabilities in device memory, one thread an element: \
+                the starting point",
+        supports: |problem| {
+            Extents::from(&problem.attention).supported_with_scores(&[
+                NAIVE_SCORES,
+                NAIVE_SOFTMAX,
+                NAIVE_VALUES,
+            ])
+        },
+        prepare: Prepare::CudaWithin { device_bytes: naive_bytes, prepare: naive },
+    },
+    Implementation {
+        name: "cuda/tiled",
+        about: "the same three launches with tiles in shared memory and 4x4 results a thread",
+        supports: |problem| {
+            Extents::from(&problem.attention).supported_with_scores(&[
+                TILED_SCORES,
+                TILED_SOFTMAX,
+                TILED_VALUES,
+            ])
+        },
+        prepare: Prepare::CudaWithin { device_bytes: tiled_bytes, prepare: tiled },
+    },
+    Implementation {
+        name: "cuda/flash",
+        about: "one launch, online softmax: scores never leave the chip; CUDA cores",
+        supports: |problem| Extents::from(&problem.attention).supported_alike(&[FLASH]),
+        prepare: Prepare::CudaWithin { device_bytes: flash_bytes, prepare: flash },
+    },
+    Implementation {
+        name: "cuda/flash_mma",
+        about: "as flash, GEMMs on the tensor cores through mma.sync, asynchronous copies",
+        supports: |problem| Extents::from(&problem.attention).supported(&[FLASH_MMA]),
+        prepare: Prepare::CudaWithin { device_bytes: flash_bytes, prepare: flash_mma },
+    },
+];
+
+/// The ladder's last rung, for sm_90a.
+pub const WGMMA_ROW: Implementation<AttentionForward> = Implementation {
+    name: "cuda/flash_wgmma",
+    about: "as flash, GEMMs through wgmma, tiles by tensor copies of a warp of their own, blocks \
+            that stay; sm_90a only",
+    supports: |problem| Extents::from(&problem.attention).supported(&[FLASH_WGMMA]),
+    // The lists of tiles are a thousandth.
+    prepare: Prepare::CudaWithin {
+        device_bytes: flash_bytes,
+        prepare: |problem, inputs, device| task(Technique::FlashWgmma, problem, inputs, device),
+    },
+};
+
+const NULL: Argument = Argument::Address(0);
+
+/// Inputs and output: all that the fused kernels need.
+pub fn flash_bytes(problem: &AttentionForward) -> u64 {
+    let extents = Extents::from(&problem.attention);
+    2 * extents.vector_bytes() + 2 * extents.key_bytes()
+}
+
+/// fp32 scores and 16-bit probabilities besides inputs and output.
+fn naive_bytes(problem: &AttentionForward) -> u64 {
+    flash_bytes(problem) + (4 + 2) * Extents::from(&problem.attention).pairs()
+}
+
+/// fp32 scores, which become the probabilities.
+fn tiled_bytes(problem: &AttentionForward) -> u64 {
+    flash_bytes(problem) + 4 * Extents::from(&problem.attention).pairs()
+}
+
+fn naive(
+    problem: &AttentionForward,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<CudaTask, BackendError> {
+    let extents = Extents::from(&problem.attention);
+    let [score, normalize, weigh] =
+        [NAIVE_SCORES, NAIVE_SOFTMAX, NAIVE_VALUES].map(|kernel| kernel.load(device, &extents));
+    let (score, normalize, weigh) = (score?, normalize?, weigh?);
+    let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
+    let (scores, probabilities) =
+        (scratch(device, 4 * extents.pairs())?, scratch(device, 2 * extents.pairs())?);
+    Ok(CudaTask::new(
+        device,
+        qkv([&q, &k, &v]),
+        vec![output(device, "out", &problem.attention)?],
+        move |outputs| {
+            let [q, k, v, scores, probabilities] =
+                [&q, &k, &v, &scores, &probabilities].map(Argument::from);
+            let (out, s) = (outputs[0].argument(), extents.seqlen());
+            within("scores", || score.launch(&[q, k, scores, s]))?;
+            within("softmax", || normalize.launch(&[scores, probabilities, NULL, s]))?;
+            within("values", || weigh.launch(&[probabilities, v, out, s]))
+        },
+    ))
+}
+
+fn tiled(
+    problem: &AttentionForward,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<CudaTask, BackendError> {
+    let extents = Extents::from(&problem.attention);
+    let [score, normalize, weigh] =
+        [TILED_SCORES, TILED_SOFTMAX, TILED_VALUES].map(|kernel| kernel.load(device, &extents));
+    let (score, normalize, weigh) = (score?, normalize?, weigh?);
+    let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
+    let scores = scratch(device, 4 * extents.pairs())?;
+    Ok(CudaTask::new(
+        device,
+        qkv([&q, &k, &v]),
+        vec![output(device, "out", &problem.attention)?],
+        move |outputs| {
+            let [q, k, v, scores] = [&q, &k, &v, &scores].map(Argument::from);
+            let (out, s) = (outputs[0].argument(), extents.seqlen());
+            within("scores", || score.launch(&[q, k, scores, s]))?;
+            within("softmax", || normalize.launch(&[scores, NULL, s]))?;
+            within("values", || weigh.launch(&[scores, v, out, s]))
+        },
+    ))
+}
+
+fn flash(
+    problem: &AttentionForward,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<CudaTask, BackendError> {
+    let extents = Extents::from(&problem.attention);
+    let step = FLASH.load(device, &extents)?;
+    let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
+    Ok(CudaTask::new(
+        device,
+        qkv([&q, &k, &v]),
+        vec![output(device, "out", &problem.attention)?],
+        move |outputs| {
+            let [q, k, v] = [&q, &k, &v].map(Argument::from);
+            let arguments = [q, k, v, outputs[0].argument(), NULL, extents.seqlen()];
+            within("forward", || step.launch(&arguments))
+        },
+    ))
+}
+
+fn flash_mma(
+    problem: &AttentionForward,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<CudaTask, BackendError> {
+    task(Technique::FlashMma, problem, inputs, device)
+}
+
+/// A row of dense tensors by that technique.
+pub fn task(
+    technique: Technique,
+    problem: &AttentionForward,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<CudaTask, BackendError> {
+    let shape = Shape::from(&problem.attention);
+    let forward = Forward::new(device, &shape, &ForwardLayout::bhsd(&shape), technique)?;
+    let [q, k, v] = upload(device, inputs, ["q", "k", "v"])?;
+    let out = output(device, "out", &problem.attention)?;
+    let launches = forward.launches(&ForwardAddresses {
+        q: q.address(),
+        k: k.address(),
+        v: v.address(),
+        out: out.address(),
+        lse: None,
+    })?;
+    let inputs = qkv([&q, &k, &v]);
+    let alive = [q, k, v];
+    Ok(CudaTask::new(device, inputs, vec![out], move |_| {
+        let _alive = &alive;
+        launches.launch()
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernelgate::workload::Dtype;
+
+    const SMALL: Extents = Extents { causal: true, ..Extents::of_heads(6, 200, Dtype::Bf16) };
+
+    #[test]
+    fn blocks_cover_rows_and_tiles() {
+        let wide = Extents { d: 128, ..SMALL };
+        assert_eq!((NAIVE_SCORES.blocks)(&SMALL), [13, 13, 6]);
+        assert_eq!((NAIVE_SOFTMAX.blocks)(&SMALL), [1200, 1, 1]);
+        assert_eq!((NAIVE_VALUES.blocks)(&SMALL), [50, 6, 1]);
+        assert_eq!((NAIVE_VALUES.blocks)(&wide), [100, 6, 1]);
+        assert_eq!((TILED_VALUES.blocks)(&wide), [4, 2, 6]);
+        assert_eq!((FLASH.blocks)(&SMALL), [24, 1, 1]);
+        assert_eq!((FLASH_MMA.blocks)(&SMALL), [12, 1, 1]);
+    }
+
+    #[test]
+    fn what_the_kernels_cannot_do_has_a_reason() {
+        assert_eq!(SMALL.supported(&[FLASH_MMA]), Ok(()));
+        let f32 = Extents { dtype: Dtype::F32, ..SMALL };
+        assert_eq!(f32.supported(&[FLASH_MMA]), Err("computes bf16 and f16 only".to_owned()));
+        let many = Extents { heads: 70_000, ..SMALL };
+        assert_eq!(many.supported(&[FLASH_MMA]), Ok(()));
+        assert_eq!(
+            many.supported(&[NAIVE_VALUES]),
+            Err("needs more blocks than a grid holds".to_owned())
+        );
+        let long = Extents { d: 128, ..Extents::of_heads(16, 16_384, Dtype::Bf16) };
+        let reason = long.supported_with_scores(&[NAIVE_VALUES]).unwrap_err();
+        assert_eq!(reason, "keeps 17.2 GB of scores in memory, 2.1 GB at most");
+        assert_eq!(
+            Extents::of_heads(512, 1024, Dtype::Bf16).supported_with_scores(&[FLASH_MMA]),
+            Ok(())
+        );
+        let alike = Err("takes as many keys as queries, and as many heads of them".to_owned());
+        for unlike in [Extents { share: 2, ..SMALL }, Extents { keys: 201, ..SMALL }] {
+            assert_eq!(unlike.supported(&[FLASH_MMA]), Ok(()));
+            assert_eq!(unlike.supported_alike(&[FLASH]), alike);
+        }
+    }
+}

@@ -1,0 +1,346 @@
+//! Attention forward on sm_90a: kernel and launcher of `kernels/attention/forward_flash_wgmma`, and its
+//! row in fp8.
+
+use std::sync::Arc;
+
+use super::tile_lists::{Tiling, table};
+use crate::attention::cuda::call::{ForwardAddresses, Launches};
+use crate::attention::cuda::launch::{
+    ELEMENT_BYTES, Extents, boxes, kernel, key_boxes, output, scratch, upload,
+};
+use crate::attention::cuda::layout::{ForwardLayout, Shape, Strides};
+use crate::attention::definition::AttentionForward;
+use kernelgate::backend::cuda::{CudaTask, Input};
+use kernelgate::backend::{BackendError, Implementation, Prepare};
+use kernelgate::workload::{Dtype, Tensors};
+use kernelgate_cuda::observe::range::within;
+use kernelgate_cuda::{Argument, Buffer, Device, KernelSpec, Parameters, Requires};
+
+/// The kernel, and what fp8 needs.
+pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_WGMMA, FLASH_WGMMA_FP8, TRANSPOSE_VALUES];
+
+/// Three warpgroups that compute, one that copies.
+const THREADS: usize = 512;
+
+/// Queries of a warpgroup, and of a box of its copies.
+const GROUP_ROWS: usize = 64;
+
+/// Keys of a block: as many as leave a thread's scores and output in its 160 registers, and 64 where
+/// so few keys fill larger blocks badly. RESULTS has the measurements.
+const fn block_keys(extents: &Extents) -> usize {
+    let (few, usual) = match (extents.d, extents.causal) {
+        (64, false) => (0, 128),
+        (64, true) => (512, 128),
+        (_, false) => (512, 80),
+        (_, true) => (1024, 80),
+    };
+    if extents.keys <= few { 64 } else { usual }
+}
+
+/// Blocks of keys and of values in shared memory.
+const fn stages(extents: &Extents) -> usize {
+    match (extents.d, block_keys(extents)) {
+        (64, 64) => 6,
+        (64, _) | (_, 64) => 4,
+        _ => 3,
+    }
+}
+
+/// In 16 bits.
+pub const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
+    defines: |extents| {
+        let keys = format!("TILE_KEYS={}", block_keys(extents));
+        (ANY_KEYS.defines)(extents).into_iter().chain([keys]).collect()
+    },
+    constants: |extents| {
+        vec![
+            ("THREADS", THREADS),
+            ("STAGES", stages(extents)),
+            ("SHARED_BYTES", shared_bytes(extents)),
+            ("FP8", 0),
+        ]
+    },
+    shared_bytes,
+    requires: Requires::Exactly("sm_90a"),
+    variants,
+    ..ANY_KEYS
+};
+
+const ANY_KEYS: KernelSpec<Extents> = kernel(
+    "attention/forward_flash_wgmma",
+    include_str!("../../../../kernels/attention/forward_flash_wgmma.cu"),
+    "attention_forward_flash_wgmma",
+    THREADS,
+    // A block a multiprocessor: the launcher knows how many.
+    |_| [1, 1, 1],
+);
+
+/// Those of the other kernels with few keys and with many, where these differ.
+fn variants() -> Vec<Extents> {
+    let of = |build: Extents| [1, 4096].map(|keys| Extents { keys, ..build });
+    let mut variants: Vec<_> = (ANY_KEYS.variants)().into_iter().flat_map(of).collect();
+    variants.dedup_by_key(|build| (FLASH_WGMMA.defines)(build));
+    variants
+}
+
+/// The queries of two tiles, the stages of keys and of values, and a pair of barriers for each.
+fn shared_bytes(extents: &Extents) -> usize {
+    let (row, stages) = (extents.d * ELEMENT_BYTES as usize, stages(extents));
+    (2 * 3 * GROUP_ROWS + 2 * stages * block_keys(extents)) * row + 16 * (2 + 2 * stages)
+}
+
+/// Keys of a block in fp8: a multiple of 32, and more leave no registers.
+const FP8_BLOCK_KEYS: usize = 96;
+const FP8_STAGES: usize = 4;
+
+const FLASH_WGMMA_FP8: KernelSpec<Extents> = KernelSpec {
+    defines: fp8_defines,
+    constants: |extents| {
+        vec![
+            ("THREADS", THREADS),
+            ("TILE_KEYS", FP8_BLOCK_KEYS),
+            ("STAGES", FP8_STAGES),
+            ("SHARED_BYTES", fp8_shared_bytes(extents)),
+        ]
+    },
+    shared_bytes: fp8_shared_bytes,
+    variants: || [false, true].map(fp8_variant).to_vec(),
+    ..FLASH_WGMMA
+};
+
+const TRANSPOSE_VALUES: KernelSpec<Extents> = KernelSpec {
+    constants: |_| vec![("THREADS", TRANSPOSE_THREADS), ("TILE_KEYS", FP8_BLOCK_KEYS)],
+    variants: || vec![fp8_variant(false)],
+    ..kernel(
+        "attention/transpose_values",
+        include_str!("../../../../kernels/attention/transpose_values.cu"),
+        "attention_transpose_values",
+        TRANSPOSE_THREADS,
+        |extents| [extents.heads * padded_keys(extents) / 32, 1, 1],
+    )
+};
+
+/// Sixteen bytes of 32 keys a thread.
+const TRANSPOSE_THREADS: usize = 32 * 128 / 16;
+
+fn fp8_defines(extents: &Extents) -> Vec<String> {
+    (ANY_KEYS.defines)(extents).into_iter().chain(["FP8=1".to_owned()]).collect()
+}
+
+fn fp8_variant(causal: bool) -> Extents {
+    Extents { d: 128, causal, ..Extents::of_heads(1, 1, Dtype::Fp8) }
+}
+
+/// As [`shared_bytes`]; where queries were, an output of 16 bits follows.
+fn fp8_shared_bytes(extents: &Extents) -> usize {
+    let queries = 2 * 3 * GROUP_ROWS * extents.d * ELEMENT_BYTES as usize;
+    queries + 2 * FP8_STAGES * FP8_BLOCK_KEYS * extents.d + 16 * (2 + 2 * FP8_STAGES)
+}
+
+/// Keys of a head, padded to whole blocks.
+const fn padded_keys(extents: &Extents) -> usize {
+    extents.s.div_ceil(FP8_BLOCK_KEYS) * FP8_BLOCK_KEYS
+}
+
+const fn transposed_bytes(extents: &Extents) -> u64 {
+    (extents.heads * padded_keys(extents) * extents.d) as u64
+}
+
+/// Row in fp8.
+pub const FP8_ROW: Implementation<AttentionForward> = Implementation {
+    name: "cuda/flash_wgmma_fp8",
+    about: "as flash_wgmma, operands of both GEMMs in e4m3, probabilities too; values are \
+            transposed by a kernel of their own, in the time; sm_90a only",
+    supports: |problem| {
+        let extents = Extents::from(&problem.attention);
+        match (extents.dtype, extents.d) {
+            (Dtype::Fp8, 128) => {
+                extents.within_grids(&[FLASH_WGMMA_FP8, TRANSPOSE_VALUES])?;
+                extents.alike()
+            }
+            (Dtype::Fp8, _) => Err("computes d = 128 only".to_owned()),
+            _ => Err("computes fp8 only".to_owned()),
+        }
+    },
+    prepare: Prepare::CudaWithin { device_bytes: fp8_bytes, prepare: flash_wgmma_fp8 },
+};
+
+/// Inputs, an output of 16 bits, and the transposed values; scales are a ten-thousandth.
+fn fp8_bytes(problem: &AttentionForward) -> u64 {
+    let extents = Extents::from(&problem.attention);
+    let elements = extents.rows() * extents.d as u64;
+    (3 + ELEMENT_BYTES) * elements + transposed_bytes(&extents)
+}
+
+/// The lists of tiles of as many blocks as multiprocessors.
+fn tile_lists(
+    extents: &Extents,
+    device: &Arc<Device>,
+    key_bytes: usize,
+    block_keys: usize,
+) -> Result<Buffer, BackendError> {
+    let Extents { heads, share, s, keys, causal, .. } = *extents;
+    let tiling = Tiling { heads, share, s, keys, key_bytes, causal, block_keys };
+    let lists = tiling.lists(device.facts().multiprocessors as usize);
+    device.upload(bytemuck::cast_slice(&table(&lists, extents.heads_a_batch())))
+}
+
+/// Arguments of the kernel.
+struct Arguments<'a> {
+    /// Queries, keys, values and output, each as the build takes it.
+    tensors: [&'a [u8]; 4],
+    /// Address of the rows' log-sum-exp, or zero.
+    lse: u64,
+    lse_strides: Strides,
+    /// Addresses of the scales of queries, keys and values in fp8.
+    scales: [u64; 3],
+    /// Address of the lists of tiles.
+    tiles: u64,
+}
+
+impl Arguments<'_> {
+    fn parameters(&self, extents: &Extents) -> Parameters {
+        let with_tensors = self.tensors.into_iter().fold(Parameters::new(), Parameters::bytes);
+        let with_addresses = with_tensors
+            .address(self.lse)
+            .value(self.lse_strides.words())
+            .value(self.scales)
+            .address(self.tiles);
+        let Extents { s, keys, share, .. } = *extents;
+        [s, keys, extents.heads_a_batch(), share]
+            .into_iter()
+            .fold(with_addresses, |all, number| all.value(number as i32))
+    }
+}
+
+/// The launch of [`FLASH_WGMMA`] over tensors at these addresses.
+///
+/// # Errors
+/// When the kernel does not load, the driver encodes no map of a tensor, or device memory is short.
+pub fn launches(
+    device: &Arc<Device>,
+    extents: &Extents,
+    layout: &ForwardLayout,
+    addresses: &ForwardAddresses,
+) -> Result<Launches, BackendError> {
+    let loaded = FLASH_WGMMA.load(device, extents)?;
+    let key_bytes = extents.d * ELEMENT_BYTES as usize;
+    let tiles = tile_lists(extents, device, key_bytes, block_keys(extents))?;
+    let ForwardAddresses { q, k, v, out, lse } = *addresses;
+    let of_group = |strides| boxes(extents, strides, GROUP_ROWS);
+    let of_block = |strides| key_boxes(extents, strides, block_keys(extents));
+    let tensors = [
+        of_group(&layout.q).map(q)?,
+        of_block(&layout.k).map(k)?,
+        of_block(&layout.v).map(v)?,
+        of_group(&layout.out).map(out)?,
+    ];
+    let arguments = Arguments {
+        tensors: tensors.each_ref().map(|map| &map[..]),
+        lse: lse.unwrap_or(0),
+        lse_strides: layout.lse,
+        scales: [0; 3],
+        tiles: tiles.address(),
+    };
+    let blocks = device.facts().multiprocessors;
+    let launch = loaded.settled(device, Some(blocks), arguments.parameters(extents))?;
+    Ok(Launches::new([("forward", launch)]).with_table(tiles))
+}
+
+fn flash_wgmma_fp8(
+    problem: &AttentionForward,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+) -> Result<CudaTask, BackendError> {
+    const OPERANDS: [&str; 3] = ["q_e4m3", "k_e4m3", "v_e4m3"];
+    const SCALES: [&str; 3] = ["q_scale", "k_scale", "v_scale"];
+    let extents = Extents::from(&problem.attention);
+    let main = FLASH_WGMMA_FP8.load(device, &extents)?;
+    let first = TRANSPOSE_VALUES.load(device, &Extents { causal: false, ..extents })?;
+    let [q, k, v] = upload(device, inputs, OPERANDS)?;
+    let scales = upload(device, inputs, SCALES)?;
+    let transposed = scratch(device, transposed_bytes(&extents))?;
+    let out = output(device, "out", &problem.attention)?;
+    let tiles = tile_lists(&extents, device, extents.d, FP8_BLOCK_KEYS)?;
+    let layout = ForwardLayout::bhsd(&Shape::from(&problem.attention));
+    let of_output = Extents { dtype: Dtype::Bf16, ..extents };
+    let arguments = Arguments {
+        tensors: [
+            &boxes(&extents, &layout.q, GROUP_ROWS).map(q.address())?,
+            &key_boxes(&extents, &layout.k, FP8_BLOCK_KEYS).map(k.address())?,
+            &transposed.address().to_ne_bytes(),
+            &boxes(&of_output, &layout.out, GROUP_ROWS).map(out.address())?,
+        ],
+        lse: 0,
+        lse_strides: layout.lse,
+        scales: [&scales[0], &scales[1], &scales[2]].map(Buffer::address),
+        tiles: tiles.address(),
+    };
+    let blocks = device.facts().multiprocessors;
+    let main = main.settled(device, Some(blocks), arguments.parameters(&extents))?;
+    let named = OPERANDS.into_iter().chain(SCALES).zip([&q, &k, &v].into_iter().chain(&scales));
+    let inputs: Vec<_> = named.map(|(name, buffer)| Input::new(name, buffer)).collect();
+    Ok(CudaTask::new(device, inputs, vec![out], move |_| {
+        let _alive = (&q, &k, &scales, &tiles);
+        let arguments = [Argument::from(&v), Argument::from(&transposed), extents.seqlen()];
+        within("transpose", || first.launch(&arguments))?;
+        within("forward", || main.launch())
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel_tests::parameters as kernel_parameters;
+
+    #[test]
+    fn shared_memory_is_what_the_kernel_lays_out_and_fits_a_block() {
+        let narrow = Extents::of_heads(6, 200, Dtype::Bf16);
+        let wide = Extents { d: 128, ..narrow };
+        assert_eq!(shared_bytes(&narrow), (384 + 8 * 128) * 128 + 160);
+        assert_eq!(shared_bytes(&wide), (384 + 8 * 64) * 256 + 160);
+        let many = Extents { keys: 513, ..wide };
+        assert_eq!(shared_bytes(&many), (384 + 6 * 80) * 256 + 128);
+        for build in variants() {
+            assert!(shared_bytes(&build) <= 227 << 10, "{build:?}");
+        }
+        assert_eq!(fp8_shared_bytes(&wide), 384 * 256 + 8 * 96 * 128 + 160);
+    }
+
+    #[test]
+    fn arguments_are_the_parameters_of_the_kernel() {
+        let bytes = |parameter: &str, fp8: bool| match parameter {
+            _ if parameter.contains('*') => 8,
+            _ if parameter.contains("Values") && fp8 => 8,
+            _ if parameter.contains("TensorMap") || parameter.contains("Values") => 128,
+            _ if parameter.contains("Scales") || parameter.contains("Strides") => 3 * 8,
+            _ => 4,
+        };
+        let extents = Extents::of_heads(6, 200, Dtype::Bf16);
+        for fp8 in [false, true] {
+            let (map, address) = ([0; 128], [0; 8]);
+            let values = if fp8 { &address[..] } else { &map };
+            let arguments = Arguments {
+                tensors: [&map, &map, values, &map],
+                lse: 0,
+                lse_strides: Strides::bhsd(6, 200, 1),
+                scales: [0; 3],
+                tiles: 0,
+            };
+            let given = arguments.parameters(&extents).sizes();
+            let taken: Vec<usize> =
+                kernel_parameters(&FLASH_WGMMA).iter().map(|it| bytes(it, fp8)).collect();
+            assert_eq!(given, taken);
+        }
+    }
+
+    #[test]
+    fn other_architectures_are_declined_with_the_reason() {
+        let extents = Extents::of_heads(6, 200, Dtype::F16);
+        for arch in ["sm_80", "sm_90", "sm_100a", "sm_120a"] {
+            let unmet = FLASH_WGMMA.unmet_by(&extents, arch, 227 << 10);
+            assert_eq!(unmet.as_deref(), Some("needs sm_90a"), "{arch}");
+        }
+        assert_eq!(FLASH_WGMMA.unmet_by(&extents, "sm_90a", 227 << 10), None);
+    }
+}
