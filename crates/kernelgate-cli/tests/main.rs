@@ -3,32 +3,11 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod attach;
-mod baselines;
-mod bisect;
-mod calibrate;
+mod benches;
 mod check;
-mod code;
-mod compare;
-mod criterion;
-mod end_to_end;
-mod gpu;
-mod gpu_time;
-mod history;
 mod hostile;
-mod libraries;
-mod nvtx;
+mod judging;
 mod outputs;
 mod package;
-mod packages;
-mod peers;
-mod profile;
-mod report;
-mod rules;
-mod sanitize;
-mod shards;
-mod shared_target;
-mod timeouts;
-mod traces;
+mod reading;
 mod untrusted;
-mod verification;

@@ -27,7 +27,7 @@ fn package(bench: &str) -> Outside {
         let text = example(file).replace("    fn open()", "    pub fn open()");
         outside.write(&format!("benches/{file}"), &text);
     }
-    outside.write("lib/driver.c", include_str!("fixture/fake_driver.c"));
+    outside.write("lib/driver.c", include_str!("../fixture/fake_driver.c"));
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
     let compiled = Command::new(compiler)
         .args(["-shared", "-fPIC", "-O1", "-pthread", "-o", "libcuda.so.1", "driver.c"])

@@ -77,7 +77,7 @@ fn attached_rows_are_listed_and_timed_where_there_is_a_gpu() {
 /// The first code of the README, and the same with a tensor that its definition lacks.
 #[test]
 fn the_shortest_bench_runs_or_skips_and_its_mistakes_need_no_gpu() {
-    let code = include_str!("../../../examples/own_kernel.rs");
+    let code = include_str!("../../../../examples/own_kernel.rs");
     let unknown = code.replace(r#"["x", "y", "out"], |at"#, r#"["x", "z", "out"], |at"#);
     let outside = Outside::new(&[("own_kernel", code), ("unknown", &unknown)]);
     let bench = |name: &str| -> Outcome {

@@ -1,0 +1,13 @@
+//! Bench executables: built, found, linked, driven, with and without a GPU.
+
+mod attach;
+mod criterion;
+mod end_to_end;
+mod gpu;
+mod gpu_time;
+mod libraries;
+mod packages;
+mod peers;
+mod sanitize;
+mod shared_target;
+mod timeouts;

@@ -1,0 +1,10 @@
+//! Verdicts: baselines, comparisons, rules, calibrations.
+
+mod baselines;
+mod bisect;
+mod calibrate;
+mod code;
+mod compare;
+mod rules;
+mod shards;
+mod verification;
