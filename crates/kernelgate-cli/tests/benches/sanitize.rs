@@ -1,4 +1,4 @@
-//! `ci/sanitize-coverage`: which kernels no run of compute-sanitizer reached, read from its logs.
+//! `ci/sanitizer/coverage`: which kernels no run of compute-sanitizer reached, read from its logs.
 
 #![cfg(unix)]
 
@@ -19,9 +19,9 @@ fn coverage(launched: &[&str], tests_passed: bool) -> Outcome {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, text).unwrap();
     };
-    let script = std::fs::read_to_string(repository().join("ci/sanitize-coverage")).unwrap();
-    write("ci/sanitize-coverage", &script);
-    write("ci/sanitize-exceptions.tsv", "# why\na/c X=[0-9]\tmemcheck\tneeds another card\n");
+    let script = std::fs::read_to_string(repository().join("ci/sanitizer/coverage")).unwrap();
+    write("ci/sanitizer/coverage", &script);
+    write("ci/sanitizer/exceptions.tsv", "# why\na/c X=[0-9]\tmemcheck\tneeds another card\n");
     let names = ["a/b X=1", "a/b X=1: a_b_finish", "a/c X=2", "measure/spin"];
     let kernels = names.map(|name| format!("    \"{name}\": {{\"block\":256}}")).join(",\n");
     let left_out = "  \"left_out\": {\n    \"a/d\": \"needs sm_100a\"\n  }";
@@ -42,7 +42,7 @@ fn coverage(launched: &[&str], tests_passed: bool) -> Outcome {
         write("logs/measure.memcheck.log.out", "test result: ok. 1 passed; 0 failed\n");
     }
     let mut command = Command::new("bash");
-    command.arg(folder.path().join("ci/sanitize-coverage"));
+    command.arg(folder.path().join("ci/sanitizer/coverage"));
     command.args(["--out", "logs", "--arch", "sm_90a", "--tools", "memcheck"]);
     command.output().unwrap().into()
 }
@@ -61,7 +61,7 @@ fn a_kernel_that_no_run_reached_fails_unless_it_is_an_exception() {
 #[test]
 fn every_exception_names_a_recorded_kernel_and_a_reason() {
     let exceptions =
-        std::fs::read_to_string(repository().join("ci/sanitize-exceptions.tsv")).unwrap();
+        std::fs::read_to_string(repository().join("ci/sanitizer/exceptions.tsv")).unwrap();
     let recorded =
         std::fs::read_to_string(repository().join("baselines/resources/sm_90a.json")).unwrap();
     let recorded: serde_json::Value = serde_json::from_str(&recorded).unwrap();
@@ -82,7 +82,7 @@ fn every_exception_names_a_recorded_kernel_and_a_reason() {
 #[test]
 fn every_known_report_is_of_a_run_and_has_a_reason() {
     let read = |name: &str| std::fs::read_to_string(repository().join(name)).unwrap();
-    let known = read("ci/sanitize-known.tsv");
+    let known = read("ci/sanitizer/known.tsv");
     let families = std::fs::read_dir(repository().join("src")).unwrap();
     let runs = families.filter_map(|family| {
         std::fs::read_to_string(family.unwrap().path().join("sanitize.txt")).ok()

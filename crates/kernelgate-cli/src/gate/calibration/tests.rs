@@ -223,16 +223,13 @@ fn committed_calibrations_hold_for_this_gate() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let files = |folder: &str| std::fs::read_dir(root.join(folder)).unwrap().map(Result::unwrap);
     // Those of `ci/calibrate` are of no default thresholds: they lie beside the evidence.
-    let of_ci = files("docs").map(|entry| entry.path()).filter(|path| {
-        let name = path.file_name().unwrap().to_string_lossy();
-        name.starts_with("calibration-") && name.ends_with(".json")
-    });
+    let of_ci = files("docs/calibrations").map(|entry| entry.path());
     let of_devices = files("baselines").map(|entry| entry.path().join("calibration.json"));
     let of_devices: Vec<_> = of_devices.filter(|path| path.exists()).collect();
     assert!(!of_devices.is_empty(), "no calibration in baselines/");
     let paths: Vec<_> = of_ci.chain(of_devices).collect();
     let names = ["h100", "h100-half-percent", "h100-short", "h200"];
-    let names = names.map(|name| root.join(format!("docs/calibration-{name}.json")));
+    let names = names.map(|name| root.join(format!("docs/calibrations/{name}.json")));
     assert!(names.iter().all(|name| paths.contains(name)), "{paths:?}");
     for path in paths {
         let calibration = kernelgate::record::read::<Calibration>(&path).unwrap();
