@@ -5,11 +5,11 @@ use kernelgate_cuda::compiler::source::Header;
 
 const HEADERS: &[Header] = kernelgate_cuda::headers!(
     "../kernels",
-    "attention/ring.cuh",
     "attention/shape.cuh",
     "attention/warp_gemm.cuh",
-    "attention/warpgroup_gemm.cuh",
-    "attention/warpgroup_gemm_e4m3.cuh",
+    "attention/warpgroup/gemm.cuh",
+    "attention/warpgroup/gemm_e4m3.cuh",
+    "attention/warpgroup/ring.cuh",
     "denoise/actions.cuh",
     "denoise/model.cuh",
     "denoise/panel.cuh",

@@ -51,11 +51,15 @@ pub fn check_launches(program: &Program) {
 #[test]
 fn every_kernel_file_has_a_row_and_every_header_a_user() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
-    let mut files = BTreeSet::new();
-    for folder in std::fs::read_dir(&root).unwrap() {
-        for file in std::fs::read_dir(folder.unwrap().path()).unwrap() {
-            let path = file.unwrap().path();
-            files.insert(path.strip_prefix(&root).unwrap().to_string_lossy().into_owned());
+    let (mut files, mut folders) = (BTreeSet::new(), vec![root.clone()]);
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                files.insert(path.strip_prefix(&root).unwrap().to_string_lossy().into_owned());
+            }
         }
     }
     let mut embedded = BTreeSet::new();

@@ -36,9 +36,9 @@
 // of 64 columns reads 128 bytes of it a cycle, or half where one operand is in registers, as keys
 // and values are where d = 64. Against flash_mma: operands come to the tensor cores from shared
 // memory without passing through registers, copies take no thread's time.
-#include "attention/ring.cuh"
 #include "attention/shape.cuh"
-#include "attention/warpgroup_gemm.cuh"
+#include "attention/warpgroup/gemm.cuh"
+#include "attention/warpgroup/ring.cuh"
 #include "common/math.cuh"
 #include "common/memory.cuh"
 #include "common/tensor_copy.cuh"

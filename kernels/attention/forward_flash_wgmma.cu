@@ -20,7 +20,7 @@
 // in registers: where the accumulator of q k^T has it is where the operand of p v needs it.
 // o is rescaled only where a row's top grows by more than 2^8: below that p is at most 256.
 //
-// With -DFP8=1 operands are e4m3 with a scale a head (warpgroup_gemm_e4m3.cuh): blocks of values
+// With -DFP8=1 operands are e4m3 with a scale a head (warpgroup/gemm_e4m3.cuh): blocks of values
 // come transposed from attention_transpose_values, p is rounded to e4m3 and is 2^6 for a row's top,
 // as the smallest number above zero is 2^-9; there are registers for a second p, so that it is
 // rounded while p v runs. There is no lse.
@@ -28,10 +28,10 @@
 // Bound: tensor cores, d = 64 also exp2. Against flash_mma: operands come to the tensor cores from
 // shared memory without passing through registers, copies take no thread's time, and three
 // warpgroups share a block of keys, which is a third of the traffic to L2 of 64 queries alone.
-#include "attention/ring.cuh"
 #include "attention/shape.cuh"
-#include "attention/warpgroup_gemm.cuh"
-#include "attention/warpgroup_gemm_e4m3.cuh"
+#include "attention/warpgroup/gemm.cuh"
+#include "attention/warpgroup/gemm_e4m3.cuh"
+#include "attention/warpgroup/ring.cuh"
 #include "common/memory.cuh"
 #include "common/reduce.cuh"
 #include "common/tensor_copy.cuh"

@@ -1,6 +1,6 @@
 // Values of 8 bits [heads][keys][d] as attention_forward_flash_wgmma takes them in fp8: blocks of
 // kKeys keys [heads][blocks], each in columns [kKeys / 32][d][32 keys] of rows of 32 bytes,
-// swizzled and in the order of warpgroup_gemm_e4m3.cuh; zeros after the last key.
+// swizzled and in the order of warpgroup/gemm_e4m3.cuh; zeros after the last key.
 //
 // A block of threads transposes a column, by way of shared memory: it reads and writes 16 bytes a
 // thread. Bound: memory, twice the values.

@@ -8,7 +8,7 @@
 #pragma once
 
 #include "common/element.cuh"
-#include "common/float_ops.cuh"
+#include "common/math.cuh"
 
 template <int kCount_>
 struct Columns {

@@ -13,7 +13,7 @@
 // direct form bit for bit. Needs θ > 0 and Tmax - Tmin <= 2^22; s is 0 where v is NaN.
 #pragma once
 
-#include "common/float_ops.cuh"
+#include "common/math.cuh"
 
 constexpr float kQuantum = 0x1p-23f;  // u per unit of c
 constexpr float kPerQuantum = 0x1p23f;

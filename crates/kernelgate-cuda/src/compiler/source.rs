@@ -25,7 +25,6 @@ pub const COMMON_HEADERS: &[Header] = headers!(
     "common/device_clock.cuh",
     "common/element.cuh",
     "common/element16.cuh",
-    "common/float_ops.cuh",
     "common/fragments.cuh",
     "common/math.cuh",
     "common/memory.cuh",

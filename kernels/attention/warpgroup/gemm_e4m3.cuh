@@ -1,4 +1,4 @@
-// The GEMMs of warpgroup_gemm.cuh with operands of 8 bits, e4m3: scores of 96 keys, and values of a
+// The GEMMs of warpgroup/gemm.cuh with operands of 8 bits, e4m3: scores of 96 keys, and values of a
 // head of 128. A row of 128 elements is a tile's only column.
 //
 // Such operands lie along k: keys do for the scores, values are stored transposed, a row for each
@@ -8,7 +8,7 @@
 // four neighbours, q = lane % 4. The stored values are in that order of keys, so that nothing
 // moves.
 #pragma once
-#include "attention/warpgroup_gemm.cuh"
+#include "attention/warpgroup/gemm.cuh"
 
 constexpr int kValueKeys = 32;  // of a column of values, and of an instruction
 
