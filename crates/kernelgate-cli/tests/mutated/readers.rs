@@ -14,7 +14,7 @@ use kernelgate::record::{
 use kernelgate_cli::benches::{criterion, mark, package};
 use kernelgate_cli::bisect::state::State;
 use kernelgate_cli::gate::calibration::{Calibration, recommend, summarise};
-use kernelgate_cli::gate::rules_file;
+use kernelgate_cli::gate::rules::rules_file;
 use kernelgate_cli::history::index::Index;
 use kernelgate_cli::verbs::Cli;
 use kernelgate_cli::{report, verbs};
