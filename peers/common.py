@@ -2,40 +2,117 @@
 
 A program reads a JSON list of problems from standard input, {"id", "workload", "axes"} each. It
 prints one JSON line for its environment, then one for each peer and problem: {"id", "peer",
-"about", "median_ns"}, or {"id", "peer", "error"} where the peer cannot compute the problem.
+"about", "median_ns", "power", "clock_mhz"}, or {"id", "peer", "error"} where the peer cannot compute
+the problem.
 """
+import ctypes
 import json
 import sys
+import time
 
 import torch
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+# The steady state of the benches: see measure/power.rs.
+WINDOW_NS = 100e6  # Windows that must agree.
+AGREEMENT = 0.015
+LEAST_LOAD_NS = 150e6
+MOST_LOAD_NS = 1e9
+SAMPLED_NS = 200e6
+LEAST_SAMPLES = 25
 
 
 def say(**line):
     print(json.dumps(line), flush=True)
 
 
-def median_ns(launch, samples=25, warm_up=5):
-    """Median over launches, hot, each between two events.
+class SmClock:
+    """SM clock of the current device, MHz, through NVML; None without NVML."""
 
-    All are queued behind a kernel that sleeps, so that the host's time is hidden.
-    """
-    for _ in range(warm_up):
-        launch()
-    torch.cuda.synchronize()
-    times = []
-    while len(times) < samples:
-        event = lambda: torch.cuda.Event(enable_timing=True)
-        burst = [(event(), event()) for _ in range(5)]
-        torch.cuda._sleep(20_000_000)
-        for start, end in burst:
-            start.record()
+    def __init__(self):
+        self.nvml = self.device = None
+        try:
+            nvml = ctypes.CDLL("libnvidia-ml.so.1")
+            uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+            uuid = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+            device = ctypes.c_void_p()
+            if nvml.nvmlInit_v2() == 0 and (
+                nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(device)) == 0
+            ):
+                self.nvml, self.device = nvml, device
+        except (OSError, AttributeError):
+            pass
+
+    def mhz(self):
+        clock = ctypes.c_uint()
+        sm = 1
+        if self.nvml and self.nvml.nvmlDeviceGetClockInfo(self.device, sm, ctypes.byref(clock)) == 0:
+            return float(clock.value)
+        return None
+
+
+class Burst:
+    """Launches queued behind a kernel that sleeps, so that the host's time is hidden."""
+
+    def __init__(self, launch):
+        for _ in range(5):
             launch()
-            end.record()
         torch.cuda.synchronize()
-        times += [start.elapsed_time(end) for start, end in burst]
-    return sorted(times)[len(times) // 2] * 1e6
+        start = time.perf_counter_ns()
+        launch()
+        host_ns = time.perf_counter_ns() - start
+        torch.cuda.synchronize()
+        launch_ns = time.perf_counter_ns() - start
+        self.launch = launch
+        # About 20 ms of work, so that the pauses between bursts are a small share of the time.
+        self.count = max(5, min(200, round(20e6 / max(launch_ns, 1))))
+        self.sleep_cycles = int(max(1e6, min(100e6, 3.0 * host_ns * self.count)))
+
+    def times_ns(self, clock):
+        """Nanoseconds of each launch, and the SM clock while they run."""
+        event = lambda: torch.cuda.Event(enable_timing=True)
+        events = [(event(), event()) for _ in range(self.count)]
+        torch.cuda._sleep(self.sleep_cycles)
+        for start, end in events:
+            start.record()
+            self.launch()
+            end.record()
+        events[self.count // 2][1].synchronize()
+        mhz = clock.mhz()
+        torch.cuda.synchronize()
+        return [start.elapsed_time(end) * 1e6 for start, end in events], mhz
+
+
+def median(numbers):
+    return sorted(numbers)[len(numbers) // 2]
+
+
+def steady(launch):
+    """Median time of a launch, hot, in the power state that the card sustains under this load.
+
+    The load runs until two windows agree, then as long as samples need.
+    """
+    burst, clock = Burst(launch), SmClock()
+    load_ns, window, before, settled = 0.0, [], None, False
+    while load_ns < MOST_LOAD_NS and not (settled and load_ns >= LEAST_LOAD_NS):
+        times, _ = burst.times_ns(clock)
+        load_ns += sum(times)
+        window += times
+        if sum(window) >= WINDOW_NS:
+            mean = sum(window) / len(window)
+            settled = before is not None and abs(mean / before - 1.0) <= AGREEMENT
+            before, window = mean, []
+    samples, clocks = [], []
+    while len(samples) < LEAST_SAMPLES or sum(samples) < SAMPLED_NS:
+        times, mhz = burst.times_ns(clock)
+        samples += times
+        clocks += [mhz] if mhz else []
+    return {
+        "median_ns": median(samples),
+        "power": "steady" if settled else "unsettled",
+        "clock_mhz": median(clocks) if clocks else None,
+    }
 
 
 def main(peers):
@@ -55,8 +132,7 @@ def main(peers):
     for problem in json.load(sys.stdin):
         for name, about, prepare in peers(problem["workload"], problem["axes"]):
             try:
-                elapsed = median_ns(prepare())
-                say(id=problem["id"], peer=name, about=about, median_ns=elapsed)
+                say(id=problem["id"], peer=name, about=about, **steady(prepare()))
             except Exception as error:  # A peer that cannot is a row, not the end.
                 message = (str(error).strip() or repr(error)).splitlines()[0]
                 say(id=problem["id"], peer=name, about=about, error=message)

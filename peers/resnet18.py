@@ -444,7 +444,7 @@ def profiled(launch):
     """Time of a launch, and by PyTorch's profiler its kernels and where their time goes."""
     import common
 
-    line = {"median_ns": common.median_ns(launch)}
+    line = common.steady(launch)
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as recorded:
         launch()

@@ -6,11 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kernelgate::display::{self, natural};
 use kernelgate::measure::limits::{Limits, TimeLimit};
+use kernelgate::measure::power::PowerState;
 use kernelgate::record::WorkRecord;
 use kernelgate::record::{
-    Baseline, CaseRecord, Environment, Gpu, Measurement, ProcessRun, Provenance,
+    Baseline, CasePower, CaseRecord, CaseRun, Environment, Gpu, Measurement, ProcessRun, Provenance,
 };
-use kernelgate::stats::{self, Spread};
+use kernelgate::stats;
 use kernelgate::verify::Errors;
 
 pub use ids::Axes;
@@ -61,6 +62,12 @@ pub struct Case {
     pub medians_ns: Vec<f64>,
     /// Half the interquartile range within a process over its median: that of the middle process.
     pub spread: f64,
+    /// Power state of each process run; none where a run recorded none.
+    pub power: Vec<Option<CasePower>>,
+    /// Median SM clock, MHz: that of the middle process; absent where no run recorded one.
+    pub clock_mhz: Option<f64>,
+    /// Energy of a launch, joules: that of the middle process; absent without `--energy`.
+    pub launch_j: Option<f64>,
     /// Errors against the reference; none of unverified cases.
     pub errors: Option<Errors>,
     /// Whether it is the fastest of its problem with that state of the caches.
@@ -76,6 +83,10 @@ pub struct PeerTime {
     pub peer: String,
     /// Nanoseconds a launch.
     pub peer_ns: f64,
+    /// Whether its time had settled under the load; absent where its program does not say.
+    pub power: Option<PowerState>,
+    /// SM clock under its load, MHz; absent where its program could not read it.
+    pub clock_mhz: Option<f64>,
     /// Ours.
     pub implementation: String,
     /// Nanoseconds a launch.
@@ -90,14 +101,19 @@ impl Case {
 }
 
 impl Measured {
-    /// Nanoseconds a launch of the peers for a case's problem; they are timed with hot caches.
-    pub fn peers_of(&self, case: &Case) -> BTreeMap<&str, f64> {
+    /// Times of the peers for a case's problem, each peer once, the fastest first. Peers are timed
+    /// with hot caches.
+    pub fn peers_of(&self, case: &Case) -> Vec<&PeerTime> {
         if case.cache != "hot" {
-            return BTreeMap::new();
+            return Vec::new();
         }
         let problem = case.whole_problem();
         let of_problem = self.peers.iter().filter(|time| time.problem == problem);
-        of_problem.map(|time| (&*time.peer, time.peer_ns)).collect()
+        let by_name: BTreeMap<&str, &PeerTime> =
+            of_problem.map(|time| (&*time.peer, time)).collect();
+        let mut times = Vec::from_iter(by_name.into_values());
+        times.sort_by(|a, b| a.peer_ns.total_cmp(&b.peer_ns));
+        times
     }
 
     /// Problems of peers' times that no case here has.
@@ -141,6 +157,11 @@ impl Case {
         self.work.flops.values().sum::<u64>() as f64
     }
 
+    /// Power states of the process runs, each once; empty where none was recorded.
+    pub fn power_states(&self) -> String {
+        joined(self.power.iter().flatten().map(CasePower::to_string))
+    }
+
     /// Its time's share of the limit.
     pub fn of_limit(&self) -> Option<f64> {
         self.limit.as_ref().map(|limit| limit.fraction(self.time_ns()))
@@ -156,8 +177,7 @@ pub struct SeveralDevices(pub Vec<String>);
 #[derive(Default)]
 struct Gathered {
     template: Option<Case>,
-    medians_ns: Vec<f64>,
-    spreads: Vec<f64>,
+    runs: Vec<CaseRun>,
 }
 
 /// Records being added up.
@@ -215,10 +235,8 @@ impl Gatherer {
         self.limits.push(run.limits.clone());
         for (id, case) in &run.cases {
             let gathered = self.cases.entry(id.clone()).or_default();
-            if !is_known || gathered.medians_ns.is_empty() {
-                let spread = Spread::of(&case.samples.per_launch_ns());
-                gathered.medians_ns.push(spread.median);
-                gathered.spreads.push(spread.relative());
+            if !is_known || gathered.runs.is_empty() {
+                gathered.runs.push(CaseRun::of_case(case));
             }
             // The records of later runs rule.
             gathered.template = Some(template(id, case));
@@ -242,8 +260,7 @@ impl Gatherer {
                 .as_ref()
                 .and_then(|numerics| (!numerics.seeds.is_empty()).then(|| numerics.errors.at(0)));
             let gathered = self.cases.entry(id.clone()).or_default();
-            gathered.medians_ns.extend(case.runs.values().map(|run| run.median_ns));
-            gathered.spreads.extend(case.runs.values().map(|run| run.spread));
+            gathered.runs.extend(case.runs.values().cloned());
             // The keys of runs are in the order of their sessions: the ceilings of the last rule.
             let limit = case.runs.values().rev().find_map(|run| run.limit.clone());
             gathered.template = Some(Case {
@@ -257,6 +274,9 @@ impl Gatherer {
                 limit,
                 medians_ns: Vec::new(),
                 spread: 0.0,
+                power: Vec::new(),
+                clock_mhz: None,
+                launch_j: None,
                 errors,
                 best: false,
             });
@@ -315,8 +335,18 @@ fn colours(cases: &[Case]) -> BTreeMap<(String, String), usize> {
 
 impl Gathered {
     fn finish(self) -> Option<Case> {
-        let spread = stats::median(&self.spreads);
-        Some(Case { medians_ns: self.medians_ns, spread, ..self.template? })
+        let middle = |number: fn(&CaseRun) -> Option<f64>| {
+            let numbers: Vec<f64> = self.runs.iter().filter_map(number).collect();
+            (!numbers.is_empty()).then(|| stats::median(&numbers))
+        };
+        Some(Case {
+            medians_ns: self.runs.iter().map(|run| run.median_ns).collect(),
+            spread: middle(|run| Some(run.spread)).unwrap_or_default(),
+            power: self.runs.iter().map(|run| run.power).collect(),
+            clock_mhz: middle(|run| run.median_clock_mhz),
+            launch_j: middle(|run| run.costs.launch_j),
+            ..self.template?
+        })
     }
 }
 
@@ -338,6 +368,9 @@ fn template(id: &str, case: &CaseRecord) -> Case {
         limit: case.limit.clone(),
         medians_ns: Vec::new(),
         spread: 0.0,
+        power: Vec::new(),
+        clock_mhz: None,
+        launch_j: None,
         errors: case.verification.value().is_verified().then(|| case.verification.errors()),
         best: false,
     }

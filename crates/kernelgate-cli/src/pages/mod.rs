@@ -4,6 +4,7 @@
 //! - [`measured`]: what runs and baselines measured, in the one shape that pages are made from.
 //! - [`charts`]: which charts that gives, one file a kind.
 //! - [`tables`]: the same numbers as CSV and JSON.
+//! - [`results`]: the same numbers as Markdown to commit, one page for each family.
 //! - [`report`], [`verdict`], [`trace`]: a page each, of measurements, of verdicts, of a trace.
 //! - [`shell`]: what pages have in common: style, themes, tables that can be sorted.
 //!
@@ -12,6 +13,7 @@
 pub mod charts;
 pub mod measured;
 pub mod report;
+pub mod results;
 pub mod shell;
 pub mod tables;
 pub mod trace;

@@ -12,7 +12,7 @@ use crate::history::CaseHistory;
 use crate::plot::PlotError;
 use crate::report;
 use crate::report::summary::VerdictSummary;
-use kernelgate::display::{rate, time};
+use kernelgate::display::{joules, rate, time};
 use kernelgate::stats::half_range;
 
 /// What a page is made from.
@@ -211,13 +211,26 @@ fn over_commits(history: &OverCommits, drawn: &Gallery) -> Result<Markup, PlotEr
 
 /// A table a workload; the fastest of each problem stands out.
 fn cases(cases: &[Case]) -> Markup {
-    let header =
-        ["case", "time", "runs differ", "rate", "of limit", "limited by", "largest error", "runs"];
+    let mut header = vec![
+        "case",
+        "time",
+        "runs differ",
+        "rate",
+        "of limit",
+        "limited by",
+        "largest error",
+        "runs",
+    ];
+    // Columns that only some records fill.
+    let with_power = cases.iter().any(|case| case.power.iter().any(Option::is_some));
+    let with_energy = cases.iter().any(|case| case.launch_j.is_some());
+    header.extend(["clock", "power"].into_iter().filter(|_| with_power));
+    header.extend(with_energy.then_some("energy"));
     let row = |case: &Case| -> Vec<String> {
         let elapsed_ns = case.time_ns();
         let dash = || "-".to_owned();
         let several = case.medians_ns.len() > 1;
-        vec![
+        let mut cells = vec![
             case.id.clone(),
             time(elapsed_ns),
             if several {
@@ -234,7 +247,13 @@ fn cases(cases: &[Case]) -> Markup {
                 Some(errors) => format!("{:.1e}", errors.max_error),
             },
             case.medians_ns.len().to_string(),
-        ]
+        ];
+        if with_power {
+            cells.push(case.clock_mhz.map_or_else(dash, |mhz| format!("{mhz:.0} MHz")));
+            cells.push(case.power_states());
+        }
+        cells.extend(with_energy.then(|| case.launch_j.map_or_else(dash, joules)));
+        cells
     };
     html! {
         @for workload in cases.chunk_by(|a, b| a.workload == b.workload) {

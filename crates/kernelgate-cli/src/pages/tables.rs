@@ -26,6 +26,12 @@ struct CaseNumbers<'a> {
     max_ns: f64,
     /// Half the interquartile range within a process over its median.
     spread: f64,
+    /// Median SM clock.
+    clock_mhz: Option<f64>,
+    /// Power states of the process runs.
+    power: String,
+    /// Energy of a launch, joules.
+    launch_j: Option<f64>,
     limit_ns: Option<f64>,
     limited_by: Option<&'a str>,
     of_limit: Option<f64>,
@@ -54,6 +60,9 @@ impl<'a> From<&'a Case> for CaseNumbers<'a> {
             min_ns,
             max_ns,
             spread: case.spread,
+            clock_mhz: case.clock_mhz,
+            power: case.power_states(),
+            launch_j: case.launch_j,
             limit_ns: case.limit.as_ref().map(|limit| limit.time_ns),
             limited_by: case.limit.as_ref().map(|limit| &*limit.by),
             of_limit: case.of_limit(),

@@ -6,13 +6,13 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::gate::comparison::Comparison;
-use kernelgate::record::ProcessRun;
+use kernelgate::record::{CaseRecord, ProcessRun};
 use kernelgate::stats::{Spread, median};
 
-/// A case's time with a range, nanoseconds a launch.
+/// A number with a range.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Metric {
-    /// The time.
+    /// The number.
     pub value: f64,
     /// Lower end; none where it is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -22,28 +22,53 @@ pub struct Metric {
     pub upper_value: Option<f64>,
 }
 
-/// Times by case.
-pub type Metrics = BTreeMap<String, Metric>;
+/// Measures of a case.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct CaseMetrics {
+    /// Time of a launch, nanoseconds.
+    pub latency: Metric,
+    /// Energy of a launch, joules; absent without `--energy`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub energy: Option<Metric>,
+}
 
-/// Of runs: the median over the process runs with their range, with one run the quartiles of its
-/// samples.
+/// Measures by case.
+pub type Metrics = BTreeMap<String, CaseMetrics>;
+
+/// Metrics of runs: the median over the process runs with their range, with one run the quartiles of
+/// its samples, and the accuracy of its energy.
 pub fn of_runs(runs: &[ProcessRun]) -> Metrics {
-    let mut spreads: BTreeMap<&String, Vec<Spread>> = BTreeMap::new();
+    let mut cases: BTreeMap<&String, Vec<&CaseRecord>> = BTreeMap::new();
     for (id, case) in runs.iter().flat_map(|run| &run.cases) {
-        spreads.entry(id).or_default().push(Spread::of(&case.samples.per_launch_ns()));
+        cases.entry(id).or_default().push(case);
     }
-    let metric = |spreads: &[Spread]| {
-        let medians: Vec<f64> = spreads.iter().map(|spread| spread.median).collect();
-        let (low, high) = match spreads {
-            [only] => (only.q1, only.q3),
-            _ => (
-                medians.iter().copied().fold(f64::INFINITY, f64::min),
-                medians.iter().copied().fold(0.0, f64::max),
-            ),
-        };
-        Metric { value: median(&medians), lower_value: Some(low), upper_value: Some(high) }
+    let metrics = |runs: &[&CaseRecord]| {
+        let spreads: Vec<Spread> =
+            runs.iter().map(|case| Spread::of(&case.samples.per_launch_ns())).collect();
+        let times: Vec<[f64; 3]> = spreads.iter().map(|it| [it.q1, it.median, it.q3]).collect();
+        let energy = runs.iter().filter_map(|case| case.samples.energy.as_ref()?.measured());
+        let energies: Vec<[f64; 3]> = energy
+            .map(|it| [1.0 - it.relative, 1.0, 1.0 + it.relative].map(|share| share * it.launch_j))
+            .collect();
+        Some(CaseMetrics { latency: over_runs(&times)?, energy: over_runs(&energies) })
     };
-    spreads.into_iter().map(|(id, spreads)| (id.clone(), metric(&spreads))).collect()
+    let case = |(id, runs): (&String, Vec<&CaseRecord>)| Some((id.clone(), metrics(&runs)?));
+    cases.into_iter().filter_map(case).collect()
+}
+
+/// Median of the middles of several runs with their range, or of the only run with its own range;
+/// none without a run.
+fn over_runs(runs: &[[f64; 3]]) -> Option<Metric> {
+    let middles: Vec<f64> = runs.iter().map(|[_, middle, _]| *middle).collect();
+    let (low, high) = match runs {
+        [] => return None,
+        [[low, _, high]] => (*low, *high),
+        _ => (
+            middles.iter().copied().fold(f64::INFINITY, f64::min),
+            middles.iter().copied().fold(0.0, f64::max),
+        ),
+    };
+    Some(Metric { value: median(&middles), lower_value: Some(low), upper_value: Some(high) })
 }
 
 /// Of a comparison: the head's times, with the interval of the change around them.
@@ -56,19 +81,16 @@ pub fn of_comparison(comparison: &Comparison) -> Metrics {
     timed
         .map(|judged| {
             let (ratio, time_ns) = (judged.ratio, judged.head_ns);
-            let metric = metric(time_ns, ratio.low / ratio.center, ratio.high / ratio.center);
-            (judged.case.clone(), metric)
+            let latency = metric(time_ns, ratio.low / ratio.center, ratio.high / ratio.center);
+            (judged.case.clone(), CaseMetrics { latency, energy: None })
         })
         .collect()
 }
 
 /// Bencher Metric Format: `{"CASE": {"latency": {"value": …}}}`, for `bencher run --adapter json`.
-/// Its `latency` is in nanoseconds.
+/// Its `latency` is in nanoseconds; `energy` is a measure of our own, in joules.
 pub fn bencher(metrics: &Metrics) -> impl Serialize {
     metrics
-        .iter()
-        .map(|(id, metric)| (id.clone(), BTreeMap::from([("latency", *metric)])))
-        .collect::<BTreeMap<_, _>>()
 }
 
 /// The list that github-action-benchmark takes as its tool `customSmallerIsBetter`.
@@ -81,14 +103,47 @@ pub fn smaller_is_better(metrics: &Metrics) -> impl Serialize {
         #[serde(skip_serializing_if = "Option::is_none")]
         range: Option<String>,
     }
-    let range = |metric: &Metric| {
-        Some(format!("± {:.1}", (metric.upper_value? - metric.lower_value?) / 2.0))
+    let entry = |name: String, unit, metric: &Metric| {
+        let half = metric.upper_value.zip(metric.lower_value).map(|(high, low)| (high - low) / 2.0);
+        let range = half.map(|half| match unit {
+            "ns" => format!("± {half:.1}"),
+            _ => format!("± {half:.3e}"),
+        });
+        Entry { name, unit, value: metric.value, range }
     };
-    let entry = |(name, metric): (&String, &Metric)| Entry {
-        name: name.clone(),
-        unit: "ns",
-        value: metric.value,
-        range: range(metric),
+    let entries = |(id, metrics): (&String, &CaseMetrics)| {
+        let energy = metrics.energy.as_ref();
+        let energy = energy.map(|metric| entry(format!("{id} (energy)"), "J", metric));
+        [entry(id.clone(), "ns", &metrics.latency)].into_iter().chain(energy)
     };
-    metrics.iter().map(entry).collect::<Vec<_>>()
+    metrics.iter().flat_map(entries).collect::<Vec<_>>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernelgate::measure::energy::{Energy, MeasuredEnergy};
+    use kernelgate::record::{Environment, Provenance};
+
+    #[test]
+    fn energy_is_a_measure_of_its_own() {
+        let mut run = ProcessRun::start("b", "s", Environment::cpu(), Provenance::default());
+        let mut case = CaseRecord::of_samples(vec![2e6, 2e6]);
+        run.cases.insert("w/f/n1/cpu/hot".to_owned(), case.clone());
+        let energy = MeasuredEnergy { launch_j: 0.5, relative: 0.1, power_w: 250.0, window_s: 1.0 };
+        case.samples.energy = Some(Energy::Measured(energy));
+        run.cases.insert("w/f/n1/cuda/fast/hot".to_owned(), case);
+        let metrics = of_runs(&[run]);
+        let cpu = serde_json::json!({
+            "latency": {"value": 2e6, "lower_value": 2e6, "upper_value": 2e6},
+        });
+        let mut gpu = cpu.clone();
+        gpu["energy"] = serde_json::json!({"value": 0.5, "lower_value": 0.45, "upper_value": 0.55});
+        let bmf = serde_json::to_value(bencher(&metrics)).unwrap();
+        assert_eq!(bmf, serde_json::json!({"w/f/n1/cpu/hot": cpu, "w/f/n1/cuda/fast/hot": gpu}));
+        let list = serde_json::to_value(smaller_is_better(&metrics)).unwrap();
+        let units: Vec<_> = list.as_array().unwrap().iter().map(|it| it["unit"].clone()).collect();
+        assert_eq!(units, ["ns", "ns", "J"]);
+        assert_eq!(list[2]["name"], "w/f/n1/cuda/fast/hot (energy)");
+    }
 }

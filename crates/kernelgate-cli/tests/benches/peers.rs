@@ -70,7 +70,11 @@ fn expect((code, text): &(i32, String), wanted: i32, words: &[&str]) {
 
 #[test]
 fn peers_stand_beside_the_fastest_of_ours() {
-    let result = line(FORWARD, "torch/compile", r#""about": "a", "median_ns": 614200.0"#);
+    let result = line(
+        FORWARD,
+        "torch/compile",
+        r#""about": "a", "median_ns": 614200.0, "power": "steady", "clock_mhz": 1430.0"#,
+    );
     let failed = line(FORWARD, "spikingjelly", r#""about": "b", "error": "not installed""#);
     let answer = [environment("NVIDIA H200"), result, failed].join("\n");
     let outcome = peers(&recorded(), &answer, "forward");
@@ -83,6 +87,7 @@ fn peers_stand_beside_the_fastest_of_ours() {
             "torch/compile",
             "cuda/vectorized",
             "2.00x",
+            "steady",
             "97.",
             "not installed",
             r#""spikes":"int8""#,

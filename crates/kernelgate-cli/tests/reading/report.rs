@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use kernelgate::measure::limits::{Limits, TimeLimit};
+use kernelgate::measure::power::{PowerRecord, PowerState};
 use kernelgate::record::{Baseline, CaseRecord, Environment, ProcessRun, Provenance, file};
 
 /// A case with an id that would be markup.
@@ -228,6 +229,58 @@ fn peers_are_drawn_beside_ours() {
     std::fs::write(records.path("peers.json"), peers.to_string()).unwrap();
     let text = records.refused(4, &line);
     assert!(text.contains("the peers were timed on another"), "{text}");
+}
+
+/// A run in which each case has a power state: steady, and at the cap where it is fast.
+fn run_with_power(session: &str, scale: f64) -> ProcessRun {
+    let mut run = run(session, scale);
+    for case in run.cases.values_mut() {
+        case.samples.clock_mhz = vec![1430.0, 1425.0, 1435.0];
+        let at_cap = case.implementation == "cuda/fast";
+        case.samples.power = Some(PowerRecord {
+            state: PowerState::Steady,
+            reason: None,
+            at_cap,
+            power_limit_mw: Some(700_000),
+            ..PowerRecord::not_applicable("")
+        });
+    }
+    run
+}
+
+#[test]
+fn results_are_one_markdown_page_for_each_family() {
+    let records = Records::new();
+    records.run("1", &run_with_power("1", 1.0));
+    records.run("2", &run_with_power("2", 1.1));
+    let device = Environment::cpu().device_name;
+    let peers = serde_json::json!({
+        "device": device, "commit": "", "peers": {}, "rows": [{
+            "problem": "w/f/n512_f32", "peer": "torch|eager", "about": "", "error": null,
+            "peer_ns": 5e5, "peer_power": "unsettled", "peer_clock_mhz": 1800.0,
+            "implementation": "cuda/fast", "ours_ns": 1e6, "of_limit": null,
+        }],
+    });
+    std::fs::write(records.path("peers.json"), peers.to_string()).unwrap();
+    let output =
+        records.report(&["--runs", "runs", "--peers", "peers.json", "--results", "results"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(Path::new(printed.trim()), Path::new("results/w.md"));
+    let page = read(&records.path("results/w.md"));
+    // The facts of this machine differ from those of the next one.
+    let shown = page.lines().filter(|line| !line.starts_with("- "));
+    insta::assert_snapshot!("results.md", shown.collect::<Vec<_>>().join("\n"));
+    assert!(page.contains(&format!("- device: {device}")), "{page}");
+}
+
+#[test]
+fn results_without_a_power_state_are_refused() {
+    let records = Records::new();
+    records.run("1", &run("1", 1.0));
+    let text = records.refused(4, &["--runs", "runs", "--results", "results"]);
+    assert!(text.contains("13 of 13 cases have no recorded power state"), "{text}");
+    assert!(!records.path("results").exists());
 }
 
 #[test]

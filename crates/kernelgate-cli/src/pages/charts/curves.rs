@@ -128,9 +128,9 @@ fn figure(measured: &Measured, group: &Group<'_>, view: &View) -> Option<Figure>
         let (a, b) = (end(low), end(high));
         let mark = Mark { x: *value as f64, y, range: (a.min(b), a.max(b)) };
         lines.entry(&case.implementation).or_default().push(mark);
-        for (peer, peer_ns) in measured.peers_of(case) {
-            let mark = (view.of)(case, peer_ns).map(|y| (*value, Mark::at(*value as f64, y)));
-            peers.entry(peer).or_default().extend(mark);
+        for time in measured.peers_of(case) {
+            let mark = (view.of)(case, time.peer_ns).map(|y| (*value, Mark::at(*value as f64, y)));
+            peers.entry(&time.peer).or_default().extend(mark);
         }
         if let Some(allowed) = &case.limit
             && let Some(at) = (view.of)(case, allowed.time_ns)

@@ -1,7 +1,7 @@
 //! The implementations of a problem as bars: a ladder from the slowest to the fastest.
 
 use super::{Figure, Gallery};
-use crate::pages::measured::{Case, Measured};
+use crate::pages::measured::{Case, Measured, PeerTime};
 use crate::plot::{Axis, Body, Chart, MAX_ROWS, Quantity, Row, RowMark, Rows, ScaleKind};
 use kernelgate::display::time;
 
@@ -55,12 +55,12 @@ fn ladder(measured: &Measured, cases: &[Case]) -> Figure {
         };
         (case.time_ns(), row)
     };
-    let of_peer = |(name, ns): (&&str, &f64)| {
-        let marks = vec![RowMark::Bar(*ns, 2)];
-        (*ns, Row { label: (*name).to_owned(), value: time(*ns), marks })
+    let peer_row = |peer: &&PeerTime| {
+        let marks = vec![RowMark::Bar(peer.peer_ns, 2)];
+        (peer.peer_ns, Row { label: peer.peer.clone(), value: time(peer.peer_ns), marks })
     };
     let mut rows: Vec<(f64, Row)> =
-        cases.iter().map(row).chain(peers.iter().map(of_peer)).collect();
+        cases.iter().map(row).chain(peers.iter().map(peer_row)).collect();
     rows.sort_by(|a, b| b.0.total_cmp(&a.0));
     // The slowest are left out: nobody reads a picture of thousands of rows, which would be gigabytes.
     let left_out = rows.len().saturating_sub(MAX_ROWS);

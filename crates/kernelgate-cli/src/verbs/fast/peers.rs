@@ -24,6 +24,7 @@ use kernelgate::display::table::Table;
 use kernelgate::display::time;
 use kernelgate::exit::Exit;
 use kernelgate::measure::possible;
+use kernelgate::measure::power::PowerState;
 use kernelgate::protocol::{Action, PeerProgram, ResponseBody};
 use kernelgate::record::store::check_name;
 use kernelgate::record::text::{check_plain, printable, quoted};
@@ -76,6 +77,12 @@ struct PeerResult {
     peer: String,
     about: String,
     median_ns: Option<f64>,
+    /// Whether the time had settled under the load.
+    #[serde(default)]
+    power: Option<PowerState>,
+    /// SM clock under the load, MHz.
+    #[serde(default)]
+    clock_mhz: Option<f64>,
     error: Option<String>,
 }
 
@@ -101,6 +108,12 @@ struct PeerRow {
     peer: String,
     about: String,
     peer_ns: Option<f64>,
+    /// Whether the peer's time had settled under the load.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    peer_power: Option<PowerState>,
+    /// SM clock under the peer's load, MHz.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    peer_clock_mhz: Option<f64>,
     /// Why the peer has no time.
     error: Option<String>,
     implementation: String,
@@ -169,13 +182,14 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         let (lines, ended) = ask_program((arguments, running, partial), &card, program, &asked)?;
         ended_early = ended;
         for line in lines {
-            let PeerResult { id, peer, about, median_ns: peer_ns, error } = match line {
-                Line::Environment(found) => {
-                    environment = found;
-                    continue;
-                }
-                Line::Result(result) => result,
-            };
+            let PeerResult { id, peer, about, median_ns: peer_ns, power, clock_mhz, error } =
+                match line {
+                    Line::Environment(found) => {
+                        environment = found;
+                        continue;
+                    }
+                    Line::Result(result) => result,
+                };
             let ours = problems.get(&id).with_context(|| {
                 format!("peers/{} answers for {id}, which it was not asked", program.main)
             })?;
@@ -184,6 +198,8 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
                 peer: peer.clone(),
                 about: about.clone(),
                 peer_ns,
+                peer_power: power,
+                peer_clock_mhz: clock_mhz,
                 error: error.clone(),
                 implementation: ours.case.implementation.clone(),
                 ours_ns: ours.median_ns,
@@ -243,6 +259,7 @@ impl PeerRow {
         names.into_iter().try_for_each(|name| check_plain(name))?;
         possible::check_launch_ns("our time", self.ours_ns)?;
         self.peer_ns.map_or(Ok(()), |ns| possible::check_launch_ns("its time", ns))?;
+        self.peer_clock_mhz.map_or(Ok(()), possible::check_clock_mhz)?;
         self.of_limit.map_or(Ok(()), |share| possible::check_ratio("of_limit", share))
     }
 }
@@ -260,7 +277,9 @@ pub fn read(path: &Path) -> anyhow::Result<(String, Vec<PeerTime>)> {
     report.validate().map_err(anyhow::Error::msg).with_context(failed)?;
     let time = |row: PeerRow| {
         let PeerRow { problem, peer, peer_ns, implementation, ours_ns, .. } = row;
-        Some(PeerTime { problem, peer, peer_ns: peer_ns?, implementation, ours_ns })
+        let (power, clock_mhz) = (row.peer_power, row.peer_clock_mhz);
+        let peer_ns = peer_ns?;
+        Some(PeerTime { problem, peer, peer_ns, power, clock_mhz, implementation, ours_ns })
     };
     Ok((report.device, report.rows.into_iter().filter_map(time).collect()))
 }
@@ -398,13 +417,15 @@ fn print(report: &PeersReport, format: OutputFormat) {
         "{}\n",
         format.words(&format!("{}, {}; peers: {}", report.device, report.commit, with.join(", ")))
     );
-    let mut table =
-        Table::new(&["problem", "peer", "its time", "ours", "our time", "ratio", "of limit"]);
+    let mut table = Table::new(&[
+        "problem", "peer", "its time", "power", "ours", "our time", "ratio", "of limit",
+    ]);
     for row in &report.rows {
         table.row(vec![
             row.problem.clone(),
             row.peer.clone(),
             row.peer_ns.map_or_else(|| "-".to_owned(), time),
+            row.peer_power.map_or("-", PowerState::name).to_owned(),
             row.implementation.clone(),
             time(row.ours_ns),
             row.peer_ns

@@ -12,7 +12,7 @@ use crate::history::{CaseHistory, CommitOrder, HistoryStore, Query, histories};
 use crate::pages::charts::Figure;
 use crate::pages::measured::Measured;
 use crate::pages::report::{self, OverCommits};
-use crate::pages::tables;
+use crate::pages::{results, tables};
 use crate::report::verdicts;
 use crate::verbs::shared::output::{json, write_all};
 use crate::verbs::shared::sessions::Sessions;
@@ -46,6 +46,10 @@ pub struct Arguments {
     /// kernelgate/report/ of the target folder]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// Write one Markdown page per family into this folder instead: rows, peers, limits, clocks and
+    /// power states
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["out", "baseline", "store"])]
+    results: Option<PathBuf>,
 }
 
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
@@ -76,6 +80,9 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             let text = format!("--peers: {count} of {all} times are of no case here: {first} …");
             eprintln!("{}", printable(&text));
         }
+    }
+    if let Some(folder) = &arguments.results {
+        return write_results(folder, &measured);
     }
     let verdict = match &arguments.baseline {
         None => None,
@@ -120,6 +127,24 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     }
     std::fs::rename(fresh, plots_folder).with_context(failed)?;
     println!("{}", printable_path(&index));
+    Ok(Exit::Fine)
+}
+
+/// Writes a page for each family into a folder.
+fn write_results(folder: &Path, measured: &Measured) -> anyhow::Result<Exit> {
+    let pages = match results::pages(measured) {
+        Ok(pages) => pages,
+        Err(missing) => {
+            eprintln!("refused: {}", printable(&missing.to_string()));
+            return Ok(Exit::Refused);
+        }
+    };
+    std::fs::create_dir_all(folder)
+        .with_context(|| format!("--results: failed to create {}", folder.display()))?;
+    let paths: Vec<PathBuf> = pages.iter().map(|page| folder.join(&page.file)).collect();
+    let files = paths.iter().cloned().zip(pages.into_iter().map(|page| page.text));
+    file::write_together(files).map_err(|error| anyhow::anyhow!("--results: failed to {error}"))?;
+    paths.iter().for_each(|path| println!("{}", printable_path(path)));
     Ok(Exit::Fine)
 }
 
