@@ -6,8 +6,8 @@ use super::error::HarnessError;
 use super::peers::Peers;
 use super::recording::stored;
 use super::running::sampling::{new_criterion, open_group};
-use super::running::{bench_run, test_run, trial, trial_run};
-use super::selection::cases::{Choice, Selection};
+use super::running::{bench_run, estimate, test_run, trial, trial_run};
+use super::selection::cases::{Choice, Group, Selection};
 use super::selection::filter::Filter;
 use super::selection::place::Place;
 use super::selection::{cases, names};
@@ -19,7 +19,7 @@ use crate::exit::Exit;
 use crate::measure::criterion::Elapsed;
 use crate::protocol::{self, Action, Part, Request, Response, ResponseBody};
 use crate::record::text::printable;
-use crate::record::{Environment, ProcessRun, Shard, Store, TrialRequest, file};
+use crate::record::{Environment, Partition, ProcessRun, Store, TrialRequest, file};
 use crate::suite::Suite;
 use crate::workload::Effort;
 use kernelgate_cuda::observe::range::Range;
@@ -97,7 +97,8 @@ impl Harness {
         }
         cases::check_overrides(self.everything(), &settings.axes)?;
         let place = settings.device.place(self.own())?;
-        let selected = match self.select(settings, &place, &settings.filter, settings.shard) {
+        let divide = |all: &Selection<'_>| divide_by_times(settings, all);
+        let selected = match self.select(settings, &place, &settings.filter, divide) {
             // `cargo bench -- FILTER` runs every bench of the package.
             Err(error @ HarnessError::NoMatch(_))
                 if self.siblings.is_empty() && settings.process.has_other_benches =>
@@ -156,8 +157,11 @@ impl Harness {
         cases::check_overrides(self.everything(), &settings.axes)?;
         let place = settings.device.place(self.own())?;
         let filter = trial::filter(&request, settings);
-        // A comparison names its cases itself.
-        let Some(mut selection) = self.select(settings, &place, &filter, None)? else {
+        // Both builds of a comparison have one partition, whatever times their baselines hold. Cases
+        // that the request names are of one shard already.
+        let shard = settings.shard.filter(|_| request.cases.is_none());
+        let divide = |_: &Selection<'_>| shard.map(Partition::by_hash);
+        let Some(mut selection) = self.select(settings, &place, &filter, divide)? else {
             return Ok(Exit::Fine);
         };
         selection.bring_first(&request.first);
@@ -225,7 +229,8 @@ impl Harness {
         let refused = |error: HarnessError| nothing(error.to_string(), Vec::new());
         cases::check_overrides(self.everything(), &settings.axes).map_err(refused)?;
         let filter = &settings.filter;
-        match (self.select(settings, place, filter, settings.shard), filter.text()) {
+        let divide = |all: &Selection<'_>| divide_by_times(settings, all);
+        match (self.select(settings, place, filter, divide), filter.text()) {
             (Ok(Some(selection)), _) => Ok(selection),
             (Ok(None), _) => {
                 Err(nothing("another bench has what was asked for".to_owned(), Vec::new()))
@@ -251,10 +256,10 @@ impl Harness {
         settings: &Settings,
         place: &Place,
         filter: &Filter,
-        shard: Option<Shard>,
+        divide: impl FnOnce(&Selection<'_>) -> Option<Partition>,
     ) -> Result<Option<Selection<'_>>, HarnessError> {
         let mut choice =
-            Choice { effort: settings.effort, place, axes: &settings.axes, filter, shard: None };
+            Choice { effort: settings.effort, place, axes: &settings.axes, filter, part: None };
         let mut selection = choice.select(self.own())?;
         if selection.matched_nothing() && choice.effort < Effort::Thorough {
             choice.effort = Effort::Thorough;
@@ -268,14 +273,22 @@ impl Harness {
             }
         }
         if !selection.matched_nothing() {
-            if let Some(shard) = shard {
-                let all = selection.count();
-                selection = Choice { shard: Some(shard), ..choice }.select(self.own())?;
+            if let Some(partition) = divide(&selection) {
+                let plan = selection.plan(self.name, &partition);
+                let shard = partition.shard;
+                selection = Choice { part: Some(&partition), ..choice }.select(self.own())?;
                 // A bench run prints its shard in its first line, and its record holds it.
                 if settings.mode != Mode::Bench {
-                    let part = selection.count();
+                    let (part, all) = (selection.count(), plan.cases);
                     eprintln!("{}: shard {shard}: {part} of {all} cases", self.name);
                 }
+                if shard.count as usize > plan.problems {
+                    eprintln!(
+                        "{}: {} shards for {} problems: some shards have no case",
+                        self.name, shard.count, plan.problems
+                    );
+                }
+                selection.plan = Some(plan);
             }
             selection.put_in(settings.order);
             return Ok(Some(selection));
@@ -302,7 +315,7 @@ impl Harness {
             return None;
         }
         let filter = &Filter::All;
-        let choice = Choice { effort: Effort::Thorough, place, axes, filter, shard: None };
+        let choice = Choice { effort: Effort::Thorough, place, axes, filter, part: None };
         match choice.select(self.own()) {
             Err(error) => Some(error),
             Ok(selection) => {
@@ -347,9 +360,17 @@ impl Harness {
         filter: &Filter,
     ) -> Result<Selection<'_>, HarnessError> {
         let axes = &settings.axes;
-        let choice = Choice { effort: Effort::Thorough, place, axes, filter, shard: None };
+        let choice = Choice { effort: Effort::Thorough, place, axes, filter, part: None };
         choice.select(self.others())
     }
+}
+
+/// The partition of a process that is to measure a shard.
+fn divide_by_times(settings: &Settings, all: &Selection<'_>) -> Option<Partition> {
+    let shard = settings.shard?;
+    let problems: Vec<String> = all.groups.iter().map(Group::id).collect();
+    let times = estimate::recorded_problem_times(&Store::discover());
+    Some(Partition::by_time(shard, problems.iter().map(String::as_str), &times))
 }
 
 #[cfg(test)]

@@ -23,4 +23,4 @@ pub use binary::Harness;
 pub use error::HarnessError;
 pub use peers::Peers;
 pub use selection::{cases, filter, place};
-pub use settings::{args, variables};
+pub use settings::{args, scheduler, variables};

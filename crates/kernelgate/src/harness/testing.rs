@@ -186,7 +186,7 @@ impl Session for OneCase {
         match event {
             Event::Timed(id, _) => drop(errors.insert(id.to_owned(), None)),
             Event::Failed(id, why) => drop(errors.insert(id.to_owned(), Some(why.to_owned()))),
-            Event::DeviceMemory(..) | Event::Skipped(..) => {}
+            Event::DeviceMemory(..) | Event::Problem(..) | Event::Skipped(..) => {}
         }
         Ok(())
     }

@@ -4,6 +4,7 @@
 //! they mean (`stats`, `gate`).
 
 pub mod accuracy;
+pub mod anchors;
 pub(crate) mod audit;
 mod clock;
 pub mod contention;

@@ -41,6 +41,16 @@ pub enum PowerMode {
     Burst,
 }
 
+impl PowerMode {
+    /// Name in files and messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Steady => "steady",
+            Self::Burst => "burst",
+        }
+    }
+}
+
 /// Power state of a case's samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

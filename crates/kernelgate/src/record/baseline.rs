@@ -13,7 +13,7 @@ use super::origin::Origin;
 use super::origin::environment::Mismatch;
 use super::run::{CaseRecord, ProcessRun};
 use super::text;
-use crate::measure::possible::LAUNCH_NS;
+use crate::measure::possible::{self, LAUNCH_NS};
 
 mod entries;
 
@@ -253,6 +253,7 @@ impl Baseline {
             seed: run.seed,
             executable: run.executable.clone(),
             limits: run.limits.clone(),
+            problems_s: run.problems_s.clone(),
         };
         self.runs.insert(run_key, source);
         let used: BTreeSet<&String> =
@@ -307,6 +308,9 @@ impl BaselineRun {
     fn validate(&self) -> Result<(), String> {
         text::check_time(&self.started).map_err(|problem| format!("started: {problem}"))?;
         self.environment.validate()?;
+        for (problem, seconds) in &self.problems_s {
+            possible::check_seconds(&format!("problems_s: {problem}"), *seconds)?;
+        }
         self.limits.validate()
     }
 

@@ -6,12 +6,14 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::files::file::Record;
 use super::files::text;
+use super::groups::partition::ShardPlan;
 use super::groups::shard::Shard;
 use super::origin::Origin;
 use super::origin::environment::Environment;
 use super::origin::package::Package;
 use super::origin::provenance::Provenance;
 use super::work::WorkRecord;
+use crate::measure::anchors::AnchorRecord;
 use crate::measure::energy::Energy;
 use crate::measure::limits::{Limits, TimeLimit};
 use crate::measure::possible;
@@ -20,6 +22,9 @@ use kernelgate_cuda::driver::launch::used::UsedKernels;
 use kernelgate_cuda::observe::telemetry::Reading;
 
 pub use super::verification::{AfterTiming, Allowed, InputChange, VerificationRecord};
+
+/// Start of the reason why a case did not begin, for want of time or of the device.
+pub const NOT_RUN: &str = "not run: ";
 
 /// All that one bench process measured, and what it did not measure and why.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -46,6 +51,9 @@ pub struct ProcessRun {
     /// The part of the selection that this process measured; absent where it measured all of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shard: Option<Shard>,
+    /// The whole of which the shard is a part.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plan: Option<ShardPlan>,
     /// Where.
     pub environment: Environment,
     /// Of which code.
@@ -54,6 +62,9 @@ pub struct ProcessRun {
     /// built from it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stated_commit: bool,
+    /// Rates of fixed work, by which shards of several cards are compared; only in shards.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub anchors: Option<AnchorRecord>,
     /// The device's ceilings, as measured by this process.
     pub limits: Limits,
     /// Delays added on purpose to launches, to see what the gate makes of them: nanoseconds by
@@ -67,6 +78,9 @@ pub struct ProcessRun {
     /// after timing` with the activities inside of them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub spent_s: BTreeMap<String, f64>,
+    /// Wall time of each problem with all of its cases, seconds.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub problems_s: BTreeMap<String, f64>,
     /// What the GPU said of itself before the first case and after the last; empty on the CPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub telemetry: Vec<Reading>,
@@ -316,13 +330,16 @@ impl ProcessRun {
             effort: "default".to_owned(),
             seed: 1,
             shard: None,
+            plan: None,
             environment,
             provenance,
             stated_commit: false,
+            anchors: None,
             limits: Limits::default(),
             delays: BTreeMap::new(),
             executable: None,
             spent_s: BTreeMap::new(),
+            problems_s: BTreeMap::new(),
             telemetry: Vec::new(),
             cases: BTreeMap::new(),
             skipped: BTreeMap::new(),
@@ -432,11 +449,14 @@ impl Record for ProcessRun {
         self.shard.map_or(Ok(()), Shard::validate)?;
         self.environment.validate()?;
         self.limits.validate()?;
+        self.anchors.as_ref().map_or(Ok(()), AnchorRecord::validate)?;
         for (case, delay_ns) in &self.delays {
             possible::check_count(&format!("the delay of {case}"), *delay_ns)?;
         }
-        for (activity, seconds) in &self.spent_s {
-            possible::check_seconds(&format!("spent_s: {activity}"), *seconds)?;
+        for (field, times) in [("spent_s", &self.spent_s), ("problems_s", &self.problems_s)] {
+            for (name, seconds) in times {
+                possible::check_seconds(&format!("{field}: {name}"), *seconds)?;
+            }
         }
         self.cases
             .iter()

@@ -34,6 +34,8 @@ pub enum Event<'a> {
     DeviceMemory(&'a [&'a str], u64),
     /// Cases cannot run here, or did not begin.
     Skipped(&'a [&'a str], &'a str),
+    /// A problem took so many seconds.
+    Problem(&'a str, f64),
     /// A case is wrong or broke; it has no time, also where it had one.
     Failed(&'a str, &'a str),
 }
@@ -71,6 +73,7 @@ impl Recorder {
                 let each = ids.iter().map(|id| ((*id).to_owned(), reason.to_owned()));
                 run.skipped.extend(each);
             }
+            Event::Problem(id, seconds) => drop(run.problems_s.insert(id.to_owned(), seconds)),
             Event::Failed(id, error) => {
                 run.cases.remove(id);
                 run.failed.insert(id.to_owned(), error.to_owned());

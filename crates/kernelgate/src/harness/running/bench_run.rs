@@ -102,6 +102,7 @@ pub fn bench(
     let path = invocation.record(store, &process, |_| run.clone())?;
     drop(opening);
     let mut timer = Timer::new(&target)?;
+    run.anchors = run.plan.as_ref().map(|_| timer.anchors(settings.power));
     run.limits = ceilings(&mut timer, selection)?;
     progress.limits(&run.limits);
     trial::warn_of_delays(&run);
@@ -158,6 +159,7 @@ fn start(
         effort: settings.effort.name().to_owned(),
         seed: settings.seed,
         shard: settings.shard,
+        plan: selection.plan.clone(),
         delays: trial::delays(settings, selection),
         skipped: selection.skipped.iter().cloned().collect(),
         unsupported: selection.unsupported.clone(),

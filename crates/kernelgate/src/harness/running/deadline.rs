@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 
 use crate::display::duration;
+use crate::record::run::NOT_RUN;
 use crate::record::{ProcessRun, file};
 
 /// The end of a budget.
@@ -23,7 +24,7 @@ impl Deadline {
 
     /// Why nothing more begins; none while there is time.
     pub fn passed(&self) -> Option<String> {
-        let text = || format!("not run: the budget of {} is used up", duration::text(self.budget));
+        let text = || format!("{NOT_RUN}the budget of {} is used up", duration::text(self.budget));
         (Instant::now() >= self.end).then(text)
     }
 }

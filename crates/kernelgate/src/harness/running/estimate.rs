@@ -6,7 +6,7 @@ use super::timing::SamplingPlan;
 use crate::display::duration;
 use crate::harness::selection::cases::Selection;
 use crate::harness::settings::Settings;
-use crate::record::{Environment, ProcessRun, Store};
+use crate::record::{Baseline, Environment, ProcessRun, Store, file};
 use crate::stats::median;
 use crate::workload::Effort;
 use std::time::Duration;
@@ -48,6 +48,20 @@ pub fn last_times(store: &Store, environment: &Environment) -> BTreeMap<String, 
     let here = runs.filter(|run| of_package(run) && run.environment.slug() == environment.slug());
     let cases = here.flat_map(|run| run.cases);
     cases.map(|(id, case)| (id, median(&case.samples.per_launch_ns()))).collect()
+}
+
+/// Wall seconds of each problem, as the package's committed baselines have them: these are the same
+/// on every machine that has the commit.
+pub fn recorded_problem_times(store: &Store) -> BTreeMap<String, f64> {
+    let files = store.baseline_files().unwrap_or_default();
+    let baselines = files.iter().filter_map(|(.., path)| file::read::<Baseline>(path).ok());
+    let mut times: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    for (problem, seconds) in
+        baselines.flat_map(|baseline| baseline.runs).flat_map(|(_, run)| run.problems_s)
+    {
+        times.entry(problem).or_default().push(seconds);
+    }
+    times.into_iter().map(|(problem, seconds)| (problem, median(&seconds))).collect()
 }
 
 #[cfg(test)]

@@ -16,9 +16,11 @@ use crate::harness::recording::recorder::Event;
 use crate::harness::selection::cases::{Case, Group, Selection};
 use crate::harness::settings::Settings;
 use crate::harness::spent;
+use crate::measure::anchors::AnchorRecord;
 use crate::measure::delay::{Delay, Delayed};
 use crate::measure::events::EventTimer;
 use crate::measure::limits::TimeLimit;
+use crate::measure::power::PowerMode;
 use crate::measure::wall::Wall;
 use crate::measure::{Cache, Stopwatch};
 use crate::record::run::{AfterTiming, VerificationRecord};
@@ -43,6 +45,15 @@ impl Timer {
         match target {
             Target::Cpu => Ok(Self::Wall(Wall)),
             Target::Cuda(devices) => Ok(Self::Events(Box::new(EventTimer::new(devices)?))),
+        }
+    }
+
+    /// Rates of fixed work on the target, in a power state.
+    pub fn anchors(&mut self, power: PowerMode) -> AnchorRecord {
+        let _activity = spent::on("anchors");
+        match self {
+            Self::Wall(_) => AnchorRecord::measure_cpu(power),
+            Self::Events(events) => AnchorRecord::measure_cuda(events, power),
         }
     }
 
@@ -158,6 +169,7 @@ impl<'a> Execution<'a> {
         }
         let _activity = spent::on("free");
         drop(ready);
+        self.session.record(Event::Problem(&group.id(), started.elapsed().as_secs_f64()))?;
         Ok(exit)
     }
 

@@ -120,6 +120,8 @@ pub fn carry_out(
     drop(opening);
     let mut run = ProcessRun {
         effort: settings.effort.name().to_owned(),
+        shard: selection.plan.as_ref().and(settings.shard),
+        plan: selection.plan.clone(),
         seed: settings.seed,
         delays: delays(settings, selection),
         executable,
@@ -135,10 +137,11 @@ pub fn carry_out(
             && earlier.seed == run.seed
             && earlier.environment.same_place(&run.environment)
     });
-    let timer = {
+    let mut timer = {
         let _activity = spent::on("timer");
         Timer::new(&target)?
     };
+    run.anchors = run.plan.as_ref().map(|_| timer.anchors(settings.power));
     let telemetry = {
         let _activity = spent::on("telemetry");
         let telemetry = target.telemetry();

@@ -10,7 +10,7 @@ use crate::harness::error::HarnessError;
 use crate::harness::guard;
 use crate::measure::Cache;
 use crate::measure::limits::CaseWork;
-use crate::record::{Shard, WorkRecord};
+use crate::record::{Partition, ShardPlan, WorkRecord};
 use crate::suite::{BoundProblem, ImplementationInfo, Suite};
 use crate::workload::{AxisError, Effort, Override, Point, Scale};
 
@@ -82,12 +82,23 @@ pub struct Selection<'a> {
     /// Those of the skipped that no machine can run: their implementation does not compute the
     /// problem.
     pub unsupported: BTreeSet<String>,
+    /// The whole of which this is a shard.
+    pub plan: Option<ShardPlan>,
 }
 
 impl Selection<'_> {
     /// Cases to run.
     pub fn count(&self) -> usize {
         self.groups.iter().map(|group| group.cases.len()).sum()
+    }
+
+    /// The plan of these cases, divided so.
+    pub fn plan(&self, bench: &str, partition: &Partition) -> ShardPlan {
+        let problems = self
+            .groups
+            .iter()
+            .map(|group| (group.id(), group.cases.iter().map(|case| case.id.as_str()).collect()));
+        partition.plan(bench, problems)
     }
 
     /// Puts the cases in an order.
@@ -126,7 +137,7 @@ pub struct Choice<'c> {
     /// Ids that are selected.
     pub filter: &'c Filter,
     /// Part of the problems.
-    pub shard: Option<Shard>,
+    pub part: Option<&'c Partition>,
 }
 
 /// Selects cases of all problems.
@@ -140,7 +151,7 @@ pub fn select<'a>(
     axes: &[Override],
     filter: &Filter,
 ) -> Result<Selection<'a>, HarnessError> {
-    Choice { effort, place, axes, filter, shard: None }.select(suites)
+    Choice { effort, place, axes, filter, part: None }.select(suites)
 }
 
 impl Choice<'_> {
@@ -180,7 +191,7 @@ impl Choice<'_> {
                 let bytes = declared.map_err(|wrong| {
                     HarnessError::Usage(format!("{id}: declared work: {wrong}"))
                 })?;
-                if self.shard.is_none_or(|shard| shard.has(&id)) {
+                if self.part.is_none_or(|part| part.has(&id)) {
                     let group = Group { suite, point, bound, cases: Vec::new() };
                     self.add_cases(&mut selection, group, bytes, &mut ids)?;
                 }

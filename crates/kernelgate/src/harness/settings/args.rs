@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use clap::{CommandFactory, FromArgMatches, Parser, ValueEnum};
 
+use super::scheduler::parse_shard;
 use super::variables;
 use crate::backend::BackendKind;
 use crate::display::duration;
@@ -71,8 +72,9 @@ pub struct Flags {
     /// is listed as not run
     #[arg(long, env = "KERNELGATE_BUDGET", value_name = "TIME", value_parser = duration::parse)]
     pub budget: Option<Duration>,
-    /// kernelgate: only one of N parts of the problems, so that N machines share them
-    #[arg(long, env = "KERNELGATE_SHARD", value_name = "I/N")]
+    /// kernelgate: measure one of N parts of the problems; auto takes I and N from the variables of
+    /// Slurm, GitLab or Kubernetes, or from KERNELGATE_SHARD_INDEX and KERNELGATE_SHARD_COUNT
+    #[arg(long, env = "KERNELGATE_SHARD", value_name = "I/N|auto", value_parser = parse_shard)]
     pub shard: Option<Shard>,
     /// kernelgate: make launches slower on purpose, to try the gate: nanoseconds added to cases
     /// whose id contains CASE, by a wait, or with `:work` by passes over memory; on a GPU of the

@@ -5,6 +5,7 @@ pub mod args;
 mod own_flags;
 mod parsed;
 pub mod process;
+pub mod scheduler;
 pub mod variables;
 
 pub use parsed::Settings;

@@ -1,10 +1,13 @@
 //! The GPU's ceilings: memory traffic and matrix instructions by our own kernels, GEMMs by cuBLASLt
 //! where there is no such kernel, and the cost of launching.
 
+use std::time::Duration;
+
 use super::{CaseWork, Limits, MEMORY, MemoryLimit, Traffic};
 use crate::backend::BackendError;
 use crate::measure::Cache;
 use crate::measure::events::EventTimer;
+use crate::measure::power::PowerMode;
 use crate::workload::{Unit, Work, random};
 use kernelgate_cuda::instruments::matmul::{Operand, ResidentMatmul};
 use kernelgate_cuda::instruments::traffic::{Moved, Pass, TrafficPasses};
@@ -14,6 +17,8 @@ use kernelgate_cuda::libraries::cublaslt::{Operands, SquareGemm};
 const CONTESTANTS: usize = 3;
 /// Bursts of each of those.
 const BURSTS: usize = 3;
+/// Pause before a burst that is to run above the sustained clock.
+const PAUSE: Duration = Duration::from_millis(200);
 /// Offsets of the data of passes that nearly fill L2, bytes: on an H200 their times differ by 3 %.
 const PLACES: [u64; 3] = [0, 17 << 20, 47 << 20];
 /// Sides of the square GEMMs: large enough that every multiprocessor is busy to the end.
@@ -29,13 +34,27 @@ impl Limits {
     /// # Errors
     /// When the device fails; a unit whose library is missing is left out.
     pub fn measure_cuda(events: &mut EventTimer, works: &[CaseWork]) -> Result<Self, BackendError> {
+        let mut limits = Self::measure_cuda_in(events, works, PowerMode::Steady)?;
+        limits.overhead = Some(events.overhead());
+        Ok(limits)
+    }
+
+    /// Measures those ceilings in a power state, without the cost of launching.
+    ///
+    /// # Errors
+    /// As [`Self::measure_cuda`].
+    pub fn measure_cuda_in(
+        events: &mut EventTimer,
+        works: &[CaseWork],
+        power: PowerMode,
+    ) -> Result<Self, BackendError> {
         let mut limits = Self::default();
-        limits.add_memory(events, &Traffic::distinct(works).into_iter().collect::<Vec<_>>())?;
+        let traffic: Vec<Traffic> = Traffic::distinct(works).into_iter().collect();
+        limits.add_memory(events, &traffic, power)?;
         let multiplied = |operands: &Operands| works.iter().any(|of| bounds(*operands, &of.work));
         for operands in Operands::ALL.into_iter().filter(multiplied) {
-            limits.add_matmul(events, operands)?;
+            limits.add_matmul(events, operands, power)?;
         }
-        limits.overhead = Some(events.overhead());
         Ok(limits)
     }
 
@@ -49,7 +68,7 @@ impl Limits {
     ) -> Result<Self, BackendError> {
         let mut limits = Self::measure_cuda(events, works)?;
         for operands in Operands::ALL {
-            limits.add_matmul(events, operands)?;
+            limits.add_matmul(events, operands, PowerMode::Steady)?;
         }
         Ok(limits)
     }
@@ -58,6 +77,7 @@ impl Limits {
         &mut self,
         events: &mut EventTimer,
         traffic: &[Traffic],
+        power: PowerMode,
     ) -> Result<(), BackendError> {
         let most = |bytes: fn(&Traffic) -> u64| traffic.iter().map(bytes).max();
         let (Some(read_bytes), Some(write_bytes)) =
@@ -71,7 +91,7 @@ impl Limits {
         let room = (read_bytes + room, write_bytes + room);
         let passes = TrafficPasses::new(events.device(), room, pattern)?;
         for &traffic in traffic {
-            self.memory.push(memory_limit(events, &passes, traffic)?);
+            self.memory.push(memory_limit(events, &passes, traffic, power)?);
         }
         self.note_clock(MEMORY, events.typical_clock_mhz());
         Ok(())
@@ -81,9 +101,10 @@ impl Limits {
         &mut self,
         events: &mut EventTimer,
         operands: Operands,
+        power: PowerMode,
     ) -> Result<(), BackendError> {
         let key = format!("{} {}", Unit::Matmul.name(), operands.name());
-        if let Some(rate) = matmul(events, operands)? {
+        if let Some(rate) = matmul(events, operands, power)? {
             self.note_clock(&key, rate.clock_mhz);
             self.flops_per_s.insert(key, rate.per_s);
         }
@@ -107,6 +128,7 @@ fn memory_limit(
     events: &mut EventTimer,
     passes: &TrafficPasses,
     traffic: Traffic,
+    power: PowerMode,
 ) -> Result<MemoryLimit, BackendError> {
     let Traffic { read_bytes, write_bytes, cache } = traffic;
     let moved = |offset| Moved { read_bytes, write_bytes, offset };
@@ -128,7 +150,7 @@ fn memory_limit(
             for _ in 0..BURSTS {
                 pass_ns = pass_ns.min(ceiling.burst_ns()?);
             }
-            if ceiling.may_be_capped() {
+            if power == PowerMode::Steady && ceiling.may_be_capped() {
                 pass_ns = ceiling.settled_ns()?;
             }
             if pass_ns < time_ns {
@@ -142,7 +164,11 @@ fn memory_limit(
 /// Operations a second and the SM clock in MHz: of instructions whose operands stay in shared memory
 /// where this architecture has them, else of the fastest GEMM of cuBLASLt. Absent where neither is
 /// known.
-fn matmul(events: &mut EventTimer, operands: Operands) -> Result<Option<Rate>, BackendError> {
+fn matmul(
+    events: &mut EventTimer,
+    operands: Operands,
+    power: PowerMode,
+) -> Result<Option<Rate>, BackendError> {
     let resident = match operands {
         Operands::Fp8 => Some(Operand::E4m3),
         Operands::Bf16 => Some(Operand::Bf16),
@@ -156,7 +182,7 @@ fn matmul(events: &mut EventTimer, operands: Operands) -> Result<Option<Rate>, B
         match ResidentMatmul::new(events.device(), operand, &bytes) {
             Ok(matmul) => {
                 let mut launch = || matmul.launch();
-                return Rate::settled(events, matmul.flops(), &mut launch).map(Some);
+                return Rate::measure(events, matmul.flops(), power, &mut launch).map(Some);
             }
             Err(BackendError::Unsupported(_)) => {}
             Err(error) => return Err(error),
@@ -164,7 +190,7 @@ fn matmul(events: &mut EventTimer, operands: Operands) -> Result<Option<Rate>, B
     }
     let mut fastest: Option<Rate> = None;
     for size in MATMUL_SIZES {
-        let rate = library_matmul(events, operands, size)?;
+        let rate = library_matmul(events, operands, size, power)?;
         let best = fastest.into_iter().chain(rate).max_by(|a, b| a.per_s.total_cmp(&b.per_s));
         fastest = best;
     }
@@ -178,13 +204,26 @@ struct Rate {
 }
 
 impl Rate {
-    /// Rate of the fastest window in the steady power state, of launches of so many operations.
-    fn settled(
+    /// Rate of launches of so many operations: of the fastest window in the steady power state, or
+    /// of the fastest burst behind a pause.
+    fn measure(
         events: &mut EventTimer,
         flops: f64,
+        power: PowerMode,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<Self, BackendError> {
-        let launch_ns = events.ceiling(Cache::Hot, launch)?.fastest_window_ns()?;
+        let mut ceiling = events.ceiling(Cache::Hot, launch)?;
+        let launch_ns = match power {
+            PowerMode::Steady => ceiling.fastest_window_ns()?,
+            PowerMode::Burst => {
+                let mut fastest_ns = f64::INFINITY;
+                for _ in 0..BURSTS {
+                    std::thread::sleep(PAUSE);
+                    fastest_ns = fastest_ns.min(ceiling.burst_ns()?);
+                }
+                fastest_ns
+            }
+        };
         let clock_mhz = events.typical_clock_mhz();
         events.device().synchronize()?;
         Ok(Self { per_s: flops / launch_ns * 1e9, clock_mhz })
@@ -196,6 +235,7 @@ fn library_matmul(
     events: &mut EventTimer,
     operands: Operands,
     size: u64,
+    power: PowerMode,
 ) -> Result<Option<Rate>, BackendError> {
     let elements = (size * size) as usize;
     let operand = |name| random_operand(operands, name, elements / REPEATS).repeat(REPEATS);
@@ -214,7 +254,7 @@ fn library_matmul(
     let fastest = tried.into_iter().min_by(|one, other| one.0.total_cmp(&other.0));
     let flops = 2.0 * (size as f64).powi(3);
     fastest
-        .map(|(_, algorithm)| Rate::settled(events, flops, &mut || gemm.launch(algorithm)))
+        .map(|(_, algorithm)| Rate::measure(events, flops, power, &mut || gemm.launch(algorithm)))
         .transpose()
 }
 

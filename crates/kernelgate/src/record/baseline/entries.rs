@@ -39,6 +39,9 @@ pub struct BaselineRun {
     /// kept.
     #[serde(default, skip_serializing_if = "Limits::is_empty")]
     pub limits: Limits,
+    /// Wall time of each problem with all of its cases, seconds.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub problems_s: BTreeMap<String, f64>,
 }
 
 /// What runs without the field were drawn from.

@@ -253,6 +253,28 @@ pub(in crate::record) fn package(path: &Path) -> std::io::Result<Option<Package>
     Ok(of_package.package)
 }
 
+/// Name of the format of a record file; absent in JSON of something else.
+///
+/// # Errors
+/// When the file cannot be read, or is not JSON.
+pub fn schema(path: &Path) -> Result<Option<String>, FileError> {
+    #[derive(serde::Deserialize)]
+    struct Envelope {
+        #[serde(default)]
+        schema: Option<String>,
+    }
+    let io = |cause| FileError::Io { action: "read", path: path.to_owned(), cause };
+    let file = open(path).map_err(io)?;
+    let envelope = serde_json::from_reader::<_, Envelope>(buffered(&file));
+    match envelope {
+        Ok(envelope) => Ok(envelope.schema),
+        // JSON of another shape: a list, say.
+        Err(cause) if cause.is_data() => Ok(None),
+        Err(cause) if cause.is_io() => Err(io(cause.into())),
+        Err(cause) => Err(FileError::Json { path: path.to_owned(), cause }),
+    }
+}
+
 /// Whether a file carries a checksum.
 pub fn has_checksum(path: &Path) -> bool {
     #[derive(serde::Deserialize)]

@@ -11,6 +11,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::shard::Shard;
+use crate::measure::anchors::AnchorRecord;
 use crate::record::origin::environment::{Environment, Mismatch};
 use crate::record::run::{CaseRecord, ProcessRun};
 
@@ -70,24 +71,36 @@ impl Measurement {
     /// # Errors
     /// The first fact in which a run differs from an earlier run of its bench.
     pub fn from_runs(runs: Vec<ProcessRun>) -> Result<Self, Box<Differing>> {
-        let mut measurement = Self::default();
-        for run in runs {
-            match measurement.differing(&run) {
-                Some(differing) => return Err(Box::new(differing)),
-                None => measurement.runs.push(run),
-            }
-        }
-        Ok(measurement)
+        Self::check(&runs)?;
+        Ok(Self { runs })
+    }
+
+    /// Checks that runs are one measurement.
+    ///
+    /// # Errors
+    /// As [`Self::from_runs`].
+    pub fn check<'a>(runs: impl IntoIterator<Item = &'a ProcessRun>) -> Result<(), Box<Differing>> {
+        let mut together = Together::default();
+        runs.into_iter().try_for_each(|run| together.add(run))
     }
 
     /// As few measurements as the runs make, each run in the first to which it belongs.
     pub fn split(runs: impl IntoIterator<Item = ProcessRun>) -> Vec<Self> {
-        let mut measurements: Vec<Self> = Vec::new();
-        for run in runs {
-            match measurements.iter_mut().find(|it| it.differing(&run).is_none()) {
-                Some(measurement) => measurement.runs.push(run),
-                None => measurements.push(Self { runs: vec![run] }),
-            }
+        let runs: Vec<ProcessRun> = runs.into_iter().collect();
+        let mut groups: Vec<Together<'_>> = Vec::new();
+        let mut places = Vec::new();
+        for run in &runs {
+            let place = groups.iter_mut().position(|group| group.add(run).is_ok());
+            places.push(place.unwrap_or_else(|| {
+                let mut group = Together::default();
+                group.insert(run);
+                groups.push(group);
+                groups.len() - 1
+            }));
+        }
+        let mut measurements: Vec<Self> = groups.iter().map(|_| Self::default()).collect();
+        for (run, place) in runs.into_iter().zip(places) {
+            measurements[place].runs.push(run);
         }
         measurements
     }
@@ -98,29 +111,6 @@ impl Measurement {
     /// The first fact in which the runs differ.
     pub fn joined(measurements: Vec<Self>) -> Result<Self, Box<Differing>> {
         Self::from_runs(measurements.into_iter().flat_map(|it| it.runs).collect())
-    }
-
-    /// The first fact that keeps a run out of this measurement.
-    fn differing(&self, run: &ProcessRun) -> Option<Differing> {
-        let named = || self.runs.iter().filter(|other| other.bench == run.bench);
-        let of_bench = || named().filter(|other| other_package(other, run).is_none());
-        // One invocation in a workspace runs benches of several packages, which may have one name.
-        let together = named().any(|other| other.session == run.session);
-        if of_bench().next().is_none()
-            && !together
-            && let Some(other) = named().next()
-        {
-            return other_run(other, run);
-        }
-        let of_another_run = of_bench().next().and_then(|first| other_run(first, run));
-        of_another_run.or_else(|| {
-            run.cases.iter().find_map(|(id, case)| {
-                let with_case = |other: &'_ ProcessRun| other.cases.contains_key(id);
-                let other = of_bench().find(|other| with_case(other))?;
-                let mismatch = other_definition(&other.cases[id], case)?;
-                Some(Differing { case: Some(id.clone()), ..between(other, run, mismatch) })
-            })
-        })
     }
 
     /// Its process runs, in the order in which they were given.
@@ -167,6 +157,56 @@ impl Measurement {
     }
 }
 
+/// Runs that belong together, by bench and by case.
+#[derive(Default)]
+struct Together<'a> {
+    benches: BTreeMap<&'a str, Vec<&'a ProcessRun>>,
+    cases: BTreeMap<&'a str, Vec<&'a ProcessRun>>,
+}
+
+impl<'a> Together<'a> {
+    /// Adds a run.
+    ///
+    /// # Errors
+    /// The first fact that keeps it out.
+    fn add(&mut self, run: &'a ProcessRun) -> Result<(), Box<Differing>> {
+        match self.differing(run) {
+            Some(differing) => Err(Box::new(differing)),
+            None => {
+                self.insert(run);
+                Ok(())
+            }
+        }
+    }
+
+    fn insert(&mut self, run: &'a ProcessRun) {
+        self.benches.entry(&run.bench).or_default().push(run);
+        for id in run.cases.keys() {
+            self.cases.entry(id).or_default().push(run);
+        }
+    }
+
+    fn differing(&self, run: &ProcessRun) -> Option<Differing> {
+        let named = self.benches.get(&*run.bench)?;
+        let Some(first) = named.iter().find(|other| other_package(other, run).is_none()) else {
+            // One invocation in a workspace runs benches of several packages, which may have one
+            // name.
+            let together = named.iter().any(|other| other.session == run.session);
+            return named.first().filter(|_| !together).and_then(|other| other_run(other, run));
+        };
+        other_run(first, run).or_else(|| {
+            run.cases.iter().find_map(|(id, case)| {
+                let of_bench = |other: &&&ProcessRun| {
+                    other.bench == run.bench && other_package(other, run).is_none()
+                };
+                let other = self.cases.get(&**id)?.iter().find(of_bench)?;
+                let mismatch = other_definition(&other.cases[id], case)?;
+                Some(Differing { case: Some(id.clone()), ..between(other, run, mismatch) })
+            })
+        })
+    }
+}
+
 fn between(left: &ProcessRun, right: &ProcessRun, mismatch: Mismatch) -> Differing {
     Differing {
         field: mismatch.field,
@@ -182,6 +222,12 @@ fn between(left: &ProcessRun, right: &ProcessRun, mismatch: Mismatch) -> Differi
 fn other_run(left: &ProcessRun, right: &ProcessRun) -> Option<Differing> {
     let shards = |run: &ProcessRun| run.shard.map_or(1, |shard| shard.count).to_string();
     let sharded = left.shard.is_some() || right.shard.is_some();
+    // Without a recorded digest the other facts decide.
+    let plans = left.plan.as_ref().zip(right.plan.as_ref());
+    let [base, head] = plans.map_or_else(Default::default, |(left, right)| {
+        [left, right].map(|plan| plan.digest.clone())
+    });
+    let other_plan = (base != head).then_some(Mismatch { field: "plan", base, head });
     let facts: [Fact<ProcessRun>; 4] = [
         ("number of shards", shards),
         ("commit", |run| run.provenance.short()),
@@ -190,16 +236,32 @@ fn other_run(left: &ProcessRun, right: &ProcessRun) -> Option<Differing> {
     ];
     let mismatch = other_package(left, right)
         .or_else(|| first_mismatch(&facts, left, right))
+        .or(other_plan)
+        .or_else(|| other_power(left, right))
         .or_else(|| left.origin().other_build(right.origin(), sharded))
         .or_else(|| right.environment.mismatches(&left.environment).into_iter().next());
     Some(between(left, right, mismatch?))
 }
 
+/// Power states of shards that do not compare: a card in the burst state is faster.
+fn other_power(left: &ProcessRun, right: &ProcessRun) -> Option<Mismatch> {
+    let [left, right] = [left, right].map(|run| match &run.anchors {
+        Some(AnchorRecord::Measured(anchors)) => Some(anchors.power),
+        _ => None,
+    });
+    let (base, head) = left.zip(right).filter(|(left, right)| left != right)?;
+    let [base, head] = [base, head].map(|power| power.name().to_owned());
+    Some(Mismatch { field: "power state", base, head })
+}
+
 /// The packages, where both runs record one. Benches of two packages may have one name.
 fn other_package(left: &ProcessRun, right: &ProcessRun) -> Option<Mismatch> {
     let (left, right) = left.package.as_ref().zip(right.package.as_ref())?;
-    let [base, head] = [left, right].map(ToString::to_string);
-    (base != head).then_some(Mismatch { field: "package", base, head })
+    let mismatch = || {
+        let [base, head] = [left, right].map(ToString::to_string);
+        Mismatch { field: "package", base, head }
+    };
+    (left != right).then(mismatch)
 }
 
 /// The first fact of a case's definition that differs.

@@ -2,6 +2,7 @@
 //! folders that hold them.
 
 pub mod measurement;
+pub mod partition;
 pub mod sessions;
 pub mod shard;
 pub mod store;

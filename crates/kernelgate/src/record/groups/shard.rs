@@ -5,8 +5,6 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::record::files::file::text_hash;
-
 /// Most shards.
 const MAX: u32 = 1000;
 
@@ -20,15 +18,6 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// Whether a problem, `workload/problem`, belongs to it, with all of its implementations, which
-    /// share inputs and reference. The name alone decides, so that a problem stays in its shard
-    /// whatever other problems there are.
-    pub fn has(self, problem: &str) -> bool {
-        let hash = text_hash(problem);
-        let number = u64::from_str_radix(hash.get(..15).unwrap_or_default(), 16);
-        number.is_ok_and(|number| number % u64::from(self.count) == u64::from(self.index - 1))
-    }
-
     /// Its items of a list that every shard has in the same order: each `count`-th.
     pub fn deal<T>(self, items: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
         let (skipped, step) = (self.index.saturating_sub(1) as usize, self.count.max(1) as usize);
@@ -52,15 +41,46 @@ impl Shard {
     }
 }
 
-impl FromStr for Shard {
-    type Err = String;
+/// Reason why a text names no shard.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ShardError {
+    /// It has another form.
+    #[error("`{0}`: a shard is 1/4, 2/4, … of at most {MAX}")]
+    Form(String),
+    /// There are no shards, or too many.
+    #[error("`{text}`: the number of shards is from 1 to {MAX}, not {count}")]
+    Count {
+        /// The text.
+        text: String,
+        /// Its number of shards.
+        count: u32,
+    },
+    /// The index is outside of the shards.
+    #[error("`{text}`: a shard is 1/{count} to {count}/{count}; shards are counted from 1")]
+    Index {
+        /// The text.
+        text: String,
+        /// Its number of shards.
+        count: u32,
+    },
+}
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let parts = text.split_once('/').and_then(|(index, count)| {
-            let shard = Self { index: index.parse().ok()?, count: count.parse().ok()? };
-            shard.validate().ok().map(|()| shard)
-        });
-        parts.ok_or_else(|| format!("`{text}`: a shard is 1/4, 2/4, … of at most {MAX}"))
+impl FromStr for Shard {
+    type Err = ShardError;
+
+    fn from_str(text: &str) -> Result<Self, ShardError> {
+        let numbers = text
+            .split_once('/')
+            .and_then(|(index, count)| Some((index.parse().ok()?, count.parse().ok()?)));
+        let (index, count) = numbers.ok_or_else(|| ShardError::Form(text.to_owned()))?;
+        let text = || text.to_owned();
+        if !(1..=MAX).contains(&count) {
+            return Err(ShardError::Count { text: text(), count });
+        }
+        if !(1..=count).contains(&index) {
+            return Err(ShardError::Index { text: text(), count });
+        }
+        Ok(Self { index, count })
     }
 }
 
@@ -79,8 +99,19 @@ mod tests {
     fn shards_are_counted_from_one() {
         let last = Shard { index: 4, count: 4 };
         assert_eq!(("4/4".parse(), last.to_string()), (Ok(last), "4/4".to_owned()));
-        for bad in ["", "0/4", "5/4", "1", "a/b", "1/0", "-1/2", "1/1001", "0/0"] {
-            assert!(bad.parse::<Shard>().is_err(), "{bad}");
+        for (bad, why) in [
+            ("", "a shard is 1/4, 2/4"),
+            ("1", "a shard is 1/4, 2/4"),
+            ("a/b", "a shard is 1/4, 2/4"),
+            ("-1/2", "a shard is 1/4, 2/4"),
+            ("0/4", "`0/4`: a shard is 1/4 to 4/4; shards are counted from 1"),
+            ("5/4", "`5/4`: a shard is 1/4 to 4/4"),
+            ("1/0", "`1/0`: the number of shards is from 1 to 1000, not 0"),
+            ("0/0", "from 1 to 1000, not 0"),
+            ("1/1001", "from 1 to 1000, not 1001"),
+        ] {
+            let message = bad.parse::<Shard>().unwrap_err().to_string();
+            assert!(message.contains(why), "{message}");
         }
     }
 
@@ -88,23 +119,5 @@ mod tests {
     fn shards_deal_out_each_item_of_a_list_once() {
         let dealt = |index| Shard { index, count: 3 }.deal(0..7).collect::<Vec<_>>();
         assert_eq!([1, 2, 3].map(dealt), [vec![0, 3, 6], vec![1, 4], vec![2, 5]]);
-    }
-
-    #[test]
-    fn every_problem_is_in_one_shard_and_stays_there() {
-        let of = |problem: &str| -> Vec<u32> {
-            let shards = (1..=4).map(|index| Shard { index, count: 4 });
-            shards.filter(|shard| shard.has(problem)).map(|shard| shard.index).collect()
-        };
-        let problems: Vec<String> = (0..200).map(|n| format!("w/f/n{n}_f32")).collect();
-        let mut sizes = [0; 4];
-        for problem in &problems {
-            let [only] = of(problem)[..] else { panic!("{problem}: {:?}", of(problem)) };
-            sizes[only as usize - 1] += 1;
-        }
-        assert!(sizes.iter().all(|size| (25..=75).contains(size)), "{sizes:?}");
-        // Recorded shards of several machines, and of several versions, must fit each other.
-        let pinned = ["w/f/n0_f32", "w/f/n1_f32", "w/f/n2_f32"].map(|it| of(it)[0]);
-        assert_eq!(pinned, [3, 1, 3]);
     }
 }

@@ -1,0 +1,175 @@
+//! The shard of this process: as a flag names it, or as the scheduler that started it numbers its
+//! tasks.
+#![allow(clippy::disallowed_methods, reason = "the boundary: variables are read here")]
+
+use crate::record::Shard;
+
+/// Variables that name a shard where no scheduler does: index from 1, number of shards.
+const OWN: [&str; 2] = ["KERNELGATE_SHARD_INDEX", "KERNELGATE_SHARD_COUNT"];
+
+/// Value of `--shard`: "2/4", or "auto" for the variables of a scheduler.
+///
+/// # Errors
+/// Names the text, or the variable, that makes no sense.
+pub fn parse_shard(text: &str) -> Result<Shard, String> {
+    match text {
+        "auto" => shard_of_scheduler(&|name| std::env::var(name).ok()),
+        _ => text.parse().map_err(|error: crate::record::shard::ShardError| error.to_string()),
+    }
+}
+
+/// Variables of a process.
+type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// The shard that the variables of exactly one scheduler name.
+fn shard_of_scheduler(variable: Lookup<'_>) -> Result<Shard, String> {
+    let mut found: Vec<(&str, Shard)> = Vec::new();
+    for (scheduler, shard) in [
+        (OWN[0], own(variable)?),
+        ("SLURM_ARRAY_TASK_ID or SLURM_PROCID", slurm(variable)?),
+        ("CI_NODE_INDEX", gitlab(variable)?),
+        ("JOB_COMPLETION_INDEX", kubernetes(variable)?),
+    ] {
+        found.extend(shard.map(|shard| (scheduler, shard)));
+    }
+    // What a person sets comes before what a scheduler sets.
+    match found[..] {
+        [(first, shard), ..] if first == OWN[0] => Ok(shard),
+        [(_, shard)] => Ok(shard),
+        [] => Err(format!(
+            "auto: no scheduler numbers this process: set {} and {}, or run it as a task of Slurm, \
+             GitLab (parallel) or an Indexed Job of Kubernetes",
+            OWN[0], OWN[1]
+        )),
+        [(one, first), (other, second), ..] => Err(format!(
+            "auto: {one} names shard {first} and {other} names shard {second}: set {} and {}",
+            OWN[0], OWN[1]
+        )),
+    }
+}
+
+/// A number in a variable; absent where the variable is empty or not set.
+fn number(variable: Lookup<'_>, name: &str) -> Result<Option<u32>, String> {
+    let Some(text) = variable(name).filter(|text| !text.is_empty()) else { return Ok(None) };
+    text.parse().map(Some).map_err(|_| format!("auto: {name}=`{text}` is not a number from 0"))
+}
+
+/// A number that another variable needs.
+fn needed(variable: Lookup<'_>, name: &str, by: &str) -> Result<u32, String> {
+    number(variable, name)?.ok_or_else(|| format!("auto: {by} is set and {name} is not"))
+}
+
+fn checked(index: u32, count: u32, names: &str) -> Result<Option<Shard>, String> {
+    let shard = Shard { index, count };
+    shard
+        .validate()
+        .map_err(|_| format!("auto: {names} make shard {shard}, which does not exist"))?;
+    Ok(Some(shard))
+}
+
+fn own(variable: Lookup<'_>) -> Result<Option<Shard>, String> {
+    let [index, count] = OWN;
+    let Some(found) = number(variable, index)? else { return Ok(None) };
+    checked(found, needed(variable, count, index)?, &format!("{index} and {count}"))
+}
+
+fn gitlab(variable: Lookup<'_>) -> Result<Option<Shard>, String> {
+    // Without `parallel` GitLab sets the total alone.
+    let Some(index) = number(variable, "CI_NODE_INDEX")? else { return Ok(None) };
+    let count = needed(variable, "CI_NODE_TOTAL", "CI_NODE_INDEX")?;
+    checked(index, count, "CI_NODE_INDEX and CI_NODE_TOTAL")
+}
+
+/// Kubernetes counts from 0, and says nowhere how many completions its job has.
+fn kubernetes(variable: Lookup<'_>) -> Result<Option<Shard>, String> {
+    let Some(index) = number(variable, "JOB_COMPLETION_INDEX")? else { return Ok(None) };
+    let count = needed(variable, OWN[1], "JOB_COMPLETION_INDEX")?;
+    checked(index.saturating_add(1), count, &format!("JOB_COMPLETION_INDEX and {}", OWN[1]))
+}
+
+/// Tasks of a job array, tasks of a job, or both together.
+fn slurm(variable: Lookup<'_>) -> Result<Option<Shard>, String> {
+    let array = match number(variable, "SLURM_ARRAY_TASK_ID")? {
+        None => (0, 1),
+        Some(id) => {
+            let name = |part: &str| format!("SLURM_ARRAY_TASK_{part}");
+            let get = |part: &str| needed(variable, &name(part), "SLURM_ARRAY_TASK_ID");
+            let (count, least, most) = (get("COUNT")?, get("MIN")?, get("MAX")?);
+            let step = number(variable, &name("STEP"))?.unwrap_or(1).max(1);
+            let whole = most.checked_sub(least).is_some_and(|range| range / step + 1 == count);
+            if !whole || !(least..=most).contains(&id) {
+                return Err(format!(
+                    "auto: the array {least}-{most} has {count} tasks, so that a task's number \
+                     does not say which part of the whole it is: name the shard, for example \
+                     --shard $SLURM_ARRAY_TASK_ID/8"
+                ));
+            }
+            ((id - least) / step, count)
+        }
+    };
+    let task = match number(variable, "SLURM_PROCID")? {
+        None => (0, 1),
+        Some(id) => (id, number(variable, "SLURM_NTASKS")?.unwrap_or(1)),
+    };
+    if array.1 == 1 && task.1 == 1 && number(variable, "SLURM_ARRAY_TASK_ID")?.is_none() {
+        return Ok(None);
+    }
+    let (index, count) = (array.0.saturating_mul(task.1) + task.0, array.1.saturating_mul(task.1));
+    checked(index.saturating_add(1), count, "SLURM_ARRAY_TASK_ID and SLURM_PROCID")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of_variables(variables: &str) -> Result<String, String> {
+        let lookup = |name: &str| {
+            let each = variables.split_whitespace().filter_map(|it| it.split_once('='));
+            each.filter(|(key, _)| *key == name).map(|(_, value)| value.to_owned()).next()
+        };
+        shard_of_scheduler(&lookup).map(|shard| shard.to_string())
+    }
+
+    #[test]
+    fn each_scheduler_numbers_its_shards() {
+        let array = "SLURM_ARRAY_TASK_COUNT=4 SLURM_ARRAY_TASK_MIN=10 SLURM_ARRAY_TASK_MAX=16 \
+                     SLURM_ARRAY_TASK_STEP=2";
+        for (variables, shard) in [
+            ("KERNELGATE_SHARD_INDEX=2 KERNELGATE_SHARD_COUNT=3".to_owned(), "2/3"),
+            ("CI_NODE_INDEX=4 CI_NODE_TOTAL=4".to_owned(), "4/4"),
+            ("JOB_COMPLETION_INDEX=0 KERNELGATE_SHARD_COUNT=5".to_owned(), "1/5"),
+            (format!("{array} SLURM_ARRAY_TASK_ID=12"), "2/4"),
+            (format!("{array} SLURM_ARRAY_TASK_ID=10 SLURM_PROCID=0"), "1/4"),
+            ("SLURM_PROCID=3 SLURM_NTASKS=8".to_owned(), "4/8"),
+            (format!("{array} SLURM_ARRAY_TASK_ID=12 SLURM_PROCID=1 SLURM_NTASKS=2"), "4/8"),
+            // A runner of GitLab inside of a job of Slurm.
+            ("SLURM_PROCID=0 SLURM_NTASKS=1 CI_NODE_INDEX=1 CI_NODE_TOTAL=2".to_owned(), "1/2"),
+        ] {
+            assert_eq!(of_variables(&variables), Ok(shard.to_owned()), "{variables}");
+        }
+    }
+
+    #[test]
+    fn what_numbers_no_shard_is_refused_by_its_variable() {
+        let gap = "SLURM_ARRAY_TASK_ID=5 SLURM_ARRAY_TASK_COUNT=2 SLURM_ARRAY_TASK_MIN=3 \
+                   SLURM_ARRAY_TASK_MAX=5";
+        for (variables, why) in [
+            ("", "auto: no scheduler numbers this process"),
+            ("CI_NODE_TOTAL=1", "auto: no scheduler numbers this process"),
+            ("CI_NODE_INDEX=5 CI_NODE_TOTAL=4", "make shard 5/4, which does not exist"),
+            ("CI_NODE_INDEX=1", "CI_NODE_INDEX is set and CI_NODE_TOTAL is not"),
+            ("CI_NODE_INDEX=x CI_NODE_TOTAL=4", "CI_NODE_INDEX=`x` is not a number"),
+            ("JOB_COMPLETION_INDEX=0", "and KERNELGATE_SHARD_COUNT is not"),
+            ("JOB_COMPLETION_INDEX=4 KERNELGATE_SHARD_COUNT=4", "make shard 5/4"),
+            ("KERNELGATE_SHARD_INDEX=0 KERNELGATE_SHARD_COUNT=4", "make shard 0/4"),
+            (gap, "the array 3-5 has 2 tasks"),
+            (
+                "CI_NODE_INDEX=1 CI_NODE_TOTAL=2 SLURM_PROCID=1 SLURM_NTASKS=2",
+                "SLURM_PROCID names shard 2/2 and CI_NODE_INDEX names shard 1/2",
+            ),
+        ] {
+            let error = of_variables(variables).unwrap_err();
+            assert!(error.contains(why), "{variables}: {error}");
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Anchors: two rates that every shard measures in the same way, whatever its cases, so that a
+//! slower card shows before its times are merged with those of others.
+//!
+//! They are ceilings of fixed work, so that shards with other problems have comparable ones.
+//! Deliberately absent: how far anchors may differ.
+
+use serde::{Deserialize, Serialize};
+
+use super::Cache;
+use super::limits::{CaseWork, Limits};
+use super::possible;
+use super::power::PowerMode;
+use crate::backend::BackendError;
+use crate::measure::events::EventTimer;
+use crate::workload::{Dtype, Unit, Work};
+
+/// Bytes read on a GPU, and as many written: far beyond its L2 cache.
+const GPU_BYTES: u64 = 512 << 20;
+/// Bytes read on the host, and as many written.
+const HOST_BYTES: u64 = 64 << 20;
+
+/// Rates of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Anchors {
+    /// Power state in which they were measured, that of the cases.
+    pub power: PowerMode,
+    /// Bytes a second of the fastest memory pass, as many read as written.
+    pub memory_bytes_per_s: f64,
+    /// Operations a second of the matmul ceiling: bf16 on a GPU, f32 on the host; absent where the
+    /// device has no such instructions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub matmul_flops_per_s: Option<f64>,
+}
+
+/// Anchors of a shard, or the reason why it has none.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AnchorRecord {
+    /// Both were measured.
+    Measured(Anchors),
+    /// Measuring failed: times of this process belong to no merged measurement.
+    Failed(String),
+}
+
+impl AnchorRecord {
+    /// Measures the anchors of the host.
+    pub fn measure_cpu(power: PowerMode) -> Self {
+        let limits = Limits::measure_cpu(&[work(HOST_BYTES, Dtype::F32)]);
+        Self::from_limits(&limits, power)
+    }
+
+    /// Measures the anchors of a GPU in a power state.
+    pub fn measure_cuda(events: &mut EventTimer, power: PowerMode) -> Self {
+        let work = work(GPU_BYTES, Dtype::Bf16);
+        let limits: Result<Limits, BackendError> =
+            Limits::measure_cuda_in(events, std::slice::from_ref(&work), power);
+        match limits {
+            Ok(limits) => Self::from_limits(&limits, power),
+            Err(error) => Self::Failed(error.to_string()),
+        }
+    }
+
+    fn from_limits(limits: &Limits, power: PowerMode) -> Self {
+        let Some(memory) = limits.largest_memory() else {
+            return Self::Failed("no memory pass was timed".to_owned());
+        };
+        Self::Measured(Anchors {
+            power,
+            memory_bytes_per_s: memory.bytes_per_s(),
+            matmul_flops_per_s: limits.flops_per_s.values().next().copied(),
+        })
+    }
+
+    /// Checks the rates.
+    ///
+    /// # Errors
+    /// A fragment that names the rate.
+    pub fn validate(&self) -> Result<(), String> {
+        let Self::Measured(anchors) = self else { return Ok(()) };
+        possible::check_rate("anchors: memory_bytes_per_s", anchors.memory_bytes_per_s)?;
+        let matmul = anchors.matmul_flops_per_s;
+        matmul.map_or(Ok(()), |rate| possible::check_rate("anchors: matmul_flops_per_s", rate))
+    }
+}
+
+/// Work whose ceilings are the anchors.
+fn work(bytes: u64, dtype: Dtype) -> CaseWork {
+    let work = Work::bytes(bytes, bytes).with_flops(Unit::Matmul, dtype, 1);
+    CaseWork { work, cache: Cache::Hot }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_host_has_both_anchors() {
+        let AnchorRecord::Measured(anchors) = AnchorRecord::measure_cpu(PowerMode::Steady) else {
+            panic!("the host's ceilings cannot fail");
+        };
+        assert!(anchors.memory_bytes_per_s > 1e8, "{anchors:?}");
+        assert!(anchors.matmul_flops_per_s.unwrap() > 1e8, "{anchors:?}");
+        assert_eq!(AnchorRecord::Measured(anchors).validate(), Ok(()));
+        let broken = Anchors { memory_bytes_per_s: f64::NAN, ..anchors };
+        let why = AnchorRecord::Measured(broken).validate().unwrap_err();
+        assert!(why.starts_with("anchors: memory_bytes_per_s"), "{why}");
+    }
+}

@@ -1,0 +1,197 @@
+//! How the problems of a bench are divided among shards.
+//!
+//! Problems are divided, not cases: the cases of a problem share its inputs and its reference. Every
+//! shard computes the whole partition by itself, from the same selection and the same recorded
+//! times; the digest of the [`ShardPlan`] shows afterwards whether all shards did. Deliberately
+//! absent: reading recorded times.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::shard::Shard;
+use crate::record::files::file::{hash_of_all, text_hash};
+use crate::stats::median;
+
+/// Rule by which problems are divided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Split {
+    /// By recorded times: shards take about as long as each other.
+    Slice,
+    /// By a hash of each problem's id: a new problem moves no other.
+    Hash,
+}
+
+impl Split {
+    /// "slice" or "hash".
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Slice => "slice",
+            Self::Hash => "hash",
+        }
+    }
+}
+
+/// The whole work of a bench that a shard is a part of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShardPlan {
+    /// Hash of all cases with their shards: equal in all shards of one plan.
+    pub digest: String,
+    /// Cases of all shards together.
+    pub cases: usize,
+    /// Problems of all shards together.
+    pub problems: usize,
+    /// Rule by which problems are divided.
+    pub split: Split,
+}
+
+/// Problems of one shard.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Partition {
+    /// The shard.
+    pub shard: Shard,
+    /// Shard of each problem, where times divide them.
+    by_time: Option<BTreeMap<String, u32>>,
+}
+
+impl Partition {
+    /// Divides problems by a hash of their ids.
+    pub const fn by_hash(shard: Shard) -> Self {
+        Self { shard, by_time: None }
+    }
+
+    /// Divides problems by recorded times, longest first, each to the shard with the least work so
+    /// far. A problem without a time counts as the median of the others; without any time the hash
+    /// divides.
+    pub fn by_time<'a>(
+        shard: Shard,
+        problems: impl IntoIterator<Item = &'a str>,
+        recorded_s: &BTreeMap<String, f64>,
+    ) -> Self {
+        let problems: Vec<&str> = problems.into_iter().collect();
+        let known: Vec<f64> =
+            problems.iter().filter_map(|it| recorded_s.get(*it)).copied().collect();
+        if known.is_empty() {
+            return Self::by_hash(shard);
+        }
+        let usual = median(&known);
+        let time = |problem: &str| recorded_s.get(problem).copied().unwrap_or(usual);
+        let mut longest_first = problems;
+        longest_first.sort_by(|one, other| time(other).total_cmp(&time(one)).then(one.cmp(other)));
+        let mut work_s = vec![0.0f64; shard.count as usize];
+        let mut by_time = BTreeMap::new();
+        for problem in longest_first {
+            let indices = 0..work_s.len();
+            let least = indices.min_by(|&one, &other| work_s[one].total_cmp(&work_s[other]));
+            let Some(least) = least else { break };
+            work_s[least] += time(problem);
+            by_time.insert(problem.to_owned(), least as u32 + 1);
+        }
+        Self { shard, by_time: Some(by_time) }
+    }
+
+    /// Whether a problem, `workload/problem`, belongs to the shard.
+    pub fn has(&self, problem: &str) -> bool {
+        self.index_of(problem) == self.shard.index
+    }
+
+    fn index_of(&self, problem: &str) -> u32 {
+        let by_time = self.by_time.as_ref().and_then(|by_time| by_time.get(problem));
+        by_time.copied().unwrap_or_else(|| {
+            let hash = text_hash(problem);
+            let number = u64::from_str_radix(hash.get(..15).unwrap_or_default(), 16);
+            let number = number.unwrap_or_default() % u64::from(self.shard.count.max(1));
+            number as u32 + 1
+        })
+    }
+
+    /// The plan of these problems with their cases.
+    pub fn plan<'a>(
+        &self,
+        bench: &str,
+        problems: impl IntoIterator<Item = (String, Vec<&'a str>)>,
+    ) -> ShardPlan {
+        let mut problems: Vec<(String, Vec<&str>)> = problems.into_iter().collect();
+        problems.sort();
+        let split = if self.by_time.is_some() { Split::Slice } else { Split::Hash };
+        let mut facts =
+            vec![bench.to_owned(), self.shard.count.to_string(), split.name().to_owned()];
+        for (problem, cases) in &problems {
+            facts.push(self.index_of(problem).to_string());
+            facts.extend(cases.iter().map(|case| (*case).to_owned()));
+        }
+        ShardPlan {
+            digest: hash_of_all(facts.iter().map(String::as_str)),
+            cases: problems.iter().map(|(_, cases)| cases.len()).sum(),
+            problems: problems.len(),
+            split,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shards(count: u32) -> impl Iterator<Item = Shard> {
+        (1..=count).map(move |index| Shard { index, count })
+    }
+
+    #[test]
+    fn a_hash_puts_every_problem_into_one_shard_for_good() {
+        let owners = |problem: &str| -> Vec<u32> {
+            let has = |shard: &Shard| Partition::by_hash(*shard).has(problem);
+            shards(4).filter(has).map(|shard| shard.index).collect()
+        };
+        let problems: Vec<String> = (0..200).map(|n| format!("w/f/n{n}_f32")).collect();
+        let mut sizes = [0; 4];
+        for problem in &problems {
+            let [only] = owners(problem)[..] else { panic!("{problem}: {:?}", owners(problem)) };
+            sizes[only as usize - 1] += 1;
+        }
+        assert!(sizes.iter().all(|size| (25..=75).contains(size)), "{sizes:?}");
+        // Recorded shards of several machines, and of several versions, must fit each other.
+        let pinned = ["w/f/n0_f32", "w/f/n1_f32", "w/f/n2_f32"].map(|it| owners(it)[0]);
+        assert_eq!(pinned, [3, 1, 3]);
+    }
+
+    #[test]
+    fn recorded_times_make_shards_equally_long() {
+        // As of a sweep: few long problems, many short ones, one without a time.
+        let times: BTreeMap<String, f64> = (0..100)
+            .map(|n| (format!("w/f/n{n}"), 5.0 + f64::from(n % 17) * f64::from(n % 5)))
+            .collect();
+        let names: Vec<&str> = times.keys().map(String::as_str).chain(["w/f/new"]).collect();
+        let work = |shard| -> f64 {
+            let partition = Partition::by_time(shard, names.iter().copied(), &times);
+            times.iter().filter(|(name, _)| partition.has(name)).map(|(_, time)| time).sum()
+        };
+        let works: Vec<f64> = shards(5).map(work).collect();
+        let (least, most) = works
+            .iter()
+            .fold((f64::MAX, 0.0f64), |(least, most), work| (least.min(*work), most.max(*work)));
+        assert!(most <= 1.1 * least, "{works:?}");
+        let all = names.iter().all(|name| {
+            let partition = |shard| Partition::by_time(shard, names.iter().copied(), &times);
+            shards(5).filter(|shard| partition(*shard).has(name)).count() == 1
+        });
+        assert!(all);
+    }
+
+    #[test]
+    fn shards_of_one_plan_have_one_digest_and_others_have_another() {
+        let digest = |partition: &Partition, cases: &[&'static str]| {
+            let problems = cases.iter().map(|case| (format!("p{case}"), vec![*case]));
+            partition.plan("b", problems).digest
+        };
+        let [one, two] = [1, 2].map(|index| Partition::by_hash(Shard { index, count: 2 }));
+        assert_eq!(digest(&one, &["a", "b"]), digest(&two, &["b", "a"]));
+        assert_ne!(digest(&one, &["a", "b"]), digest(&one, &["a"]));
+        let third = Partition::by_hash(Shard { index: 1, count: 3 });
+        assert_ne!(digest(&one, &["a", "b"]), digest(&third, &["a", "b"]));
+        let times = [("pa".to_owned(), 1.0), ("pb".to_owned(), 9.0)].into();
+        let timed = Partition::by_time(one.shard, ["pa", "pb"], &times);
+        assert_ne!(digest(&one, &["a", "b"]), digest(&timed, &["a", "b"]));
+    }
+}
