@@ -135,6 +135,7 @@ const CRATES: &[Rules] = &[
             ("gate", &[]),
             ("benches", &[]),
             ("compare", &["gate", "benches"]),
+            ("fleet", &["gate", "benches", "compare"]),
             ("bisect", &["gate", "compare"]),
             ("history", &["compare"]),
             ("report", &["gate", "bisect", "history"]),
@@ -142,7 +143,10 @@ const CRATES: &[Rules] = &[
             ("pages", &["gate", "history", "report", "plot"]),
             (
                 "verbs",
-                &["gate", "benches", "compare", "bisect", "history", "report", "plot", "pages"],
+                &[
+                    "gate", "benches", "compare", "fleet", "bisect", "history", "report", "plot",
+                    "pages",
+                ],
             ),
         ],
         others: None,
@@ -159,6 +163,7 @@ const CRATES: &[Rules] = &[
             ("csv", &["pages/tables.rs"]),
             ("toml", &["gate/rules/rules_file.rs", "compare/sides/seed.rs"]),
             ("sysinfo", &["verbs/doctor.rs"]),
+            ("rayon", &["fleet/merge.rs"]),
             ("rustix", &["benches/child.rs"]),
             ("serde_json", &["benches/", "verbs/"]),
             ("ctrlc", &["compare/session.rs", "verbs/shared/interrupt.rs"]),

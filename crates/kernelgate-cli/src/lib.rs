@@ -6,6 +6,7 @@
 //! - [`report`]: verdicts as text, Markdown, JUnit XML and metrics.
 //! - [`benches`]: bench executables found, built and asked.
 //! - [`compare`]: two builds made ready, their processes interleaved.
+//! - [`fleet`]: shards put together, jobs of schedulers.
 //! - [`bisect`]: the first slower commit.
 //! - [`history`]: every run that was kept, by commit, and where a case's level changed.
 //! - [`plot`]: charts as data, drawn as SVG and PNG.
@@ -19,6 +20,7 @@
 pub mod benches;
 pub mod bisect;
 pub mod compare;
+pub mod fleet;
 pub mod gate;
 pub mod history;
 pub mod pages;

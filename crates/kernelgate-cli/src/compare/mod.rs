@@ -19,9 +19,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub use engine::run;
+pub use engine::{Compared, run};
 use kernelgate::exit::Exit;
-use kernelgate::record::{FileError, TrialSampling};
+use kernelgate::record::{FileError, Shard, TrialSampling};
 pub use plan::{PlanBasis, PlanRequest};
 pub use session::Tools;
 
@@ -72,6 +72,8 @@ pub struct ComparisonRequest {
     pub head: SideSource,
     /// Only these bench targets; all where there are none.
     pub benches: Vec<String>,
+    /// The part of the problems that is compared.
+    pub shard: Option<Shard>,
     /// Criterion's filter.
     pub filter: Option<String>,
     /// Our flags of a bench binary, as environment variables.

@@ -24,7 +24,10 @@ use crate::gate::reason::joined;
 use crate::gate::rules::rules_file;
 use crate::gate::rules::{FILE, Rules};
 use kernelgate::exit::Exit;
-use kernelgate::record::{Environment, Provenance, TrialSampling, Trials, Verification, file};
+use kernelgate::measure::anchors::AnchorRecord;
+use kernelgate::record::{
+    Environment, Provenance, Shard, TrialSampling, Trials, Verification, file,
+};
 
 /// File of a comparison's trials, in its folder.
 pub const TRIALS: &str = "trials.json";
@@ -69,6 +72,12 @@ pub struct Prepared {
     pub criterion: Vec<CriterionBench>,
     /// How far both sides verified each case that they have, base first.
     pub verification: BTreeMap<String, [Verification; 2]>,
+    /// Cases of all shards together.
+    pub planned_cases: usize,
+    /// Digests of the plans of both builds' benches, where the comparison is a shard.
+    pub plans: Vec<String>,
+    /// Rates of fixed work, where the comparison is a shard.
+    pub anchors: Option<AnchorRecord>,
     /// The bench of each case, also of those that are not compared.
     pub owners: BTreeMap<String, String>,
 }
@@ -84,12 +93,40 @@ impl Default for Prepared {
             verification: BTreeMap::new(),
             verification_ns: BTreeMap::new(),
             criterion: Vec::new(),
+            planned_cases: 0,
+            plans: Vec::new(),
+            anchors: None,
             owners: BTreeMap::new(),
         }
     }
 }
 
+/// A shard of a comparison, before anything is timed.
+pub struct PlannedShard {
+    /// The shard.
+    pub shard: Shard,
+    /// Hash of all cases of both builds.
+    pub plan: String,
+    /// Cases of all shards together.
+    pub cases: usize,
+    /// Where.
+    pub environment: Environment,
+    /// Rates of fixed work on that device.
+    pub anchors: Option<AnchorRecord>,
+}
+
 impl Prepared {
+    /// This comparison as a shard; absent where nothing ran to its end.
+    pub fn planned(&self, shard: Shard) -> Option<PlannedShard> {
+        Some(PlannedShard {
+            shard,
+            plan: file::hash_of_all(self.plans.iter().map(String::as_str)),
+            cases: self.planned_cases,
+            environment: self.environment.clone()?,
+            anchors: self.anchors.clone(),
+        })
+    }
+
     /// Cases that both sides have.
     pub const fn cases(&self) -> &BTreeSet<String> {
         &self.matched.judged
@@ -307,7 +344,9 @@ impl Session {
         &self,
         request: &ComparisonRequest,
     ) -> Result<BTreeMap<String, String>, CompareError> {
-        let mut identity: BTreeMap<String, String> = request.settings.clone();
+        let set = request.settings.iter().filter(|(_, value)| !value.is_empty());
+        let mut identity: BTreeMap<String, String> =
+            set.map(|(name, value)| (name.clone(), value.clone())).collect();
         let delays = delays_text(&request.planted.delays_ns).unwrap_or_default();
         identity.insert("delays".to_owned(), delays);
         identity.insert("filter".to_owned(), request.filter.clone().unwrap_or_default());

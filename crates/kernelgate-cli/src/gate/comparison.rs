@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::kernels::code::{CodeComparison, KernelsCompared};
 use super::kernels::explanation::Explanation;
@@ -15,7 +15,7 @@ use super::verdicts::{Facts, Verdicts};
 pub type Comparison = Verdicts<BuildFacts>;
 
 /// Facts of a comparison of two builds.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct BuildFacts {
     /// What was compared with: "main (1a2b3c4d)".
     pub base: String,
@@ -56,6 +56,9 @@ pub struct BuildFacts {
     /// Cases that were verified and not timed, as was asked: their machine code and launches are
     /// the same in both. Host code is not compared.
     pub unaffected: Vec<String>,
+    /// Shards of a merged comparison that are not there.
+    #[serde(default)]
+    pub missing_shards: Vec<String>,
 }
 
 impl BuildFacts {
@@ -77,6 +80,7 @@ impl Facts for BuildFacts {
     fn is_incomplete(comparison: &Comparison) -> bool {
         !comparison.facts.abandoned(Arm::Base).is_empty()
             || removed_means(comparison, RemovedCases::Inconclusive)
+            || !comparison.facts.missing_shards.is_empty()
     }
 
     fn untimed(&self) -> usize {
@@ -90,7 +94,7 @@ fn removed_means(Comparison { facts, rules, .. }: &Comparison, meaning: RemovedC
 }
 
 /// A process that did not get to its end.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Broken {
     /// The bench binary.
     pub bench: String,
@@ -111,7 +115,7 @@ impl Broken {
 
 /// A bench binary that uses Criterion alone, whose source has the last word on how long a process
 /// takes.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CriterionBench {
     /// The bench binary.
     pub bench: String,
@@ -146,7 +150,7 @@ impl CriterionBench {
 }
 
 /// What a round took.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Round {
     /// Most blocks that a bench binary went through.
     pub blocks: usize,

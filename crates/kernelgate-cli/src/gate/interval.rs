@@ -2,13 +2,13 @@
 //!
 //! This is the seam for better statistics: everything the verdict needs is [`Ratio`].
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use kernelgate::record::CaseRun;
 use kernelgate::stats::median;
 
 /// Relative half-width that a single run is given.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct SingleRun {
     /// The half-width; a run whose own samples spread more is given that.
     pub relative: f64,
@@ -17,7 +17,7 @@ pub struct SingleRun {
 }
 
 /// What tells how runs of a case differ.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SpreadSource {
     /// Nothing: it is the policy's.
@@ -87,7 +87,7 @@ impl SideTimes {
 }
 
 /// Head over base: above 1 is slower.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Ratio {
     /// Of the medians.
     pub center: f64,

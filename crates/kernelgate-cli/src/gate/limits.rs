@@ -5,12 +5,12 @@
 //! and that before the default. `[[accept]]` raises a limit for as long as it holds. Deliberately
 //! absent: reading the file (`rules_file`), which pattern names a case (`rules`).
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::verdict::Verdict;
 
 /// Limits that flags or a `[[threshold]]` set. What is absent follows from the next source.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct AskedLimits {
     /// Smallest relative change of the time that matters.
     pub relative: Option<f64>,
@@ -48,7 +48,7 @@ impl AskedLimits {
 }
 
 /// Where a limit comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LimitSource {
     /// The program.
@@ -64,7 +64,7 @@ pub enum LimitSource {
 }
 
 /// A limit with its source.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Limit {
     /// The limit.
     pub value: f64,
@@ -89,7 +89,7 @@ impl Limit {
 }
 
 /// The limits of one case, or of every case that the package says nothing about.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Limits {
     /// Smallest relative change of the time that matters.
     pub relative: Limit,

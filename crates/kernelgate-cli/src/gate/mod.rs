@@ -7,6 +7,7 @@
 pub mod baseline;
 pub mod calibration;
 pub mod comparison;
+pub mod comparison_shard;
 pub mod costs;
 pub mod interval;
 pub mod judgement;

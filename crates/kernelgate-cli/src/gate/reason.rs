@@ -2,14 +2,14 @@
 
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::interval::Ratio;
 use super::outputs::verification::VerificationLoss;
 use super::paired::{Arm, Decision, Doubt};
 
 /// Why a case is inconclusive.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Reason {
     /// The baseline has one process run, and nothing shows its process-to-process variance.
@@ -83,14 +83,14 @@ pub enum Reason {
 }
 
 /// The side whose times decide.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Side {
     /// That side.
     pub side: Arm,
 }
 
 /// How a build kept a case from being measured.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Failure {
     /// The build.
     pub side: Arm,

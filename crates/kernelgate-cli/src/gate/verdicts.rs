@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::costs::CostGrowth;
 use super::judgement::Judgement;
@@ -63,7 +63,7 @@ pub trait Facts: Sized {
 }
 
 /// Why a case or the whole comparison was refused.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Refusal {
     /// Field that differs, as named in the files.
     pub field: String,

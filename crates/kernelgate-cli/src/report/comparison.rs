@@ -121,7 +121,11 @@ impl Wording for BuildFacts {
             let why = format!("broke in the {}: {}", broken.side, broken.reason);
             Unjudged::new(&format!("bench {}", broken.bench), kind, why)
         });
-        let unmeasured = facts.failed_in_base.iter().map(failed).chain(abandoned);
+        let missing = facts
+            .missing_shards
+            .iter()
+            .map(|shard| Unjudged::new(shard, UnjudgedKind::Failed, "missing"));
+        let unmeasured = facts.failed_in_base.iter().map(failed).chain(abandoned).chain(missing);
         unmeasured.chain(removed).chain(left_alone).collect()
     }
 
@@ -145,6 +149,8 @@ impl Wording for BuildFacts {
             let reason = indented(&broken.reason);
             format!("broke: {} of the {}: {reason}{so}", broken.bench, broken.side)
         }));
+        let missing = |shard: &String| format!("missing: {shard}, whose cases are not judged");
+        lines.extend(self.missing_shards.iter().map(missing));
         lines
     }
 

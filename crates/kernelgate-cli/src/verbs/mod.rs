@@ -9,6 +9,7 @@
 mod correct;
 mod doctor;
 mod fast;
+mod fleet;
 mod shared;
 mod slower;
 mod why;
@@ -23,6 +24,7 @@ use kernelgate::exit::Exit;
 use crate::benches::package;
 use correct::{list, verify};
 use fast::{history, peers, report, runs, timing};
+use fleet::merge;
 use slower::{baseline, bisect, calibrate, check, compare, gate, resources};
 use why::{diagnose, export, profile, stats};
 
@@ -60,6 +62,8 @@ enum Verb {
     Compare(Box<compare::Arguments>),
     /// Judge a pull request in CI: compare, else gate; check kernel resources; leave a comment
     Check(check::Arguments),
+    /// Put the records of shards together
+    Merge(merge::Arguments),
     /// What the last run measured, as a table or for another program
     Runs(runs::Arguments),
     /// The first slower commit between two revisions, by paired comparisons
@@ -113,6 +117,7 @@ impl Cli {
             Verb::Gate(arguments) => gate::run(&arguments, &store),
             Verb::Compare(arguments) => compare::run(&arguments, &store),
             Verb::Check(arguments) => check::run(&arguments, &store),
+            Verb::Merge(arguments) => merge::run(&arguments, &store),
             Verb::Runs(arguments) => runs::run(&arguments, &store),
             Verb::Bisect(arguments) => bisect::run(&arguments, &store),
             Verb::History(arguments) => history::run(&arguments, &store),

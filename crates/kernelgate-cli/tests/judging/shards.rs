@@ -31,6 +31,25 @@ fn shards_share_the_cases_and_are_put_together() {
     assert_eq!(both, ids(&package.run("whole"), "cases"));
     assert_eq!((&parts[1]["shard"]["index"], &parts[1]["shard"]["count"]), (&2.into(), &2.into()));
 
+    // Each record names the plan of both, and rates of the device it ran on.
+    let plan = &parts[0]["plan"];
+    assert_eq!(
+        (plan, &plan["cases"], &plan["split"]),
+        (&parts[1]["plan"], &4.into(), &"hash".into())
+    );
+    assert!(parts.iter().all(|run| run["anchors"]["measured"]["memory_bytes_per_s"].is_number()));
+    let merge = |arguments: &str| package.kernelgate(&format!("merge {arguments}"));
+    let folder = "target/kernelgate/runs/parts";
+    // Ceilings of a host that does other things differ from one process to the next.
+    let merged = format!("{folder} --output target/merged --anchor-tolerance 100");
+    let expected = ["2 shards merged", "4 cases on 1 device in target/merged"];
+    merge(&merged).expect(0, &expected);
+    merge(&merged).expect(0, &expected);
+    merge(&format!("{folder}/fixture-1-of-2.json --output target/half"))
+        .expect(3, &["missing: bench fixture, shard 2/2"]);
+    merge(&format!("{folder} {}", package.record("whole").display()))
+        .expect(2, &["whole/fixture.json: measured without --shard"]);
+
     // Both shards are the last session, which a baseline and the gate take as one.
     package.kernelgate("baseline add main").expect(0, &["4 cases, up to 1 runs each"]);
     for index in [1, 2] {
@@ -51,11 +70,41 @@ fn shards_share_the_cases_and_are_put_together() {
     let mixed = format!("{three} --session target/kernelgate/runs/parts");
     let refused = "refused: number of shards is `2` in the run parts/fixture-1-of-2 and `3`";
     package.kernelgate(&format!("gate --baseline main {mixed}")).expect(4, &[refused]);
+    let refused_files = "refused: number of shards is `2` in target/kernelgate/runs/parts/";
+    merge("target/kernelgate/runs/parts target/kernelgate/runs/three").expect(4, &[refused_files]);
     package.kernelgate(&format!("baseline add other {mixed}")).expect(4, &[refused]);
     package
         .kernelgate(&format!("baseline add other {three}"))
         .expect(0, &["warning: fixture, shard 2/3 is missing"]);
-    package.bench("bad", "--shard 3/2").expect(2, &["a shard is 1/4, 2/4", "--shard"]);
+    package.bench("bad", "--shard 3/2").expect(2, &["a shard is 1/2 to 2/2", "--shard"]);
+}
+
+#[test]
+fn a_comparison_in_shards_is_decided_when_all_are_there() {
+    let package = Package::new();
+    let dir = package.dir().replace("--dir ", "");
+    let line = format!(
+        "compare --base-dir {dir} --head-dir {dir} --time-identical --backend cpu {FOUR} \
+         --max-blocks 1 --case-time 0.01s --shard"
+    );
+    for shard in ["1/2", "2/2"] {
+        let words = format!("shard {shard} in target/kernelgate/compare/shards/");
+        package.kernelgate(&format!("{line} {shard}")).expect(0, &[&words, "`kernelgate merge`"]);
+    }
+    let shards = "target/kernelgate/compare/shards";
+    let merge = |paths: &str| {
+        package.kernelgate(&format!("merge {paths} --anchor-tolerance 100 --format json"))
+    };
+    let both = merge(shards);
+    // One block decides nothing.
+    both.expect(3, &["2 shards merged"]);
+    let json: Value = serde_json::from_str(&both.stdout).unwrap();
+    let judged = json["judged"].as_array().unwrap();
+    assert!(judged.len() == 4 && judged.iter().all(|it| it["decision"]["pairs"] == 2), "{json}");
+    assert_eq!(json["missing_shards"], serde_json::json!([]));
+    let reversed = merge(&format!("{shards}/2-of-2.json {shards}/1-of-2.json"));
+    assert_eq!(reversed.stdout, both.stdout);
+    merge(&format!("{shards}/2-of-2.json")).expect(3, &["missing: comparison, shard 1/2"]);
 }
 
 #[test]
@@ -70,7 +119,7 @@ fn what_is_no_bench_run_says_that_it_takes_a_shard() {
     };
     for line in [format!("verify {dir} {FOUR}"), format!("list {dir} {FOUR}")] {
         let first = run(program, &line, "1/2");
-        first.expect(0, &[one, " of 4 cases", "of shard 1/2 only (KERNELGATE_SHARD)"]);
+        first.expect(0, &[one, " of 4 cases", "of shard 1/2 only"]);
         let second = run(program, &line, "2/2");
         assert!(first.stdout.contains("of shard 1/2 only"), "what is read must say it");
         assert_ne!(first.stdout, second.stdout);

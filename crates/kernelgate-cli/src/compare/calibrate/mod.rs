@@ -216,6 +216,7 @@ fn open(
         cases,
         left_out: BTreeSet::new(),
         simulated: prepared.criterion.iter().flat_map(|bench| bench.cases.clone()).collect(),
+        anchor_tolerance: None,
         recommended: None,
         comparisons: Vec::new(),
     };

@@ -16,19 +16,21 @@ use std::time::{Duration, Instant};
 
 use super::plan::ResolvedPlan;
 use super::progress::{self, ComparisonProgress};
-use super::session::{Bench, Prepared, Session, TRIALS, Tools, open_trials};
+use super::session::{Bench, PlannedShard, Prepared, Session, TRIALS, Tools, open_trials};
 use super::trials::driver;
 use super::trials::load::{BusyThreads, CoRunning};
 use super::trials::process::{TrialProcess, TrialSetup};
 use super::{CompareError, ComparisonRequest, Planted};
+use crate::gate::calibration::Series;
 use crate::gate::comparison::{Broken, Comparison, CriterionBench};
+use crate::gate::comparison_shard::ComparisonShard;
 use crate::gate::costs;
 use crate::gate::limits::{LimitSource, Limits};
-use crate::gate::paired::{Arm, Outcome, TestPlan, Timing, decide_each};
+use crate::gate::paired::{Arm, Family, Outcome, TestPlan, Timing, decide_each};
 use crate::gate::rules::{FILE, Rules};
 use crate::gate::verdict::Verdict;
 use kernelgate::record::{
-    ProcessRun, TrialRecord, TrialRequest, TrialSampling, Trials, Verification, file,
+    ProcessRun, TrialRecord, TrialRequest, TrialSampling, Trials, Verification, file, timestamp,
 };
 
 /// Blocks from which the scatter between pairs is known well enough to estimate the time left.
@@ -47,6 +49,8 @@ pub struct Engine<'a> {
     pub(super) limits: Limits,
     /// What the package's head sets and accepts.
     pub(super) rules: Rules,
+    /// Cases over which error rates are divided.
+    family: Family,
     /// What is co-running while the head's processes run.
     co_running: CoRunning,
     /// Every process so far.
@@ -70,20 +74,33 @@ pub struct Facts {
     pub untimed: Vec<String>,
 }
 
+/// The outcome of a comparison.
+pub struct Compared {
+    /// Verdicts and facts.
+    pub comparison: Comparison,
+    /// The same for [`merge`](crate::gate::comparison_shard::merge), where it is a shard.
+    pub shard: Option<Box<ComparisonShard>>,
+}
+
 /// Compares.
 ///
 /// # Errors
 /// When a side cannot be made ready, or what is measured cannot be written.
-pub fn run(request: &ComparisonRequest) -> Result<Comparison, CompareError> {
+pub fn run(request: &ComparisonRequest) -> Result<Compared, CompareError> {
     request.plan.check()?;
     let session = Session::open(request, false, Tools::watched()?)?;
     let (rules, expired) = session.rules(request)?;
     let mut identity = session.identity(request)?;
     identity.extend(rules.identity().map(|hash| (FILE.to_owned(), hash)));
+    let shared = identity.clone();
     let trials = open_trials(request, &session, identity)?;
     let mut engine = Engine { rules: rules.clone(), ..Engine::new(request, &session, trials) };
     let outcome = engine.prepare().and_then(|mut prepared| {
         let note = engine.settle_plan(&prepared)?;
+        let planned = request.shard.and_then(|shard| prepared.planned(shard));
+        if let Some(planned) = &planned {
+            engine.family = Family::Plan(planned.cases);
+        }
         let listed = prepared.matched.ids().into_iter().collect();
         let (trials, plan) = (&engine.trials.trials, &engine.plan);
         resumed::check_fit(trials, &prepared.benches, &listed, plan.max_blocks).map_err(|why| {
@@ -99,9 +116,9 @@ pub fn run(request: &ComparisonRequest) -> Result<Comparison, CompareError> {
             true => prepared.take_unaffected(&findings.code),
             false => Vec::new(),
         };
-        let (filtered, known) =
-            (!request.benches.is_empty() || request.filter.is_some(), &prepared);
-        let known = (!filtered).then(|| known.matched.ids());
+        let in_part =
+            !request.benches.is_empty() || request.filter.is_some() || request.shard.is_some();
+        let known = (!in_part).then(|| prepared.matched.ids());
         let ids: Option<Vec<&str>> =
             known.as_ref().map(|known| known.iter().map(String::as_str).collect());
         let kernels = engine.kernels(&benches);
@@ -121,7 +138,9 @@ pub fn run(request: &ComparisonRequest) -> Result<Comparison, CompareError> {
         of_rules.undecided.extend(of_costs.undecided);
         (comparison.facts.calibration, comparison.facts.unaffected) = (note, unaffected);
         let (numerics, costs) = (findings.numerics, findings.costs);
-        Ok(Comparison { numerics, costs, rules: of_rules, ..comparison })
+        let comparison = Comparison { numerics, costs, rules: of_rules, ..comparison };
+        let shard = planned.map(|planned| engine.shard(planned, shared, &comparison));
+        Ok(Compared { comparison, shard })
     });
     session.progress.end();
     outcome
@@ -138,6 +157,7 @@ impl<'a> Engine<'a> {
             plan: TestPlan::default(),
             limits: TestPlan::default().limits(LimitSource::Default),
             rules: Rules::default(),
+            family: Family::Given,
             co_running: CoRunning::Nothing,
             trials,
             broken: Vec::new(),
@@ -180,6 +200,38 @@ impl<'a> Engine<'a> {
     /// How long a process times a case.
     pub fn sampling(prepared: &Prepared) -> TrialSampling {
         prepared.benches.first().map_or(TrialSampling::MEASURED, |bench| bench.sampling)
+    }
+
+    /// The record of a shard that was compared.
+    fn shard(
+        &self,
+        planned: PlannedShard,
+        identity: BTreeMap<String, String>,
+        comparison: &Comparison,
+    ) -> Box<ComparisonShard> {
+        let PlannedShard { shard, plan, cases, environment, anchors } = planned;
+        let [base, head] = &self.session.sides;
+        let [first, second] = [1, 2].map(|round| {
+            let observed = rounds::observed(&self.trials.trials, round);
+            observed.iter().map(|(case, blocks)| (case.clone(), Series::of(blocks))).collect()
+        });
+        let mut kept = ComparisonShard {
+            shard,
+            plan,
+            planned: cases,
+            ended: timestamp(),
+            environment,
+            anchors,
+            identity,
+            sources: base.sources.clone().zip(head.sources.clone()).map(<[String; 2]>::from),
+            limits: BTreeMap::new(),
+            first,
+            second,
+            errors: BTreeMap::new(),
+            findings: comparison.clone().into(),
+        };
+        kept.keep(comparison, |case| self.rules.resolve(case, &self.limits));
+        Box::new(kept)
     }
 
     /// Both rounds.
@@ -330,7 +382,7 @@ impl<'a> Engine<'a> {
             let left = self.request.budget.saturating_sub(Duration::from_secs_f64(spent));
             let observed = rounds::observed(&self.trials.trials, round);
             let of_case = |case: &str| plan.within(&self.rules.resolve(case, &self.limits));
-            let outcome = decide_each(&observed, &plan, &of_case, false);
+            let outcome = decide_each(&observed, &plan, &of_case, self.family, false);
             let mut todo = rounds::undecided(wanted, &observed, &outcome);
             let (failed, stopped) =
                 (rounds::failures(&self.trials.trials), rounds::stopped(&self.trials.trials));
@@ -348,7 +400,7 @@ impl<'a> Engine<'a> {
             // Half a block over the budget is nearer to it than half a block short of it.
             let block = self.block_time(round);
             if alive.is_empty() || left.is_zero() || left < block / 2 {
-                return Ok(decide_each(&observed, &plan, &of_case, true));
+                return Ok(decide_each(&observed, &plan, &of_case, self.family, true));
             }
             self.tell(round, wanted.len(), &todo, &outcome, left);
             for bench in alive {

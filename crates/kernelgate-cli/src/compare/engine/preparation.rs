@@ -16,7 +16,9 @@ use crate::gate::comparison::CriterionBench;
 use crate::gate::paired::Arm;
 use crate::gate::reason::{Failure, Reason};
 use kernelgate::measure::power::PowerState;
-use kernelgate::record::{ProcessRun, TrialRequest, TrialSampling, Verification, file};
+use kernelgate::record::{
+    Partition, ProcessRun, Shard, TrialRequest, TrialSampling, Verification, file,
+};
 
 /// A process that only verifies: references may take long.
 const VERIFY_TIMEOUT: Duration = Duration::from_secs(1800);
@@ -31,6 +33,8 @@ struct Verified {
     path: PathBuf,
     took: Duration,
     driver: Driver,
+    /// Cases of all shards together.
+    planned: usize,
 }
 
 /// Why there is no such run.
@@ -128,6 +132,7 @@ impl Engine<'_> {
             }
         }
         let [Some(base), Some(head)] = verified else { return };
+        prepared.planned_cases += base.planned.min(head.planned);
         let both = head.run.cases.iter().filter_map(|(id, head)| {
             let values = [base.run.cases.get(id)?, head].map(|case| case.verification.value());
             Some((id.clone(), values))
@@ -183,7 +188,8 @@ impl Engine<'_> {
             let same = read && run.complete && run.executable.as_ref() == Some(&executable.hash);
             // As long as the process took that verified it then.
             let took = Duration::from_secs_f64(run.spent_s.get("whole").copied().unwrap_or(0.0));
-            same.then_some(Verified { run, path, took, driver })
+            let planned = planned_cases(&run);
+            same.then_some(Verified { run, path, took, driver, planned })
         };
         let [base, head] = &self.session.sides;
         let twin = arm == Arm::Head
@@ -229,7 +235,10 @@ impl Engine<'_> {
         let started = Instant::now();
         let timeout = self.request.wait.unwrap_or(VERIFY_TIMEOUT);
         match self.process(arm, bench, &request, timeout) {
-            Ok(Some(run)) => Ok(Verified { run, path, took: started.elapsed(), driver }),
+            Ok(Some(run)) => {
+                let (took, planned) = (started.elapsed(), planned_cases(&run));
+                Ok(Verified { run, path, took, driver, planned })
+            }
             Ok(None) => Err(Unverified::Absent),
             Err(reason) if reason.contains("no case matches") => Err(Unverified::NoCase(reason)),
             Err(reason) => Err(self.broke_early(arm, bench, reason, BTreeSet::new())),
@@ -279,7 +288,7 @@ impl Engine<'_> {
         let run = self
             .trial(arm, bench, &request, timeout)
             .and_then(|trial| by_criterion::measure_listed(&self.setup(), &trial, &listed));
-        let run = match run {
+        let mut run = match run {
             Ok(run) => run,
             Err(reason) => {
                 let cases = listed.ids(self.request.filter.as_deref());
@@ -295,12 +304,16 @@ impl Engine<'_> {
                 }
             });
         }
+        let planned = run.cases.len();
+        if let Some(shard) = self.request.shard {
+            keep_shard(&mut run, shard);
+        }
         if let Err(error) = file::write(&path, &run) {
             let cases = run.cases.into_keys().collect();
             return Err(self.broke_early(arm, bench, format!("failed to {error}"), cases));
         }
         let driver = executable.driver;
-        Ok(Verified { run, path, took: started.elapsed(), driver })
+        Ok(Verified { run, path, took: started.elapsed(), driver, planned })
     }
 
     /// Compares cases that the base verified and the head does not with the base's outputs. The base
@@ -389,6 +402,8 @@ impl Engine<'_> {
 impl Prepared {
     /// Notes what a run tells of all: where benches of this harness ran, if there are any.
     fn note(&mut self, Verified { run, driver, .. }: &Verified) {
+        self.plans.extend(run.plan.iter().map(|plan| plan.digest.clone()));
+        self.anchors = self.anchors.take().or_else(|| run.anchors.clone());
         if self.environment.is_none() || *driver != Driver::Criterion {
             self.environment = Some(run.environment.clone());
             self.provenance = run.provenance.clone();
@@ -399,6 +414,23 @@ impl Prepared {
     }
 }
 
+/// Cases of all shards together, of which a run verified one.
+fn planned_cases(run: &ProcessRun) -> usize {
+    run.plan.as_ref().map_or(run.cases.len(), |plan| plan.cases)
+}
+
+/// Keeps the cases of a shard in a run of Criterion alone, which knows no problems: each case is
+/// one.
+fn keep_shard(run: &mut ProcessRun, shard: Shard) {
+    let partition = Partition::by_hash(shard);
+    let ids = run.cases.keys().map(|id| (id.clone(), vec![id.as_str()]));
+    run.plan = Some(partition.plan(&run.bench, ids));
+    run.shard = Some(shard);
+    run.cases.retain(|id, _| partition.has(id));
+    run.skipped.retain(|id, _| partition.has(id));
+    run.failed.retain(|id, _| partition.has(id));
+}
+
 /// Says which of our settings do nothing in the benches of Criterion alone, if there are both.
 fn without_effect(request: &ComparisonRequest, prepared: &Prepared) -> Option<String> {
     let benches: Vec<&str> = prepared.criterion.iter().map(|it| it.bench.as_str()).collect();
@@ -406,7 +438,8 @@ fn without_effect(request: &ComparisonRequest, prepared: &Prepared) -> Option<St
         let name = variable.strip_prefix("KERNELGATE_").unwrap_or(variable);
         format!("--{} ({variable})", name.to_lowercase())
     };
-    let settings: Vec<String> = request.settings.keys().map(flag).collect();
+    let without_shard = request.settings.keys().filter(|name| *name != "KERNELGATE_SHARD");
+    let settings: Vec<String> = without_shard.map(flag).collect();
     (!benches.is_empty() && !settings.is_empty()).then(|| {
         format!(
             "without effect on benches that use Criterion alone ({}): {}",

@@ -93,6 +93,10 @@ pub struct Calibration {
     /// added to their times instead.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub simulated: BTreeSet<String>,
+    /// Largest relative difference of the anchors of two cards of this model whose shards are
+    /// merged, where the usual one does not fit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub anchor_tolerance: Option<f64>,
     /// What [`recommend()`] made of the comparisons when the file was written.
     pub recommended: Option<Recommended>,
     /// The comparisons, in time order.
@@ -322,7 +326,11 @@ fn in_range(field: &str, value: f64, range: std::ops::Range<f64>) -> Result<(), 
     if range.contains(&value) { Ok(()) } else { Err(format!("{field} is {value}")) }
 }
 
-fn check_plan(plan: &TestPlan) -> Result<(), String> {
+/// Checks the numbers of a plan.
+///
+/// # Errors
+/// Names the field and its value.
+pub(super) fn check_plan(plan: &TestPlan) -> Result<(), String> {
     for (field, value) in [
         ("plan.relative", plan.relative),
         ("plan.absolute_ns", plan.absolute_ns),
@@ -367,6 +375,7 @@ impl Record for Calibration {
         check_plan(&self.plan)?;
         in_range("budget_s", self.budget_s, 0.0..1e12)?;
         self.sampling.validate()?;
+        self.anchor_tolerance.map_or(Ok(()), |it| in_range("anchor_tolerance", it, 0.0..1e3))?;
         for (case, time_ns) in &self.cases {
             possible::check_launch_ns(&format!("case {case}: a time"), *time_ns)?;
         }
@@ -403,7 +412,10 @@ impl Known {
 
 impl Series {
     /// Checks that there are two times a block on each side, and each number.
-    fn validate(&self) -> Result<(), String> {
+    ///
+    /// # Errors
+    /// A fragment that names the number.
+    pub fn validate(&self) -> Result<(), String> {
         let entries = 2 * self.leaders.chars().count();
         [&self.base, &self.head].iter().try_for_each(|column| column.validate(entries))
     }

@@ -78,6 +78,7 @@ pub fn calibration(null: usize, injected: &[(f64, usize)]) -> Calibration {
         cases: BTreeMap::from([("w/f/a/cpu/hot".to_owned(), 1e6)]),
         left_out: BTreeSet::new(),
         simulated: BTreeSet::new(),
+        anchor_tolerance: None,
         recommended: None,
         comparisons,
     }

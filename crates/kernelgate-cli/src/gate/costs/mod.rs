@@ -9,7 +9,7 @@ pub mod host_time;
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::limits::AskedLimits;
 use super::rules::{Rules, RulesReport};
@@ -18,7 +18,7 @@ use kernelgate::record::LaunchCosts;
 use kernelgate::stats::median;
 
 /// What grew.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cost {
     /// Device memory, measured or as the implementation declares it, bytes.
@@ -35,7 +35,7 @@ pub enum Cost {
 const GRANULARITY: f64 = (16 << 20) as f64;
 
 /// A cost that grew by more than the package allows.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CostGrowth {
     /// The case.
     pub case: String,
@@ -53,7 +53,7 @@ pub struct CostGrowth {
 }
 
 /// Further processes of base and head, in pairs, whose medians a [`CostGrowth`] then holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FurtherPairs {
     /// Pairs.
     pub pairs: usize,

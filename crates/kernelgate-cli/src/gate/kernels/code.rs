@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::resources;
 use kernelgate::protocol::ResourcesReport;
@@ -18,7 +18,7 @@ use kernelgate_cuda::driver::launch::used::{UsedKernel, UsedKernels};
 const NAMED: usize = 6;
 
 /// The kernels of a case in both builds.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CodeComparison {
     /// Kernels whose machine code is the same.
     pub same: usize,
@@ -93,7 +93,7 @@ impl CodeComparison {
 }
 
 /// All kernels of both builds, compiled for one architecture.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelsCompared {
     /// The architecture.
     pub arch: String,

@@ -3,7 +3,7 @@
 //!
 //! It is said beside a verdict, and changes none: one profile of each build is no measurement.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::code::CodeComparison;
 use crate::gate::paired::Decision;
@@ -19,7 +19,7 @@ const CLOCK: f64 = 0.01;
 const NAMED: usize = 4;
 
 /// What a change is due to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
     /// The machine code of a kernel.
@@ -48,7 +48,7 @@ impl Cause {
 }
 
 /// Why a case is slower, as far as one profile of each build tells.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Explanation {
     /// What changed; unknown where it is empty.
     pub causes: Vec<Cause>,

@@ -16,7 +16,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use kernelgate::record::CaseNumerics;
 use kernelgate::record::numerics::SeedErrors;
@@ -42,7 +42,7 @@ pub fn seeds(changed: usize) -> usize {
 }
 
 /// An error against the reference.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Figure {
     /// ‖out - ref‖₂ / ‖ref‖₂.
@@ -70,7 +70,7 @@ impl Figure {
 }
 
 /// A case whose error grew for every seed that both sides have.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Growth {
     /// The case.
     pub case: String,
@@ -121,7 +121,7 @@ impl Growth {
 }
 
 /// The errors of both sides, compared.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct NumericsReport {
     /// Cases whose errors are known on both sides for a seed.
     pub compared: usize,

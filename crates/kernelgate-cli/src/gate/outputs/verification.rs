@@ -4,10 +4,10 @@
 //! Deliberately absent: how outputs are compared, and errors that grew ([`numerics`](super::numerics)).
 
 use kernelgate::record::Verification;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A case that was verified less than in what it is compared with.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerificationLoss {
     /// The case.
     pub case: String,

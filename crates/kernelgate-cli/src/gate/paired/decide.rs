@@ -12,11 +12,11 @@
 
 use super::alpha_spending::{AlphaSpending, FINAL, always_valid, settling};
 use super::pairs::{Direction, Pairs, mean_contention};
-use super::{Arm, Decision, Doubt, Observed, Outcome, TestPlan};
+use super::{Arm, Decision, Doubt, Family, Observed, Outcome, TestPlan};
 use crate::gate::interval::Ratio;
 use crate::gate::verdict::Verdict;
 use kernelgate::stats::signed_rank::greater;
-use kernelgate::stats::{Walsh, benjamini_hochberg, median, power};
+use kernelgate::stats::{Walsh, median, power};
 
 /// Share of the cases, and at least two, whose null pairs must fire to call the environment
 /// unsound.
@@ -33,18 +33,19 @@ const EVIDENCE: f64 = 0.1;
 /// A case keeps its verdict when more blocks of other cases come. The set of cases is to be the
 /// same in all calls of a comparison: their number sets the interim analyses.
 pub fn decide(cases: &Observed, plan: &TestPlan, last: bool) -> Outcome {
-    decide_each(cases, plan, &|_| *plan, last)
+    decide_each(cases, plan, &|_| *plan, Family::Given, last)
 }
 
-/// The same with thresholds by case: `of_case` gives the plan with what counts as slower in that
-/// case; nothing else of it may differ.
+/// Decides with thresholds by case and error rates over a family of cases: `of_case` gives the plan
+/// with the smallest change that matters in that case; nothing else of it may differ.
 pub fn decide_each(
     cases: &Observed,
     plan: &TestPlan,
     of_case: &dyn Fn(&str) -> TestPlan,
+    family: Family,
     last: bool,
 ) -> Outcome {
-    let level = plan.false_alarms / cases.len().max(1) as f64;
+    let level = plan.false_alarms / family.size(cases.len()) as f64;
     let most = plan.max_blocks.saturating_mul(2);
     let (settling, tail) = settling(plan);
     let plans: Vec<TestPlan> = cases.keys().map(|case| of_case(case)).collect();
@@ -56,7 +57,7 @@ pub fn decide_each(
     // The interim analyses before the end decide first: what they decided is not analysed again.
     let mut standings: Vec<Standing> =
         tests.iter().zip(&pairs).map(|(tests, pairs)| tests.stand(pairs, false)).collect();
-    let before: Vec<Concluded> = conclude(&standings, plan, true);
+    let before: Vec<Concluded> = conclude(&standings, plan, family, true);
     let each = standings.iter_mut().zip(tests.iter().zip(&pairs)).zip(&before);
     for ((standing, (tests, pairs)), concluded) in each {
         if concluded.at.is_none() && (last || pairs.len() >= most) {
@@ -64,7 +65,7 @@ pub fn decide_each(
         }
     }
     let sound = !lingers(&pairs, plan, last);
-    let concluded = conclude(&standings, plan, sound);
+    let concluded = conclude(&standings, plan, family, sound);
     let undecided = |index: usize| concluded[index].at.is_none() && !standings[index].ended;
     let names = |keep: &dyn Fn(usize) -> bool| -> Vec<String> {
         cases
@@ -338,10 +339,14 @@ struct Concluded {
     null_fired: bool,
 }
 
-fn conclude(standings: &[Standing], plan: &TestPlan, sound: bool) -> Vec<Concluded> {
-    let adjusted = |p: &dyn Fn(&Standing) -> f64| {
-        benjamini_hochberg(&standings.iter().map(p).collect::<Vec<_>>())
-    };
+fn conclude(
+    standings: &[Standing],
+    plan: &TestPlan,
+    family: Family,
+    sound: bool,
+) -> Vec<Concluded> {
+    let adjusted =
+        |p: &dyn Fn(&Standing) -> f64| family.adjust(&standings.iter().map(p).collect::<Vec<_>>());
     let significant = |p: f64| p <= plan.false_alarms;
     let (slower, faster) = (adjusted(&|s| s.slower.all), adjusted(&|s| s.faster.all));
     let (slower_in_time, faster_in_time) =

@@ -20,6 +20,7 @@ use super::limits::{AskedLimits, Limit, LimitSource, Limits};
 use super::verdict::Verdict;
 pub use decide::{decide, decide_each};
 pub use kernelgate::record::Timing;
+use kernelgate::stats::benjamini_hochberg;
 
 /// One of the two builds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -135,6 +136,37 @@ impl TestPlan {
     pub fn within(self, limits: &Limits) -> Self {
         let (relative, absolute_ns) = (limits.failing_relative().value, limits.absolute_ns.value);
         Self { relative, absolute_ns, ..self }
+    }
+}
+
+/// The cases over which an error rate is divided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    /// The cases of the decision, by Benjamini-Hochberg.
+    Given,
+    /// A plan of so many cases, of which those of the decision are a shard, by Bonferroni: the
+    /// decision of a shard depends on no other shard.
+    Plan(usize),
+}
+
+impl Family {
+    /// Number of cases, where the decision has `given`.
+    fn size(self, given: usize) -> usize {
+        match self {
+            Self::Given => given.max(1),
+            Self::Plan(cases) => cases.max(given).max(1),
+        }
+    }
+
+    /// p values adjusted over the family.
+    fn adjust(self, p_values: &[f64]) -> Vec<f64> {
+        match self {
+            Self::Given => benjamini_hochberg(p_values),
+            Self::Plan(_) => {
+                let cases = self.size(p_values.len()) as f64;
+                p_values.iter().map(|p| (p * cases).min(1.0)).collect()
+            }
+        }
     }
 }
 

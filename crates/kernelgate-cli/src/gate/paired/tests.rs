@@ -84,7 +84,7 @@ fn thresholds_by_case_do_not_touch_other_cases() {
         "b" => TestPlan { relative: 0.1, ..plan },
         _ => plan,
     };
-    let outcome = decide_each(&cases, &plan, &of_case, true);
+    let outcome = decide_each(&cases, &plan, &of_case, Family::Given, true);
     let of = |case: &str| {
         let decision = outcome.of(case).unwrap();
         (decision.verdict, (100.0 * decision.threshold).round())

@@ -73,7 +73,7 @@ pub struct Acceptance {
 }
 
 /// What an acceptance did, for the report.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Accepted {
     /// The case.
     pub case: String,
@@ -90,7 +90,7 @@ pub struct Accepted {
 }
 
 /// What the file did to a comparison.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct RulesReport {
     /// The file; none where there is none.
     pub file: Option<String>,

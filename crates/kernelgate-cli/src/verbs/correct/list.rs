@@ -12,7 +12,6 @@ use serde::Serialize;
 
 use crate::verbs::shared::choice::{Choice, unexpected};
 use crate::verbs::shared::output::{OutputFormat, print_json};
-use crate::verbs::shared::settings::shard_words;
 
 /// Width to which descriptions are broken where there is no terminal.
 const COLUMNS: usize = 100;
@@ -66,7 +65,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         println!("{}", arguments.format.table(&table));
         println!("\n{}", LEGEND);
     }
-    println!("{} cases run here{}", runs.len(), shard_words());
+    println!("{} cases run here{}", runs.len(), arguments.choice.shard_words());
     let (never, not_here): (Vec<_>, Vec<_>) =
         skipped.into_iter().partition(|case| case.unsupported);
     for (reason, ids) in by_reason(&not_here) {

@@ -16,7 +16,6 @@ use super::numerics;
 use super::verified::Verified;
 use crate::verbs::shared::choice::{Choice, unexpected};
 use crate::verbs::shared::output::{OutputFormat, print_json};
-use crate::verbs::shared::settings::shard_words;
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -104,7 +103,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
                 "{} ok, {failed} failed, {} skipped{}",
                 count(CaseStatus::Ok),
                 count(CaseStatus::Skipped),
-                shard_words()
+                arguments.choice.shard_words()
             );
         }
     }
@@ -113,7 +112,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     }
     let any = rows.iter().any(|row| row.status != CaseStatus::Skipped);
     // Another shard has what this one does not; what it has and skips is no pass.
-    let other_shards = rows.is_empty() && !shard_words().is_empty();
+    let other_shards = rows.is_empty() && !arguments.choice.shard_words().is_empty();
     anyhow::ensure!(any || other_shards, "nothing was verified: every case was skipped");
     Ok(if failed > 0 { Exit::Regression } else { Exit::Fine })
 }

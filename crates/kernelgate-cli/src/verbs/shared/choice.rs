@@ -53,6 +53,11 @@ impl Choice {
         self.benches.settings.variables()
     }
 
+    /// The shard in words that follow a number of cases; empty without one.
+    pub fn shard_words(&self) -> String {
+        self.benches.settings.shard_words()
+    }
+
     /// What every bench executable of the package answers.
     ///
     /// # Errors

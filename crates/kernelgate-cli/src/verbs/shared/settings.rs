@@ -12,18 +12,15 @@ use crate::gate::limits::AskedLimits;
 use crate::gate::paired::TestPlan;
 use crate::gate::rules::rules_file::{MAX_NS, MAX_RATIO};
 use kernelgate::harness::args::{BackendName, EffortName, PowerName};
+use kernelgate::harness::scheduler::parse_shard;
 use kernelgate::record::{Shard, TrialSampling};
 use kernelgate::workload::Override;
 
 /// Part of the time of a case that warms it up.
 const WARM_UP: f64 = 0.25;
 
-/// The shard that `KERNELGATE_SHARD` gives to benches, in words that follow the number of cases;
-/// empty where benches take all cases. Benches refuse what is not a shard.
-pub fn shard_words() -> String {
-    let shard = std::env::var("KERNELGATE_SHARD").ok().and_then(|it| it.parse::<Shard>().ok());
-    shard.map_or_else(String::new, |shard| format!("; of shard {shard} only (KERNELGATE_SHARD)"))
-}
+/// Variable that gives a shard to benches.
+pub const SHARD: &str = "KERNELGATE_SHARD";
 
 /// Which cases, where and from what.
 #[derive(Debug, Clone, clap::Args)]
@@ -50,9 +47,32 @@ pub struct Settings {
     /// Seconds after which a kernel on the GPU is treated as hung
     #[arg(long, env = "KERNELGATE_TIMEOUT", value_name = "SECONDS")]
     timeout: Option<u64>,
+    /// One of N parts of the work; auto takes I and N from the variables of Slurm, GitLab or
+    /// Kubernetes, or from KERNELGATE_SHARD_INDEX and KERNELGATE_SHARD_COUNT
+    #[arg(long, env = SHARD, value_name = "I/N|auto", value_parser = parse_shard)]
+    shard: Option<Shard>,
 }
 
 impl Settings {
+    /// The part of the work that was asked for.
+    pub const fn shard(&self) -> Option<Shard> {
+        self.shard
+    }
+
+    /// The shard in words that follow a number of cases; empty without one.
+    pub fn shard_words(&self) -> String {
+        self.shard.map_or_else(String::new, |shard| format!("; of shard {shard} only"))
+    }
+
+    /// As variables of benches that are to take every case, also where this process has a shard.
+    pub fn variables_without_shard(&self) -> BTreeMap<String, String> {
+        let mut variables = self.variables();
+        if let Some(shard) = variables.get_mut(SHARD) {
+            shard.clear();
+        }
+        variables
+    }
+
     /// As the variables that stand for them.
     pub fn variables(&self) -> BTreeMap<String, String> {
         let word = |value: &dyn Fn() -> Option<clap::builder::PossibleValue>| {
@@ -77,6 +97,7 @@ impl Settings {
             ("KERNELGATE_DEVICE", self.device.map(|device| device.to_string())),
             ("KERNELGATE_SEED", self.seed.map(|seed| seed.to_string())),
             ("KERNELGATE_TIMEOUT", self.timeout.map(|seconds| seconds.to_string())),
+            (SHARD, self.shard.map(|shard| shard.to_string())),
         ];
         settings.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
     }

@@ -18,7 +18,7 @@ use crate::verbs::shared::settings::{Settings, ThresholdFlags, Timeouts, nothing
 use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
 use kernelgate::harness::filter::Filter;
-use kernelgate::record::{Shard, Store, file};
+use kernelgate::record::{Store, file};
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -72,9 +72,6 @@ pub struct Arguments {
     /// Go on where the last calibration was interrupted, or ran out of time
     #[arg(long)]
     resume: bool,
-    /// Measure only one of several parts, to be merged later
-    #[arg(long, value_name = "I/N")]
-    shard: Option<Shard>,
     /// Measure nothing: put together what parts, or several runs, measured
     #[arg(
         long,
@@ -121,7 +118,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     }
     check(arguments)?;
     let folder = store.work.join("calibrate");
-    let state = match arguments.shard {
+    let state = match arguments.settings.shard() {
         Some(shard) => folder.join(format!("part-{}.json", shard.label())),
         None => folder.join("state.json"),
     };
@@ -131,8 +128,9 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         base: arguments.dir.clone().map_or(SideSource::WorkTree, SideSource::Folder),
         head: SideSource::WorkTree,
         benches: arguments.bench.clone(),
+        shard: None,
         filter: arguments.filter.clone(),
-        settings: arguments.settings.variables(),
+        settings: arguments.settings.variables_without_shard(),
         planted: Planted::default(),
         time_identical: true,
         affected: false,
@@ -158,7 +156,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         each: arguments.power_comparisons,
         single: arguments.single,
         sham: arguments.sham(),
-        shard: arguments.shard,
+        shard: arguments.settings.shard(),
         plan: measured,
         cases: arguments.cases,
         named: names_cases(arguments),
@@ -180,21 +178,21 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     };
     if left > 0 {
         arguments.output.as_deref().map(save).transpose()?;
-        print(arguments, &calibration, &state)?;
+        print(arguments.format, &calibration, &state)?;
         eprintln!(
             "{left} comparisons are left: the same command with --resume goes on; so far in {}",
             state.display()
         );
         return Ok(Exit::Inconclusive);
     }
-    let otherwise = if arguments.shard.is_some() {
+    let otherwise = if arguments.settings.shard().is_some() {
         state
     } else {
         store.calibration_path(&calibration.environment.slug())
     };
     let output = arguments.output.clone().unwrap_or(otherwise);
     save(&output)?;
-    print(arguments, &calibration, &output)?;
+    print(arguments.format, &calibration, &output)?;
     Ok(Exit::Fine)
 }
 
@@ -224,7 +222,7 @@ fn check(arguments: &Arguments) -> anyhow::Result<()> {
     nothing_planted()?;
     Filter::parse(arguments.filter.as_deref(), false)?;
     anyhow::ensure!(
-        arguments.shard.is_none() || names_cases(arguments),
+        arguments.settings.shard().is_none() || names_cases(arguments),
         "--shard needs a filter or --axis: which cases are short enough may differ from part to \
          part"
     );
@@ -232,37 +230,62 @@ fn check(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 fn merge(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+    let Some(merged) = merged(&arguments.merge)? else { return Ok(Exit::Refused) };
+    let output = write(&merged, arguments.output.as_deref(), store)?;
+    print(arguments.format, &merged, &output)?;
+    Ok(Exit::Fine)
+}
+
+/// Merges parts of a calibration, and writes what they make.
+///
+/// # Errors
+/// When a file cannot be read or written.
+pub fn merge_files(
+    files: &[PathBuf],
+    output: Option<&Path>,
+    store: &Store,
+) -> anyhow::Result<Exit> {
+    let Some(merged) = merged(files)? else { return Ok(Exit::Refused) };
+    let output = write(&merged, output, store)?;
+    print(OutputFormat::Text, &merged, &output)?;
+    Ok(Exit::Fine)
+}
+
+/// The calibration that files make; absent where they do not belong together, which is printed.
+fn merged(files: &[PathBuf]) -> anyhow::Result<Option<Calibration>> {
     let mut merged: Option<Calibration> = None;
-    for path in &arguments.merge {
+    for path in files {
         let read: Calibration =
             file::read(path).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
         match &mut merged {
             None => merged = Some(read),
             Some(merged) => {
                 if let Err(differs) = merged.merge(read) {
-                    let (other, first) = (path.display(), arguments.merge[0].display());
+                    let (other, first) = (path.display(), files[0].display());
                     eprintln!(
                         "refused: {other} is of something else than {first}: {}",
                         printable(&differs)
                     );
-                    return Ok(Exit::Refused);
+                    return Ok(None);
                 }
             }
         }
     }
     let mut merged = merged.context("--merge takes files")?;
     merged.recommended = Some(recommend(&merged));
-    let output = arguments
-        .output
-        .clone()
-        .unwrap_or_else(|| store.calibration_path(&merged.environment.slug()));
-    file::write(&output, &merged).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    print(arguments, &merged, &output)?;
-    Ok(Exit::Fine)
+    Ok(Some(merged))
 }
 
-fn print(arguments: &Arguments, calibration: &Calibration, at: &Path) -> anyhow::Result<()> {
-    match arguments.format {
+/// Writes a calibration; where to.
+fn write(merged: &Calibration, output: Option<&Path>, store: &Store) -> anyhow::Result<PathBuf> {
+    let usual = || store.calibration_path(&merged.environment.slug());
+    let output = output.map_or_else(usual, Path::to_owned);
+    file::write(&output, merged).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    Ok(output)
+}
+
+fn print(format: OutputFormat, calibration: &Calibration, at: &Path) -> anyhow::Result<()> {
+    match format {
         OutputFormat::Text => terminal::print(&calibration::text(calibration, terminal::columns())),
         OutputFormat::Markdown => println!("{}", calibration::markdown(calibration)),
         OutputFormat::Json => print_json(&CalibrationReport {

@@ -1,6 +1,6 @@
 //! `kernelgate compare`: two builds, their processes interleaved until every case is decided.
 
-use kernelgate::record::text::printable;
+use kernelgate::record::text::{printable, printable_path};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use super::resources::check_architecture;
 use super::verdict::VerdictOutput;
 use crate::compare::progress::parse_duration;
-use crate::compare::{self, ComparisonRequest, PlanBasis, Planted, SideSource};
+use crate::compare::{self, Compared, ComparisonRequest, PlanBasis, Planted, SideSource};
 use crate::gate::rules::rules_file::MAX_RATIO;
 use crate::report::{metrics, verdicts};
 use crate::verbs::shared::output::{arguments_of_process, command_line};
@@ -19,7 +19,7 @@ use crate::verbs::shared::settings::{
 use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
 use kernelgate::harness::filter::Filter;
-use kernelgate::record::Store;
+use kernelgate::record::{Store, file};
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -77,6 +77,10 @@ pub struct Arguments {
     profile: String,
     #[command(flatten)]
     settings: Settings,
+    /// File of the shard that `--shard` measures, for `kernelgate merge` [default: I-of-N.json in
+    /// kernelgate/compare/shards/ of the target folder]
+    #[arg(long, value_name = "FILE")]
+    shard_output: Option<PathBuf>,
     #[command(flatten)]
     output: VerdictOutput,
 }
@@ -99,12 +103,18 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         (_, Some(revision)) => SideSource::Revision(revision.clone()),
         _ => SideSource::WorkTree,
     };
+    let shard = arguments.settings.shard();
+    let folder = shard.map_or_else(
+        || store.work.join("compare"),
+        |shard| store.work.join("compare").join(shard.label()),
+    );
     let mut plan = arguments.limits.plan(PlanBasis::Calibration(store.clone()))?;
     plan.asked.growth = arguments.growth;
     let request = ComparisonRequest {
         base: source(&arguments.base_dir, &arguments.base),
         head: source(&arguments.head_dir, &arguments.head),
         benches: arguments.bench.clone(),
+        shard,
         filter: arguments.filter.clone(),
         settings: arguments.settings.variables(),
         planted: Planted::default(),
@@ -122,10 +132,10 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         package: store.root.clone(),
         leave_out: absolute(&arguments.leave_out)?,
         target: store.work.parent().map(PathBuf::from).unwrap_or_default(),
-        folder: store.work.join("compare"),
+        folder: folder.clone(),
     };
     arguments.output.check()?;
-    let outcome = match compare::run(&request) {
+    let Compared { comparison: outcome, shard: kept } = match compare::run(&request) {
         Ok(outcome) => outcome,
         Err(refused) if refused.exit() == Exit::Refused => {
             eprintln!("{}", printable(&refused.to_string()));
@@ -141,5 +151,15 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         &outcome,
         &metrics::of_comparison(&outcome),
     )?;
-    Ok(outcome.exit())
+    let Some(kept) = kept else { return Ok(outcome.exit()) };
+    let usual = || store.work.join("compare/shards").join(format!("{}.json", kept.shard.label()));
+    let path = arguments.shard_output.clone().unwrap_or_else(usual);
+    file::write(&path, &*kept).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    eprintln!(
+        "shard {} in {}: `kernelgate merge` decides when all {} are there",
+        kept.shard,
+        printable_path(&path),
+        kept.shard.count
+    );
+    Ok(Exit::Fine)
 }

@@ -48,6 +48,11 @@ pub struct VerdictOutput {
 }
 
 impl VerdictOutput {
+    /// How results are printed.
+    pub const fn format(&self) -> VerdictFormat {
+        self.format
+    }
+
     /// Looks before anything is measured: whether the folder that was asked for can be written.
     ///
     /// # Errors

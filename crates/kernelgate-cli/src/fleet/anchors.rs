@@ -1,0 +1,125 @@
+//! Which shards ran on equally fast cards: those whose anchors agree.
+
+use kernelgate::measure::anchors::Anchors;
+
+/// Largest relative difference of the anchors of merged shards, on GPUs.
+pub const GPU_TOLERANCE: f64 = 0.03;
+/// Largest relative difference on hosts, whose ceilings depend on what else runs there.
+pub const HOST_TOLERANCE: f64 = 0.30;
+
+/// An anchor, by which a shard differs from the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Anchor {
+    /// Memory ceiling.
+    Memory,
+    /// Matmul ceiling.
+    Matmul,
+}
+
+impl Anchor {
+    /// "memory ceiling" or "matmul ceiling".
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory ceiling",
+            Self::Matmul => "matmul ceiling",
+        }
+    }
+
+    /// Its rate, a second.
+    pub const fn rate(self, anchors: &Anchors) -> Option<f64> {
+        match self {
+            Self::Memory => Some(anchors.memory_bytes_per_s),
+            Self::Matmul => anchors.matmul_flops_per_s,
+        }
+    }
+}
+
+/// A shard whose anchor differs from those of the largest group that agrees.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Outlier {
+    /// Index of the shard.
+    pub index: usize,
+    /// The anchor.
+    pub anchor: Anchor,
+    /// Its rate.
+    pub rate: f64,
+    /// Lowest and highest rate of the group.
+    pub group: [f64; 2],
+}
+
+/// The shards outside of the largest group in which every anchor agrees within a tolerance, by
+/// index; of two groups of one size the faster one counts.
+pub fn outliers(anchors: &[Option<Anchors>], tolerance: f64) -> Vec<Outlier> {
+    let mut outliers: Vec<Outlier> = Vec::new();
+    for anchor in [Anchor::Memory, Anchor::Matmul] {
+        let mut rates: Vec<(f64, usize)> = anchors
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| outliers.iter().all(|outlier| outlier.index != *index))
+            .filter_map(|(index, anchors)| Some((anchor.rate(anchors.as_ref()?)?, index)))
+            .collect();
+        rates.sort_by(|one, other| one.0.total_cmp(&other.0));
+        let Some(group) = largest_group(&rates, tolerance) else { continue };
+        let range = [rates[group.start].0, rates[group.end - 1].0];
+        let outside = rates.iter().enumerate().filter(|(place, _)| !group.contains(place));
+        outliers.extend(outside.map(|(_, &(rate, index))| Outlier {
+            index,
+            anchor,
+            rate,
+            group: range,
+        }));
+    }
+    outliers.sort_by_key(|outlier| outlier.index);
+    outliers
+}
+
+/// Places of the longest run of sorted rates within a tolerance.
+fn largest_group(rates: &[(f64, usize)], tolerance: f64) -> Option<std::ops::Range<usize>> {
+    let mut largest: Option<std::ops::Range<usize>> = None;
+    let mut start = 0;
+    for end in 1..=rates.len() {
+        while rates[end - 1].0 > rates[start].0 * (1.0 + tolerance) {
+            start += 1;
+        }
+        if largest.as_ref().is_none_or(|largest| end - start >= largest.len()) {
+            largest = Some(start..end);
+        }
+    }
+    largest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernelgate::measure::power::PowerMode;
+
+    fn card(memory: f64, matmul: f64) -> Option<Anchors> {
+        let matmul_flops_per_s = Some(matmul);
+        Some(Anchors { power: PowerMode::Steady, memory_bytes_per_s: memory, matmul_flops_per_s })
+    }
+
+    fn indices(anchors: &[Option<Anchors>]) -> Vec<(usize, Anchor)> {
+        outliers(anchors, 0.03).into_iter().map(|it| (it.index, it.anchor)).collect()
+    }
+
+    #[test]
+    fn cards_outside_of_the_largest_group_are_named_with_their_anchor() {
+        let equal = card(4.0e12, 9.0e14);
+        let near = card(4.1e12, 8.9e14);
+        assert_eq!(indices(&[equal, near, equal]), []);
+        let slow_memory = card(3.5e12, 9.0e14);
+        let slow_matmul = card(4.0e12, 7.8e14);
+        let found = indices(&[slow_memory, equal, near, slow_matmul, equal]);
+        assert_eq!(found, [(0, Anchor::Memory), (3, Anchor::Matmul)]);
+        let outlier = outliers(&[equal, near, slow_memory], 0.03)[0];
+        assert_eq!((outlier.rate, outlier.group), (3.5e12, [4.0e12, 4.1e12]));
+    }
+
+    #[test]
+    fn of_two_equal_groups_the_faster_one_counts_and_no_anchor_is_no_outlier() {
+        let (slow, fast) = (card(3.0e12, 9.0e14), card(4.0e12, 9.0e14));
+        assert_eq!(indices(&[slow, fast]), [(0, Anchor::Memory)]);
+        assert_eq!(indices(&[None, fast, None]), []);
+        assert_eq!(indices(&[]), []);
+    }
+}

@@ -1,0 +1,346 @@
+//! Shards put together: records read from files and folders, checked to be of one plan, and written
+//! as one session.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use super::pieces::{Account, Piece, Tolerance, choose};
+use crate::gate::comparison_shard::ComparisonShard;
+use kernelgate::record::file::{self, Record};
+use kernelgate::record::run::NOT_RUN;
+use kernelgate::record::{Differing, FileError, Measurement, ProcessRun, Shard};
+use rayon::prelude::*;
+
+/// Why shards cannot be merged.
+#[derive(Debug, thiserror::Error)]
+pub enum MergeError {
+    /// A file or folder cannot be read or written.
+    #[error("failed to {0}")]
+    File(#[from] FileError),
+    /// A folder cannot be listed or written.
+    #[error("failed to {action} {}: {cause}", path.display())]
+    Folder {
+        /// "list", "write".
+        action: &'static str,
+        /// The folder.
+        path: PathBuf,
+        /// Reason.
+        cause: std::io::Error,
+    },
+    /// There is nothing to merge.
+    #[error("no record in {}", list(.0))]
+    Nothing(Vec<PathBuf>),
+    /// A file holds something else.
+    #[error(
+        "{}: not a shard: neither a run, nor a comparison with --shard, nor a calibration",
+        .0.display()
+    )]
+    Foreign(PathBuf),
+    /// Records of two kinds.
+    #[error(
+        "{} is a {one}, {} is a {other}: merge them one after the other", first.display(),
+        second.display()
+    )]
+    Kinds {
+        /// A file.
+        first: PathBuf,
+        /// Its kind.
+        one: &'static str,
+        /// Another file.
+        second: PathBuf,
+        /// Its kind.
+        other: &'static str,
+    },
+    /// A run of all cases.
+    #[error("{}: measured without --shard: it is the whole, not a part", .0.display())]
+    NoShard(PathBuf),
+    /// The folder of the merged session has other files.
+    #[error("--output {}: the folder is not empty", .0.display())]
+    NotEmpty(PathBuf),
+    /// Records that do not belong together.
+    #[error(
+        "refused: {field} is `{left}` in {} and `{right}` in {}", files[0].display(),
+        files[1].display()
+    )]
+    Refused {
+        /// Name of the fact.
+        field: String,
+        /// Value in the first file.
+        left: String,
+        /// Value in the second file.
+        right: String,
+        /// Both files.
+        files: [PathBuf; 2],
+    },
+}
+
+/// Paths in one line.
+pub fn list(paths: &[PathBuf]) -> String {
+    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+/// Kind of the records that are merged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Runs of benches.
+    Runs,
+    /// Comparisons of two builds.
+    Comparisons,
+    /// Parts of a calibration.
+    Calibrations,
+}
+
+impl Kind {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Runs => ProcessRun::KIND,
+            Self::Comparisons => ComparisonShard::KIND,
+            Self::Calibrations => crate::gate::calibration::Calibration::KIND,
+        }
+    }
+
+    fn from_schema(schema: &str) -> Option<Self> {
+        match schema {
+            ProcessRun::SCHEMA => Some(Self::Runs),
+            ComparisonShard::SCHEMA => Some(Self::Comparisons),
+            crate::gate::calibration::Calibration::SCHEMA => Some(Self::Calibrations),
+            _ => None,
+        }
+    }
+}
+
+/// The files that are named, and the `.json` files of folders, sorted.
+///
+/// # Errors
+/// When a folder cannot be listed, or there is no file.
+pub fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, MergeError> {
+    let mut found = BTreeSet::new();
+    let mut open: Vec<PathBuf> = paths.to_vec();
+    while let Some(path) = open.pop() {
+        if !path.is_dir() {
+            found.insert(path);
+            continue;
+        }
+        let failed = |cause| MergeError::Folder { action: "list", path: path.clone(), cause };
+        for entry in std::fs::read_dir(&path).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let (kind, path) = (entry.file_type().map_err(failed)?, entry.path());
+            let is_json = path.extension().is_some_and(|it| it == "json");
+            // A file that is still being written, and what a link leads to, do not count.
+            let is_hidden = entry.file_name().to_string_lossy().starts_with('.');
+            if !is_hidden && (kind.is_dir() || kind.is_file() && is_json) {
+                open.push(path);
+            }
+        }
+    }
+    match found.is_empty() {
+        true => Err(MergeError::Nothing(paths.to_vec())),
+        false => Ok(found.into_iter().collect()),
+    }
+}
+
+/// The kind of all files.
+///
+/// # Errors
+/// When a file cannot be read, or two are of different kinds.
+pub fn kind(files: &[PathBuf]) -> Result<Kind, MergeError> {
+    let kinds: Vec<(Kind, &PathBuf)> = files
+        .par_iter()
+        .map(|path| {
+            let schema = file::schema(path)?;
+            let kind = schema.as_deref().and_then(Kind::from_schema);
+            Ok((kind.ok_or_else(|| MergeError::Foreign(path.clone()))?, path))
+        })
+        .collect::<Result<_, MergeError>>()?;
+    let &(kind, first) = kinds.first().ok_or_else(|| MergeError::Nothing(files.to_vec()))?;
+    match kinds.iter().find(|(other, _)| *other != kind) {
+        Some((other, second)) => Err(MergeError::Kinds {
+            first: first.clone(),
+            one: kind.name(),
+            second: (*second).clone(),
+            other: other.name(),
+        }),
+        None => Ok(kind),
+    }
+}
+
+/// Folder of the device among baselines, as a run has it.
+///
+/// # Errors
+/// When the file cannot be read.
+pub fn device_of_run(path: &Path) -> Result<String, MergeError> {
+    Ok(file::read::<ProcessRun>(path)?.environment.slug())
+}
+
+/// Folder of the device among baselines, as a shard of a comparison has it.
+///
+/// # Errors
+/// When the file cannot be read.
+pub fn device_of_comparison(path: &Path) -> Result<String, MergeError> {
+    Ok(file::read::<ComparisonShard>(path)?.environment.slug())
+}
+
+/// Reads each file of a kind.
+fn read_each<T: Record + Send>(
+    files: &[PathBuf],
+    piece: impl Fn(&PathBuf, String, T) -> Result<Piece<T>, MergeError> + Sync,
+) -> Result<Vec<Piece<T>>, MergeError> {
+    let one = |path: &PathBuf| piece(path, file::content_hash(path)?, file::read(path)?);
+    files.par_iter().map(one).collect()
+}
+
+/// Runs that are one measurement, and what became of all records.
+#[derive(Debug)]
+pub struct MergedRuns {
+    /// The records that count.
+    pub runs: Vec<Piece<ProcessRun>>,
+    /// What became of all.
+    pub account: Account,
+    /// Cases that no process began, for want of time.
+    pub not_run: usize,
+}
+
+/// Merges runs of benches.
+///
+/// # Errors
+/// When a file is not a shard, or two do not belong together.
+pub fn runs(files: &[PathBuf], tolerance: Tolerance) -> Result<MergedRuns, MergeError> {
+    let pieces = read_each(files, |path, hash, run: ProcessRun| {
+        let shard = run.shard.ok_or_else(|| MergeError::NoShard(path.clone()))?;
+        Ok(Piece {
+            path: path.clone(),
+            hash,
+            work: work_name(&run),
+            shard,
+            complete: run.complete,
+            time: run.started.clone(),
+            environment: run.environment.clone(),
+            anchors: run.anchors.clone(),
+            record: run,
+        })
+    })?;
+    let pieces = of_one_measurement(pieces)?;
+    let (runs, account) = choose(pieces, tolerance);
+    let not_run = runs.iter().flat_map(|piece| piece.record.skipped.values());
+    let not_run = not_run.filter(|why| why.starts_with(NOT_RUN)).count();
+    Ok(MergedRuns { runs, account, not_run })
+}
+
+/// "bench attention", with the package where the record has one.
+fn work_name(run: &ProcessRun) -> String {
+    match &run.package {
+        Some(package) => format!("bench {} of {}", run.bench, package.name),
+        None => format!("bench {}", run.bench),
+    }
+}
+
+/// The pieces again, if their runs belong together.
+fn of_one_measurement(
+    pieces: Vec<Piece<ProcessRun>>,
+) -> Result<Vec<Piece<ProcessRun>>, MergeError> {
+    let refused = |pieces: &[Piece<ProcessRun>], differing: &Differing| {
+        let file = |key: &String| {
+            let of_key = pieces.iter().find(|piece| piece.record.key() == *key);
+            of_key.map(|piece| piece.path.clone()).unwrap_or_default()
+        };
+        let case = differing.case.as_ref().map(|case| format!(" of {case}")).unwrap_or_default();
+        MergeError::Refused {
+            field: format!("{}{case}", differing.field),
+            left: differing.left.clone(),
+            right: differing.right.clone(),
+            files: [file(&differing.runs[0]), file(&differing.runs[1])],
+        }
+    };
+    match Measurement::check(pieces.iter().map(|piece| &piece.record)) {
+        Err(differing) => Err(refused(&pieces, &differing)),
+        Ok(()) => Ok(pieces),
+    }
+}
+
+/// Writes the runs into a folder, at once, each file as it was read.
+///
+/// # Errors
+/// When the folder cannot be written, or has other files.
+pub fn write_session(folder: &Path, runs: &[Piece<ProcessRun>]) -> Result<(), MergeError> {
+    let failed =
+        |path: &Path, cause| MergeError::Folder { action: "write", path: path.to_owned(), cause };
+    let mut names: BTreeMap<String, &Path> = BTreeMap::new();
+    for piece in runs {
+        let process = piece.record.process();
+        let numbered = (2..).map(|number| format!("{process}-{number}.json"));
+        let mut free = std::iter::once(format!("{process}.json")).chain(numbered);
+        let name = free.find(|name| !names.contains_key(name)).unwrap_or_default();
+        names.insert(name, &piece.path);
+    }
+    if folder.exists() {
+        return match holds(folder, &names) {
+            true => Ok(()),
+            false => Err(MergeError::NotEmpty(folder.to_owned())),
+        };
+    }
+    let parent = folder.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::create_dir_all(parent).map_err(|cause| failed(parent, cause))?;
+    let temporary = tempfile::Builder::new().prefix(".kernelgate-").tempdir_in(parent);
+    let temporary = temporary.map_err(|cause| failed(parent, cause))?;
+    for (name, path) in names {
+        std::fs::copy(path, temporary.path().join(name)).map_err(|cause| failed(path, cause))?;
+    }
+    let written = temporary.keep();
+    std::fs::rename(&written, folder).map_err(|cause| failed(folder, cause))
+}
+
+/// Whether a folder has exactly these files.
+fn holds(folder: &Path, names: &BTreeMap<String, &Path>) -> bool {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let there: BTreeSet<String> =
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    there.iter().eq(names.keys())
+        && names.iter().all(|(name, path)| {
+            file::content_hash(&folder.join(name)).ok() == file::content_hash(path).ok()
+        })
+}
+
+/// Comparisons that are one, and what became of all records.
+#[derive(Debug)]
+pub struct MergedComparisons {
+    /// The records that count.
+    pub shards: Vec<ComparisonShard>,
+    /// What became of all.
+    pub account: Account,
+}
+
+/// Merges comparisons of shards.
+///
+/// # Errors
+/// When a file cannot be read, or two do not belong together.
+pub fn comparisons(
+    files: &[PathBuf],
+    tolerance: Tolerance,
+) -> Result<MergedComparisons, MergeError> {
+    let pieces = read_each(files, |path, hash, shard: ComparisonShard| {
+        Ok(Piece {
+            path: path.clone(),
+            hash,
+            work: "comparison".to_owned(),
+            shard: shard.shard,
+            complete: true,
+            time: shard.ended.clone(),
+            environment: shard.environment.clone(),
+            anchors: shard.anchors.clone(),
+            record: shard,
+        })
+    })?;
+    let key =
+        |piece: &Piece<ComparisonShard>| -> (Shard, PathBuf) { (piece.shard, piece.path.clone()) };
+    if let Some(first) = pieces.iter().min_by_key(|piece| key(piece)) {
+        for piece in &pieces {
+            if let Some((field, [left, right])) = first.record.mismatch(&piece.record) {
+                let files = [first.path.clone(), piece.path.clone()];
+                return Err(MergeError::Refused { field, left, right, files });
+            }
+        }
+    }
+    let (pieces, account) = choose(pieces, tolerance);
+    let shards = pieces.into_iter().map(|piece| piece.record).collect();
+    Ok(MergedComparisons { shards, account })
+}

@@ -1,0 +1,274 @@
+//! Which records of the shards count: each shard once, and only from cards that are equally fast.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use super::anchors::{GPU_TOLERANCE, HOST_TOLERANCE, outliers};
+use kernelgate::measure::anchors::{AnchorRecord, Anchors};
+use kernelgate::record::{Environment, Shard};
+
+/// A record of one shard.
+#[derive(Debug, Clone)]
+pub struct Piece<T> {
+    /// Its file.
+    pub path: PathBuf,
+    /// Hash of the file's content.
+    pub hash: String,
+    /// The work that it is a shard of: "bench attention".
+    pub work: String,
+    /// The shard.
+    pub shard: Shard,
+    /// Whether the process got to its end.
+    pub complete: bool,
+    /// When it started, or ended: the earlier of two records counts.
+    pub time: String,
+    /// Where.
+    pub environment: Environment,
+    /// Rates of fixed work on that device.
+    pub anchors: Option<AnchorRecord>,
+    /// The record.
+    pub record: T,
+}
+
+/// Tolerance of anchors, where the user or a calibration sets one.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Tolerance(pub Option<f64>);
+
+impl Tolerance {
+    /// The tolerance on a device.
+    fn on(self, environment: &Environment) -> f64 {
+        let usual = if environment.on_host() { HOST_TOLERANCE } else { GPU_TOLERANCE };
+        self.0.unwrap_or(usual)
+    }
+}
+
+/// What became of the records.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Account {
+    /// Shards that count: "bench attention, shard 1/4".
+    pub merged: Vec<String>,
+    /// Records that were read more than once.
+    pub identical: usize,
+    /// Other records of a shard that count no more, as their shard is there.
+    pub superseded: Vec<NotUsed>,
+    /// Shards whose anchor could not be measured.
+    pub without_anchor: Vec<NotUsed>,
+    /// Shards on cards that are slower or faster than those of the others.
+    pub other_speed: Vec<NotUsed>,
+    /// Shards whose process did not get to its end; their finished cases count.
+    pub interrupted: Vec<String>,
+    /// Shards that no record is of.
+    pub missing: Vec<String>,
+}
+
+/// A record that does not count.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct NotUsed {
+    /// "bench attention, shard 1/4".
+    pub shard: String,
+    /// Its file.
+    pub file: PathBuf,
+    /// The reason.
+    pub why: String,
+}
+
+impl Account {
+    /// Whether every shard counts, whole.
+    pub fn is_whole(&self) -> bool {
+        self.missing.is_empty() && self.interrupted.is_empty()
+    }
+
+    /// What a person should know, a line each.
+    pub fn lines(&self) -> Vec<String> {
+        let mut lines = vec![format!("{} shards merged", self.merged.len())];
+        if self.identical > 0 {
+            lines.push(format!("{} records were read more than once", self.identical));
+        }
+        for (what, records) in [
+            ("not counted again", &self.superseded),
+            ("excluded", &self.without_anchor),
+            ("excluded", &self.other_speed),
+        ] {
+            lines.extend(
+                records
+                    .iter()
+                    .map(|it| format!("{what}: {} in {}: {}", it.shard, it.file.display(), it.why)),
+            );
+        }
+        lines.extend(self.interrupted.iter().map(|shard| format!("interrupted: {shard}")));
+        lines.extend(self.missing.iter().map(|shard| format!("missing: {shard}")));
+        lines
+    }
+}
+
+fn name(work: &str, shard: Shard) -> String {
+    format!("{work}, shard {shard}")
+}
+
+/// The records that count, in order of work and shard, whatever the order of `pieces`.
+pub fn choose<T>(mut pieces: Vec<Piece<T>>, tolerance: Tolerance) -> (Vec<Piece<T>>, Account) {
+    let mut account = Account::default();
+    pieces.sort_by(|one, other| {
+        let key = |piece: &Piece<T>| (piece.work.clone(), piece.shard, !piece.complete);
+        let later =
+            || (&one.time, &one.hash, &one.path).cmp(&(&other.time, &other.hash, &other.path));
+        key(one).cmp(&key(other)).then_with(later)
+    });
+    let mut hashes = BTreeSet::new();
+    let before = pieces.len();
+    pieces.retain(|piece| hashes.insert(piece.hash.clone()));
+    account.identical = before - pieces.len();
+    let planned: BTreeMap<String, u32> =
+        pieces.iter().map(|piece| (piece.work.clone(), piece.shard.count)).collect();
+
+    let (usable, failed): (Vec<_>, Vec<_>) = pieces
+        .into_iter()
+        .partition(|piece| !matches!(piece.anchors, Some(AnchorRecord::Failed(_))));
+    account.without_anchor = failed
+        .iter()
+        .map(|piece| {
+            let why = match &piece.anchors {
+                Some(AnchorRecord::Failed(why)) => format!("its anchors failed: {why}"),
+                _ => String::new(),
+            };
+            not_used(piece, why)
+        })
+        .collect();
+    let anchors: Vec<Option<Anchors>> = usable
+        .iter()
+        .map(|piece| match piece.anchors {
+            Some(AnchorRecord::Measured(anchors)) => Some(anchors),
+            _ => None,
+        })
+        .collect();
+    let tolerance = usable.first().map_or(GPU_TOLERANCE, |piece| tolerance.on(&piece.environment));
+    let outliers = outliers(&anchors, tolerance);
+    let mut kept: Vec<Piece<T>> = Vec::new();
+    for (index, piece) in usable.into_iter().enumerate() {
+        if let Some(outlier) = outliers.iter().find(|outlier| outlier.index == index) {
+            let [low, high] = outlier.group;
+            account.other_speed.push(not_used(
+                &piece,
+                format!(
+                    "its {} on {} is {:.3e} a second, those of the others are {low:.3e} to \
+                     {high:.3e}, and {:.1} % is allowed",
+                    outlier.anchor.name(),
+                    piece.environment.device_id(),
+                    outlier.rate,
+                    100.0 * tolerance
+                ),
+            ));
+            continue;
+        }
+        match kept.last() {
+            Some(first) if first.work == piece.work && first.shard == piece.shard => {
+                let why = format!("{} counts", first.path.display());
+                account.superseded.push(not_used(&piece, why));
+            }
+            _ => kept.push(piece),
+        }
+    }
+    let present: BTreeSet<(&str, u32)> =
+        kept.iter().map(|piece| (&*piece.work, piece.shard.index)).collect();
+    for (work, count) in &planned {
+        let absent = (1..=*count).filter(|index| !present.contains(&(work, *index)));
+        let absent = absent.map(|index| name(work, Shard { index, count: *count }));
+        account.missing.extend(absent);
+    }
+    account.merged = kept.iter().map(|piece| name(&piece.work, piece.shard)).collect();
+    let interrupted = kept.iter().filter(|piece| !piece.complete);
+    account.interrupted = interrupted.map(|piece| name(&piece.work, piece.shard)).collect();
+    (kept, account)
+}
+
+fn not_used<T>(piece: &Piece<T>, why: String) -> NotUsed {
+    NotUsed { shard: name(&piece.work, piece.shard), file: piece.path.clone(), why }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernelgate::measure::power::PowerMode;
+
+    fn piece(index: u32, time: &str) -> Piece<()> {
+        let anchors = Anchors {
+            power: PowerMode::Steady,
+            memory_bytes_per_s: 4e12,
+            matmul_flops_per_s: Some(9e14),
+        };
+        Piece {
+            path: format!("{index}-{time}.json").into(),
+            hash: format!("{index}-{time}"),
+            work: "bench b".to_owned(),
+            shard: Shard { index, count: 3 },
+            complete: true,
+            time: time.to_owned(),
+            environment: Environment::cpu(),
+            anchors: Some(AnchorRecord::Measured(anchors)),
+            record: (),
+        }
+    }
+
+    fn chosen(pieces: &[Piece<()>]) -> (Vec<String>, Account) {
+        let (kept, account) = choose(pieces.to_vec(), Tolerance::default());
+        let mut reversed = pieces.to_vec();
+        reversed.reverse();
+        let again = choose(reversed, Tolerance::default()).1;
+        assert_eq!(account, again, "the order of records must not matter");
+        (kept.into_iter().map(|piece| piece.hash).collect(), account)
+    }
+
+    #[test]
+    fn the_first_complete_record_of_a_shard_counts_once() {
+        let interrupted = Piece { complete: false, ..piece(1, "t0") };
+        let copy = Piece { path: "copy.json".into(), ..piece(2, "t1") };
+        let (kept, account) = chosen(&[
+            interrupted,
+            piece(1, "t2"),
+            piece(1, "t1"),
+            piece(2, "t1"),
+            copy,
+            piece(3, "t1"),
+        ]);
+        assert_eq!(kept, ["1-t1", "2-t1", "3-t1"]);
+        assert_eq!(account.identical, 1);
+        let others: Vec<&str> =
+            account.superseded.iter().filter_map(|it| it.file.to_str()).collect();
+        assert_eq!(others, ["1-t2.json", "1-t0.json"]);
+        assert!(account.is_whole());
+    }
+
+    #[test]
+    fn missing_and_interrupted_shards_are_named() {
+        let interrupted = Piece { complete: false, ..piece(1, "t0") };
+        let (_, account) = chosen(&[interrupted, piece(3, "t0")]);
+        assert_eq!(account.missing, ["bench b, shard 2/3"]);
+        assert_eq!(account.interrupted, ["bench b, shard 1/3"]);
+        assert!(!account.is_whole());
+    }
+
+    #[test]
+    fn a_shard_on_a_slow_card_or_without_anchor_is_excluded_and_its_repetition_counts() {
+        let slow = |index, time: &str| {
+            let anchors = Anchors {
+                power: PowerMode::Steady,
+                memory_bytes_per_s: 2e12,
+                matmul_flops_per_s: Some(9e14),
+            };
+            Piece { anchors: Some(AnchorRecord::Measured(anchors)), ..piece(index, time) }
+        };
+        let failed = Some(AnchorRecord::Failed("no memory".to_owned()));
+        let (kept, account) = chosen(&[
+            piece(1, "t0"),
+            slow(2, "t0"),
+            piece(2, "t1"),
+            Piece { anchors: failed, ..piece(3, "t0") },
+        ]);
+        assert_eq!(kept, ["1-t0", "2-t1"]);
+        assert!(account.other_speed[0].why.starts_with("its memory ceiling on"), "{account:?}");
+        assert!(account.without_anchor[0].why.ends_with("no memory"), "{account:?}");
+        assert_eq!(account.missing, ["bench b, shard 3/3"]);
+    }
+}

@@ -1,0 +1,359 @@
+//! The comparison of one shard, as a file, and the verdicts of all shards together.
+//!
+//! A shard keeps every time that it measured, and the verdicts come from these when all shards are
+//! there. Each shard divides its error rates by the cases of the whole plan, so that the shards
+//! together have the false-alarm rate of one comparison. Deliberately absent: which files of a
+//! shard count, and whether the cards of the shards are equally fast (`fleet`).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use super::calibration::{Series, differing};
+use super::comparison::{BuildFacts, Comparison, CriterionBench, Round};
+use super::costs::CostGrowth;
+use super::judgement::Judgement;
+use super::limits::Limits;
+use super::outputs::numerics::NumericsReport;
+use super::outputs::verification::VerificationLoss;
+use super::paired::{Family, Observed, Outcome, TestPlan, decide_each};
+use super::reason::Reason;
+use super::rules::RulesReport;
+use super::verdicts::Refusal;
+use kernelgate::measure::anchors::AnchorRecord;
+use kernelgate::record::file::Record;
+use kernelgate::record::{Environment, Shard, text};
+
+/// A comparison of the cases of one shard.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ComparisonShard {
+    /// The shard.
+    pub shard: Shard,
+    /// Hash of all cases of both builds: equal in all shards of one plan.
+    pub plan: String,
+    /// Cases of all shards together, by which each divides its error rates.
+    pub planned: usize,
+    /// When it ended, RFC 3339, UTC.
+    pub ended: String,
+    /// Where.
+    pub environment: Environment,
+    /// Rates of fixed work on that device.
+    pub anchors: Option<AnchorRecord>,
+    /// Facts that shards of one comparison share, by name: settings, limits, executables.
+    pub identity: BTreeMap<String, String>,
+    /// Commits of base and head, where both were built from a checkout.
+    pub sources: Option<[String; 2]>,
+    /// Limits of each case.
+    pub limits: BTreeMap<String, Limits>,
+    /// Every time of the first round, by case.
+    pub first: BTreeMap<String, Series>,
+    /// Every time of the round that confirms, by case.
+    pub second: BTreeMap<String, Series>,
+    /// Errors that kept a case from being measured, or measured to the end.
+    pub errors: BTreeMap<String, Vec<Reason>>,
+    /// Everything besides the verdicts.
+    pub findings: Findings,
+}
+
+/// What a comparison found besides its verdicts; fields as in
+/// [`Verdicts`](super::verdicts::Verdicts).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct Findings {
+    pub device: String,
+    pub limits: Limits,
+    pub refused: Vec<Refusal>,
+    pub new: Vec<String>,
+    pub skipped: BTreeMap<String, String>,
+    pub failed: BTreeMap<String, String>,
+    pub unverified: Vec<String>,
+    pub verification: Vec<VerificationLoss>,
+    pub numerics: NumericsReport,
+    pub costs: Vec<CostGrowth>,
+    pub rules: RulesReport,
+    pub facts: BuildFacts,
+}
+
+impl ComparisonShard {
+    /// Name of the executable's hash of a side in [`Self::identity`].
+    const SIDES: [&str; 2] = ["base ", "head "];
+
+    /// Keeps the limits, the errors and the findings of a comparison.
+    pub fn keep(&mut self, comparison: &Comparison, limits: impl Fn(&str) -> Limits) {
+        for judged in &comparison.judged {
+            self.limits.insert(judged.case.clone(), limits(&judged.case));
+            let is_kept = |reason: &&Reason| {
+                reason.is_case_error() && !matches!(reason, Reason::LessVerified(_))
+            };
+            let errors: Vec<Reason> = judged.reasons.iter().filter(is_kept).cloned().collect();
+            if !errors.is_empty() {
+                self.errors.insert(judged.case.clone(), errors);
+            }
+        }
+        self.first.retain(|case, _| self.limits.contains_key(case));
+        self.second.retain(|case, _| self.limits.contains_key(case));
+    }
+
+    /// The first fact in which a shard differs from this one so that they are not one comparison:
+    /// its name and both values.
+    pub fn mismatch(&self, other: &Self) -> Option<(String, [String; 2])> {
+        let facts = |shard: &Self| {
+            [
+                ("number of shards", shard.shard.count.to_string()),
+                ("plan", shard.plan.clone()),
+                ("cases of the plan", shard.planned.to_string()),
+                ("thresholds", format!("{:?}", shard.findings.facts.plan)),
+                ("power state", shard.power().to_owned()),
+            ]
+        };
+        let of_facts = facts(self).into_iter().zip(facts(other)).find(|(one, other)| one != other);
+        if let Some(((field, left), (_, right))) = of_facts {
+            return Some((field.to_owned(), [left, right]));
+        }
+        if let Some(mismatch) = other.environment.mismatches(&self.environment).into_iter().next() {
+            return Some((mismatch.field.to_owned(), [mismatch.base, mismatch.head]));
+        }
+        let (left, right) = (self.shared_identity(other), other.shared_identity(self));
+        let name = differing(&left, &right)?;
+        let value = |of: &BTreeMap<String, String>| of.get(&name).cloned().unwrap_or_default();
+        let field = Self::SIDES.iter().find_map(|side| {
+            Some(format!("executable of bench {} in the {side}", name.strip_prefix(side)?))
+        });
+        let values = [value(&left), value(&right)];
+        Some((field.map_or(name, |field| field.trim_end().to_owned()), values))
+    }
+
+    /// "steady" or "burst", as far as an anchor records it.
+    fn power(&self) -> &'static str {
+        match &self.anchors {
+            Some(AnchorRecord::Measured(anchors)) => anchors.power.name(),
+            _ => "unknown",
+        }
+    }
+
+    /// What two shards are to share: executables that two machines built from the same commits may
+    /// differ.
+    fn shared_identity(&self, other: &Self) -> BTreeMap<String, String> {
+        let one_code = self.sources.is_some() && self.sources == other.sources;
+        let is_shared = |name: &str| {
+            name != "KERNELGATE_SHARD"
+                && name != "KERNELGATE_DEVICE"
+                && !(one_code && Self::SIDES.iter().any(|side| name.starts_with(side)))
+        };
+        let shared = self.identity.iter().filter(|(name, _)| is_shared(name));
+        shared.map(|(name, value)| (name.clone(), value.clone())).collect()
+    }
+
+    /// Decisions of a round, as at its end.
+    fn decide(&self, round: &BTreeMap<String, Series>) -> Outcome {
+        let plan = self.findings.facts.plan;
+        let blocks = |(case, series): (&String, &Series)| (case.clone(), series.blocks());
+        let observed: Observed = round.iter().map(blocks).collect();
+        let limits = |case: &str| self.limits.get(case).map_or(plan, |limits| plan.within(limits));
+        decide_each(&observed, &plan, &limits, Family::Plan(self.planned), true)
+    }
+
+    /// Verdicts on its cases.
+    fn judge(&self) -> Vec<Judgement> {
+        let [first, second] = [&self.first, &self.second].map(|round| self.decide(round));
+        let plan: TestPlan = self.findings.facts.plan;
+        let errors = |case: &str| self.errors.get(case).cloned().unwrap_or_default();
+        let losses: BTreeMap<&str, &VerificationLoss> =
+            self.findings.verification.iter().map(|loss| (&*loss.case, loss)).collect();
+        let again: BTreeMap<&str, _> =
+            second.decisions.iter().map(|decision| (&*decision.case, decision)).collect();
+        let mut judged = Vec::new();
+        for decision in first.decisions {
+            let Some(limits) = self.limits.get(&decision.case) else { continue };
+            let confirmation = again.get(&*decision.case).map(|decision| (*decision).clone());
+            let errors = errors(&decision.case);
+            judged.push(Judgement::from_rounds(decision, confirmation, errors, limits));
+        }
+        let unmeasured = self.limits.iter().filter(|(case, _)| !self.first.contains_key(*case));
+        judged.extend(unmeasured.map(|(case, limits)| {
+            Judgement::unmeasured(case.clone(), errors(case), &plan, limits)
+        }));
+        let with_loss = |judged: Judgement| match losses.get(&*judged.case) {
+            Some(loss) => judged.less_verified((*loss).clone()),
+            None => judged,
+        };
+        judged.into_iter().map(with_loss).collect()
+    }
+}
+
+impl From<Comparison> for Findings {
+    fn from(comparison: Comparison) -> Self {
+        let Comparison { device, limits, judged: _, refused, new, skipped, failed, .. } =
+            comparison;
+        let Comparison { unverified, verification, numerics, costs, rules, facts, .. } = comparison;
+        Self {
+            device,
+            limits,
+            refused,
+            new,
+            skipped,
+            failed,
+            unverified,
+            verification,
+            numerics,
+            costs,
+            rules,
+            facts,
+        }
+    }
+}
+
+/// The comparison that shards make together, whatever their order; absent without a shard. The
+/// shards are of one plan ([`ComparisonShard::mismatch`]), each is there once.
+pub fn merge(mut shards: Vec<ComparisonShard>) -> Option<Comparison> {
+    shards.sort_by_key(|shard| shard.shard);
+    let judged = shards.iter().flat_map(ComparisonShard::judge).collect();
+    let mut shards = shards.into_iter().map(|shard| shard.findings);
+    let mut all = shards.next()?;
+    shards.for_each(|shard| all.add(shard));
+    all.put_in_order();
+    let Findings { device, limits, refused, new, skipped, failed, unverified, .. } = all;
+    let Findings { verification, numerics, costs, rules, facts, .. } = all;
+    let mut comparison = Comparison {
+        device,
+        limits,
+        judged,
+        refused,
+        new,
+        skipped,
+        failed,
+        unverified,
+        verification,
+        numerics,
+        costs,
+        rules,
+        facts,
+    };
+    comparison.sort();
+    Some(comparison)
+}
+
+impl Findings {
+    fn add(&mut self, other: Self) {
+        self.refused.extend(other.refused);
+        self.new.extend(other.new);
+        self.skipped.extend(other.skipped);
+        self.failed.extend(other.failed);
+        self.unverified.extend(other.unverified);
+        self.verification.extend(other.verification);
+        self.costs.extend(other.costs);
+        let (numerics, more) = (&mut self.numerics, other.numerics);
+        numerics.compared += more.compared;
+        numerics.changed += more.changed;
+        numerics.changed_outputs += more.changed_outputs;
+        numerics.grown.extend(more.grown);
+        let (rules, more) = (&mut self.rules, other.rules);
+        for ((_, cases), (_, added)) in rules.thresholds.iter_mut().zip(more.thresholds) {
+            *cases += added;
+        }
+        rules.accepted.extend(more.accepted);
+        rules.notes.extend(more.notes);
+        rules.undecided.extend(more.undecided);
+        add_facts(&mut self.facts, other.facts);
+    }
+
+    /// Puts lists that several shards filled in order, and drops what several of them report.
+    fn put_in_order(&mut self) {
+        let mut refused: BTreeMap<(String, String, String), BTreeSet<String>> = BTreeMap::new();
+        for Refusal { field, base, head, cases } in std::mem::take(&mut self.refused) {
+            refused.entry((field, base, head)).or_default().extend(cases);
+        }
+        let refusals = refused.into_iter().map(|((field, base, head), cases)| Refusal {
+            field,
+            base,
+            head,
+            cases: cases.into_iter().collect(),
+        });
+        self.refused = refusals.collect();
+        let facts = &mut self.facts;
+        for list in [
+            &mut self.new,
+            &mut self.unverified,
+            &mut self.rules.notes,
+            &mut self.rules.undecided,
+            &mut facts.removed,
+            &mut facts.identical,
+            &mut facts.untimed,
+            &mut facts.unaffected,
+        ] {
+            list.sort();
+            list.dedup();
+        }
+        self.verification.sort_by(|one, other| one.case.cmp(&other.case));
+        self.numerics.grown.sort_by(|one, other| one.case.cmp(&other.case));
+        self.rules.accepted.sort_by(|one, other| one.case.cmp(&other.case));
+    }
+}
+
+fn add_facts(facts: &mut BuildFacts, more: BuildFacts) {
+    facts.removed.extend(more.removed);
+    facts.failed_in_base.extend(more.failed_in_base);
+    let broken = more.broken.into_iter().filter(|broken| !facts.broken.contains(broken));
+    let broken: Vec<_> = broken.collect();
+    facts.broken.extend(broken);
+    facts.left_alone.extend(more.left_alone);
+    for bench in more.criterion {
+        match facts.criterion.iter_mut().find(|it| it.bench == bench.bench) {
+            Some(there) => add_bench(there, bench),
+            None => facts.criterion.push(bench),
+        }
+    }
+    facts.identical.extend(more.identical);
+    facts.untimed.extend(more.untimed);
+    facts.optimised &= more.optimised;
+    for (index, round) in more.rounds.into_iter().enumerate() {
+        match facts.rounds.get_mut(index) {
+            Some(there) => {
+                let Round { blocks, processes, wall_s } = *there;
+                *there = Round {
+                    blocks: blocks.max(round.blocks),
+                    processes: processes + round.processes,
+                    wall_s: wall_s + round.wall_s,
+                };
+            }
+            None => facts.rounds.push(round),
+        }
+    }
+    facts.code.extend(more.code);
+    facts.explanations.extend(more.explanations);
+    facts.unaffected.extend(more.unaffected);
+}
+
+fn add_bench(there: &mut CriterionBench, more: CriterionBench) {
+    there.cases.extend(more.cases);
+    there.cases.sort();
+    there.process_s = there.process_s.max(more.process_s);
+    there.overridden.extend(more.overridden);
+}
+
+impl Record for ComparisonShard {
+    const SCHEMA: &'static str = "kernelgate-comparison-shard";
+    const VERSION: u64 = 1;
+    const KIND: &'static str = "shard of a comparison";
+    const FREE_TEXT: &'static [&'static str] = &["identity", "findings", "errors", "anchors"];
+
+    fn validate(&self) -> Result<(), String> {
+        self.shard.validate()?;
+        text::check_time(&self.ended).map_err(|problem| format!("ended: {problem}"))?;
+        self.environment.validate()?;
+        self.anchors.as_ref().map_or(Ok(()), AnchorRecord::validate)?;
+        for (round, series) in [("first", &self.first), ("second", &self.second)] {
+            for (case, series) in series {
+                series.validate().map_err(|why| format!("{round}: case {case}: {why}"))?;
+                if !self.limits.contains_key(case) {
+                    return Err(format!("{round}: case {case} has no limits"));
+                }
+            }
+        }
+        if self.planned < self.limits.len() {
+            let (cases, planned) = (self.limits.len(), self.planned);
+            return Err(format!("{cases} cases of a plan of {planned}"));
+        }
+        super::calibration::check_plan(&self.findings.facts.plan)
+    }
+}

@@ -1,0 +1,169 @@
+//! `kernelgate merge`: the records of all shards as one measurement, comparison or calibration.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::fleet::merge::{self, Kind, MergeError, MergedRuns};
+use crate::fleet::pieces::{Account, Tolerance};
+use crate::gate::calibration::Calibration;
+use crate::gate::comparison_shard;
+use crate::gate::rules::rules_file::MAX_RATIO;
+use crate::report::{metrics, verdicts};
+use crate::verbs::shared::output::print_json;
+use crate::verbs::shared::settings::check_number;
+use crate::verbs::slower::calibrate;
+use crate::verbs::slower::verdict::{VerdictFormat, VerdictOutput};
+use kernelgate::display::terminal;
+use kernelgate::exit::Exit;
+use kernelgate::record::text::{printable, printable_path};
+use kernelgate::record::{Store, file};
+
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Exit codes: of runs and calibrations 0 whole, 3 a shard is missing, excluded or \
+                  interrupted; of a comparison those of `kernelgate compare`; 2 a file cannot be \
+                  read; 4 records that do not belong together."
+)]
+pub struct Arguments {
+    /// Records of shards, or folders that hold them, also in folders below
+    #[arg(value_name = "PATH", required = true)]
+    paths: Vec<PathBuf>,
+    /// Folder of the merged session, or file of the merged calibration [default: a folder among
+    /// the recorded runs, or baselines/DEVICE/calibration.json]
+    #[arg(long, value_name = "PATH")]
+    output: Option<PathBuf>,
+    /// Largest relative difference of the anchors of two shards that are merged [default: 0.03 on
+    /// GPUs, 0.3 on hosts, or what the calibration of the device has]
+    #[arg(long, value_name = "FRACTION")]
+    anchor_tolerance: Option<f64>,
+    #[command(flatten)]
+    verdict: VerdictOutput,
+}
+
+/// A merged session, for programs.
+#[derive(Serialize)]
+struct MergedSession<'a> {
+    session: &'a Path,
+    cases: usize,
+    devices: Vec<String>,
+    not_run: usize,
+    #[serde(rename = "records")]
+    account: &'a Account,
+}
+
+/// Merges the records.
+///
+/// # Errors
+/// When a file cannot be read or written.
+pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+    check_number("--anchor-tolerance", arguments.anchor_tolerance, 0.0..=MAX_RATIO)?;
+    match merge(arguments, store) {
+        Err(Stop::Refused(why)) => {
+            println!("{}", printable(&why));
+            Ok(Exit::Refused)
+        }
+        Err(Stop::Error(error)) => Err(error),
+        Ok(exit) => Ok(exit),
+    }
+}
+
+/// Why nothing was merged.
+enum Stop {
+    /// Records do not belong together.
+    Refused(String),
+    /// Something else.
+    Error(anyhow::Error),
+}
+
+impl From<MergeError> for Stop {
+    fn from(error: MergeError) -> Self {
+        match error {
+            MergeError::Refused { .. } => Self::Refused(error.to_string()),
+            error => Self::Error(error.into()),
+        }
+    }
+}
+
+impl From<anyhow::Error> for Stop {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Error(error)
+    }
+}
+
+fn merge(arguments: &Arguments, store: &Store) -> Result<Exit, Stop> {
+    let files = merge::files(&arguments.paths)?;
+    match merge::kind(&files)? {
+        Kind::Runs => runs(arguments, store, &files),
+        Kind::Comparisons => comparisons(arguments, store, &files),
+        Kind::Calibrations => {
+            Ok(calibrate::merge_files(&files, arguments.output.as_deref(), store)?)
+        }
+    }
+}
+
+/// The tolerance of a flag, else of the calibration of a device.
+fn tolerance(arguments: &Arguments, store: &Store, slug: Option<String>) -> Tolerance {
+    let calibrated = || {
+        let calibration: Calibration = file::read(&store.calibration_path(&slug?)).ok()?;
+        calibration.anchor_tolerance
+    };
+    Tolerance(arguments.anchor_tolerance.or_else(calibrated))
+}
+
+fn runs(arguments: &Arguments, store: &Store, files: &[PathBuf]) -> Result<Exit, Stop> {
+    let slug = merge::device_of_run(&files[0])?;
+    let merged = merge::runs(files, tolerance(arguments, store, Some(slug)))?;
+    let MergedRuns { runs, account, not_run } = &merged;
+    let digest = file::hash_of_all(runs.iter().map(|piece| &*piece.hash));
+    let usual = || store.runs.join(format!("merged-{}", &digest[..8]));
+    let session = arguments.output.clone().unwrap_or_else(usual);
+    if !runs.is_empty() {
+        merge::write_session(&session, runs)?;
+    }
+    let cases = runs.iter().map(|piece| piece.record.cases.len()).sum();
+    let mut devices: Vec<String> = runs.iter().map(|piece| piece.environment.device_id()).collect();
+    devices.sort();
+    devices.dedup();
+    match arguments.verdict.format() {
+        VerdictFormat::Json => {
+            let merged =
+                MergedSession { session: &session, cases, devices, not_run: *not_run, account };
+            print_json(&merged)?;
+        }
+        _ => {
+            account.lines().iter().for_each(|line| terminal::print(&printable(line)));
+            if *not_run > 0 {
+                println!("not run: {not_run} cases, for want of time or of the device");
+            }
+            if !runs.is_empty() {
+                let (cards, folder) = (devices.len(), printable_path(&session));
+                let plural = if cards == 1 { "" } else { "s" };
+                println!("{cases} cases on {cards} device{plural} in {folder}");
+            }
+        }
+    }
+    let whole = account.is_whole() && *not_run == 0;
+    Ok(if whole { Exit::Fine } else { Exit::Inconclusive })
+}
+
+fn comparisons(arguments: &Arguments, store: &Store, files: &[PathBuf]) -> Result<Exit, Stop> {
+    arguments.verdict.check()?;
+    let slug = merge::device_of_comparison(&files[0])?;
+    let merged = merge::comparisons(files, tolerance(arguments, store, Some(slug)))?;
+    let account = merged.account;
+    account.lines().iter().for_each(|line| eprintln!("{}", printable(line)));
+    let Some(mut comparison) = comparison_shard::merge(merged.shards) else {
+        return Ok(Exit::Inconclusive);
+    };
+    comparison.facts.missing_shards = account.missing;
+    let again = format!("kernelgate merge {}", merge::list(&arguments.paths));
+    let summary = verdicts::summary(&comparison, &again);
+    arguments.verdict.tell(
+        &verdicts::text(&comparison, terminal::columns()),
+        &summary,
+        &comparison,
+        &metrics::of_comparison(&comparison),
+    )?;
+    Ok(comparison.exit())
+}

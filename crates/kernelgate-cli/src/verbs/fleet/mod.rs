@@ -1,0 +1,3 @@
+//! Several machines: verbs for shards.
+
+pub mod merge;
