@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
+use super::card::ComparedRuns;
 use super::costs;
 use super::interval::{Ratio, SideTimes, SingleRun, SpreadSource};
 use super::judgement::{Evidence, Judgement, RunEvidence, SideRuns};
@@ -281,9 +282,13 @@ pub struct Figures {
 }
 
 /// The baseline's runs that judged cases rest on.
-fn used<'a>(baseline: &'a Baseline, judged: &[Judgement]) -> impl Iterator<Item = &'a BaselineRun> {
+fn used<'a>(
+    baseline: &'a Baseline,
+    judged: impl IntoIterator<Item = &'a Judgement>,
+) -> impl Iterator<Item = &'a BaselineRun> {
+    let judged = judged.into_iter();
     let keys: BTreeSet<&String> =
-        judged.iter().flat_map(|judged| baseline.cases[&judged.case].runs.keys()).collect();
+        judged.flat_map(|judged| baseline.cases[&judged.case].runs.keys()).collect();
     keys.into_iter().map(|key| &baseline.runs[key])
 }
 
@@ -296,7 +301,9 @@ fn other_device(
     runs: &[ProcessRun],
     judged: &[Judgement],
 ) -> Option<(String, String)> {
-    let used: Vec<&BaselineRun> = used(baseline, judged).collect();
+    let on_other_cards =
+        judged.iter().filter(|judged| judged.runs().is_some_and(|runs| !runs.same_device));
+    let used: Vec<&BaselineRun> = used(baseline, on_other_cards).collect();
     let mut pairs = runs
         .iter()
         .flat_map(|run| used.iter().map(move |base| (&base.environment, &run.environment)));
@@ -315,23 +322,21 @@ fn judge_case(
     let base = &baseline.cases[id];
     // Contention on the host changes the times of its own cores only.
     let contended = head.iter().all(|it| it.run.environment.on_host());
-    let same = |run: &ProcessRun| {
-        base.runs.keys().all(|key| run.environment.same_device(&baseline.runs[key].environment))
-    };
-    let same_device = head.iter().all(|it| same(it.run));
-    let mut base_runs = base.runs.keys().map(|key| &baseline.runs[key]);
-    let base_single = match (base_runs.next(), base_runs.next()) {
-        (Some(only), None) => Some(spreads.of_base(id, base, &only.environment, policy.single_run)),
+    let ComparedRuns { base: base_runs, head, same_device, card } =
+        ComparedRuns::choose(baseline, base, head);
+    let base_single = match base_runs[..] {
+        [(environment, _)] => Some(spreads.of_base(id, base, environment, policy.single_run)),
         _ => None,
     };
-    let head_single = match head {
+    let base_runs: Vec<&CaseRun> = base_runs.into_iter().map(|(_, run)| run).collect();
+    let head_single = match &head[..] {
         [only] => Some(spreads.of_head(id, only.run, policy.single_run)),
         _ => None,
     };
     let half_width =
         |single: Option<SingleRun>| single.map_or(policy.single_run, |single| single.relative);
     let head_runs: Vec<CaseRun> = head.iter().map(|it| CaseRun::of(&it.case.samples)).collect();
-    let base_side = SideTimes::of(base.runs.values(), half_width(base_single), contended);
+    let base_side = SideTimes::of(base_runs.iter().copied(), half_width(base_single), contended);
     let head_side = SideTimes::of(&head_runs, half_width(head_single), contended);
     let ratio = Ratio::of(&head_side, &base_side);
     let (base_ns, device) = (base_side.center_ns, policy.device(same_device));
@@ -339,7 +344,6 @@ fn judge_case(
     let detectable = (1.0 + threshold.value) * ratio.center / ratio.low - 1.0;
     let (verdict, reason) = match by_times(&ratio, threshold.value, base_single, policy.widest) {
         Ok(verdict) => {
-            let base_runs: Vec<&CaseRun> = base.runs.values().collect();
             let head_runs: Vec<&CaseRun> = head_runs.iter().collect();
             let all = base_runs.iter().chain(&head_runs).copied();
             let doubt = too_long(verdict, &base_runs, &head_runs)
@@ -362,6 +366,7 @@ fn judge_case(
         detectable: Some(detectable),
         evidence: Evidence::Runs(Box::new(RunEvidence {
             same_device,
+            card,
             base: SideRuns::new(&base_side, base_single),
             head: SideRuns::new(&head_side, head_single),
         })),

@@ -46,6 +46,8 @@ pub enum Evidence {
 pub struct RunEvidence {
     /// Whether all runs are known to be of the same device.
     pub same_device: bool,
+    /// The card whose runs were compared, where a side has runs of other cards too.
+    pub card: Option<String>,
     /// Runs of the baseline.
     pub base: SideRuns,
     /// Runs that are judged.

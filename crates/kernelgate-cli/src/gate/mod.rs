@@ -6,6 +6,7 @@
 
 pub mod baseline;
 pub mod calibration;
+mod card;
 pub mod comparison;
 pub mod comparison_shard;
 pub mod costs;

@@ -51,8 +51,11 @@ impl Serialize for Judgement {
         map.serialize_entry("detectable", &self.detectable)?;
         match &self.evidence {
             Evidence::Runs(runs) => {
-                let RunEvidence { same_device, base, head } = &**runs;
+                let RunEvidence { same_device, card, base, head } = &**runs;
                 map.serialize_entry("same_device", same_device)?;
+                if let Some(card) = card {
+                    map.serialize_entry("card", card)?;
+                }
                 map.serialize_entry("base_spread", &base.spread)?;
                 map.serialize_entry("head_spread", &head.spread)?;
                 map.serialize_entry("base_runs", &base.runs)?;

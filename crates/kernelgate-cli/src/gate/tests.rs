@@ -502,6 +502,31 @@ fn another_device_of_the_same_model_gets_more_tolerance() {
     }
 }
 
+#[test]
+fn a_case_is_compared_on_the_card_that_both_sides_share() {
+    let on = |session: &str, machine: &str, time: f64| {
+        let mut run = run(session, &[("a", time)]);
+        run.environment.machine = Some(machine.to_owned());
+        run
+    };
+    let mut base = baseline(&on("1", "slow", 1.2e6));
+    base.add(&on("2", "fast", 1e6)).unwrap();
+    base.add(&on("3", "slow", 1.2e6)).unwrap();
+    let judge = |head: &[ProcessRun]| {
+        let report = compare(&base, head, Policy { single_run: 0.0, ..Policy::default() });
+        let judged = &report.judged[0];
+        let card = judged.runs().unwrap().card.clone();
+        (judged.verdict, card, report.facts.other_device.is_some())
+    };
+    let slow = [on("4", "slow", 1.3e6), on("5", "slow", 1.3e6)];
+    assert_eq!(judge(&slow), (Verdict::Regressed, Some("host slow".to_owned()), false));
+    // A run of the fast card does not hide it.
+    let mixed = [slow[0].clone(), slow[1].clone(), on("6", "fast", 1e6)];
+    assert_eq!(judge(&mixed), (Verdict::Regressed, Some("host slow".to_owned()), false));
+    let elsewhere = [on("7", "third", 1.3e6), on("8", "third", 1.3e6)];
+    assert_eq!(judge(&elsewhere), (Verdict::Unchanged, None, true));
+}
+
 /// A head with the times of its baseline, compared with the reference as far as given.
 fn verified_before_and_now(before: (u64, u64), now: (u64, u64), rules: &Rules) -> GateReport {
     let verified = |session: &str, (checked, total): (u64, u64)| {

@@ -1,5 +1,7 @@
 //! The words of `gate`: the baseline and its age, what differs between runs, what was not run.
 
+use std::collections::BTreeSet;
+
 use super::summary::{self, Unjudged, UnjudgedKind};
 use super::verdicts::{Wording, first_of};
 use crate::gate::baseline::{BaselineFacts, GateReport};
@@ -118,6 +120,15 @@ impl Wording for BaselineFacts {
             ));
         }
         lines.extend(single_runs(report));
+        let cards: BTreeSet<&String> = runs(report).filter_map(|it| it.card.as_ref()).collect();
+        if !cards.is_empty() {
+            let cases = runs(report).filter(|it| it.card.is_some()).count();
+            let cards = cards.into_iter().cloned().collect::<Vec<_>>().join(", ");
+            lines.push(format!(
+                "{cases} cases are compared on a card that both sides share ({cards}), without \
+                 their runs on other cards"
+            ));
+        }
         lines.extend(other_device.as_ref().map(|(base, head)| {
             format!(
                 "not known to be the same device ({base} in the baseline, {head} in the run): two \

@@ -163,6 +163,7 @@ fn judged(case: &str, verdict: Verdict, change: f64, runs: (usize, usize)) -> Ju
         detectable: Some(0.307),
         evidence: Evidence::Runs(Box::new(RunEvidence {
             same_device: false,
+            card: None,
             base: side(runs.0, 0.011),
             head: SideRuns { spread: None, ..side(runs.1, 0.0) },
         })),

@@ -411,7 +411,7 @@ mod tests {
             Place { kind: BackendKind::Cpu, otherwise: "elsewhere".to_owned(), l2_bytes: 0 };
         let select = |arguments: &[&str]| {
             let settings = Settings::parse(&arguments.join(" "))?;
-            let selected = harness.select(&settings, &place, &settings.filter, settings.shard)?;
+            let selected = harness.select(&settings, &place, &settings.filter, |_| None)?;
             Ok::<_, HarnessError>(selected.map(|selection| selection.count()))
         };
         assert_eq!(select(&["attention/softmax"]).unwrap(), None);

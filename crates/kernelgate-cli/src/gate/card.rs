@@ -1,0 +1,55 @@
+//! Which process runs of a case are compared: those of one card where both sides have some, else
+//! all.
+
+use std::collections::BTreeMap;
+
+use kernelgate::record::{Baseline, BaselineCase, CaseOfRun, CaseRun, Environment};
+
+/// The process runs that are compared.
+pub struct ComparedRuns<'a> {
+    /// Runs of the baseline, at least one.
+    pub base: Vec<(&'a Environment, &'a CaseRun)>,
+    /// Runs that are judged, at least one.
+    pub head: Vec<CaseOfRun<'a>>,
+    /// Whether all of them are known to be of the same device.
+    pub same_device: bool,
+    /// The card that both sides share, where runs of other cards are not compared.
+    pub card: Option<String>,
+}
+
+impl<'a> ComparedRuns<'a> {
+    /// The runs of a case. Of several cards that both sides share, the one with the most runs
+    /// counts: a mean over cards would depend on how many runs each has.
+    pub fn choose(baseline: &'a Baseline, case: &'a BaselineCase, head: &[CaseOfRun<'a>]) -> Self {
+        let base: Vec<(&Environment, &CaseRun)> =
+            case.runs.iter().map(|(key, run)| (&baseline.runs[key].environment, run)).collect();
+        let mut pairs = head
+            .iter()
+            .flat_map(|head| base.iter().map(|(base, _)| head.run.environment.same_device(base)));
+        let all =
+            |same_device| Self { base: base.clone(), head: head.to_vec(), same_device, card: None };
+        if pairs.all(|same| same) {
+            return all(true);
+        }
+        let mut cards: BTreeMap<String, &Environment> = BTreeMap::new();
+        for head in head.iter().filter(|head| head.run.environment.is_identified()) {
+            cards.entry(head.run.environment.device_id()).or_insert(&head.run.environment);
+        }
+        let on = |card: &Environment| {
+            let base: Vec<_> =
+                base.iter().filter(|(base, _)| base.same_device(card)).copied().collect();
+            let head = head.iter().filter(|it| it.run.environment.same_device(card)).copied();
+            (base, head.collect::<Vec<_>>())
+        };
+        let mut shared: Option<Self> = None;
+        for (id, card) in cards {
+            let (base, head) = on(card);
+            let count = |runs: &Self| runs.base.len().min(runs.head.len());
+            let fewest = base.len().min(head.len());
+            if fewest > shared.as_ref().map_or(0, count) {
+                shared = Some(Self { base, head, same_device: true, card: Some(id) });
+            }
+        }
+        shared.unwrap_or_else(|| all(false))
+    }
+}
