@@ -4,16 +4,23 @@
 //! ```text
 //! cargo run --release --example large_records -- make DIR CASES RUNS SAMPLES
 //! cargo run --release --example large_records -- read DIR/baselines/DEVICE/main.json
+//! cargo run --release --example large_records -- shards DIR SHARDS CASES SAMPLES
+//! cargo run --release --example large_records -- merge DIR
 //! ```
 //!
 //! `make` lays out a package: `kernelgate gate --baseline main` in `DIR` judges the last run, and
-//! `kernelgate report --runs DIR/target/kernelgate/runs` draws all of them.
+//! `kernelgate report --runs DIR/target/kernelgate/runs` draws all of them. `shards` writes one run of
+//! so many cases a shard, which `merge` puts together as `kernelgate merge` does.
 
 use std::path::Path;
 use std::time::Instant;
 
 use kernelgate::measure::limits::TimeLimit;
-use kernelgate::record::{Baseline, CaseRecord, Environment, ProcessRun, Provenance, Store, file};
+use kernelgate::record::{
+    Baseline, CaseRecord, Environment, ProcessRun, Provenance, Shard, Store, file,
+};
+use kernelgate_cli::fleet::merge;
+use kernelgate_cli::fleet::pieces::Tolerance;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -24,7 +31,11 @@ fn main() {
             make(Path::new(folder), number(cases), number(runs), number(samples));
         }
         ["read", path] => read(Path::new(path)),
-        _ => eprintln!("make DIR CASES RUNS SAMPLES, or read FILE"),
+        ["shards", folder, shards, cases, samples] => {
+            make_shards(Path::new(folder), number(shards), number(cases), number(samples));
+        }
+        ["merge", folder] => merge(Path::new(folder)),
+        _ => eprintln!("make DIR CASES RUNS SAMPLES, read FILE, shards DIR ..., or merge DIR"),
     }
 }
 
@@ -77,6 +88,36 @@ fn make(folder: &Path, cases: usize, runs: usize, samples: usize) {
         let bytes = std::fs::metadata(&path).map_or(0, |facts| facts.len());
         println!("{:.1} MB {}", bytes as f64 / 1e6, path.display());
     }
+}
+
+fn make_shards(folder: &Path, shards: usize, cases: usize, samples: usize) {
+    for index in 1..=shards {
+        let mut run = run(index, cases, samples);
+        // Other problems in every shard.
+        run.cases = std::mem::take(&mut run.cases)
+            .into_iter()
+            .map(|(id, case)| (id.replacen("/s", &format!("/shard{index}_s"), 1), case))
+            .collect();
+        let shard = Shard { index: index as u32, count: shards as u32 };
+        run.shard = Some(shard);
+        let path = folder.join(format!("{}.json", run.process()));
+        file::write(&path, &run).expect("a folder that can be written");
+    }
+}
+
+fn merge(folder: &Path) {
+    let started = Instant::now();
+    let files = merge::files(&[folder.to_owned()]).expect("a folder of shards");
+    assert_eq!(merge::kind(&files).expect("records"), merge::Kind::Runs);
+    let merged = merge::runs(&files, Tolerance::default()).expect("shards of one plan");
+    let cases: usize = merged.runs.iter().map(|piece| piece.record.cases.len()).sum();
+    merge::write_session(&folder.with_extension("merged"), &merged.runs).expect("written");
+    println!(
+        "{} shards, {cases} cases in {:.2} s, peak {}",
+        merged.account.merged.len(),
+        started.elapsed().as_secs_f64(),
+        peak()
+    );
 }
 
 fn read(path: &Path) {

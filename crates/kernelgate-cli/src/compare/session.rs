@@ -344,9 +344,7 @@ impl Session {
         &self,
         request: &ComparisonRequest,
     ) -> Result<BTreeMap<String, String>, CompareError> {
-        let set = request.settings.iter().filter(|(_, value)| !value.is_empty());
-        let mut identity: BTreeMap<String, String> =
-            set.map(|(name, value)| (name.clone(), value.clone())).collect();
+        let mut identity: BTreeMap<String, String> = request.settings.clone();
         let delays = delays_text(&request.planted.delays_ns).unwrap_or_default();
         identity.insert("delays".to_owned(), delays);
         identity.insert("filter".to_owned(), request.filter.clone().unwrap_or_default());

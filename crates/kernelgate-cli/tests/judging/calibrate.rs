@@ -138,7 +138,7 @@ fn parts_are_merged_and_strangers_are_not() {
         ("calibrate --inject 0", "--inject takes percentages"),
         ("calibrate --work=-1", "--work takes percentages"),
         ("calibrate --dir bin --shard 1/2", "--shard needs a filter"),
-        ("calibrate --shard 3/2", "a shard is 1/4"),
+        ("calibrate --shard 3/2", "a shard is 1/2 to 2/2"),
         ("calibrate --dir bin --backend cpu n64 --relative=-1", "--relative"),
         ("calibrate --dir bin --backend cpu nothing", "no case matches `nothing`"),
         ("calibrate --dir none", "none"),

@@ -88,7 +88,7 @@ fn a_comparison_in_shards_is_decided_when_all_are_there() {
          --max-blocks 1 --case-time 0.01s --shard"
     );
     for shard in ["1/2", "2/2"] {
-        let words = format!("shard {shard} in target/kernelgate/compare/shards/");
+        let words = format!("shard {shard} in {}", package.path("target").display());
         package.kernelgate(&format!("{line} {shard}")).expect(0, &[&words, "`kernelgate merge`"]);
     }
     let shards = "target/kernelgate/compare/shards";

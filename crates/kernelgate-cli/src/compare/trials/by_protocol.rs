@@ -69,12 +69,12 @@ fn of_request(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>, request: &Path) 
     if let Some(filter) = setup.filter {
         command.arg("--").arg(filter);
     }
-    command.envs(setup.settings).env(protocol::VARIABLE, request);
+    // A shard of the comparison is among the settings; that of this process is not the bench's.
+    command.env_remove("KERNELGATE_SHARD").envs(setup.settings);
+    command.env(protocol::VARIABLE, request);
     command.env("KERNELGATE_COMMIT", &trial.commit);
     command.env("CARGO_TARGET_DIR", setup.work.join("target"));
     command.env("CRITERION_HOME", setup.work.join("criterion")).env_remove("KERNELGATE_SESSION");
-    // Cases are named one by one, or by the filter: those of every shard.
-    command.env_remove("KERNELGATE_SHARD");
     command.env_remove("KERNELGATE_DELAY").env_remove("KERNELGATE_LAYOUT");
     command
 }

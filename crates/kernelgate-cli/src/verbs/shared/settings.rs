@@ -67,9 +67,7 @@ impl Settings {
     /// As variables of benches that are to take every case, also where this process has a shard.
     pub fn variables_without_shard(&self) -> BTreeMap<String, String> {
         let mut variables = self.variables();
-        if let Some(shard) = variables.get_mut(SHARD) {
-            shard.clear();
-        }
+        variables.remove(SHARD);
         variables
     }
 

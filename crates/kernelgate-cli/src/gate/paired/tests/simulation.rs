@@ -3,12 +3,16 @@
 //! simulation -- --nocapture --test-threads 1` prints the table of docs/evidence.md; without
 //! the variable there are few comparisons a row, which would show a gross error and no more.
 
+use std::path::Path;
+
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal, StudentT};
 use rayon::prelude::*;
 
 use super::*;
+use crate::gate::calibration::{Calibration, ComparisonKind};
+use kernelgate::record::file;
 
 /// How one process of a case differs from the next, in units of the standard deviation where there
 /// is one.
@@ -431,4 +435,75 @@ fn a_lower_clock_is_never_a_regression() {
     );
     assert_eq!(row.alarmed, 0, "{row:?}");
     assert_eq!(row.inconclusive_of_unchanged, row.unchanged_cases, "{row:?}");
+}
+
+/// A/A comparisons as cards recorded them: calibrations of two H200 and three H100.
+fn recorded() -> Vec<Observed> {
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let files = [
+        "docs/calibrations/h200.json",
+        "docs/calibrations/h100.json",
+        "docs/calibrations/h100-half-percent.json",
+        "docs/calibrations/h100-short.json",
+        "baselines/nvidia-h200/calibration.json",
+    ];
+    let calibrations = files.map(|name| file::read::<Calibration>(&repository.join(name)).unwrap());
+    let most = TestPlan::default().max_blocks;
+    let of = |calibration: &Calibration| -> Vec<Observed> {
+        calibration.of(ComparisonKind::Null).map(|known| known.observed(false, most)).collect()
+    };
+    calibrations.iter().flat_map(of).collect()
+}
+
+/// The same comparison with the builds exchanged, which A/A comparisons allow.
+fn exchanged(observed: &Observed) -> Observed {
+    let block = |block: &Block| {
+        let leader = if block.leader == Arm::Base { Arm::Head } else { Arm::Base };
+        Block { leader, base: block.head, head: block.base }
+    };
+    let blocks = |blocks: &Vec<Block>| blocks.iter().map(block).collect();
+    observed.iter().map(|(case, of_case)| (case.clone(), blocks(of_case))).collect()
+}
+
+/// Comparisons in so many shards, each a recorded comparison of a card: those with a false alarm.
+fn alarms_in_shards(recorded: &[Observed], shards: usize, plan: &TestPlan, count: usize) -> Row {
+    let compare = |seed: u64| {
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let mut draw = |_| {
+            let drawn = &recorded[random.random_range(0..recorded.len())];
+            if random.random_bool(0.5) { exchanged(drawn) } else { drawn.clone() }
+        };
+        let drawn: Vec<Observed> = (0..shards).map(&mut draw).collect();
+        let family = Family::Plan(drawn.iter().map(BTreeMap::len).sum());
+        drawn.iter().any(|observed| {
+            decide_each(observed, plan, &|_| *plan, family, true).count(Verdict::Regressed) > 0
+        })
+    };
+    let alarmed = (0..count as u64).into_par_iter().filter(|seed| compare(*seed)).count();
+    println!(
+        "| {shards} shards, threshold {:.1} % | {alarmed} of {count} | {:.2} % |",
+        100.0 * plan.relative,
+        100.0 * upper_bound(alarmed, count)
+    );
+    Row { comparisons: count, alarmed, ..Row::default() }
+}
+
+/// Alarms of the first round alone: the second round, which confirms, only takes some away. At the
+/// threshold 0 identical builds are at the edge of what may not fail.
+#[test]
+fn shards_together_alarm_as_rarely_as_one_comparison() {
+    let recorded = recorded();
+    assert!(recorded.len() > 200, "{}", recorded.len());
+    let edge = TestPlan { relative: 0.0, absolute_ns: 0.0, ..TestPlan::default() };
+    let default = |shards: usize| 200 / shards;
+    for plan in [TestPlan::default(), edge] {
+        for shards in [1, 4, 16] {
+            let count = std::env::var("KERNELGATE_SIMULATIONS")
+                .ok()
+                .and_then(|count| count.parse().ok())
+                .unwrap_or(default(shards));
+            let row = alarms_in_shards(&recorded, shards, &plan, count);
+            assert!(kept(&row, 0.01), "{shards} shards, {plan:?}: {row:?}");
+        }
+    }
 }
