@@ -194,7 +194,7 @@ fn read_each<T: Record + Send>(
 pub struct MergedRuns {
     /// The records that count.
     pub runs: Vec<Piece<ProcessRun>>,
-    /// What became of all.
+    /// Fate of every record that was read.
     pub account: Account,
     /// Cases that no process began, for want of time.
     pub not_run: usize,
@@ -219,7 +219,7 @@ pub fn runs(files: &[PathBuf], tolerance: Tolerance) -> Result<MergedRuns, Merge
             record: run,
         })
     })?;
-    let pieces = of_one_measurement(pieces)?;
+    let pieces = checked_together(pieces)?;
     let (runs, account) = choose(pieces, tolerance);
     let not_run = runs.iter().flat_map(|piece| piece.record.skipped.values());
     let not_run = not_run.filter(|why| why.starts_with(NOT_RUN)).count();
@@ -235,9 +235,7 @@ fn work_name(run: &ProcessRun) -> String {
 }
 
 /// The pieces again, if their runs belong together.
-fn of_one_measurement(
-    pieces: Vec<Piece<ProcessRun>>,
-) -> Result<Vec<Piece<ProcessRun>>, MergeError> {
+fn checked_together(pieces: Vec<Piece<ProcessRun>>) -> Result<Vec<Piece<ProcessRun>>, MergeError> {
     let refused = |pieces: &[Piece<ProcessRun>], differing: &Differing| {
         let file = |key: &String| {
             let of_key = pieces.iter().find(|piece| piece.record.key() == *key);
@@ -305,7 +303,7 @@ fn holds(folder: &Path, names: &BTreeMap<String, &Path>) -> bool {
 pub struct MergedComparisons {
     /// The records that count.
     pub shards: Vec<ComparisonShard>,
-    /// What became of all.
+    /// Fate of every record that was read.
     pub account: Account,
 }
 

@@ -44,7 +44,7 @@ impl Tolerance {
     }
 }
 
-/// What became of the records.
+/// Fate of the records that were read.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Account {
     /// Shards that count: "bench attention, shard 1/4".
@@ -80,7 +80,7 @@ impl Account {
         self.missing.is_empty() && self.interrupted.is_empty()
     }
 
-    /// What a person should know, a line each.
+    /// The account in lines for a person.
     pub fn lines(&self) -> Vec<String> {
         let mut lines = vec![format!("{} shards merged", self.merged.len())];
         if self.identical > 0 {

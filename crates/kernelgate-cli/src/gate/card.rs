@@ -18,7 +18,7 @@ pub struct ComparedRuns<'a> {
 }
 
 impl<'a> ComparedRuns<'a> {
-    /// The runs of a case. Of several cards that both sides share, the one with the most runs
+    /// Chooses the runs of a case. If both sides share several cards, the one with the most runs
     /// counts: a mean over cards would depend on how many runs each has.
     pub fn choose(baseline: &'a Baseline, case: &'a BaselineCase, head: &[CaseOfRun<'a>]) -> Self {
         let base: Vec<(&Environment, &CaseRun)> =

@@ -55,7 +55,7 @@ pub struct ComparisonShard {
     pub findings: Findings,
 }
 
-/// What a comparison found besides its verdicts; fields as in
+/// Findings of a comparison besides its verdicts; fields as in
 /// [`Verdicts`](super::verdicts::Verdicts).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)]
@@ -131,8 +131,8 @@ impl ComparisonShard {
         }
     }
 
-    /// What two shards are to share: executables that two machines built from the same commits may
-    /// differ.
+    /// The part of the identity that two shards must share: executables that two machines built from
+    /// the same commits may differ.
     fn shared_identity(&self, other: &Self) -> BTreeMap<String, String> {
         let one_code = self.sources.is_some() && self.sources == other.sources;
         let is_shared = |name: &str| {

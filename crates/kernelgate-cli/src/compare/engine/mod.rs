@@ -78,7 +78,7 @@ pub struct Facts {
 pub struct Compared {
     /// Verdicts and facts.
     pub comparison: Comparison,
-    /// The same for [`merge`](crate::gate::comparison_shard::merge), where it is a shard.
+    /// The record of the shard for [`merge`](crate::gate::comparison_shard::merge), where it is a shard.
     pub shard: Option<Box<ComparisonShard>>,
 }
 
@@ -118,9 +118,9 @@ pub fn run(request: &ComparisonRequest) -> Result<Compared, CompareError> {
         };
         let in_part =
             !request.benches.is_empty() || request.filter.is_some() || request.shard.is_some();
-        let known = (!in_part).then(|| prepared.matched.ids());
+        let all_ids = (!in_part).then(|| prepared.matched.ids());
         let ids: Option<Vec<&str>> =
-            known.as_ref().map(|known| known.iter().map(String::as_str).collect());
+            all_ids.as_ref().map(|ids| ids.iter().map(String::as_str).collect());
         let kernels = engine.kernels(&benches);
         let mut comparison = engine.compare(prepared)?;
         comparison.judged.retain(|it| !findings.failed.contains_key(&it.case));

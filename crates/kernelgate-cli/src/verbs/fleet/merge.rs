@@ -159,7 +159,7 @@ fn comparisons(arguments: &Arguments, store: &Store, files: &[PathBuf]) -> Resul
     comparison.facts.missing_shards = account.missing;
     let again = format!("kernelgate merge {}", merge::list(&arguments.paths));
     let summary = verdicts::summary(&comparison, &again);
-    arguments.verdict.tell(
+    arguments.verdict.print(
         &verdicts::text(&comparison, terminal::columns()),
         &summary,
         &comparison,

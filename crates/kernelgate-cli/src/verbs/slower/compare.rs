@@ -145,7 +145,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     };
     let again = command_line(arguments_of_process(), &["--format", "--out"], &["--resume"]);
     let summary = verdicts::summary(&outcome, &again);
-    arguments.output.tell(
+    arguments.output.print(
         &verdicts::text(&outcome, terminal::columns()),
         &summary,
         &outcome,

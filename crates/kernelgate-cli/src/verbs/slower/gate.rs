@@ -68,7 +68,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     let policy = Policy { limits, other_device: arguments.other_device, ..usual };
     let report = judge(store, &arguments.baseline, &measurement, policy)?;
     let summary = verdicts::summary(&report, &reproduce(&arguments.baseline));
-    arguments.output.tell(
+    arguments.output.print(
         &verdicts::text(&report, terminal::columns()),
         &summary,
         &report,

@@ -65,7 +65,7 @@ impl VerdictOutput {
 
     /// Prints a result, then writes all its formats where asked for: what cannot be written costs
     /// no verdict. `text` is for a terminal, `result` the whole.
-    pub fn tell(
+    pub fn print(
         &self,
         text: &str,
         summary: &VerdictSummary,

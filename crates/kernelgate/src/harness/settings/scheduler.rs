@@ -32,7 +32,7 @@ fn shard_of_scheduler(variable: Lookup<'_>) -> Result<Shard, String> {
     ] {
         found.extend(shard.map(|shard| (scheduler, shard)));
     }
-    // What a person sets comes before what a scheduler sets.
+    // The variables of a person come before those of a scheduler.
     match found[..] {
         [(first, shard), ..] if first == OWN[0] => Ok(shard),
         [(_, shard)] => Ok(shard),
@@ -122,7 +122,7 @@ fn slurm(variable: Lookup<'_>) -> Result<Option<Shard>, String> {
 mod tests {
     use super::*;
 
-    fn of_variables(variables: &str) -> Result<String, String> {
+    fn shard_from(variables: &str) -> Result<String, String> {
         let lookup = |name: &str| {
             let each = variables.split_whitespace().filter_map(|it| it.split_once('='));
             each.filter(|(key, _)| *key == name).map(|(_, value)| value.to_owned()).next()
@@ -145,12 +145,12 @@ mod tests {
             // A runner of GitLab inside of a job of Slurm.
             ("SLURM_PROCID=0 SLURM_NTASKS=1 CI_NODE_INDEX=1 CI_NODE_TOTAL=2".to_owned(), "1/2"),
         ] {
-            assert_eq!(of_variables(&variables), Ok(shard.to_owned()), "{variables}");
+            assert_eq!(shard_from(&variables), Ok(shard.to_owned()), "{variables}");
         }
     }
 
     #[test]
-    fn what_numbers_no_shard_is_refused_by_its_variable() {
+    fn variables_that_number_no_shard_are_refused_by_name() {
         let gap = "SLURM_ARRAY_TASK_ID=5 SLURM_ARRAY_TASK_COUNT=2 SLURM_ARRAY_TASK_MIN=3 \
                    SLURM_ARRAY_TASK_MAX=5";
         for (variables, why) in [
@@ -168,7 +168,7 @@ mod tests {
                 "SLURM_PROCID names shard 2/2 and CI_NODE_INDEX names shard 1/2",
             ),
         ] {
-            let error = of_variables(variables).unwrap_err();
+            let error = shard_from(variables).unwrap_err();
             assert!(error.contains(why), "{variables}: {error}");
         }
     }

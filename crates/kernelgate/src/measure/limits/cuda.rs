@@ -42,7 +42,7 @@ impl Limits {
     /// Measures those ceilings in a power state, without the cost of launching.
     ///
     /// # Errors
-    /// As [`Self::measure_cuda`].
+    /// When the device fails.
     pub fn measure_cuda_in(
         events: &mut EventTimer,
         works: &[CaseWork],
@@ -61,7 +61,7 @@ impl Limits {
     /// Measures the ceilings of these works, and matmuls of every dtype.
     ///
     /// # Errors
-    /// As [`Self::measure_cuda`].
+    /// When the device fails.
     pub fn measure_cuda_all(
         events: &mut EventTimer,
         works: &[CaseWork],

@@ -78,7 +78,7 @@ impl Measurement {
     /// Checks that runs are one measurement.
     ///
     /// # Errors
-    /// As [`Self::from_runs`].
+    /// The first fact in which a run differs from an earlier run of its bench.
     pub fn check<'a>(runs: impl IntoIterator<Item = &'a ProcessRun>) -> Result<(), Box<Differing>> {
         let mut together = Together::default();
         runs.into_iter().try_for_each(|run| together.add(run))

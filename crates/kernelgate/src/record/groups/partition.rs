@@ -70,12 +70,12 @@ impl Partition {
         recorded_s: &BTreeMap<String, f64>,
     ) -> Self {
         let problems: Vec<&str> = problems.into_iter().collect();
-        let known: Vec<f64> =
+        let times: Vec<f64> =
             problems.iter().filter_map(|it| recorded_s.get(*it)).copied().collect();
-        if known.is_empty() {
+        if times.is_empty() {
             return Self::by_hash(shard);
         }
-        let usual = median(&known);
+        let usual = median(&times);
         let time = |problem: &str| recorded_s.get(problem).copied().unwrap_or(usual);
         let mut longest_first = problems;
         longest_first.sort_by(|one, other| time(other).total_cmp(&time(one)).then(one.cmp(other)));

@@ -449,13 +449,13 @@ fn recorded() -> Vec<Observed> {
     ];
     let calibrations = files.map(|name| file::read::<Calibration>(&repository.join(name)).unwrap());
     let most = TestPlan::default().max_blocks;
-    let of = |calibration: &Calibration| -> Vec<Observed> {
+    let trials = |calibration: &Calibration| -> Vec<Observed> {
         calibration.of(ComparisonKind::Null).map(|known| known.observed(false, most)).collect()
     };
-    calibrations.iter().flat_map(of).collect()
+    calibrations.iter().flat_map(trials).collect()
 }
 
-/// The same comparison with the builds exchanged, which A/A comparisons allow.
+/// An A/A comparison with its builds exchanged.
 fn exchanged(observed: &Observed) -> Observed {
     let block = |block: &Block| {
         let leader = if block.leader == Arm::Base { Arm::Head } else { Arm::Base };
