@@ -2,8 +2,6 @@
 //!
 //! `REAL_TRACES` names the folder of the exports, which are not part of the repository.
 
-#![allow(clippy::unwrap_used)]
-
 use std::path::{Path, PathBuf};
 
 use kernelgate_trace::analyze::idle;

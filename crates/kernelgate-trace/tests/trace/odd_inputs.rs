@@ -1,11 +1,7 @@
 //! Files that other programs write differently than their formats say, and files that are named
 //! because they are not read.
 
-#![allow(clippy::unwrap_used)]
-
-mod fixture;
-
-use fixture::{column, file, refused};
+use crate::fixture::{column, file, refused};
 use kernelgate_trace::diagnose::{Diagnosis, diagnose};
 use kernelgate_trace::model::gpu::MemoryKind;
 use kernelgate_trace::model::{Recorder, Trace};
@@ -137,7 +133,8 @@ fn files_that_are_not_read_are_named_with_a_command() {
         Section: Occupancy\n    Metric Name   Metric Unit Metric Value\n";
     assert!(refused("text.log", text).contains("ncu --csv --page details"));
     assert!(refused("host.xplane.pb", b"\x0a\x10/device:GPU:0").contains("trace.json.gz"));
-    let export = fixture::Export::with_schema("CREATE TABLE rocpd_kernel_dispatch_1 (id INTEGER);");
+    let export =
+        crate::fixture::Export::with_schema("CREATE TABLE rocpd_kernel_dispatch_1 (id INTEGER);");
     assert!(export.read().unwrap_err().to_string().contains("--output-format json"));
 }
 

@@ -1,12 +1,8 @@
 //! JSON of PyTorch's profiler and CSV of Nsight Compute, whole and damaged.
 
-#![allow(clippy::unwrap_used)]
-
-mod fixture;
-
 use std::io::Write as _;
 
-use fixture::{column, file, refused};
+use crate::fixture::{column, file, refused};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use kernelgate_trace::diagnose::diagnose;

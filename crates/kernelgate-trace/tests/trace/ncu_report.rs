@@ -1,12 +1,8 @@
 //! Reports of Nsight Compute, written by the tests in its format, and recorded ones.
 
-#![allow(clippy::unwrap_used)]
-
-mod fixture;
-
 use std::path::{Path, PathBuf};
 
-use fixture::{file, refused};
+use crate::fixture::{file, refused};
 use kernelgate_trace::diagnose::{diagnose, short_name};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::model::kernel_metrics::ProfiledLaunch;

@@ -1,10 +1,6 @@
 //! What was planted between two traces is found, named, and explains its part of the difference.
 
-#![allow(clippy::unwrap_used)]
-
-mod fixture;
-
-use fixture::Export;
+use crate::fixture::Export;
 use kernelgate_trace::diagnose::difference::{
     Change, Difference, PartChange, PartKind, Sums, difference,
 };

@@ -1,14 +1,10 @@
 //! Faults that a diagnosis once got wrong, each on inputs that the test writes; and on the reported
 //! inputs themselves where `SHARED_FAULTS` names their folder.
 
-#![allow(clippy::unwrap_used)]
-
-mod fixture;
-
 use std::path::PathBuf;
 
-use fixture::kineto::{At, FULL, Kineto};
-use fixture::{Export, process};
+use crate::fixture::kineto::{At, FULL, Kineto};
+use crate::fixture::{Export, process};
 use kernelgate_trace::diagnose::checklist::{Tick, checklist};
 use kernelgate_trace::diagnose::difference::{Property, Sums, difference};
 use kernelgate_trace::diagnose::{
@@ -698,7 +694,7 @@ fn a_broken_string_costs_its_own_event() {
     let whole = trace.text();
     for broken in ["a\u{1}b", "Library(\"x\", \"IMPL\")", "{\"ph\": \"X", "a\nb", "\\x"] {
         let text = whole.replace("lib 49", broken);
-        let (_folder, path) = fixture::file("broken.json", text.as_bytes());
+        let (_folder, path) = crate::fixture::file("broken.json", text.as_bytes());
         let read = read::open(&path, &Wanted::ALL).unwrap();
         assert_eq!((read.kernels.on_gpu.len(), read.ranges.len()), (100, 99), "{broken}");
         assert_eq!(read.quality.broken_events, 1, "{broken}");

@@ -1,11 +1,7 @@
 //! Tables and diagnoses of exports whose ranges and calls are not kept are those of exports in
 //! memory.
 
-#![allow(clippy::unwrap_used)]
-
-mod fixture;
-
-use fixture::{Export, process};
+use crate::fixture::{Export, process};
 use kernelgate_trace::analyze::{inside, restrict};
 use kernelgate_trace::diagnose::difference::Sums;
 use kernelgate_trace::diagnose::{CauseKind, Diagnosis, diagnose, diagnose_streamed};
@@ -215,9 +211,9 @@ fn what_is_read_restricted_is_what_is_restricted_in_memory() {
 fn other_files_and_other_tables_are_not_streamed() {
     let export = Export::new();
     assert!(stats::streamed(&export.path(), Report::GpuKernels).unwrap().is_none());
-    let (_folder, path) = fixture::file("trace.json", br#"{"traceEvents": []}"#);
+    let (_folder, path) = crate::fixture::file("trace.json", br#"{"traceEvents": []}"#);
     assert!(stats::streamed(&path, Report::Ranges).unwrap().is_none());
-    let (_folder, path) = fixture::file("trace.sqlite", b"no database");
+    let (_folder, path) = crate::fixture::file("trace.sqlite", b"no database");
     let message = stats::streamed(&path, Report::Ranges).unwrap_err().to_string();
     assert!(message.contains("not an SQLite database"), "{message}");
 }

@@ -1,10 +1,6 @@
 //! Planted faults are found and named; runs without them are not blamed.
 
-#![allow(clippy::unwrap_used)]
-
-mod fixture;
-
-use fixture::Export;
+use crate::fixture::Export;
 use kernelgate_trace::diagnose::checklist::{Tick, checklist, to_json, to_text};
 use kernelgate_trace::diagnose::{CauseKind, Diagnosis, Finding, Severity, diagnose};
 

@@ -1,8 +1,6 @@
 //! Recordings of `kernelgate profile`: what is read of them, the time of ranges inside graphs, what
 //! bounds a case, and files that are broken.
 
-#![allow(clippy::unwrap_used)]
-
 use std::path::Path;
 
 use kernelgate_trace::analyze::restrict;

@@ -1,15 +1,11 @@
 //! A diagnosis as JSON has the form that `schema/diagnosis.json` describes.
 
-#![allow(clippy::unwrap_used)]
-
-mod fixture;
-
-use fixture::Export;
-use fixture::kineto::{At, FULL, Kineto};
+use crate::fixture::Export;
+use crate::fixture::kineto::{At, FULL, Kineto};
 use kernelgate_trace::diagnose::diagnose;
 use serde_json::Value;
 
-const SCHEMA: &str = include_str!("../schema/diagnosis.json");
+const SCHEMA: &str = include_str!("../../schema/diagnosis.json");
 
 /// Where a value differs from a schema, of the keywords that the schema uses.
 fn differs(schema: &Value, value: &Value, root: &Value, path: &str, errors: &mut Vec<String>) {

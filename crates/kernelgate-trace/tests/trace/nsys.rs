@@ -1,10 +1,6 @@
 //! Exports of Nsight Systems that are old, odd or damaged.
 
-#![allow(clippy::unwrap_used)]
-
-mod fixture;
-
-use fixture::{Export, column, file, process, refused};
+use crate::fixture::{Export, column, file, process, refused};
 use kernelgate_trace::analyze::{graph_nodes, restrict};
 use kernelgate_trace::diagnose::{Joined, diagnose};
 use kernelgate_trace::model::Trace;

@@ -1,7 +1,5 @@
 //! Traces of one job are joined by their collectives; planted stragglers are named.
 
-#![allow(clippy::unwrap_used)]
-
 use std::path::PathBuf;
 
 use kernelgate_trace::diagnose::ranks::{Job, Problem, RankPart, join, read_parts};

@@ -1,12 +1,8 @@
 //! Timelines that viewers show: spans of one track nest or follow each other.
 
-#![allow(clippy::unwrap_used)]
-
-mod fixture;
-
 use std::collections::BTreeMap;
 
-use fixture::kineto::{FULL, Kineto};
+use crate::fixture::kineto::{FULL, Kineto};
 use serde_json::Value;
 
 #[test]

@@ -1,10 +1,6 @@
 //! Shares of a device's peaks: by the shapes that PyTorch records, and by sizes in names.
 
-#![allow(clippy::unwrap_used)]
-
-mod fixture;
-
-use fixture::file;
+use crate::fixture::file;
 use kernelgate_trace::analyze::peaks::Precision;
 use kernelgate_trace::analyze::utilization::{Limit, Utilization};
 use kernelgate_trace::diagnose::{Diagnosis, diagnose};

@@ -1,10 +1,6 @@
 //! Tables of Nsight Systems that few exports have: page faults, kinds of streams, payloads of NCCL.
 
-#![allow(clippy::unwrap_used)]
-
-mod fixture;
-
-use fixture::{Export, process};
+use crate::fixture::{Export, process};
 use kernelgate_trace::diagnose::{CauseKind, Diagnosis, Finding, Severity, diagnose};
 
 fn diagnosed(export: &Export) -> Diagnosis {

@@ -1,10 +1,6 @@
 //! Exports of Nsight Systems as a folder of parquet files, made of SQLite exports: both read alike.
 
-#![allow(clippy::unwrap_used)]
-
-mod fixture;
-
-use fixture::Export;
+use crate::fixture::Export;
 use kernelgate_trace::read::{self, Wanted};
 
 #[cfg(not(feature = "parquet"))]
@@ -184,7 +180,7 @@ mod with_parquet {
             "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 40000)
              INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME
              SELECT 2000000 - i * 10, 2000001 - i * 10, {}, 0, {name} FROM n;",
-            fixture::process(7) | 7
+            crate::fixture::process(7) | 7
         ));
         same(&export.path());
     }

@@ -1,10 +1,6 @@
 //! The lines of a device's time add up to its span, and planted causes stand in the right line.
 
-#![allow(clippy::unwrap_used)]
-
-mod fixture;
-
-use fixture::Export;
+use crate::fixture::Export;
 use kernelgate_trace::analyze::iterations::Sign;
 use kernelgate_trace::analyze::timeline::Line;
 use kernelgate_trace::diagnose::{CauseKind, DeviceUse, Diagnosis, Finding, Severity, diagnose};
