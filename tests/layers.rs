@@ -126,7 +126,7 @@ const CRATES: &[Rules] = &[
             ("gimli", &["read/ncu_report/lines.rs"]),
             ("object", &["read/ncu_report/lines.rs"]),
             ("regex", &["analyze/restrict.rs", "stats/table.rs"]),
-            ("tempfile", &["read/convert.rs"]),
+            ("tempfile", &["read/convert.rs", "read/nsys/database/"]),
         ],
     },
     Rules {

@@ -80,7 +80,10 @@ pub struct Communication {
 /// Words of function names, in lower case, by library; the first match decides.
 const LIBRARIES: &[(Library, &[&str])] = &[
     (Library::Nccl, &["nccldevkernel", "ncclkernel", "rccldevkernel", "rcclkernel", "msccl"]),
-    (Library::Nvshmem, &["nvshmem", "rocshmem", "deep_ep::"]),
+    (
+        Library::Nvshmem,
+        &["nvshmem", "rocshmem", "ep::internode::", "ep::internode_ll::", "ep::intranode::"],
+    ),
     (
         Library::Custom,
         &[
@@ -315,12 +318,22 @@ mod tests {
         for name in custom {
             assert_eq!(found(name), Some((Library::Custom, AllReduce)), "{name}");
         }
-        assert_eq!(found("nvshmemi_alltoall_kernel<int>(int)"), Some((Library::Nvshmem, AllToAll)));
+        let nvshmem = [
+            "nvshmemi_alltoall_kernel<int>(int)",
+            "void deep_ep::intranode::combine<__nv_bfloat16, 8, 768>(__nv_bfloat16 *)",
+            "void dpsk::ep::internode::dispatch<false, 8>(int4*, float*)",
+            "void deep_ep::internode_ll::dispatch<true, 7168>(void*)",
+        ];
+        for name in nvshmem {
+            assert_eq!(found(name), Some((Library::Nvshmem, AllToAll)), "{name}");
+        }
         let compute = [
             "void at::native::reduce_kernel<512, 1, ReduceOp<float>>(T3)",
             "void cublasLt::splitKreduce_kernel<32, 16>(cublasSplitKParams<float>)",
             "void fused_gemm<ncclDevKernel_AllReduce>(ncclComm *)",
             "void scatter_reduce(float *)",
+            "void deep_ep::layout::get_dispatch_layout<256>(long const*)",
+            "void moe::step::internodes(int)",
         ];
         for name in compute {
             assert_eq!(found(name), None, "{name}");

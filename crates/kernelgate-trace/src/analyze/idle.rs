@@ -1,6 +1,7 @@
 //! When a GPU worked for a process, and when it did not.
 
 use super::operations::{AllOperations, OperationId};
+use super::order::Order;
 use crate::model::Trace;
 
 /// A time without any operation, between two operations of one process on one device.
@@ -25,6 +26,62 @@ impl Gap {
     }
 }
 
+/// The gaps of an activity in order of time, 12 bytes each: their times are those of operations.
+#[derive(Debug, Clone, Default)]
+pub struct Gaps(Vec<GapBetween>);
+
+/// The operation before a gap, the one after it, and how many had started before it.
+#[derive(Debug, Clone, Copy)]
+struct GapBetween {
+    before: OperationId,
+    after: OperationId,
+    started: u32,
+}
+
+impl Gaps {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// One of them.
+    pub fn get(&self, all: &AllOperations<'_>, index: usize) -> Option<Gap> {
+        self.0.get(index).map(|between| between.gap(all))
+    }
+
+    /// All of them from an index on.
+    pub fn from<'a>(
+        &'a self,
+        all: &'a AllOperations<'_>,
+        index: usize,
+    ) -> impl Iterator<Item = Gap> + 'a {
+        self.0.get(index..).unwrap_or_default().iter().map(|between| between.gap(all))
+    }
+
+    /// All of them.
+    pub fn iter<'a>(&'a self, all: &'a AllOperations<'_>) -> impl Iterator<Item = Gap> + 'a {
+        self.from(all, 0)
+    }
+
+    /// The first index from which on a condition no longer holds.
+    pub fn partition_point(&self, all: &AllOperations<'_>, holds: impl Fn(&Gap) -> bool) -> usize {
+        self.0.partition_point(|between| holds(&between.gap(all)))
+    }
+}
+
+impl GapBetween {
+    fn gap(self, all: &AllOperations<'_>) -> Gap {
+        let Self { before, after, started } = self;
+        let start = all.end(before).max(all.start(before));
+        Gap { start, end: all.start(after), before, after, started }
+    }
+}
+
 /// What one process did on one device: the union of kernels, copies, sets and graph launches, so
 /// that operations that run at once count once.
 #[derive(Debug, Clone)]
@@ -38,7 +95,7 @@ pub struct Activity {
     /// Nanoseconds in which at least one operation ran.
     pub busy_ns: i64,
     /// Idle times, in order.
-    pub gaps: Vec<Gap>,
+    pub gaps: Gaps,
     /// Its operations.
     pub operations: usize,
 }
@@ -61,12 +118,13 @@ impl Activity {
     }
 }
 
-/// The activity of every process on every device, of the operations that are wanted.
+/// The activity of every process on every device, from the operations that are `wanted`.
 pub fn activities(trace: &Trace, wanted: impl Fn(OperationId) -> bool) -> Vec<Activity> {
     let all = AllOperations::of(trace);
-    by_device(trace, &all, wanted)
-        .chunk_by(|a, b| a.0 == b.0)
-        .map(|operations| activity(&all, operations, |_, _| {}))
+    let devices = by_device(trace, &all, wanted);
+    devices
+        .iter()
+        .map(|(owner, operations)| activity(&all, *owner, operations, |_, _| {}))
         .collect()
 }
 
@@ -75,8 +133,8 @@ pub fn activities(trace: &Trace, wanted: impl Fn(OperationId) -> bool) -> Vec<Ac
 pub fn own_times(trace: &Trace) -> Vec<i64> {
     let all = AllOperations::of(trace);
     let mut own = vec![0; all.len()];
-    for operations in by_device(trace, &all, |_| true).chunk_by(|a, b| a.0 == b.0) {
-        activity(&all, operations, |id, own_ns| own[id as usize] = own_ns);
+    for (owner, operations) in by_device(trace, &all, |_| true) {
+        activity(&all, owner, &operations, |id, own_ns| own[id as usize] = own_ns);
     }
     own
 }
@@ -84,46 +142,54 @@ pub fn own_times(trace: &Trace) -> Vec<i64> {
 /// A process and a device.
 pub type Owner = (u32, u32);
 
-/// Operations by process and device, in the order of their start.
+/// Processes and devices in order, each with its operations in the order of their start.
 pub fn by_device(
     trace: &Trace,
     all: &AllOperations<'_>,
     wanted: impl Fn(OperationId) -> bool,
-) -> Vec<(Owner, OperationId)> {
-    let owner = |id: OperationId| {
-        let place = &trace.places[all.place(id).0 as usize];
-        (place.process, place.device)
-    };
-    let mut order: Vec<(Owner, OperationId)> =
-        all.ids().filter(|&id| wanted(id)).map(|id| (owner(id), id)).collect();
-    let key = |&(owner, id): &(Owner, OperationId)| (owner, all.start(id));
-    if !order.is_sorted_by_key(key) {
-        order.sort_by_key(key);
+) -> Vec<(Owner, Order)> {
+    let owner_of = |place: &crate::model::gpu::Place| (place.process, place.device);
+    let mut owners: Vec<Owner> = trace.places.iter().map(owner_of).collect();
+    owners.sort_unstable();
+    owners.dedup();
+    let number = |place| owners.binary_search(&owner_of(place)).unwrap_or(0);
+    let by_place: Vec<usize> = trace.places.iter().map(number).collect();
+    let owner = |id: OperationId| by_place[all.place(id).0 as usize];
+    let mut counts = vec![0usize; owners.len()];
+    all.ids().filter(|&id| wanted(id)).for_each(|id| counts[owner(id)] += 1);
+    let start = |id| all.start(id);
+    if let Some(single) = counts.iter().position(|&count| count > 0 && count == all.len()) {
+        return vec![(owners[single], Order::of_all(all.ids(), start))];
     }
-    order
+    let mut lists: Vec<Vec<OperationId>> = counts.into_iter().map(Vec::with_capacity).collect();
+    all.ids().filter(|&id| wanted(id)).for_each(|id| lists[owner(id)].push(id));
+    let used = owners.into_iter().zip(lists).filter(|(_, list)| !list.is_empty());
+    used.map(|(owner, list)| (owner, Order::sorted(list, start))).collect()
 }
 
-/// The activity of one process on one device; `own` is told each operation's own time.
+/// The activity of one process on one device; `own` gets each operation's own time.
 fn activity(
     all: &AllOperations<'_>,
-    operations: &[(Owner, OperationId)],
+    (process, device): Owner,
+    operations: &Order,
     mut own: impl FnMut(OperationId, i64),
 ) -> Activity {
-    let ((process, device), id) = operations[0];
+    let id = operations.get(0).expect("an owner has operations");
     let first = all.start(id);
     let (mut busy_ns, mut until, mut last, mut gaps) = (0, first, id, Vec::new());
-    for (started, &(_, id)) in (0u32..).zip(operations) {
+    for (started, id) in (0u32..).zip(operations.iter()) {
         let (start, end) = (all.start(id), all.end(id));
         if start > until {
-            gaps.push(Gap { start: until, end: start, before: last, after: id, started });
-            until = start;
+            gaps.push(GapBetween { before: last, after: id, started });
+            (until, last) = (start, id);
         }
         if end > until {
             own(id, end - until);
             busy_ns += end - until;
-            until = end;
-            last = id;
+            (until, last) = (end, id);
         }
     }
-    Activity { process, device, span: (first, until), busy_ns, gaps, operations: operations.len() }
+    gaps.shrink_to_fit();
+    let (span, operations) = ((first, until), operations.len());
+    Activity { process, device, span, busy_ns, gaps: Gaps(gaps), operations }
 }

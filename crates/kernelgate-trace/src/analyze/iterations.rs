@@ -4,6 +4,7 @@
 use hashbrown::HashMap;
 
 use super::operations::{AllOperations, Kind, OperationId};
+use super::order::Order;
 use crate::model::Trace;
 
 /// Fewest iterations.
@@ -180,11 +181,11 @@ fn key(trace: &Trace, all: &AllOperations<'_>, id: OperationId) -> u64 {
 pub fn repeated(
     trace: &Trace,
     all: &AllOperations<'_>,
-    operations: &[OperationId],
+    operations: &Order,
 ) -> Option<Vec<OperationId>> {
     let mut numbers: HashMap<u64, u32> = HashMap::new();
     let mut sequence: Vec<u32> = Vec::with_capacity(operations.len());
-    for &id in operations {
+    for id in operations.iter() {
         let new = u32::try_from(numbers.len()).expect("fewer than 2^32 names");
         sequence.push(*numbers.entry(key(trace, all, id)).or_insert(new));
     }
@@ -208,19 +209,25 @@ pub fn repeated(
     }
     // The shortest period of equal ones.
     let &(_, anchor) = scored.iter().rev().find(|&&(score, _)| score >= best - 0.01)?;
-    let of_anchor = |&(&name, _): &(&u32, &OperationId)| name == anchor;
-    Some(sequence.iter().zip(operations).filter(of_anchor).map(|(_, &id)| id).collect())
+    let named = sequence.iter().zip(operations.iter());
+    Some(named.filter(|&(&name, _)| name == anchor).map(|(_, id)| id).collect())
 }
 
 /// The part of the operations between occurrences of a name that come again between the next two,
 /// over the whole of the trace that the occurrences span.
 #[allow(clippy::cast_precision_loss)]
 fn score(sequence: &[u32], names: usize, anchor: u32) -> f64 {
-    let at = (0..sequence.len()).filter(|&index| sequence[index] == anchor);
-    let places: Vec<usize> = at.collect();
-    let segments: Vec<&[u32]> = places.windows(2).map(|pair| &sequence[pair[0]..pair[1]]).collect();
+    let mut at = (0..sequence.len()).filter(|&index| sequence[index] == anchor);
+    let last = sequence.iter().rposition(|&name| name == anchor);
+    let (Some(first), Some(last), Some(mut start)) = (at.next(), last, at.next()) else {
+        return 0.0;
+    };
     let (mut same, mut all, mut bag) = (0usize, 0usize, vec![0i32; names]);
-    for pair in segments.windows(2) {
+    let mut before = &sequence[first..start];
+    for end in at {
+        let segment = &sequence[start..end];
+        let pair = [before, segment];
+        (before, start) = (segment, end);
         pair[0].iter().for_each(|&name| bag[name as usize] += 1);
         for &name in pair[1] {
             let left = &mut bag[name as usize];
@@ -233,7 +240,6 @@ fn score(sequence: &[u32], names: usize, anchor: u32) -> f64 {
             break;
         }
     }
-    let (Some(first), Some(last)) = (places.first(), places.last()) else { return 0.0 };
     let spanned = (last - first) as f64 / sequence.len() as f64;
     // Half of the operations at least lie between occurrences.
     if spanned < 0.5 { 0.0 } else { same as f64 / all.max(1) as f64 }

@@ -158,7 +158,7 @@ impl<'a> JobReplay<'a> {
     pub fn critical_path(&self) -> Vec<(usize, Segment, i64)> {
         let end = |trace: &usize| (self.common)(*trace, self.traces[*trace].span().1);
         let Some(mut trace) = (0..self.traces.len()).max_by_key(end) else { return Vec::new() };
-        let walks: Vec<Walk<'_, '_>> = self.traces.iter().map(Walk::new).collect();
+        let mut walks: Vec<Walk<'_, '_>> = self.traces.iter().map(Walk::new).collect();
         let mut segments = Vec::new();
         let mut next = Some(self.traces[trace].last());
         let mut at = self.traces[trace].span().1;

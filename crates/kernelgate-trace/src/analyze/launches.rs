@@ -1,6 +1,7 @@
 //! Operations joined with the calls that launched them: by correlation id, within a process.
 
 use super::operations::{AllOperations, OperationId};
+use super::order::Order;
 use crate::model::{Trace, launch_key};
 
 /// No call is known.
@@ -32,7 +33,7 @@ impl Launches {
             callers.sort_unstable();
         }
         let mut next = 0;
-        for operation in operations {
+        for operation in operations.iter() {
             let key = key_of(trace, &all, operation);
             while next < callers.len() && callers[next].0 < key {
                 next += 1;
@@ -52,16 +53,13 @@ impl Launches {
 }
 
 /// Operations with a correlation id, in order of their [`key_of`]; of one call by their numbers.
-pub(crate) fn by_correlation(trace: &Trace) -> Vec<OperationId> {
+pub(crate) fn by_correlation(trace: &Trace) -> Order {
     let all = AllOperations::of(trace);
-    let mut operations = Vec::with_capacity(all.len());
-    operations.extend(all.ids().filter(|&id| all.correlation(id) != 0));
-    let key = |&id: &OperationId| (key_of(trace, &all, id), id);
-    // Recorders mostly write in order, and then nothing is to be done.
-    if !operations.is_sorted_by_key(key) {
-        operations.sort_unstable_by_key(key);
+    let key = |id: OperationId| key_of(trace, &all, id);
+    match all.ids().all(|id| all.correlation(id) != 0) {
+        true => Order::of_all(all.ids(), key),
+        false => Order::sorted(all.ids().filter(|&id| all.correlation(id) != 0).collect(), key),
     }
-    operations
 }
 
 /// The key of an operation.

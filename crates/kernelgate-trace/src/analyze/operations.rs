@@ -102,7 +102,7 @@ impl<'a> AllOperations<'a> {
     /// Its correlation id, 0: none.
     pub fn correlation(&self, id: OperationId) -> u32 {
         let (columns, index) = self.columns(id);
-        columns.correlation[index]
+        columns.correlation.get(index).copied().unwrap_or(0)
     }
 
     /// A name for people: the kernel's, `[CUDA memcpy …]`, `[CUDA memset]`, `graph …`.

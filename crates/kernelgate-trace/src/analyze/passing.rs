@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 
 use super::launches::{by_correlation, key_of};
 use super::operations::{AllOperations, OperationId};
+use super::order::Order;
 use crate::model::Trace;
 use crate::model::launch_key;
 use crate::read::{CallRow, RangeRow};
@@ -73,17 +74,21 @@ fn close<S>(open: &mut Vec<Open<S>>, time: i64, closed: impl FnMut(Open<S>)) {
 #[derive(Debug, Default)]
 pub(crate) struct Launched {
     /// In order of their keys.
-    operations: Vec<OperationId>,
-    /// Whether the call of each operation went by.
-    found: Vec<bool>,
+    operations: Order,
+    /// Whether the call of each operation went by, 64 operations a word.
+    found: Vec<u64>,
+    count: u32,
+    /// What the last call launched.
+    by_call: Vec<OperationId>,
     /// Behind the last that was found: calls come almost in order of their ids.
     next: usize,
 }
 
 impl Launched {
     pub fn of(trace: &Trace) -> Self {
-        let found = vec![false; AllOperations::of(trace).len()];
-        Self { operations: by_correlation(trace), found, next: 0 }
+        let count = AllOperations::of(trace).ids().end;
+        let found = vec![0; (count as usize).div_ceil(64)];
+        Self { operations: by_correlation(trace), found, count, by_call: Vec::new(), next: 0 }
     }
 
     /// What a call launched. Of several calls with one id the first that goes by did.
@@ -92,24 +97,28 @@ impl Launched {
             return &[];
         }
         let (all, key) = (AllOperations::of(trace), launch_key(call.process, call.correlation));
-        let of = |&id: &OperationId| key_of(trace, &all, id);
+        let key_of = |id: OperationId| key_of(trace, &all, id);
         let operations = &self.operations;
-        if operations.get(self.next).is_none_or(|id| of(id) != key) {
-            self.next = operations.partition_point(|id| of(id) < key);
+        if operations.get(self.next).is_none_or(|id| key_of(id) != key) {
+            self.next = operations.partition_point(|id| key_of(id) < key);
         }
-        let first = self.next;
-        while let Some(&id) = operations.get(self.next).filter(|&id| of(id) == key) {
-            if std::mem::replace(&mut self.found[id as usize], true) {
+        self.by_call.clear();
+        while let Some(id) = operations.get(self.next).filter(|&id| key_of(id) == key) {
+            let (word, bit) = (id as usize / 64, 1 << (id % 64));
+            if self.found[word] & bit != 0 {
                 return &[];
             }
+            self.found[word] |= bit;
+            self.by_call.push(id);
             self.next += 1;
         }
-        &operations[first..self.next]
+        &self.by_call
     }
 
     /// Operations whose call did not go by.
     pub fn orphans(&self) -> impl Iterator<Item = OperationId> {
-        (0u32..).zip(&self.found).filter(|&(_, &found)| !found).map(|(id, _)| id)
+        let found = |id: &OperationId| self.found[*id as usize / 64] >> (id % 64) & 1 == 1;
+        (0..self.count).filter(move |id| !found(id))
     }
 }
 

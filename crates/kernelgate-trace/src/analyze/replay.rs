@@ -10,7 +10,9 @@ use std::cmp::Reverse;
 
 use hashbrown::HashMap;
 
+use super::launch_calls::{LaunchCall, LaunchCalls};
 use super::operations::{AllOperations, OperationId};
+use super::order::Order;
 use crate::model::Trace;
 
 /// No operation, or no thread.
@@ -18,37 +20,6 @@ const NONE: u32 = u32::MAX;
 /// An operation that starts so long after its launch and its stream's last operation may wait for
 /// another stream.
 const WAITS_NS: i64 = 1_000;
-
-/// The call that launched an operation.
-#[derive(Debug, Clone, Copy)]
-pub struct LaunchCall {
-    /// When it was entered.
-    pub start: i64,
-    /// Its length in nanoseconds, at most 4 s.
-    length: u32,
-    /// Index into [`Trace::threads`].
-    pub thread: u32,
-}
-
-impl LaunchCall {
-    /// The call of an operation whose call is not recorded.
-    pub const UNKNOWN: Self = Self { start: 0, length: 0, thread: NONE };
-
-    /// A call of a thread.
-    pub fn new(start: i64, end: i64, thread: u32) -> Self {
-        Self { start, length: u32::try_from(end - start).unwrap_or(u32::MAX), thread }
-    }
-
-    /// Whether it is recorded.
-    pub fn is_known(&self) -> bool {
-        self.thread != NONE
-    }
-
-    /// When it returned.
-    pub fn end(&self) -> i64 {
-        self.start + i64::from(self.length)
-    }
-}
 
 /// A call that waits for the GPU.
 #[derive(Debug, Clone, Copy)]
@@ -123,12 +94,11 @@ impl Segment {
 /// The dependencies of a trace.
 pub struct Dependencies<'a> {
     all: AllOperations<'a>,
-    /// By operation.
-    launches: &'a [LaunchCall],
+    launches: &'a LaunchCalls,
     /// Operations whose launch is recorded, in the order of their launch.
-    launched: Vec<OperationId>,
+    launched: Order,
     /// Operations in the order of their start.
-    started: Vec<OperationId>,
+    started: Order,
     /// In the order of their end.
     waits: Vec<Wait>,
     /// The operation before each one on its stream.
@@ -141,22 +111,18 @@ pub struct Dependencies<'a> {
 
 impl<'a> Dependencies<'a> {
     /// Collects the dependencies; `None` of a trace without operations.
-    pub fn new(trace: &'a Trace, launches: &'a [LaunchCall], waits: &[WaitCall]) -> Option<Self> {
+    pub fn new(trace: &'a Trace, launches: &'a LaunchCalls, waits: &[WaitCall]) -> Option<Self> {
         let all = AllOperations::of(trace);
         let process = |id: OperationId| trace.process_of(all.place(id)) as usize;
-        let sorted = |mut ids: Vec<OperationId>, key: &dyn Fn(OperationId) -> i64| {
-            if !ids.is_sorted_by_key(|&id| key(id)) {
-                ids.sort_by_key(|&id| key(id));
-            }
-            ids
+        let time = |id: OperationId| launches.get(&all, id).map(|call| call.start);
+        let launched = match all.ids().all(|id| launches.has(id)) {
+            true => Order::of_all(all.ids(), time),
+            false => Order::sorted(all.ids().filter(|&id| launches.has(id)).collect(), time),
         };
-        let time = |id: OperationId| launches[id as usize].start;
-        let launched = all.ids().filter(|&id| launches[id as usize].is_known()).collect();
-        let launched = sorted(launched, &time);
-        let started = sorted(all.ids().collect(), &|id| all.start(id));
-        let ended = sorted(all.ids().collect(), &|id| all.end(id));
-        let first = all.start(*started.first()?);
-        let last = all.end(*ended.last()?);
+        let started = Order::of_all(all.ids(), |id| all.start(id));
+        let ended = Order::of_all(all.ids(), |id| all.end(id));
+        let first = all.start(started.get(0)?);
+        let last = all.end(ended.get(ended.len() - 1)?);
         let mut of = Self {
             all,
             launches,
@@ -174,16 +140,11 @@ impl<'a> Dependencies<'a> {
     }
 
     /// The operations that others wait for: on their stream, or on another one.
-    fn streams(
-        &mut self,
-        trace: &Trace,
-        ended: &[OperationId],
-        process: impl Fn(OperationId) -> usize,
-    ) {
+    fn streams(&mut self, trace: &Trace, ended: &Order, process: impl Fn(OperationId) -> usize) {
         let mut last_of_place = vec![NONE; trace.places.len()];
         let mut last_of_process = vec![NONE; trace.processes.len()];
-        let mut ended = ended.iter().copied().peekable();
-        for &id in &self.started {
+        let mut ended = ended.iter().peekable();
+        for id in self.started.iter() {
             let start = self.all.start(id);
             while let Some(done) = ended.next_if(|&done| self.all.end(done) <= start) {
                 last_of_process[process(done)] = done;
@@ -214,11 +175,11 @@ impl<'a> Dependencies<'a> {
         &mut self,
         trace: &Trace,
         calls: &[WaitCall],
-        ended: &[OperationId],
+        ended: &Order,
         process: impl Fn(OperationId) -> usize,
     ) {
         let mut last_of_process = vec![NONE; trace.processes.len()];
-        let mut done = ended.iter().copied().peekable();
+        let mut done = ended.iter().peekable();
         let mut calls: Vec<WaitCall> = calls.to_vec();
         calls.sort_by_key(|call| call.end);
         for call in calls {
@@ -233,9 +194,9 @@ impl<'a> Dependencies<'a> {
         }
         // Calls that last as long as what they launched hold up the host, too: a copy from pageable
         // memory returns when its last part is staged, a moment before its end.
-        let blocking = self.launched.iter().filter_map(|&id| {
-            let launch = &self.launches[id as usize];
-            let call = WaitCall { thread: launch.thread, start: launch.start, end: launch.end() };
+        let blocking = self.launched.iter().filter_map(|id| {
+            let LaunchCall { start, end, thread } = self.launch(id)?;
+            let call = WaitCall { thread, start, end };
             let (start, end) = (self.all.start(id), self.all.end(id));
             let beside = call.end.min(end) - call.start.max(start);
             let holds = end <= call.end || (end - start > WAITS_NS && beside * 2 > end - start);
@@ -249,8 +210,8 @@ impl<'a> Dependencies<'a> {
     }
 
     /// The call that launched an operation, where it is recorded.
-    fn launch(&self, id: OperationId) -> Option<&LaunchCall> {
-        self.launches.get(id as usize).filter(|launch| launch.is_known())
+    fn launch(&self, id: OperationId) -> Option<LaunchCall> {
+        self.launches.get(&self.all, id)
     }
 
     /// The operations.
@@ -267,7 +228,7 @@ impl<'a> Dependencies<'a> {
     /// launch decides.
     fn ready(&self, id: OperationId) -> Option<(i64, bool)> {
         let start = self.all.start(id);
-        let launch = self.launch(id).map(|of| of.end().min(start));
+        let launch = self.launch(id).map(|of| of.end.min(start));
         let before = self.before[id as usize];
         let stream = (before != NONE).then(|| self.all.end(before).min(start));
         match (launch, stream) {
@@ -293,10 +254,10 @@ impl<'a> Dependencies<'a> {
         (self.span.1 - self.span.0) - (last - first)
     }
 
-    /// The critical path, from its end back to its start: segments that add up to the time from the
-    /// first start to the last end.
-    pub fn critical_path(&self) -> Vec<(Segment, i64)> {
-        let walk = Walk::new(self);
+    /// The critical path, from its end back to its start: `each` gets segments that add up to the
+    /// time from the first start to the last end.
+    pub fn critical_path(&self, mut each: impl FnMut(Segment, i64)) {
+        let mut walk = Walk::new(self);
         let mut path = Path { first: self.span.0, at: self.span.1, segments: Vec::new() };
         let mut next = Some(self.last());
         // Operations without a duration may lead back to each other.
@@ -304,14 +265,15 @@ impl<'a> Dependencies<'a> {
             let Some(id) = next.filter(|_| path.at > path.first) else { break };
             path.back(Segment::Operation(id), self.all.start(id));
             next = walk.before(id, &mut path);
+            path.segments.drain(..).for_each(|(segment, ns)| each(segment, ns));
         }
         path.back(Segment::Unknown, self.span.0);
-        path.segments
+        path.segments.drain(..).for_each(|(segment, ns)| each(segment, ns));
     }
 
     /// The operation that ends last.
     pub fn last(&self) -> OperationId {
-        let last = self.started.iter().copied().max_by_key(|&id| (self.all.end(id), Reverse(id)));
+        let last = self.started.iter().max_by_key(|&id| (self.all.end(id), Reverse(id)));
         last.expect("there are operations")
     }
 }
@@ -323,10 +285,8 @@ pub struct Replay<'d, 'a> {
     thread: Vec<i64>,
     /// By thread, the recorded end of its last call; empty where the host takes its recorded time.
     called: Vec<i64>,
-    /// By operation, of its launch.
-    launch: Vec<i64>,
-    /// By operation, of its end.
-    end: Vec<i64>,
+    /// By operation, of its launch until it starts, of its end from then on.
+    by: Vec<i64>,
     /// Thread and start of the last launch call: a graph's call launches several operations.
     last_call: (u32, i64),
     /// Positions in the operations by launch and by start, and in the waits.
@@ -340,8 +300,7 @@ impl<'d, 'a> Replay<'d, 'a> {
             of,
             thread: vec![0; of.threads],
             called: vec![i64::MIN; of.threads],
-            launch: vec![0; of.all.len()],
-            end: vec![0; of.all.len()],
+            by: vec![0; of.all.len()],
             last_call: (NONE, i64::MIN),
             at: (0, 0, 0),
         }
@@ -349,7 +308,7 @@ impl<'d, 'a> Replay<'d, 'a> {
 
     /// The next operation in the order of their recorded start.
     pub fn next(&self) -> Option<OperationId> {
-        self.of.started.get(self.at.1).copied()
+        self.of.started.get(self.at.1)
     }
 
     /// Replays the calls before the next operation and its start; returns the difference of its
@@ -358,8 +317,8 @@ impl<'d, 'a> Replay<'d, 'a> {
         let of = self.of;
         let start = of.all.start(id);
         loop {
-            let launched = of.launched.get(self.at.0).copied();
-            let call = launched.map_or(i64::MAX, |id| of.launches[id as usize].start);
+            let launched = of.launched.get(self.at.0);
+            let call = launched.and_then(|id| of.launch(id)).map_or(i64::MAX, |call| call.start);
             let wait = of.waits.get(self.at.2);
             let returned = wait.map_or(i64::MAX, |wait| wait.call.end);
             match (launched, wait) {
@@ -382,12 +341,12 @@ impl<'d, 'a> Replay<'d, 'a> {
             replayed = replayed.max(time.min(start) + by);
         };
         if let Some(call) = of.launch(id) {
-            depends(call.end(), self.launch[id as usize]);
+            depends(call.end, self.by[id as usize]);
         }
         let other = if of.other.is_empty() { None } else { of.other.get(&id).copied() };
         for other in [of.before[id as usize], other.unwrap_or(NONE)] {
             if other != NONE {
-                depends(of.all.end(other), self.end[other as usize]);
+                depends(of.all.end(other), self.by[other as usize]);
             }
         }
         if recorded == i64::MIN { 0 } else { replayed - recorded }
@@ -395,22 +354,26 @@ impl<'d, 'a> Replay<'d, 'a> {
 
     /// Sets the difference of an operation's end.
     pub fn set_end(&mut self, id: OperationId, by: i64) {
-        self.end[id as usize] = by;
+        self.by[id as usize] = by;
     }
 
     fn call(&mut self, id: OperationId, change: &Change<'_>) {
-        let call = &self.of.launches[id as usize];
+        let Some(call) = self.of.launch(id) else { return };
         let thread = call.thread as usize;
-        let length = call.end() - call.start;
+        let length = call.end - call.start;
         if self.last_call != (call.thread, call.start) {
             self.last_call = (call.thread, call.start);
             self.host(thread, call.start, change);
             self.thread[thread] -= if change.launches { 0 } else { length };
-            self.called[thread] = self.called[thread].max(call.end());
+            self.called[thread] = self.called[thread].max(call.end);
         }
-        // What starts before the call returns was held up by a part of it.
-        let after = (call.end() - self.of.all.start(id)).clamp(0, length);
-        self.launch[id as usize] = self.thread[thread] + if change.launches { 0 } else { after };
+        let start = self.of.all.start(id);
+        // By clocks that disagree an operation starts before its launch: it was replayed already.
+        if start >= call.start {
+            // What starts before the call returns was held up by a part of it.
+            let after = (call.end - start).clamp(0, length);
+            self.by[id as usize] = self.thread[thread] + if change.launches { 0 } else { after };
+        }
     }
 
     /// The host's own time from its last call to a time.
@@ -432,7 +395,7 @@ impl<'d, 'a> Replay<'d, 'a> {
         self.thread[index] = match change.waits {
             // The call returns as long after (or before) the end of the operation as it was
             // recorded, and not before it was entered.
-            true => self.end[wait.ended_by as usize].max(not_before),
+            true => self.by[wait.ended_by as usize].max(not_before),
             false => not_before + (end - ended.max(start)),
         };
     }
@@ -462,32 +425,62 @@ impl Path {
 /// Goes from an operation to the one that it waited for.
 pub struct Walk<'d, 'a> {
     of: &'d Dependencies<'a>,
-    /// By thread, waits in the order of their end.
-    waits: Vec<Vec<Wait>>,
-    /// By thread, start of each launch call in order, and the length of all before it.
-    launches: Vec<Vec<(i64, i64)>>,
+    /// By thread, positions of its waits in the order of their end.
+    waits: Vec<Vec<u32>>,
+    launches: Vec<LaunchSum>,
+}
+
+/// The launch calls of a thread, with the sum of their lengths up to a place: a walk goes back in
+/// time, and the sum goes with it.
+#[derive(Debug, Clone, Default)]
+struct LaunchSum {
+    /// One operation of each call, in the order of the calls.
+    calls: Vec<OperationId>,
+    /// The place.
+    at: usize,
+    /// Nanoseconds of the calls before the place.
+    sum: i64,
+}
+
+impl LaunchSum {
+    /// Nanoseconds of the calls that start before a time.
+    fn before(&mut self, of: &Dependencies<'_>, time: i64) -> i64 {
+        let call = |at: usize| self.calls.get(at).and_then(|&id| of.launch(id));
+        while let Some(call) = call(self.at).filter(|call| call.start < time) {
+            self.sum += call.end - call.start;
+            self.at += 1;
+        }
+        while let Some(last) = self.at.checked_sub(1)
+            && let Some(call) = call(last).filter(|call| call.start >= time)
+        {
+            self.sum -= call.end - call.start;
+            self.at = last;
+        }
+        self.sum
+    }
 }
 
 impl<'d, 'a> Walk<'d, 'a> {
     /// Sorts the calls by thread.
     pub fn new(of: &'d Dependencies<'a>) -> Self {
         let mut waits = vec![Vec::new(); of.threads];
-        of.waits.iter().for_each(|wait| waits[wait.call.thread as usize].push(*wait));
-        let mut launches: Vec<Vec<(i64, i64)>> = vec![Vec::new(); of.threads];
-        let mut sum = vec![0; of.threads];
-        for &id in &of.launched {
-            let call = &of.launches[id as usize];
-            let calls = &mut launches[call.thread as usize];
-            if calls.last().is_none_or(|&(start, _)| start != call.start) {
-                calls.push((call.start, sum[call.thread as usize]));
-                sum[call.thread as usize] += call.end() - call.start;
+        for (position, wait) in (0u32..).zip(&of.waits) {
+            waits[wait.call.thread as usize].push(position);
+        }
+        let mut launches = vec![LaunchSum::default(); of.threads];
+        let mut last = vec![i64::MIN; of.threads];
+        for (id, call) in of.launched.iter().filter_map(|id| Some((id, of.launch(id)?))) {
+            // A graph's call launches several operations.
+            let last = &mut last[call.thread as usize];
+            if std::mem::replace(last, call.start) != call.start {
+                launches[call.thread as usize].calls.push(id);
             }
         }
         Self { of, waits, launches }
     }
 
     /// Goes back from the start of an operation to the end of the one that it waited for.
-    pub fn before(&self, id: OperationId, path: &mut Path) -> Option<OperationId> {
+    pub fn before(&mut self, id: OperationId, path: &mut Path) -> Option<OperationId> {
         let of = self.of;
         match (of.ready(id), of.other.get(&id)) {
             (_, Some(&other)) => {
@@ -500,7 +493,7 @@ impl<'d, 'a> Walk<'d, 'a> {
             }
             (Some((ready, true)), None) => {
                 path.back(Segment::LaunchLatency, ready);
-                let call = of.launches[id as usize];
+                let call = of.launch(id)?;
                 path.back(Segment::LaunchCalls, call.start);
                 self.host(call, path)
             }
@@ -510,22 +503,21 @@ impl<'d, 'a> Walk<'d, 'a> {
 
     /// Goes back from a launch call to the last wait of its thread, and to the operation that ended
     /// it.
-    fn host(&self, call: LaunchCall, path: &mut Path) -> Option<OperationId> {
+    fn host(&mut self, call: LaunchCall, path: &mut Path) -> Option<OperationId> {
+        let of = self.of;
         let waits = &self.waits[call.thread as usize];
-        let after = waits.partition_point(|wait| wait.call.end <= call.start);
-        let wait = after.checked_sub(1).map(|last| waits[last]);
+        let end = |position: u32| of.waits[position as usize].call.end;
+        let after = waits.partition_point(|&position| end(position) <= call.start);
+        let wait = after.checked_sub(1).map(|last| &of.waits[waits[last] as usize]);
         let until = wait.map_or(path.first, |wait| wait.call.end).max(path.first);
-        let calls = &self.launches[call.thread as usize];
-        let sum_before = |time: i64| {
-            let at = calls.partition_point(|&(start, _)| start < time);
-            calls.get(at).map_or(0, |&(_, sum)| sum)
-        };
+        let calls = &mut self.launches[call.thread as usize];
         let host = path.at - until;
-        let launching = (sum_before(call.start) - sum_before(until)).clamp(0, host.max(0));
+        let launching = calls.before(of, call.start) - calls.before(of, until);
+        let launching = launching.clamp(0, host.max(0));
         path.back(Segment::LaunchCalls, path.at - launching);
         path.back(Segment::Host, until);
         let wait = wait?;
-        path.back(Segment::WaitReturn, self.of.all.end(wait.ended_by));
+        path.back(Segment::WaitReturn, of.all.end(wait.ended_by));
         Some(wait.ended_by)
     }
 }

@@ -5,7 +5,8 @@ use hashbrown::HashMap;
 use super::context::Context;
 use crate::analyze::kernel_kinds::KernelClass;
 use crate::analyze::paths::{PathId, ROOT};
-use crate::stats::Summary;
+use crate::model::names::Name;
+use crate::stats::{Samples, Summary};
 
 /// Kernels and components that are listed.
 const TOP: usize = 10;
@@ -84,16 +85,17 @@ impl Answers {
         let length = |row: usize| kernels.on_gpu.end[row] - kernels.on_gpu.start[row];
         let kernel_ns: i64 = (0..kernels.on_gpu.len()).map(length).sum();
         let share = |ns: i64| ns as f64 / kernel_ns.max(1) as f64;
-        let mut by_name: HashMap<u32, Vec<i64>> = HashMap::new();
+        let mut samples = Samples::default();
         for (row, &function) in kernels.function.iter().enumerate() {
             let name = context.trace.functions[function as usize].demangled;
-            by_name.entry(name.0).or_default().push(length(row));
+            samples.push(name.0, length(row));
         }
-        let mut all: Vec<KernelShare> = by_name
-            .into_iter()
-            .map(|(name, mut lengths)| {
-                let name = context.trace.names.text(crate::model::names::Name(name));
-                let summary = Summary::of(&mut lengths);
+        let lengths = samples.counted();
+        let mut all: Vec<KernelShare> = lengths
+            .groups()
+            .map(|name| {
+                let summary = lengths.summary(name);
+                let name = context.trace.names.text(Name(name));
                 KernelShare {
                     name: name.to_owned(),
                     class: KernelClass::of(name),

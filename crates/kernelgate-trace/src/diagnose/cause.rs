@@ -5,15 +5,18 @@ use hashbrown::{HashMap, HashSet};
 
 use super::waiting::WaitId;
 use crate::analyze::idle::{Activity, Gap};
+use crate::analyze::operations::AllOperations;
 use crate::analyze::sweep::ByThread;
 use crate::model::gpu::SyncKind;
 use crate::model::names::Name;
 use crate::model::{Table, Trace};
-use crate::read::CallRow;
+use crate::read::{CallRow, RangeRow};
 use crate::stats::without_version;
 
 /// Launched work starts within this time unless something holds it up.
 pub const LATENCY_NS: i64 = 20_000;
+/// Launching a kernel takes less, also from Python: the host did something else in longer gaps.
+pub const LONGER_THAN_LAUNCHES_NS: i64 = 1_000_000;
 /// A recorder's two clocks, of the host and of the device, agree to this.
 pub const CLOCKS_NS: i64 = 1_000;
 /// Launched operations that have not started from which a queue counts as full: CUDA's holds 1024.
@@ -85,6 +88,14 @@ impl CauseKind {
         }
     }
 
+    /// Whether the host launched, or was about to.
+    pub fn launching(self) -> bool {
+        matches!(
+            self,
+            Self::LaunchCall | Self::LaunchLatency | Self::HostCode | Self::OsCall | Self::OffCpu
+        )
+    }
+
     /// The key of it in JSON, which never changes.
     pub fn key(self) -> &'static str {
         match self {
@@ -129,7 +140,8 @@ impl CauseKind {
     }
 }
 
-/// A cause with the function that is to blame.
+/// A cause with the function that is to blame: of a call its name, of host code the range around
+/// most of it.
 pub type Why = (CauseKind, Option<Name>);
 
 /// The parts of all gaps.
@@ -141,11 +153,32 @@ pub struct IdleParts {
     parts: Vec<Part>,
 }
 
+/// Length, cause and whether it is the last one of its gap, in 8 bytes.
 #[derive(Debug, Clone, Copy)]
-struct Part {
-    ns: i64,
-    cause: u32,
-    last: bool,
+struct Part(u64);
+
+impl Part {
+    const CAUSE_BITS: u32 = 19;
+    /// The longest part that fits: 4.9 hours.
+    const MAX_NS: i64 = (1 << (63 - Self::CAUSE_BITS)) - 1;
+
+    fn new(ns: i64, cause: u32, last: bool) -> Self {
+        let cause = u64::from(cause).min((1 << Self::CAUSE_BITS) - 1);
+        let ns = ns.clamp(0, Self::MAX_NS).cast_unsigned();
+        Self(ns << (Self::CAUSE_BITS + 1) | cause << 1 | u64::from(last))
+    }
+
+    fn ns(self) -> i64 {
+        (self.0 >> (Self::CAUSE_BITS + 1)).cast_signed()
+    }
+
+    fn cause(self) -> usize {
+        usize::try_from(self.0 >> 1 & ((1 << Self::CAUSE_BITS) - 1)).unwrap_or(0)
+    }
+
+    fn last(self) -> bool {
+        self.0 & 1 == 1
+    }
 }
 
 const NO_PART: u32 = u32::MAX;
@@ -160,9 +193,22 @@ impl IdleParts {
         let Some((last, _)) = parts.split_last() else { return };
         self.first[gap.after as usize] = u32::try_from(self.parts.len()).unwrap_or(NO_PART);
         for part in parts {
-            let (why, ns) = *part;
+            let (why, mut ns) = *part;
             let cause = self.causes.of(why);
-            self.parts.push(Part { ns, cause, last: std::ptr::eq(part, last) });
+            while ns > Part::MAX_NS {
+                self.parts.push(Part::new(Part::MAX_NS, cause, false));
+                ns -= Part::MAX_NS;
+            }
+            self.parts.push(Part::new(ns, cause, std::ptr::eq(part, last)));
+        }
+    }
+
+    /// Names in place of labels of ranges.
+    pub(super) fn rename(&mut self, name_of: impl Fn(Name) -> Name) {
+        for (kind, range) in &mut self.causes.values {
+            if *kind == CauseKind::HostCode {
+                *range = range.map(&name_of);
+            }
         }
     }
 
@@ -171,8 +217,8 @@ impl IdleParts {
     pub fn parts(&self, gap: &Gap) -> impl Iterator<Item = (Why, i64)> {
         let first = self.first[gap.after as usize] as usize;
         let parts = self.parts.get(first..).unwrap_or_default();
-        let count = parts.iter().position(|part| part.last).map_or(0, |last| last + 1);
-        parts[..count].iter().map(|part| (self.causes.values[part.cause as usize], part.ns))
+        let count = parts.iter().position(|part| part.last()).map_or(0, |last| last + 1);
+        parts[..count].iter().map(|part| (self.causes.values[part.cause()], part.ns()))
     }
 }
 
@@ -269,11 +315,24 @@ impl Split {
     }
 }
 
+/// A range that may explain a long gap.
+#[derive(Debug, Clone, Copy)]
+struct PastRange {
+    start: i64,
+    end: i64,
+    label: Name,
+}
+
+/// Host code of this length is named by the range around most of it.
+const NAMED_NS: i64 = LONGER_THAN_LAUNCHES_NS / 2;
+
 /// Recent calls of each thread, as far as they may explain gaps that are not over yet.
 #[derive(Debug, Default)]
 pub(super) struct LatelyDone {
     /// By thread, in order of time.
     calls: Vec<Vec<Past>>,
+    /// By thread, ranges long enough to name host code, in order of their start.
+    ranges: Vec<Vec<PastRange>>,
     /// By thread, what holds up streams.
     held: Vec<Vec<Held>>,
     /// By name, how it holds up a stream.
@@ -307,8 +366,9 @@ impl LatelyDone {
             })
             .filter(|&((_, correlation), _)| correlation != 0)
             .collect();
+        let all = AllOperations::of(trace);
         let idle_until = |activity: &Activity| {
-            let sums = activity.gaps.iter().scan(0, |sum, gap| {
+            let sums = activity.gaps.iter(&all).scan(0, |sum, gap| {
                 *sum += gap.length();
                 Some(*sum)
             });
@@ -316,6 +376,7 @@ impl LatelyDone {
         };
         Self {
             calls: vec![Vec::new(); threads],
+            ranges: vec![Vec::new(); threads],
             held: vec![Vec::new(); threads],
             holds,
             event_streams,
@@ -331,14 +392,20 @@ impl LatelyDone {
     }
 
     /// The next call.
-    pub fn add(&mut self, activities: &[Activity], call: &CallRow, wait: Option<WaitId>) {
+    pub fn add(
+        &mut self,
+        trace: &Trace,
+        activities: &[Activity],
+        call: &CallRow,
+        wait: Option<WaitId>,
+    ) {
         let thread = call.thread as usize;
         if self.calls.len() <= thread {
             self.calls.resize_with(thread + 1, Vec::new);
             self.held.resize_with(thread + 1, Vec::new);
         }
         if self.calls[thread].len() == self.calls[thread].capacity() {
-            let since = self.idle_since(activities, call);
+            let since = self.idle_since(trace, activities, (call.process, call.start));
             self.calls[thread].retain(|past| past.end >= since);
         }
         let CallRow { start, end, name, .. } = *call;
@@ -353,6 +420,34 @@ impl LatelyDone {
         }
     }
 
+    /// The next range.
+    pub fn range(&mut self, trace: &Trace, activities: &[Activity], row: &RangeRow) {
+        if row.end.saturating_sub(row.start) < NAMED_NS {
+            return;
+        }
+        let thread = row.thread as usize;
+        if self.ranges.len() <= thread {
+            self.ranges.resize_with(thread + 1, Vec::new);
+        }
+        if self.ranges[thread].len() == self.ranges[thread].capacity() {
+            let process = trace.threads[thread].process;
+            let since = self.idle_since(trace, activities, (process, row.start));
+            self.ranges[thread].retain(|past| past.end >= since);
+        }
+        let RangeRow { start, end, label, .. } = *row;
+        self.ranges[thread].push(PastRange { start, end, label: Name(label) });
+    }
+
+    /// The label of the shortest range around most of a long span.
+    fn range_of(&self, thread: usize, (start, end): (i64, i64)) -> Option<Name> {
+        if end - start < NAMED_NS {
+            return None;
+        }
+        let most = |of: &&PastRange| (of.end.min(end) - of.start.max(start)) * 2 > end - start;
+        let around = self.ranges.get(thread)?.iter().filter(most);
+        around.min_by_key(|of| of.end.saturating_sub(of.start)).map(|of| of.label)
+    }
+
     /// A launch went by: events and host functions before it hold up nothing behind it.
     pub fn launched(&mut self, thread: u32, streams: impl Iterator<Item = u64>) {
         let Some(held) = self.held.get_mut(thread as usize).filter(|held| !held.is_empty()) else {
@@ -362,14 +457,20 @@ impl LatelyDone {
         held.retain(|held| held.stream.is_some_and(|stream| !streams.contains(&stream)));
     }
 
-    /// The earliest start of a gap of the caller's process that is not over: a call that ended
-    /// before it explains no later gap.
-    fn idle_since(&mut self, activities: &[Activity], call: &CallRow) -> i64 {
-        let own = activities.iter().zip(&mut self.gap).filter(|(of, _)| of.process == call.process);
+    /// The earliest start of a gap of a process that is not over at a time: what ended before it
+    /// explains no later gap.
+    fn idle_since(
+        &mut self,
+        trace: &Trace,
+        activities: &[Activity],
+        (process, time): (u32, i64),
+    ) -> i64 {
+        let all = AllOperations::of(trace);
+        let own = activities.iter().zip(&mut self.gap).filter(|(of, _)| of.process == process);
         let starts = own.map(|(activity, next)| {
-            let over = activity.gaps[*next..].iter().take_while(|gap| gap.end < call.start);
+            let over = activity.gaps.from(&all, *next).take_while(|gap| gap.end < time);
             *next += over.count();
-            activity.gaps.get(*next).map_or(i64::MAX, |gap| gap.start)
+            activity.gaps.get(&all, *next).map_or(i64::MAX, |gap| gap.start)
         });
         starts.min().unwrap_or(i64::MAX)
     }
@@ -451,7 +552,8 @@ impl LatelyDone {
         if span.1 > span.0 {
             let off = self.off_cpu(trace, thread, span);
             split.add((CauseKind::OffCpu, None), off);
-            split.add((CauseKind::HostCode, None), span.1 - span.0 - off);
+            let range = self.range_of(thread, span);
+            split.add((CauseKind::HostCode, range), span.1 - span.0 - off);
         }
     }
 
@@ -496,9 +598,9 @@ impl LatelyDone {
             let [own, other] = [late.activity, other].map(|index| &activities[index]);
             own.process == other.process || own.device == other.device
         };
-        let worked = others
-            .filter(related)
-            .any(|other| self.busy_ns(other, &activities[other], span) * 2 > span.1 - span.0);
+        let worked = others.filter(related).any(|other| {
+            self.busy_ns(trace, other, &activities[other], span) * 2 > span.1 - span.0
+        });
         let kind = match late.pending >= FULL_QUEUE {
             _ if worked => CauseKind::Elsewhere,
             true => CauseKind::FullQueue,
@@ -508,15 +610,22 @@ impl LatelyDone {
     }
 
     /// How long an activity worked in a span, in nanoseconds.
-    fn busy_ns(&self, index: usize, activity: &Activity, (start, end): (i64, i64)) -> i64 {
+    fn busy_ns(
+        &self,
+        trace: &Trace,
+        index: usize,
+        activity: &Activity,
+        (start, end): (i64, i64),
+    ) -> i64 {
+        let all = AllOperations::of(trace);
         let (start, end) = (start.max(activity.span.0), end.min(activity.span.1));
         if end <= start {
             return 0;
         }
         let idle = |until: i64| {
-            let over = activity.gaps.partition_point(|gap| gap.end <= until);
+            let over = activity.gaps.partition_point(&all, |gap| gap.end <= until);
             let whole = over.checked_sub(1).map_or(0, |last| self.idle_until[index][last]);
-            whole + activity.gaps.get(over).map_or(0, |gap| (until - gap.start).max(0))
+            whole + activity.gaps.get(&all, over).map_or(0, |gap| (until - gap.start).max(0))
         };
         end - start - (idle(end) - idle(start))
     }

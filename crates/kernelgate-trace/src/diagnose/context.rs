@@ -2,14 +2,16 @@
 
 use crate::analyze::classes::{Class, Classes, Communication};
 use crate::analyze::idle::{Activity, Gap};
+use crate::analyze::launch_calls::LaunchCall;
 use crate::analyze::operations::{AllOperations, OperationId};
 use crate::analyze::paths::{PathId, ROOT};
 use crate::model::Trace;
 use crate::model::names::Name;
-use crate::read::{self, Streamed};
+use crate::read;
 
 use super::cause::{CauseKind, Why};
 use super::host::{Host, HostPass};
+use super::labels::without_numbers;
 use super::platform::Platform;
 
 /// A trace with what joins its parts.
@@ -33,17 +35,11 @@ impl<'a> Context<'a> {
     pub fn of(trace: &'a Trace, keep_ranges: bool) -> Self {
         let mut pass = HostPass::new(keep_ranges);
         read::rows_of(trace, |row| pass.add(trace, row));
-        Self::new(trace, pass, |label| label, i64::MAX)
+        Self::joined(trace, pass.finish(trace, |label| label, i64::MAX))
     }
 
-    /// That of an export whose ranges and calls went by.
-    pub fn of_streamed(streamed: &'a Streamed, pass: HostPass) -> Self {
-        let Streamed { trace, names, last } = streamed;
-        Self::new(trace, pass, |label| names[label.0 as usize], *last)
-    }
-
-    fn new(trace: &'a Trace, pass: HostPass, name_of: impl Fn(Name) -> Name, last: i64) -> Self {
-        let (activities, host) = pass.finish(trace, name_of, last);
+    /// That of a trace whose ranges and calls went by. It needs no correlation ids any more.
+    pub fn joined(trace: &'a Trace, (activities, host): (Vec<Activity>, Host)) -> Self {
         let classes = classes(trace, &host);
         let (all, platform) = (AllOperations::of(trace), Platform::new(trace));
         Self { trace, all, classes, activities, host, platform }
@@ -54,6 +50,11 @@ impl<'a> Context<'a> {
     pub fn path_id(&self, operation: OperationId) -> PathId {
         let inside = self.host.inside_graph.get(operation as usize);
         *inside.unwrap_or(&self.host.launched_in[operation as usize])
+    }
+
+    /// The call that launched an operation, where the trace holds it.
+    pub fn launch(&self, operation: OperationId) -> Option<LaunchCall> {
+        self.host.launches.get(&self.all, operation)
     }
 
     /// The same as text, if there is a range.
@@ -90,6 +91,14 @@ impl<'a> Context<'a> {
     /// The name of a function without its version.
     pub fn function(&self, name: Name) -> &'a str {
         crate::stats::without_version(self.trace.names.text(name))
+    }
+
+    /// The function that is to blame for idle time, or the range around host code, without numbers.
+    pub fn blamed(&self, (kind, name): Why) -> Option<String> {
+        name.map(|name| match kind {
+            CauseKind::HostCode => without_numbers(self.trace.names.text(name)),
+            _ => self.function(name).to_owned(),
+        })
     }
 
     /// Process id and device of an operation.

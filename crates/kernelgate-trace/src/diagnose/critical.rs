@@ -24,7 +24,7 @@ pub(super) fn critical_path(context: &Context<'_>, findings: &mut [Finding]) -> 
     let mut sums: HashMap<String, i64> = HashMap::new();
     let mut total_ns = 0;
     let mut names: HashMap<u32, String> = HashMap::new();
-    for (segment, ns) in of.critical_path() {
+    of.critical_path(|segment, ns| {
         total_ns += ns;
         let label = match segment {
             Segment::Operation(id) => match context.classes.class(id) {
@@ -38,7 +38,7 @@ pub(super) fn critical_path(context: &Context<'_>, findings: &mut [Finding]) -> 
             other => other.label().to_owned(),
         };
         *sums.entry(label).or_default() += ns;
-    }
+    });
     let mut segments: Vec<(String, i64)> = sums.into_iter().collect();
     segments.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
     let run = Run { context, of, beside_ns: beside_migrations(context) };
@@ -139,18 +139,9 @@ impl Run<'_> {
                 changes.push((change, Changes { without: vec![class], ..none() }));
             }
         }
-        let mut gains: Vec<Gain> = std::thread::scope(|scope| {
-            // Two replays at a time: each needs two numbers an operation.
-            let (first, second) = changes.split_at(changes.len().div_ceil(2));
-            let work = |part: &[(Faster, Changes)]| -> Vec<Gain> {
-                part.iter().map(|(change, changes)| changes.labelled(self, change)).collect()
-            };
-            let first = scope.spawn(move || work(first));
-            let second = work(second);
-            let mut all = first.join().expect("a replay does not panic");
-            all.extend(second);
-            all
-        });
+        // One after the other: each replay needs a number an operation.
+        let mut gains: Vec<Gain> =
+            changes.iter().map(|(change, changes)| changes.labelled(self, change)).collect();
         gains.sort_by(|a, b| {
             b.gain_ns.cmp(&a.gain_ns).then_with(|| a.change.label().cmp(&b.change.label()))
         });

@@ -2,7 +2,7 @@
 
 use hashbrown::HashMap;
 
-use super::cause::{CauseKind, LATENCY_NS, Why};
+use super::cause::{CauseKind, LATENCY_NS, LONGER_THAN_LAUNCHES_NS, Why};
 use super::context::Context;
 use crate::analyze::idle::{Activity, Gap};
 use crate::analyze::paths::PathId;
@@ -28,7 +28,7 @@ pub struct GapClass {
 pub struct Cause {
     /// Why.
     pub kind: CauseKind,
-    /// The function, of a wait or a call.
+    /// Of a wait or a call the function, of host code the range around most of it.
     pub function: Option<String>,
     /// In how many gaps.
     pub count: usize,
@@ -90,6 +90,10 @@ pub struct GapReport {
     /// Idle time of gaps of 20 µs and more whose reason the trace holds, in nanoseconds: of the
     /// warning and of the severe class.
     pub explained_ns: [i64; 2],
+    /// Idle time of gaps of at most 1 ms in which the host launched or was about to, in nanoseconds.
+    pub launching_ns: i64,
+    /// Idle time of longer gaps, in nanoseconds.
+    pub long_ns: i64,
     /// Causes, the most expensive first.
     pub causes: Vec<Cause>,
     /// What ran before and after, the most expensive first.
@@ -144,13 +148,35 @@ impl Sum {
     }
 }
 
+/// Causes with their functions and ranges as text. Ranges that differ in numbers only are one.
+#[derive(Default)]
+struct Blamed {
+    causes: Vec<(CauseKind, Option<String>)>,
+    numbers: HashMap<Why, usize>,
+}
+
+impl Blamed {
+    fn number(&mut self, context: &Context<'_>, why: Why) -> usize {
+        *self.numbers.entry(why).or_insert_with(|| {
+            let cause = (why.0, context.blamed(why));
+            let known = self.causes.iter().position(|known| *known == cause);
+            known.unwrap_or_else(|| {
+                self.causes.push(cause);
+                self.causes.len() - 1
+            })
+        })
+    }
+}
+
 /// The gaps of an activity.
 pub(super) fn report(context: &Context<'_>, activity: &Activity) -> GapReport {
     let mut report = GapReport::default();
-    let mut causes: HashMap<Why, Sum> = HashMap::new();
+    let mut causes: HashMap<usize, Sum> = HashMap::new();
+    let mut blamed = Blamed::default();
     let mut transitions: HashMap<(u64, u64), Sum> = HashMap::new();
     let mut ranges: HashMap<(u64, u64), PathId> = HashMap::new();
-    for gap in &activity.gaps {
+    for gap in activity.gaps.iter(&context.all) {
+        let gap = &gap;
         let length = gap.length();
         let class = match length {
             _ if length < WARNING_NS => &mut report.normal,
@@ -160,8 +186,15 @@ pub(super) fn report(context: &Context<'_>, activity: &Activity) -> GapReport {
         class.count += 1;
         class.total_ns += length;
         report.longest_ns = report.longest_ns.max(length);
+        let long = length > LONGER_THAN_LAUNCHES_NS;
+        if long {
+            report.long_ns += length;
+        }
         for (why, ns) in context.causes_of(gap) {
-            Sum::add(&mut causes, why, gap, ns);
+            Sum::add(&mut causes, blamed.number(context, why), gap, ns);
+            if !long && why.0.launching() {
+                report.launching_ns += ns;
+            }
             if length >= WARNING_NS && why.0.explained() {
                 report.explained_ns[usize::from(length > SEVERE_NS)] += ns;
             }
@@ -173,9 +206,9 @@ pub(super) fn report(context: &Context<'_>, activity: &Activity) -> GapReport {
     }
     report.causes = causes
         .into_iter()
-        .map(|((kind, function), sum)| Cause {
-            kind,
-            function: function.map(|name| context.function(name).to_owned()),
+        .map(|(number, sum)| Cause {
+            kind: blamed.causes[number].0,
+            function: blamed.causes[number].1.clone(),
             count: sum.count,
             total_ns: sum.total_ns,
             longest_ns: sum.longest_ns,

@@ -9,12 +9,13 @@ use super::repeating::{HostIterations, Repeating};
 use super::waiting::{Waits, waiting_names};
 use crate::analyze::classes::Classes;
 use crate::analyze::graph_nodes;
-use crate::analyze::idle::{self, Activity, Gap};
+use crate::analyze::idle::{self, Activity, Gap, Gaps};
+use crate::analyze::launch_calls::{LaunchCall, LaunchCalls};
 use crate::analyze::launches::NONE;
 use crate::analyze::operations::{AllOperations, Kind, OperationId};
 use crate::analyze::passing::{Launched, NodeEvents, OpenRanges};
 use crate::analyze::paths::{PathId, Paths, ROOT};
-use crate::analyze::replay::{LaunchCall, WaitCall};
+use crate::analyze::replay::WaitCall;
 use crate::model::Trace;
 use crate::model::names::Name;
 use crate::read::{CallRow, RangeRow, Row};
@@ -107,7 +108,7 @@ pub struct Host {
     /// The function that launched each operation behind the kernels.
     launched_by: Vec<Option<Name>>,
     /// The call of each operation.
-    pub launches: Vec<LaunchCall>,
+    pub launches: LaunchCalls,
     /// Calls that wait for the GPU.
     pub wait_calls: Vec<WaitCall>,
     /// Iterations of each process, by its ranges or marks.
@@ -131,18 +132,15 @@ pub struct Host {
 }
 
 impl Host {
-    /// The call that launched an operation, if the trace holds it.
-    pub fn launch(&self, operation: OperationId) -> Option<&LaunchCall> {
-        self.launches.get(operation as usize).filter(|launch| launch.is_known())
-    }
-
     /// When the operations of a process were launched, in order.
     pub(super) fn launch_times(&self, trace: &Trace, process: u32) -> Vec<i64> {
-        let own = |launch: &&LaunchCall| {
+        let all = AllOperations::of(trace);
+        let own = |launch: &LaunchCall| {
             let thread = trace.threads.get(launch.thread as usize);
             thread.is_some_and(|thread| thread.process == process)
         };
-        let mut times: Vec<i64> = self.launches.iter().filter(own).map(|of| of.start).collect();
+        let launches = all.ids().filter_map(|id| self.launches.get(&all, id));
+        let mut times: Vec<i64> = launches.filter(own).map(|launch| launch.start).collect();
         times.sort_unstable();
         times
     }
@@ -217,7 +215,7 @@ impl HostPass {
         let host = Host {
             launched_in: vec![ROOT; all.len()],
             launched_by: vec![None; all.len() - trace.kernels.on_gpu.len()],
-            launches: vec![LaunchCall::UNKNOWN; all.len()],
+            launches: LaunchCalls::new(all.len()),
             launched_kernels: vec![0; activities.len()],
             // No call launches a page migration.
             orphans: all.len() - Classes::new(trace).migrations(),
@@ -245,6 +243,7 @@ impl HostPass {
 
     fn range(&mut self, trace: &Trace, row: RangeRow) {
         self.nodes_before(trace, row.start);
+        self.lately.range(trace, &self.activities, &row);
         let around = self.open.around(row.thread, (row.start, row.end)).map(|open| open.state);
         let (parent, depth) = around.map_or((ROOT, 0), |around| (around.path, around.depth + 1));
         let path = self.host.paths.inside(parent, Name(row.label));
@@ -292,10 +291,10 @@ impl HostPass {
         host.orphans = host.orphans.saturating_sub(launched.len());
         let all = AllOperations::of(trace);
         let activity_of = |id| self.activity_of[all.place(id).0 as usize];
-        let launch = LaunchCall::new(call.start, call.end, call.thread);
+        let launch = LaunchCall { start: call.start, end: call.end, thread: call.thread };
         for (index, &id) in launched.iter().enumerate() {
             host.launched_in[id as usize] = path.unwrap_or(ROOT);
-            host.launches[id as usize] = launch;
+            host.launches.set(&all, id, launch);
             if let Some(kept) = host.kept.of_operation.get_mut(id as usize) {
                 *kept = (around.map_or(NONE, |around| around.number), number(host.calls));
             }
@@ -317,17 +316,17 @@ impl HostPass {
             }
             let next = &mut self.next_gap[activity];
             let gaps = &self.activities[activity].gaps;
-            let Some(gap) = gap_before(gaps, next, all.start(id), id) else { continue };
+            let Some(gap) = gap_before(&all, gaps, next, id) else { continue };
             let late = Late {
                 launch: call,
-                gap,
+                gap: &gap,
                 activity,
                 stream: trace.places[all.place(id).0 as usize].stream,
                 same_launch: all.correlation(gap.before) == call.correlation,
                 pending: self.launched_so_far[activity].saturating_sub(gap.started as usize),
             };
             let split = self.lately.split(trace, &self.activities, &late);
-            host.idle.set(gap, &split.parts);
+            host.idle.set(&gap, &split.parts);
             split.waits.iter().for_each(|&(wait, ns)| host.waits.save(wait, ns));
         }
         for &id in launched {
@@ -349,7 +348,7 @@ impl HostPass {
         let site = host.sites.entry((call.name, path)).or_default();
         site.add(Calls { count: 1, total_ns: call.end - call.start, wait: waits });
         host.calls += 1;
-        self.lately.add(&self.activities, call, wait);
+        self.lately.add(trace, &self.activities, call, wait);
     }
 
     /// Notes the ranges around nodes that were created before a time.
@@ -380,6 +379,7 @@ impl HostPass {
         let iterations = repeating.iterations(trace, &paths, now_is, launch_times);
         host.launched_in.iter_mut().for_each(|path| *path = now_is(*path));
         host.waits.rename(now_is);
+        host.idle.rename(&name_of);
         host.kept.ranges.iter_mut().for_each(|range| range.path = now_is(range.path));
         let mut of_path = vec![RangeSum::default(); paths.len()];
         for (&path, sum) in now.iter().zip(&host.of_path) {
@@ -416,16 +416,16 @@ impl HostPass {
 
 /// The gap that an operation ended, of gaps in order of time; `next` is behind the last that was
 /// found, since operations are launched almost in the order in which they run.
-fn gap_before<'a>(
-    gaps: &'a [Gap],
+fn gap_before(
+    all: &AllOperations<'_>,
+    gaps: &Gaps,
     next: &mut usize,
-    start: i64,
     id: OperationId,
-) -> Option<&'a Gap> {
-    if gaps.get(*next).is_none_or(|gap| gap.after != id) {
-        *next = gaps.partition_point(|gap| gap.end < start);
+) -> Option<Gap> {
+    if gaps.get(all, *next).is_none_or(|gap| gap.after != id) {
+        *next = gaps.partition_point(all, |gap| gap.end < all.start(id));
     }
-    let gap = gaps.get(*next).filter(|gap| gap.after == id)?;
+    let gap = gaps.get(all, *next).filter(|gap| gap.after == id)?;
     *next += 1;
     Some(gap)
 }

@@ -50,7 +50,7 @@ use host::HostPass;
 
 use crate::error::TraceError;
 use crate::model::Trace;
-use crate::read::{self, Wanted};
+use crate::read::{self, Streamed, Wanted};
 
 /// A trace whose operations, calls and ranges were joined, for several questions.
 pub struct Joined<'a>(Context<'a>);
@@ -94,5 +94,9 @@ pub fn diagnose_streamed(path: &Path) -> Result<Option<Diagnosis>, TraceError> {
 fn of_stream<T>(path: &Path, of: impl FnOnce(&Context<'_>) -> T) -> Result<Option<T>, TraceError> {
     let mut pass = HostPass::default();
     let streamed = read::stream(path, &Wanted::ALL, |trace, row| pass.add(trace, row))?;
-    Ok(streamed.map(|streamed| of(&Context::of_streamed(&streamed, pass))))
+    Ok(streamed.map(|Streamed { mut trace, names, last }| {
+        let host = pass.finish(&trace, |label| names[label.0 as usize], last);
+        trace.forget_correlations();
+        of(&Context::joined(&trace, host))
+    }))
 }

@@ -184,7 +184,8 @@ impl Diagnosis {
     fn findings(&self, text: &mut String) {
         let _ = writeln!(text, "\nFindings");
         if self.findings.is_empty() {
-            let _ = writeln!(text, "  none");
+            let none = if self.answers_any() { "none" } else { "no question can be answered" };
+            let _ = writeln!(text, "  {none}");
         }
         let whole = self.critical_path.total_ns;
         for (index, finding) in self.findings.iter().enumerate() {

@@ -129,8 +129,9 @@ pub(super) fn of(context: &Context<'_>, apart: &[&str]) -> Vec<RangeUse> {
             *known = (known.0.min(span.0), known.1.max(span.1));
         }
     }
-    for gap in context.activities.iter().flat_map(|activity| &activity.gaps) {
-        let late = context.causes_of(gap).filter(|((kind, _), _)| kind.before_launch());
+    let gaps = context.activities.iter().flat_map(|activity| activity.gaps.iter(&context.all));
+    for gap in gaps {
+        let late = context.causes_of(&gap).filter(|((kind, _), _)| kind.before_launch());
         let late: i64 = late.map(|(_, ns)| ns).sum();
         let [before, after] = [gap.before, gap.after].map(|id| &chains[id as usize]);
         for (&(node, _), _) in

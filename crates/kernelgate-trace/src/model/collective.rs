@@ -56,7 +56,7 @@ const COLLECTIVES: &[(&[&str], Collective)] = &[
     (&["reducescatter"], Collective::ReduceScatter),
     (&["allreduce", "crossdevicereduce"], Collective::AllReduce),
     (&["allgather"], Collective::AllGather),
-    (&["alltoall", "all2all", "deepep"], Collective::AllToAll),
+    (&["alltoall", "all2all", "epinternode", "epintranode"], Collective::AllToAll),
     (&["sendrecv", "isend", "irecv", "putmem", "getmem", "send", "recv"], Collective::SendRecv),
     (&["broadcast", "bcast"], Collective::Broadcast),
     (&["barrier"], Collective::Barrier),

@@ -158,6 +158,17 @@ pub struct Trace {
 }
 
 impl Trace {
+    /// Frees the correlation ids of operations that were joined with their calls.
+    pub(crate) fn forget_correlations(&mut self) {
+        let parts = [
+            &mut self.kernels.on_gpu,
+            &mut self.copies.on_gpu,
+            &mut self.sets.on_gpu,
+            &mut self.graphs.on_gpu,
+        ];
+        parts.into_iter().for_each(|part| part.correlation = Vec::new());
+    }
+
     /// The process of a place.
     pub fn process_of(&self, place: PlaceId) -> u32 {
         self.places[place.0 as usize].process

@@ -69,8 +69,8 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// So many values are counted at a time.
-    const RECENT: usize = 1 << 22;
+    /// So many values at least are counted at a time.
+    const RECENT: usize = 1 << 18;
 
     /// Room for so many.
     pub fn with_capacity(count: usize) -> Self {
@@ -79,7 +79,8 @@ impl Samples {
 
     /// A value of a group. Groups are numbered from 0.
     pub fn push(&mut self, group: u32, value: i64) {
-        if self.recent.len() == Self::RECENT {
+        // As many as there are counted: counting stays linear in the values.
+        if self.recent.len() >= self.counted.len().max(Self::RECENT) {
             self.count();
         }
         self.recent.push((group, value));
@@ -132,6 +133,11 @@ pub struct Counted {
 }
 
 impl Counted {
+    /// The groups that have values, in order.
+    pub fn groups(&self) -> impl Iterator<Item = u32> {
+        self.rows.chunk_by(|a, b| a.0 == b.0).map(|rows| rows[0].0)
+    }
+
     /// The summary of a group.
     pub fn summary(&self, group: u32) -> Summary {
         let first = self.rows.partition_point(|row| row.0 < group);

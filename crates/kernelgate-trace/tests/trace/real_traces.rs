@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 
 use kernelgate_trace::analyze::idle;
 use kernelgate_trace::analyze::launches::Launches;
+use kernelgate_trace::analyze::operations::AllOperations;
 use kernelgate_trace::diagnose::difference::{Change, Sums, difference};
 use kernelgate_trace::diagnose::{Diagnosis, diagnose};
+use kernelgate_trace::model::Trace;
 use kernelgate_trace::read::{self, Wanted};
 use kernelgate_trace::stats::{self, Report};
 
@@ -139,9 +141,13 @@ fn gaps_are_those_of_an_independent_count() {
         let path = folder.join(name).join("trace.sqlite");
         let trace = read::open(&path, &Wanted::ALL).unwrap();
         let count = trace.kernels.on_gpu.len() as u32;
-        assert_eq!(gaps(&idle::activities(&trace, |id| id < count)), *kernels, "{name}: kernels");
+        assert_eq!(
+            gaps(&trace, &idle::activities(&trace, |id| id < count)),
+            *kernels,
+            "{name}: kernels"
+        );
         let activities = idle::activities(&trace, |_| true);
-        assert_eq!(gaps(&activities), *all, "{name}: all operations");
+        assert_eq!(gaps(&trace, &activities), *all, "{name}: all operations");
         let span: i64 = activities.iter().map(|of| of.span_ns()).sum();
         let worked: i64 = activities.iter().map(|of| of.busy_ns).sum();
         let share = (worked as f64 / span as f64 * 1000.0).round() / 10.0;
@@ -150,10 +156,11 @@ fn gaps_are_those_of_an_independent_count() {
 }
 
 /// In the digits that the README prints: idle in µs, the longest in tenths of a µs.
-fn gaps(activities: &[idle::Activity]) -> Gaps {
+fn gaps(trace: &Trace, activities: &[idle::Activity]) -> Gaps {
+    let all = AllOperations::of(trace);
     let mut classes = [0; 3];
     let (mut idle, mut longest) = (0, 0);
-    for gap in activities.iter().flat_map(|of| &of.gaps) {
+    for gap in activities.iter().flat_map(|of| of.gaps.iter(&all)) {
         let length = gap.length();
         classes[usize::from(length >= 20_000) + usize::from(length > 50_000)] += 1;
         idle += length;

@@ -16,7 +16,7 @@ use super::context::Context;
 use super::labels::{short_name, without_numbers};
 use crate::analyze::idle::{self, Activity, Gap};
 use crate::analyze::iterations::{self, Sign};
-use crate::analyze::operations::OperationId;
+use crate::analyze::order::Order;
 use crate::analyze::paths::{PathId, ROOT};
 use crate::analyze::timeline::{self, Line, Piece};
 
@@ -163,19 +163,16 @@ pub(super) fn accounts(context: &Context<'_>) -> Vec<DeviceAccount> {
     let operations = idle::by_device(context.trace, &context.all, |_| true);
     let groups = Groups::new(context);
     operations
-        .chunk_by(|a, b| a.0 == b.0)
+        .iter()
         .zip(&context.activities)
-        .map(|(operations, activity)| {
-            let operations: Vec<OperationId> = operations.iter().map(|&(_, id)| id).collect();
-            device(context, activity, &operations, &groups)
-        })
+        .map(|((_, operations), activity)| device(context, activity, operations, &groups))
         .collect()
 }
 
 fn device(
     context: &Context<'_>,
     activity: &Activity,
-    operations: &[OperationId],
+    operations: &Order,
     groups: &Groups,
 ) -> DeviceAccount {
     let (sign, cuts) = iterations(context, activity, operations).unzip();
@@ -185,7 +182,7 @@ fn device(
     let mut ranges = vec![Account::default(); groups.names.len()];
     let mut transfers = transfers::Transfers::new(context, operations);
     let mut next = 0;
-    timeline::pieces(&context.all, &context.classes, operations.iter().copied(), |piece| {
+    timeline::pieces(&context.all, &context.classes, operations.iter(), |piece| {
         let (start, operation) = match piece {
             Piece::Busy { start, owner, .. } => (start, owner),
             Piece::Idle(gap) => (gap.start, gap.after),
@@ -238,13 +235,13 @@ fn idle_parts(context: &Context<'_>, gap: &Gap, mut each: impl FnMut(CauseKind, 
 fn iterations(
     context: &Context<'_>,
     activity: &Activity,
-    operations: &[OperationId],
+    operations: &Order,
 ) -> Option<(Sign, Vec<i64>)> {
     let by_host = context.host.iterations.get(activity.process as usize)?.as_ref();
     if let Some(found) = by_host {
         let launched = operations
             .iter()
-            .filter_map(|&id| Some((context.host.launch(id)?.start, context.all.start(id))));
+            .filter_map(|id| Some((context.launch(id)?.start, context.all.start(id))));
         let cuts = iterations::cuts(&found.starts, found.end, activity.span.1, launched);
         return Some((found.sign.clone(), cuts));
     }
@@ -253,8 +250,8 @@ fn iterations(
     let mut cuts: Vec<i64> = firsts.iter().map(|&id| context.all.start(id)).collect();
     // The last iteration is as long as the one before it, as far as an operation starts there.
     if let [.., before, last] = cuts[..] {
-        let after = operations.partition_point(|&id| context.all.start(id) < 2 * last - before);
-        cuts.push(operations.get(after).map_or(activity.span.1, |&id| context.all.start(id)));
+        let after = operations.partition_point(|id| context.all.start(id) < 2 * last - before);
+        cuts.push(operations.get(after).map_or(activity.span.1, |id| context.all.start(id)));
     }
     Some((sign, cuts))
 }

@@ -6,6 +6,7 @@ use hashbrown::HashMap;
 use crate::analyze::bus;
 use crate::analyze::classes::{Class, Communication};
 use crate::analyze::operations::{Kind, OperationId};
+use crate::analyze::order::Order;
 use crate::diagnose::context::Context;
 use crate::model::names::Name;
 
@@ -60,15 +61,15 @@ pub(super) struct Transfers<'a> {
 }
 
 impl<'a> Transfers<'a> {
-    pub fn new(context: &'a Context<'a>, operations: &[OperationId]) -> Self {
+    pub fn new(context: &'a Context<'a>, operations: &Order) -> Self {
         let mut computes = vec![false; context.trace.places.len()];
-        for &id in operations {
+        for id in operations.iter() {
             if context.classes.class(id) == Class::Compute {
                 computes[context.all.place(id).0 as usize] = true;
             }
         }
         let mut transfers = Self { context, sums: HashMap::new(), computes };
-        operations.iter().for_each(|&id| transfers.add(id));
+        operations.iter().for_each(|id| transfers.add(id));
         transfers
     }
 

@@ -218,15 +218,16 @@ impl Sums {
 
     fn add_idle(&mut self, context: &Context<'_>, places: &mut Places) {
         let mut causes: HashMap<Why, Amount> = HashMap::new();
-        for gap in context.activities.iter().flat_map(|activity| &activity.gaps) {
-            for (why, ns) in context.causes_of(gap) {
+        let gaps = context.activities.iter().flat_map(|activity| activity.gaps.iter(&context.all));
+        for gap in gaps {
+            for (why, ns) in context.causes_of(&gap) {
                 causes.entry(why).or_default().add(ns, ns);
             }
             places.at(context, gap.after).launched.own_ns += gap.length();
         }
-        for ((kind, function), amount) in causes {
-            let function =
-                function.map_or(String::new(), |name| format!(": {}", context.function(name)));
+        for ((kind, name), amount) in causes {
+            let function = context.blamed((kind, name));
+            let function = function.map_or(String::new(), |function| format!(": {function}"));
             let part = match kind {
                 CauseKind::Unknown | CauseKind::Clocks => PartKind::Unexplained,
                 _ => PartKind::Idle,

@@ -9,6 +9,7 @@ use crate::analyze::bus;
 use crate::analyze::classes::{Classes, Collective};
 use crate::analyze::idle;
 use crate::analyze::operations::{AllOperations, OperationId};
+use crate::analyze::order::Order;
 use crate::analyze::timeline::{self, Line, Piece};
 use crate::model::Trace;
 
@@ -77,18 +78,16 @@ impl RankPart {
         let trace = &recorded.trace;
         let (all, classes) = (AllOperations::of(trace), Classes::new(trace));
         let operations = idle::by_device(trace, &all, |_| true);
-        let groups: Vec<_> = operations.chunk_by(|a, b| a.0 == b.0).collect();
-        let mut parts: Vec<Self> = groups
+        let mut parts: Vec<Self> = operations
             .iter()
-            .map(|group| {
-                let ids: Vec<OperationId> = group.iter().map(|&(_, id)| id).collect();
-                let (process, device) = group[0].0;
+            .map(|(owner, ids)| {
+                let (process, device) = *owner;
                 let pid = trace.processes[process as usize].pid;
-                let name = match groups.len() {
+                let name = match operations.len() {
                     1 => name.to_owned(),
                     _ => format!("{name}, process {pid}, device {device}"),
                 };
-                part(name, &recorded, &classes, &ids, group[0].0)
+                part(name, &recorded, &classes, ids, *owner)
             })
             .collect();
         let communicates = |part: &Self| !part.communicators.is_empty();
@@ -123,14 +122,14 @@ fn part(
     name: String,
     recorded: &Arc<Recorded>,
     classes: &Classes<'_>,
-    operations: &[OperationId],
+    operations: &Order,
     owner: (u32, u32),
 ) -> RankPart {
     let trace = &recorded.trace;
     let all = AllOperations::of(trace);
-    let start = operations.first().map_or(0, |&id| all.start(id));
+    let start = operations.get(0).map_or(0, |id| all.start(id));
     let (mut end, mut compute_ns, mut exposed_ns, mut idle_ns) = (start, 0, 0, 0);
-    timeline::pieces(&all, classes, operations.iter().copied(), |piece| match piece {
+    timeline::pieces(&all, classes, operations.iter(), |piece| match piece {
         Piece::Busy { start, end: until, line, .. } => {
             end = until;
             match line {
@@ -144,7 +143,7 @@ fn part(
     let mut communicators: Vec<Communicator> = Vec::new();
     let mut numbers: HashMap<(Option<u32>, u32), usize> = HashMap::new();
     let mut streams = 0;
-    for &id in operations {
+    for id in operations.iter() {
         let Some(communication) = classes.communication(id) else { continue };
         let call = trace.collectives.find(id);
         let place = all.place(id).0;

@@ -1,7 +1,9 @@
 //! A trace of a job with what a replay needs of it: its operations, and the calls that launched them.
 
+use crate::analyze::launch_calls::{LaunchCall, LaunchCalls};
 use crate::analyze::launches::{Launches, NONE};
-use crate::analyze::replay::{Dependencies, LaunchCall, WaitCall};
+use crate::analyze::operations::AllOperations;
+use crate::analyze::replay::{Dependencies, WaitCall};
 use crate::diagnose::waiting::waiting_names;
 use crate::model::Trace;
 
@@ -9,8 +11,7 @@ use crate::model::Trace;
 #[derive(Debug)]
 pub(super) struct Recorded {
     pub trace: Trace,
-    /// By operation.
-    launches: Vec<LaunchCall>,
+    launches: LaunchCalls,
     waits: Vec<WaitCall>,
 }
 
@@ -20,29 +21,26 @@ impl Recorded {
         let launches = Launches::of(&trace);
         let waiting = waiting_names(&trace);
         let calls = std::mem::take(&mut trace.calls);
-        let launch = |&call: &u32| match call {
-            NONE => LaunchCall::UNKNOWN,
-            call => {
-                let call = call as usize;
-                LaunchCall::new(calls.start[call], calls.end[call], calls.thread[call])
-            }
-        };
+        let all = AllOperations::of(&trace);
+        let mut launch_calls = LaunchCalls::new(all.len());
+        for (id, &call) in all.ids().zip(&launches.call_of).filter(|&(_, &call)| call != NONE) {
+            let call = call as usize;
+            let (start, end, thread) = (calls.start[call], calls.end[call], calls.thread[call]);
+            launch_calls.set(&all, id, LaunchCall { start, end, thread });
+        }
         let wait = |call: usize| WaitCall {
             thread: calls.thread[call],
             start: calls.start[call],
             end: calls.end[call],
         };
         let waits = (0..calls.len()).filter(|&call| waiting[calls.name[call].0 as usize]);
-        Self {
-            launches: launches.call_of.iter().map(launch).collect(),
-            waits: waits.map(wait).collect(),
-            trace,
-        }
+        let waits = waits.map(wait).collect();
+        Self { launches: launch_calls, waits, trace }
     }
 
     /// Whether the calls that launch were recorded.
     pub fn has_calls(&self) -> bool {
-        self.launches.iter().any(LaunchCall::is_known)
+        self.launches.any()
     }
 
     /// The dependencies of its operations.

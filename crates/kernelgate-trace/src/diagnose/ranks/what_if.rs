@@ -110,6 +110,7 @@ impl Faster {
             }
             Self::Kernel(name) => format!("half the time of {}", short_name(name)),
             Self::Class(Class::Communication) => "transfers that take no time".to_owned(),
+            Self::Class(Class::Copy) => "copies that take no time".to_owned(),
             Self::Class(class) => format!("{}s that take no time", class.label()),
             Self::Launches => "launch calls that take no time".to_owned(),
             Self::Waits => "hosts that do not wait for their GPU".to_owned(),

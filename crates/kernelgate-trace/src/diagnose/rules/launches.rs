@@ -87,26 +87,18 @@ pub(super) fn launch_bound(context: &Context<'_>, devices: &[DeviceUse]) -> Outc
     };
     let mut found = Vec::new();
     for (index, (device, activity)) in devices.iter().zip(&context.activities).enumerate() {
-        let busy = percent(device.busy_ns, activity.span_ns());
+        // What the host did in long gaps was not launching.
+        let span_ns = activity.span_ns() - device.gaps.long_ns;
+        let busy = percent(device.busy_ns, span_ns);
         let Launched { kernels, call_ns_a_kernel, calls } = launched(context, index);
         let shorter = calls > 0 && kernels.median < call_ns_a_kernel;
         let short = kernels.median < SHORT_NS && calls >= FEW;
         if busy >= BUSY || !(shorter || short) {
             continue;
         }
-        let waiting = [
-            CauseKind::LaunchCall,
-            CauseKind::LaunchLatency,
-            CauseKind::HostCode,
-            CauseKind::OsCall,
-            CauseKind::OffCpu,
-        ];
-        let repeated = |cause: &&Cause| waiting.contains(&cause.kind) && !cause.once();
-        let repeated = device.gaps.causes.iter().filter(repeated);
-        let recoverable: i64 = repeated.map(|cause| cause.total_ns).sum();
-        // Work that was launched long before its turn did not wait for its launch; nor does a
-        // single pause make a program launch-bound.
-        if recoverable * 2 <= device.gaps.total_ns() {
+        // Work that was launched long before its turn did not wait for its launch.
+        let recoverable = device.gaps.launching_ns;
+        if recoverable * 2 <= device.gaps.total_ns() - device.gaps.long_ns {
             continue;
         }
         found.push(Finding {
@@ -114,9 +106,10 @@ pub(super) fn launch_bound(context: &Context<'_>, devices: &[DeviceUse]) -> Outc
             severity: Severity::of_saving(recoverable, activity.span_ns()),
             confidence: if shorter { Confidence::High } else { Confidence::Medium },
             title: format!(
-                "device {} is busy {busy:.1} % of the time: the median kernel takes {:.1} µs, \
+                "device {} is busy {busy:.1} % of the time{}: the median kernel takes {:.1} µs, \
                  launching one {:.1} µs",
                 device.device,
+                if device.gaps.long_ns > 0 { " outside of gaps above 1 ms" } else { "" },
                 kernels.median / 1e3,
                 call_ns_a_kernel / 1e3
             ),
@@ -250,6 +243,16 @@ fn evidence(device: &DeviceUse) -> Vec<Evidence> {
     causes.chain(transitions(device, 3)).collect()
 }
 
+/// Whether the host was in the range of a data loader.
+fn loads_data(cause: &Cause) -> bool {
+    cause.function.as_ref().is_some_and(|range| {
+        let range = range.to_ascii_lowercase();
+        ["dataloader", "data_loader", "dataiter", "load_batch", "next_batch", "input_pipeline"]
+            .iter()
+            .any(|word| range.contains(word))
+    })
+}
+
 fn advice(cause: &Cause, platform: Platform) -> String {
     let graph = platform.graph();
     let words = match cause.kind {
@@ -266,6 +269,10 @@ fn advice(cause: &Cause, platform: Platform) -> String {
         CauseKind::OffCpu => "give the launching thread a CPU of its own",
         CauseKind::LaunchCall | CauseKind::LaunchLatency => {
             return format!("use a {graph}: one launch for many kernels");
+        }
+        CauseKind::HostCode if loads_data(cause) => {
+            "load the next batch while the GPU works: more workers of the data loader, pinned \
+             memory, batches prepared ahead"
         }
         CauseKind::HostCode => {
             return format!(

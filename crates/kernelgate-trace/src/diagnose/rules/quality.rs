@@ -5,6 +5,7 @@ use super::super::context::Context;
 use super::super::finding::{DeviceUse, Evidence, Finding, Measure, Severity, Unit};
 use super::outcome::{Outcome, all_of, doubt, number, percent};
 use super::{impossible, messages};
+use crate::analyze::idle::Gap;
 
 /// The profiler's own work, as a part of the time of the GPU, above which times are doubtful.
 const MAX_OVERHEAD: f64 = 5.0;
@@ -228,12 +229,12 @@ fn overhead(context: &Context<'_>, devices: &[DeviceUse], found: &mut Vec<Findin
 /// A gap that dwarfs everything else: shares of the span mean little.
 fn clock(context: &Context<'_>, devices: &[DeviceUse], found: &mut Vec<Finding>) {
     for (device, activity) in devices.iter().zip(&context.activities) {
-        let longest = activity.gaps.iter().max_by_key(|gap| gap.length());
+        let longest = activity.gaps.iter(&context.all).max_by_key(Gap::length);
         let Some(longest) = longest else { continue };
         // A call that lasts, or work that was launched, explains the gap.
         let unexplained =
             |kind| matches!(kind, CauseKind::HostCode | CauseKind::OffCpu) || !kind.explained();
-        let causes = context.causes_of(longest);
+        let causes = context.causes_of(&longest);
         let doubtful = causes
             .filter(|((kind, _), _)| unexplained(*kind) && *kind != CauseKind::NotStarted)
             .map(|(_, ns)| ns);

@@ -8,6 +8,7 @@ mod collective;
 mod copies;
 mod document;
 mod event;
+mod lanes;
 mod xla;
 
 use std::path::Path;
@@ -22,7 +23,7 @@ use super::json_source;
 use crate::error::TraceError;
 use crate::model::gpu::{LaunchShape, Operations, Place, SyncKind};
 use crate::model::host::{OperatorInputs, RangeStyle};
-use crate::model::{Device, Recorder, Trace};
+use crate::model::{Device, Recorder, Table, Trace};
 
 /// Reads a file.
 ///
@@ -53,8 +54,8 @@ pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
     Ok(reader.finish())
 }
 
-/// A process that is not known yet.
-const UNKNOWN: u32 = u32::MAX;
+/// Processes of operations from here on are lanes: they are known when all calls are.
+const FIRST_LANE: u32 = 1 << 31;
 
 #[derive(Default)]
 struct Reader {
@@ -67,7 +68,9 @@ struct Reader {
     open: HashMap<u32, Vec<(i64, String)>>,
     /// Open `b` events, which end anywhere, by id: range start, thread and name.
     open_by_id: HashMap<(String, i64), (i64, u32, String)>,
-    /// CUDA calls by process: GPU work belongs to the one that has most.
+    /// The `pid` of operations, which is that of a device.
+    lanes: Table<i64>,
+    /// CUDA calls by process: GPU work without launches belongs to the one that has most.
     calls: HashMap<u32, u64>,
     /// Devices and streams, where XLA wrote the trace.
     xla: xla::Lines,
@@ -234,7 +237,7 @@ impl Reader {
             "gpu_memset" | "Memset" => {
                 let arguments = Arguments::of(event);
                 let mut sets = std::mem::take(&mut self.builder.trace.sets);
-                if self.operation(&mut sets.on_gpu, &arguments, start, end) {
+                if self.operation(&mut sets.on_gpu, event, &arguments, (start, end)) {
                     sets.bytes.push(integer(arguments.bytes).unwrap_or(0).max(0).cast_unsigned());
                 }
                 self.builder.trace.sets = sets;
@@ -242,7 +245,7 @@ impl Reader {
             "gpu_graph" => {
                 let arguments = Arguments::of(event);
                 let mut graphs = std::mem::take(&mut self.builder.trace.graphs);
-                if self.operation(&mut graphs.on_gpu, &arguments, start, end) {
+                if self.operation(&mut graphs.on_gpu, event, &arguments, (start, end)) {
                     let id = integer(arguments.graph).and_then(|id| u32::try_from(id).ok());
                     graphs.executable.push(id.unwrap_or(0));
                 }
@@ -275,7 +278,7 @@ impl Reader {
     fn wait(&mut self, event: &Event<'_>, start: i64, end: i64) {
         let arguments = Arguments::of(event);
         let mut syncs = std::mem::take(&mut self.builder.trace.syncs);
-        if self.operation(&mut syncs.on_gpu, &arguments, start, end) {
+        if self.operation(&mut syncs.on_gpu, event, &arguments, (start, end)) {
             syncs.kind.push(match event.name.as_ref() {
                 "Stream Sync" | "Stream Synchronize" => SyncKind::Stream,
                 "Event Sync" | "Event Synchronize" => SyncKind::Event,
@@ -328,7 +331,7 @@ impl Reader {
     ) {
         self.builder.trace.recorder = Recorder::Xla;
         let arguments = Arguments::of(event);
-        let place = Place { process: UNKNOWN, device, context: 0, stream };
+        let place = Place { process: self.lane(event), device, context: 0, stream };
         let details = |value: Option<_>| value.map(text).unwrap_or_default();
         if let Some(direction) = event.name.strip_prefix("Memcpy") {
             let mut copies = std::mem::take(&mut self.builder.trace.copies);
@@ -356,16 +359,22 @@ impl Reader {
     /// A kernel of `torch.autograd.profiler`, whose thread is the device.
     fn autograd_kernel(&mut self, event: &Event<'_>, tid: i64, start: i64, end: i64) {
         let device = u32::try_from(tid).unwrap_or(0);
-        let place = Place { process: UNKNOWN, device, context: 0, stream: 0 };
+        let place = Place { process: self.lane(event), device, context: 0, stream: 0 };
         let arguments = Arguments::of(event);
         self.kernel_at(event, place, LaunchShape::default(), &arguments, (start, end));
     }
 
-    fn place(&mut self, arguments: &Arguments<'_>) -> Place {
+    /// The lane of an operation, as a process.
+    fn lane(&mut self, event: &Event<'_>) -> u32 {
+        FIRST_LANE | self.lanes.of(integer(event.pid).unwrap_or(-1))
+    }
+
+    fn place(&mut self, event: &Event<'_>, arguments: &Arguments<'_>) -> Place {
         let number = |value| integer(value).and_then(|id| u32::try_from(id).ok()).unwrap_or(0);
-        // Where it is not written, the process is known when all calls are.
-        let process = integer(arguments.process)
-            .map_or(UNKNOWN, |pid| self.builder.process(pid.cast_unsigned(), pid));
+        let process = match integer(arguments.process) {
+            Some(pid) => self.builder.process(pid.cast_unsigned(), pid),
+            None => self.lane(event),
+        };
         Place {
             process,
             device: number(arguments.device),
@@ -378,11 +387,11 @@ impl Reader {
     fn operation(
         &mut self,
         operations: &mut Operations,
+        event: &Event<'_>,
         arguments: &Arguments<'_>,
-        start: i64,
-        end: i64,
+        (start, end): (i64, i64),
     ) -> bool {
-        let place = self.place(arguments);
+        let place = self.place(event, arguments);
         self.operation_at(operations, place, arguments, start, end)
     }
 
@@ -414,7 +423,7 @@ impl Reader {
             static_shared: number(arguments.shared),
             ..LaunchShape::default()
         };
-        let place = self.place(&arguments);
+        let place = self.place(event, &arguments);
         self.kernel_at(event, place, shape, &arguments, (start, end));
     }
 
@@ -450,7 +459,7 @@ impl Reader {
     fn copy(&mut self, event: &Event<'_>, start: i64, end: i64) {
         let arguments = Arguments::of(event);
         let mut copies = std::mem::take(&mut self.builder.trace.copies);
-        if self.operation(&mut copies.on_gpu, &arguments, start, end) {
+        if self.operation(&mut copies.on_gpu, event, &arguments, (start, end)) {
             copies.bytes.push(integer(arguments.bytes).unwrap_or(0).max(0).cast_unsigned());
             let label = copies::direction(event.name.split(' ').nth(1).unwrap_or("Unknown"));
             copies.kind.push(self.builder.trace.names.intern(label));
@@ -475,7 +484,7 @@ impl Reader {
         }
         let busiest =
             self.calls.iter().max_by_key(|&(&process, &calls)| (calls, std::cmp::Reverse(process)));
-        let process = match busiest {
+        let busiest = match busiest {
             Some((&process, _)) => process,
             None => {
                 let host = self.xla.host.unwrap_or(0);
@@ -483,9 +492,11 @@ impl Reader {
             }
         };
         let mut trace = self.builder.finish();
-        for place in trace.places.iter_mut().filter(|place| place.process == UNKNOWN) {
-            place.process = process;
+        let owners = lanes::owners(&trace, self.lanes.values.len(), busiest);
+        for place in trace.places.iter_mut().filter(|place| place.process >= FIRST_LANE) {
+            place.process = owners[(place.process - FIRST_LANE) as usize];
         }
+        lanes::join_places(&mut trace);
         trace
     }
 }

@@ -12,6 +12,7 @@ use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, RowGroupReader, SerializedFileReader};
 
 use super::row::{Cells, Column, Order, Row, Rows};
+use super::sorted::{RUN, Sorter};
 use crate::error::TraceError;
 use crate::model::quality::is_time;
 
@@ -92,6 +93,7 @@ impl Folder {
         } else {
             file.stored(columns, |rows| {
                 (0..rows.count).for_each(|row| each(&Row(Cells::Parquet(rows, row))));
+                Ok(())
             })
         };
         let (read, error) = outcome;
@@ -120,7 +122,7 @@ impl Table {
     fn stored(
         &self,
         columns: &[&str],
-        mut each: impl FnMut(&Rows),
+        mut each: impl FnMut(&Rows) -> Result<(), ParquetError>,
     ) -> (usize, Option<ParquetError>) {
         let mut read = 0;
         let outcome = (|| {
@@ -131,7 +133,7 @@ impl Table {
                 while group.left > 0 {
                     let rows = group.next()?;
                     read += rows.count;
-                    each(&rows);
+                    each(&rows)?;
                 }
             }
             Ok(())
@@ -139,28 +141,24 @@ impl Table {
         (read, outcome.err())
     }
 
-    /// Hands out rows by their start. All of them are in memory while that lasts.
+    /// Hands out rows by their start.
     fn sorted(
         &self,
         columns: &[&str],
         each: &mut impl FnMut(&Row<'_, '_>),
     ) -> (usize, Option<ParquetError>) {
         let with_start: Vec<&str> = columns.iter().copied().chain(["start"]).collect();
-        let mut batches = Vec::new();
-        let (read, error) = self.stored(&with_start, |rows| batches.push(rows.clone()));
-        let mut order: Vec<(i64, u32, u32)> = Vec::with_capacity(read);
-        for (batch, rows) in (0u32..).zip(&batches) {
-            for row in 0..rows.count {
-                let start = Row(Cells::Parquet(rows, row)).integer(columns.len());
-                let row = u32::try_from(row).expect("a batch has fewer rows");
-                order.push((start.unwrap_or(i64::MIN), batch, row));
-            }
-        }
-        order.sort_unstable();
-        for (_, batch, row) in order {
-            each(&Row(Cells::Parquet(&batches[batch as usize], row as usize)));
-        }
-        (read, error)
+        let external = |error: std::io::Error| ParquetError::External(Box::new(error));
+        let mut sorter = Sorter::new(columns.len(), RUN);
+        let (read, error) = self.stored(&with_start, |rows| {
+            (0..rows.count).try_for_each(|row| {
+                let row = Row(Cells::Parquet(rows, row));
+                let start = row.integer(columns.len()).unwrap_or(i64::MIN);
+                sorter.push(start, &row).map_err(external)
+            })
+        });
+        let merged = sorter.finish(each).map_err(external);
+        (read, error.or(merged.err()))
     }
 }
 

@@ -5,6 +5,8 @@
 mod folder;
 mod pages;
 mod row;
+#[cfg(feature = "parquet")]
+mod sorted;
 mod sqlite;
 
 use std::path::Path;

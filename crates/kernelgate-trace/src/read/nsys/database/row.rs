@@ -11,7 +11,7 @@ use super::pages::PageRow;
 pub(crate) enum Order {
     /// As they are stored.
     Stored,
-    /// By their start: sorted by SQLite, on disk where they are many.
+    /// By their start: sorted on disk where they are many.
     Start,
 }
 
@@ -24,16 +24,20 @@ pub(super) enum Cells<'a, 'b> {
     Page(&'a PageRow<'b>),
     #[cfg(feature = "parquet")]
     Parquet(&'a Rows, usize),
+    #[cfg(feature = "parquet")]
+    Sorted(&'a [u8]),
 }
 
 impl Row<'_, '_> {
     #[inline]
-    fn cell(&self, column: usize) -> ValueRef<'_> {
+    pub(super) fn cell(&self, column: usize) -> ValueRef<'_> {
         match self.0 {
             Cells::Sqlite(row) => row.get_ref(column).unwrap_or(ValueRef::Null),
             Cells::Page(row) => row.cell(column),
             #[cfg(feature = "parquet")]
             Cells::Parquet(rows, row) => rows.cell(row, column),
+            #[cfg(feature = "parquet")]
+            Cells::Sorted(row) => super::sorted::cell(row, column),
         }
     }
 
@@ -86,7 +90,6 @@ impl Row<'_, '_> {
 
 /// A batch of rows, a column a vector.
 #[cfg(feature = "parquet")]
-#[derive(Clone)]
 pub(super) struct Rows {
     pub count: usize,
     pub columns: Vec<Column>,
@@ -94,7 +97,6 @@ pub(super) struct Rows {
 
 /// A column of a batch.
 #[cfg(feature = "parquet")]
-#[derive(Clone)]
 pub(super) enum Column {
     /// The table lacks it, or its type is none that exports have.
     Missing,

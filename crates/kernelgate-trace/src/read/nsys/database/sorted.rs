@@ -1,0 +1,191 @@
+//! Rows of a table of any length by their start: sorted in runs, which temporary files keep, and
+//! merged. Memory holds one run.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
+
+use rusqlite::types::ValueRef;
+
+use super::row::{Cells, Row};
+
+/// Bytes of a run.
+pub(super) const RUN: usize = 1 << 26;
+/// Bytes of a run that are read at once.
+const BUFFER: usize = 1 << 16;
+/// Bytes of a cell: its kind and a number, or the place of a text behind the cells.
+const CELL: usize = 9;
+
+/// Rows that wait for their order.
+#[derive(Default)]
+pub(super) struct Sorter {
+    columns: usize,
+    /// Bytes from which a run ends.
+    run: usize,
+    /// Start, place in `bytes` and length of each row of the run.
+    rows: Vec<(i64, usize, u32)>,
+    bytes: Vec<u8>,
+    runs: Vec<File>,
+}
+
+impl Sorter {
+    /// No rows of so many columns, in runs of so many bytes.
+    pub fn new(columns: usize, run: usize) -> Self {
+        Self { columns, run, ..Self::default() }
+    }
+
+    /// Adds a row with its start.
+    pub fn push(&mut self, start: i64, row: &Row<'_, '_>) -> io::Result<()> {
+        let first = self.bytes.len();
+        self.bytes.resize(first + self.columns * CELL, 0);
+        for column in 0..self.columns {
+            let (kind, value) = match row.cell(column) {
+                ValueRef::Null => continue,
+                ValueRef::Integer(value) => (1, value.to_le_bytes()),
+                ValueRef::Real(value) => (2, value.to_le_bytes()),
+                ValueRef::Text(text) | ValueRef::Blob(text) => {
+                    let place = length(self.bytes.len() - first)?.to_le_bytes();
+                    let size = length(text.len())?.to_le_bytes();
+                    self.bytes.extend_from_slice(text);
+                    let mut both = [0; 8];
+                    both[..4].copy_from_slice(&place);
+                    both[4..].copy_from_slice(&size);
+                    (3, both)
+                }
+            };
+            let cell = &mut self.bytes[first + column * CELL..][..CELL];
+            cell[0] = kind;
+            cell[1..].copy_from_slice(&value);
+        }
+        self.rows.push((start, first, length(self.bytes.len() - first)?));
+        if self.bytes.len() >= self.run { self.end_run() } else { Ok(()) }
+    }
+
+    /// Sorts the run and writes it to a file.
+    fn end_run(&mut self) -> io::Result<()> {
+        self.rows.sort_by_key(|row| row.0);
+        let mut file = BufWriter::new(tempfile::tempfile()?);
+        for &(start, first, size) in &self.rows {
+            file.write_all(&start.to_le_bytes())?;
+            file.write_all(&size.to_le_bytes())?;
+            file.write_all(&self.bytes[first..][..size as usize])?;
+        }
+        let mut file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
+        file.rewind()?;
+        self.runs.push(file);
+        self.rows.clear();
+        self.bytes.clear();
+        Ok(())
+    }
+
+    /// Hands out the rows in their order; of one start as they were added.
+    pub fn finish(mut self, mut each: impl FnMut(&Row<'_, '_>)) -> io::Result<()> {
+        if self.runs.is_empty() {
+            self.rows.sort_by_key(|row| row.0);
+            for &(_, first, size) in &self.rows {
+                each(&Row(Cells::Sorted(&self.bytes[first..][..size as usize])));
+            }
+            return Ok(());
+        }
+        self.end_run()?;
+        self.bytes = Vec::new();
+        let mut runs: Vec<Run> = self.runs.into_iter().map(Run::new).collect();
+        let mut order = BinaryHeap::new();
+        for (number, run) in runs.iter_mut().enumerate() {
+            order.extend(run.next()?.map(|start| Reverse((start, number))));
+        }
+        while let Some(Reverse((_, number))) = order.pop() {
+            let run = &mut runs[number];
+            each(&Row(Cells::Sorted(&run.row)));
+            order.extend(run.next()?.map(|start| Reverse((start, number))));
+        }
+        Ok(())
+    }
+}
+
+fn length(bytes: usize) -> io::Result<u32> {
+    u32::try_from(bytes).map_err(|_| io::Error::other("a row has more than 4 GB"))
+}
+
+/// A run while it is read back.
+struct Run {
+    file: BufReader<File>,
+    /// The bytes of the row in front.
+    row: Vec<u8>,
+}
+
+impl Run {
+    fn new(file: File) -> Self {
+        Self { file: BufReader::with_capacity(BUFFER, file), row: Vec::new() }
+    }
+
+    /// Reads the next row; its start.
+    fn next(&mut self) -> io::Result<Option<i64>> {
+        let mut head = [0; 12];
+        match self.file.read_exact(&mut head) {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+            outcome => outcome?,
+        }
+        let [a, b, c, d, e, f, g, h, size @ ..] = head;
+        self.row.resize(u32::from_le_bytes(size) as usize, 0);
+        self.file.read_exact(&mut self.row)?;
+        Ok(Some(i64::from_le_bytes([a, b, c, d, e, f, g, h])))
+    }
+}
+
+/// A cell of a row that was sorted.
+pub(super) fn cell(row: &[u8], column: usize) -> ValueRef<'_> {
+    let Some([kind, value @ ..]) = row.get(column * CELL..).and_then(<[u8]>::first_chunk::<CELL>)
+    else {
+        return ValueRef::Null;
+    };
+    match kind {
+        1 => ValueRef::Integer(i64::from_le_bytes(*value)),
+        2 => ValueRef::Real(f64::from_le_bytes(*value)),
+        3 => {
+            let [a, b, c, d, size @ ..] = *value;
+            let first = u32::from_le_bytes([a, b, c, d]) as usize;
+            let text = row.get(first..first + u32::from_le_bytes(size) as usize);
+            text.map_or(ValueRef::Null, ValueRef::Text)
+        }
+        _ => ValueRef::Null,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::super::row::{Column, Rows};
+    use super::*;
+
+    #[test]
+    fn runs_on_disk_are_merged_in_order() {
+        let starts: Vec<i64> = (0..500).map(|row| row * 7919 % 251).collect();
+        let rows = Rows {
+            count: starts.len(),
+            columns: vec![
+                Column::Integers((0..500).map(|row| (row % 3 != 0).then_some(row)).collect()),
+                Column::Texts(starts.iter().map(|s| Some(s.to_string().as_str().into())).collect()),
+                Column::Reals(vec![Some(0.5); 500]),
+            ],
+        };
+        let order = |run: usize| {
+            let mut sorter = Sorter::new(3, run);
+            for (row, start) in starts.iter().enumerate() {
+                sorter.push(*start, &Row(Cells::Parquet(&rows, row))).unwrap();
+            }
+            let mut read = Vec::new();
+            let each = |row: &Row<'_, '_>| {
+                assert_eq!((row.real(2), row.integer(3)), (Some(0.5), None));
+                read.push((row.display(1), row.integer(0)));
+            };
+            sorter.finish(each).unwrap();
+            read
+        };
+        let whole = order(RUN);
+        let numbers: Vec<i64> = whole.iter().map(|(text, _)| text.parse().unwrap()).collect();
+        assert!(numbers.is_sorted() && numbers.len() == 500);
+        assert_eq!(order(1000), whole, "of one start rows come as they were added");
+    }
+}
