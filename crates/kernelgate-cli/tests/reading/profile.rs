@@ -10,7 +10,7 @@ use kernelgate::measure::limits::TimeLimit;
 use kernelgate::protocol::{
     CaseRecording, CaseStatus, ProfiledCase, RecordedPart, RecordedStages, Response, ResponseBody,
 };
-use kernelgate::record::file;
+use kernelgate::record::{WorkRecord, file};
 use kernelgate::trace::{KernelSummary, PhaseTime};
 use kernelgate_cuda::observe::activity::{
     Activity, CallRecord, GraphNodeRecord, KernelRecord, RangeRecord, RecordedDevice, StreamId,
@@ -74,6 +74,7 @@ fn parts() -> Vec<RecordedPart> {
         label: label.to_owned(),
         range: range.to_owned(),
         limits,
+        work: WorkRecord::default(),
     };
     let limit = |time_ns, by: &str| TimeLimit { time_ns, by: by.to_owned() };
     let limits = vec![limit(50_000.0, "memory"), limit(100_000.0, "matmul bf16")];
@@ -96,6 +97,7 @@ fn profiled() -> Vec<ProfiledCase> {
             TimeLimit { time_ns: 720_900.0, by: "memory".to_owned() },
             TimeLimit { time_ns: 80_100.0, by: "matmul bf16".to_owned() },
         ],
+        work: WorkRecord::default(),
         samples: Some(64),
         parts: parts(),
         stages: vec![RecordedStages {

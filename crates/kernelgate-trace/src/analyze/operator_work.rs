@@ -5,6 +5,7 @@
 use serde_json::Value;
 
 use super::peaks::Precision;
+use crate::model::gpu::WorkCount;
 use crate::model::host::OperatorInputs;
 use crate::model::names::Names;
 
@@ -316,8 +317,44 @@ fn moving(function: &str, inputs: &Inputs) -> Option<Work> {
     (bytes > 0.0).then_some(Work { flops: 0.0, bytes, precision: None })
 }
 
+/// The precision that a word names, and the bytes of a value.
+fn named_precision(word: &str) -> Option<(Precision, f64)> {
+    match word {
+        "fp64" | "f64" | "dgemm" => Some((Precision::Fp64, 8.0)),
+        "fp32" | "f32" | "sgemm" => Some((Precision::Fp32, 4.0)),
+        "tf32" => Some((Precision::Tf32, 4.0)),
+        "fp16" | "f16" | "bf16" | "half" | "hgemm" => Some((Precision::Fp16, 2.0)),
+        "fp8" | "e4m3" | "e5m2" => Some((Precision::Fp8, 1.0)),
+        "int8" | "i8" | "s8" => Some((Precision::Int8, 1.0)),
+        _ => None,
+    }
+}
+
+/// Declared work: its matrix products, and the least bytes. The precision is that of nearly all of
+/// them, `None` where several share them.
+pub fn declared(count: &WorkCount) -> Option<Work> {
+    /// Part of the products from which their precision is that of all.
+    const NEARLY_ALL: f64 = 0.95;
+    let products = || {
+        let product = |(unit, flops): &(String, f64)| {
+            Some((named_precision(unit.strip_prefix("matmul ")?)?.0, *flops))
+        };
+        count.flops.iter().filter_map(product)
+    };
+    let flops: f64 = products().map(|(_, flops)| flops).sum();
+    let main = products().find(|(_, own)| *own >= NEARLY_ALL * flops);
+    let precision = main.filter(|_| flops > 0.0).map(|(precision, _)| precision);
+    let work = Work { flops, bytes: count.bytes, precision };
+    (flops + count.bytes > 0.0 && (flops + count.bytes).is_finite()).then_some(work)
+}
+
 /// Work of a matrix product whose name has its sizes, such as `gemm_m4096_n512_k1024_bf16`.
 pub fn named_product(name: &str) -> Option<Work> {
+    // Most names have no size of any axis: that is seen at once.
+    let sized = |pair: &[u8]| pair[0].eq_ignore_ascii_case(&b'k') && pair[1].is_ascii_digit();
+    if !name.as_bytes().windows(2).any(sized) {
+        return None;
+    }
     let words: Vec<String> =
         name.split(|c: char| !c.is_ascii_alphanumeric()).map(str::to_ascii_lowercase).collect();
     let size = |axis: char| {
@@ -327,16 +364,7 @@ pub fn named_product(name: &str) -> Option<Work> {
         (found.len() == 1).then(|| found[0])
     };
     let (m, n, k) = (size('m')?, size('n')?, size('k')?);
-    let precision = |word: &String| match word.as_str() {
-        "fp64" | "f64" | "dgemm" => Some((Precision::Fp64, 8.0)),
-        "fp32" | "f32" | "sgemm" => Some((Precision::Fp32, 4.0)),
-        "tf32" => Some((Precision::Tf32, 4.0)),
-        "fp16" | "f16" | "bf16" | "half" | "hgemm" => Some((Precision::Fp16, 2.0)),
-        "fp8" | "e4m3" | "e5m2" => Some((Precision::Fp8, 1.0)),
-        "int8" | "i8" | "s8" => Some((Precision::Int8, 1.0)),
-        _ => None,
-    };
-    let (precision, bytes) = words.iter().find_map(precision).unzip();
+    let (precision, bytes) = words.iter().find_map(|word| named_precision(word)).unzip();
     let bytes = bytes.unwrap_or(0.0) * (m * k + k * n + m * n);
     Some(Work { flops: 2.0 * m * n * k, bytes, precision })
 }

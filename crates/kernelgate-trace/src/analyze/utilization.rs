@@ -28,7 +28,15 @@ pub struct WorkSum {
 impl WorkSum {
     /// Adds an operator with the time of its kernels.
     pub fn add(&mut self, work: &Work, kernel_ns: i64, peaks: Option<&Peaks>) {
-        self.count += 1;
+        self.add_times(1, work, kernel_ns, peaks);
+    }
+
+    /// Adds so many calls of an operator, with the work of one and the time of all their kernels.
+    #[allow(clippy::cast_precision_loss)]
+    pub fn add_times(&mut self, times: usize, work: &Work, kernel_ns: i64, peaks: Option<&Peaks>) {
+        let each = times as f64;
+        let work = &Work { flops: work.flops * each, bytes: work.bytes * each, ..*work };
+        self.count += times;
         self.kernel_ns += kernel_ns;
         self.flops += work.flops;
         self.bytes += work.bytes;

@@ -15,6 +15,7 @@ use crate::analyze::paths::{PathId, ROOT};
 use crate::analyze::peaks::{Peaks, Precision};
 use crate::analyze::utilization::{OperatorUse, RangeUtilization, Utilization, WorkSum};
 use crate::model::Trace;
+use crate::model::gpu::WorkCount;
 use crate::model::names::Name;
 use crate::stats::{shorten, thousands};
 
@@ -26,21 +27,37 @@ const DEPTH: usize = 2;
 /// convolutions by Winograd's algorithm reach more than the peak, but not this much.
 const MOST_OF_PEAK: f64 = 3.0;
 
-/// One execution of an operator.
-struct Call {
-    name: Name,
+/// Executions of an operator.
+struct Call<'a> {
+    name: &'a str,
+    /// How many.
+    times: usize,
+    /// The work of one.
     work: Work,
+    /// The time of all their kernels.
     kernel_ns: i64,
     path: PathId,
     device: u32,
 }
 
-impl Call {
+impl Call<'_> {
     fn is_possible(&self, peaks: Option<&Peaks>) -> bool {
         let mut sum = WorkSum::default();
-        sum.add(&self.work, self.kernel_ns, peaks);
+        self.add_to(&mut sum, peaks);
         sum.tensor_share().is_none_or(|share| share <= MOST_OF_PEAK)
     }
+
+    fn add_to(&self, sum: &mut WorkSum, peaks: Option<&Peaks>) {
+        sum.add_times(self.times, &self.work, self.kernel_ns, peaks);
+    }
+}
+
+/// Calls whose work is known.
+struct Calls<'a> {
+    /// Those that are listed by operator.
+    operators: Vec<Call<'a>>,
+    /// Those that ranges and the whole are summed from, where they are others.
+    whole: Option<Vec<Call<'a>>>,
 }
 
 /// The utilization of a trace.
@@ -50,7 +67,7 @@ pub(super) fn utilization(context: &Context<'_>) -> Utilization {
     let length = |row: usize| on_gpu.end[row] - on_gpu.start[row];
     let mut found =
         Utilization { kernel_ns: (0..on_gpu.len()).map(length).sum(), ..Utilization::default() };
-    let calls = calls(context);
+    let Calls { operators: calls, whole } = calls(context);
     if calls.is_empty() {
         found.unknown.push(
             "FLOPs and bytes: the trace has no shapes of operators; record with PyTorch's profiler \
@@ -61,21 +78,21 @@ pub(super) fn utilization(context: &Context<'_>) -> Utilization {
         return found;
     }
     let peaks = device_peaks(trace, &calls, &mut found);
-    let mut operators: HashMap<(Name, Option<Precision>), WorkSum> = HashMap::new();
+    let peaks_of = |call: &Call<'_>| peaks.get(&call.device).and_then(Option::as_ref);
+    let (possible, impossible): (Vec<&Call<'_>>, Vec<&Call<'_>>) =
+        calls.iter().partition(|call| call.is_possible(peaks_of(call)));
+    let mut operators: HashMap<(&str, Option<Precision>), WorkSum> = HashMap::new();
+    for call in &possible {
+        let sum = operators.entry((call.name, call.work.precision)).or_default();
+        call.add_to(sum, peaks_of(call));
+    }
     let mut ranges: HashMap<PathId, WorkSum> = HashMap::new();
-    let mut impossible: Vec<&Call> = Vec::new();
-    for call in &calls {
-        let peaks = peaks.get(&call.device).and_then(Option::as_ref);
-        if !call.is_possible(peaks) {
-            impossible.push(call);
-            continue;
-        }
-        let key = (call.name, call.work.precision);
-        operators.entry(key).or_default().add(&call.work, call.kernel_ns, peaks);
-        found.all.add(&call.work, call.kernel_ns, peaks);
+    let whole = whole.as_ref().map(|calls| calls.iter().collect()).unwrap_or(possible);
+    for call in whole {
+        call.add_to(&mut found.all, peaks_of(call));
         let mut path = call.path;
         while path != ROOT {
-            ranges.entry(path).or_default().add(&call.work, call.kernel_ns, peaks);
+            call.add_to(ranges.entry(path).or_default(), peaks_of(call));
             path = context.host.paths.parent(path);
         }
     }
@@ -84,16 +101,12 @@ pub(super) fn utilization(context: &Context<'_>) -> Utilization {
             "the work of {} operators, such as {}: their recorded shapes need more than {MOST_OF_PEAK} \
              times the tensor peak",
             impossible.len(),
-            trace.names.text(first.name)
+            first.name
         ));
     }
     found.operators = operators
         .into_iter()
-        .map(|((name, precision), sum)| OperatorUse {
-            name: trace.names.text(name).to_owned(),
-            precision,
-            sum,
-        })
+        .map(|((name, precision), sum)| OperatorUse { name: name.to_owned(), precision, sum })
         .collect();
     found
         .operators
@@ -104,14 +117,167 @@ pub(super) fn utilization(context: &Context<'_>) -> Utilization {
 }
 
 /// Operators whose work is known, with the kernels that they launched.
-fn calls(context: &Context<'_>) -> Vec<Call> {
+fn calls<'a>(context: &Context<'a>) -> Calls<'a> {
+    let trace = context.trace;
+    if trace.work.iter().any(|declared| declared.work != WorkCount::default()) {
+        let whole = declared_whole(context);
+        let parts = declared_parts(context);
+        return match parts.is_empty() {
+            true => Calls { operators: whole, whole: None },
+            false => Calls { operators: parts, whole: Some(whole) },
+        };
+    }
+    let operators = match context.host.kept.of_operation.is_empty() {
+        true => {
+            let mut named = named_ranges(context);
+            named.extend(named_kernels(context, &named));
+            named
+        }
+        false => by_shape(context),
+    };
+    Calls { operators, whole: None }
+}
+
+/// The work of each launch of a case.
+fn declared_whole<'a>(context: &Context<'a>) -> Vec<Call<'a>> {
+    let declared = context.trace.work.iter().filter_map(|of| {
+        let whole = Declares {
+            name: &of.path,
+            times: steps(context),
+            work: operator_work::declared(&of.work)?,
+        };
+        whole.call(context, |path| path == of.path)
+    });
+    declared.collect()
+}
+
+/// The work of the parts of a case, whose ranges may be those of a graph's capture.
+fn declared_parts<'a>(context: &Context<'a>) -> Vec<Call<'a>> {
+    let declared = context.trace.parts.iter().filter_map(|of| {
+        let part = Declares {
+            name: &of.label,
+            times: steps(context),
+            work: operator_work::declared(&of.work)?,
+        };
+        part.call(context, |path| {
+            let before = path.strip_suffix(of.range.as_str());
+            before.is_some_and(|before| before.is_empty() || before.ends_with('/'))
+        })
+    });
+    declared.collect()
+}
+
+/// How often the case was launched.
+fn steps(context: &Context<'_>) -> usize {
+    let Some(work) = context.trace.work.first() else { return 0 };
+    let paths = &context.host.paths;
+    let own = |path: &PathId| *path != ROOT && paths.text(context.trace, *path) == work.path;
+    let step = (0..).take(paths.len()).find(own);
+    step.map_or(0, |step| context.host.of_path[step as usize].count)
+}
+
+/// Work that is declared for some paths.
+struct Declares<'a> {
+    name: &'a str,
+    times: usize,
+    work: Work,
+}
+
+impl<'a> Declares<'a> {
+    /// With the time of the kernels in these paths; `None` where no kernel is in one.
+    fn call(self, context: &Context<'_>, is: impl Fn(&str) -> bool) -> Option<Call<'a>> {
+        let (trace, paths) = (context.trace, &context.host.paths);
+        // A path is numbered behind the one around it.
+        let mut inside: Vec<Option<PathId>> = vec![None; paths.len()];
+        for path in (1..).take(paths.len() - 1) {
+            let around = inside[paths.parent(path) as usize];
+            inside[path as usize] = around.or_else(|| is(&paths.text(trace, path)).then_some(path));
+        }
+        let Self { name, times, work } = self;
+        let mut found: Option<Call<'a>> = None;
+        for (row, &function) in trace.kernels.function.iter().enumerate() {
+            let id = u32::try_from(row).unwrap_or(u32::MAX);
+            let Some(path) = inside[context.path_id(id) as usize] else { continue };
+            let device = trace.places[trace.kernels.on_gpu.place[row].0 as usize].device;
+            let call = found.get_or_insert(Call { name, times, work, kernel_ns: 0, path, device });
+            call.kernel_ns += context.all.end(id) - context.all.start(id);
+            let kernel = trace.names.text(trace.functions[function as usize].demangled);
+            call.work.precision = tensor_precision(call.work.precision, kernel);
+        }
+        found
+    }
+}
+
+/// Matrix products in ranges whose names have their sizes: each range is one product.
+fn named_ranges<'a>(context: &Context<'a>) -> Vec<Call<'a>> {
+    let (trace, paths) = (context.trace, &context.host.paths);
+    // By path, the innermost one that is, or is around, it and has sizes.
+    let mut sized: Vec<Option<(PathId, Work)>> = vec![None; paths.len()];
+    for path in (1..).take(paths.len() - 1) {
+        let name = trace.names.text(paths.name(path));
+        let own = operator_work::named_product(name).map(|work| (path, work));
+        sized[path as usize] = own.or(sized[paths.parent(path) as usize]);
+    }
+    let mut calls: HashMap<(PathId, u32), Call<'a>> = HashMap::new();
+    for (row, &function) in trace.kernels.function.iter().enumerate() {
+        let id = u32::try_from(row).unwrap_or(u32::MAX);
+        let Some((path, work)) = sized[context.path_id(id) as usize] else { continue };
+        let device = trace.places[trace.kernels.on_gpu.place[row].0 as usize].device;
+        let call = calls.entry((path, device)).or_insert_with(|| Call {
+            name: trace.names.text(paths.name(path)),
+            times: context.host.of_path[path as usize].count,
+            work,
+            kernel_ns: 0,
+            path,
+            device,
+        });
+        call.kernel_ns += context.all.end(id) - context.all.start(id);
+        let kernel = trace.names.text(trace.functions[function as usize].demangled);
+        call.work.precision = tensor_precision(call.work.precision, kernel);
+    }
+    calls.into_values().collect()
+}
+
+/// Matrix products by the names of kernels that are in none of the ranges with sizes.
+fn named_kernels<'a>(context: &Context<'a>, ranges: &[Call<'_>]) -> Vec<Call<'a>> {
+    let trace = context.trace;
+    let works: Vec<Option<Work>> = trace
+        .functions
+        .iter()
+        .map(|of| operator_work::named_product(trace.names.text(of.demangled)))
+        .collect();
+    if works.iter().all(Option::is_none) {
+        return Vec::new();
+    }
+    let paths = &context.host.paths;
+    let in_range = |id: u32| {
+        let mut path = context.path_id(id);
+        while path != ROOT && ranges.iter().all(|range| range.path != path) {
+            path = paths.parent(path);
+        }
+        path != ROOT
+    };
+    let call = |(row, &function): (usize, &u32)| {
+        let id = u32::try_from(row).unwrap_or(u32::MAX);
+        let work = works[function as usize]?;
+        let device = trace.places[trace.kernels.on_gpu.place[row].0 as usize].device;
+        let kernel_ns = context.all.end(id) - context.all.start(id);
+        let name = trace.names.text(trace.functions[function as usize].demangled);
+        let path = context.path_id(id);
+        (!in_range(id)).then_some(Call { name, times: 1, work, kernel_ns, path, device })
+    };
+    trace.kernels.function.iter().enumerate().filter_map(call).collect()
+}
+
+/// Operators by the shapes of their inputs, where ranges were kept.
+fn by_shape<'a>(context: &Context<'a>) -> Vec<Call<'a>> {
     let trace = context.trace;
     let kept = &context.host.kept;
     let on_gpu = &trace.kernels.on_gpu;
     // By range: the innermost range with known work that is or encloses it.
     let mut with_work: HashMap<u32, Option<u32>> = HashMap::new();
     let mut works: HashMap<(u32, Name), Option<Work>> = HashMap::new();
-    let mut by_range: HashMap<u32, Call> = HashMap::new();
+    let mut by_range: HashMap<u32, Call<'a>> = HashMap::new();
     let mut calls = Vec::new();
     let mut by_name: HashMap<u32, Option<Work>> = HashMap::new();
     for row in 0..on_gpu.len() {
@@ -151,7 +317,8 @@ fn calls(context: &Context<'_>) -> Vec<Call> {
             let name = context.host.paths.name(kept.ranges[number as usize].path);
             if let Some(work) = work {
                 let call = by_range.entry(number).or_insert_with(|| Call {
-                    name,
+                    name: trace.names.text(name),
+                    times: 1,
                     work,
                     kernel_ns: 0,
                     path,
@@ -167,7 +334,8 @@ fn calls(context: &Context<'_>) -> Vec<Call> {
             .entry(kernel.0)
             .or_insert_with(|| operator_work::named_product(trace.names.text(kernel)));
         if let Some(work) = *work {
-            calls.push(Call { name: kernel, work, kernel_ns, path, device });
+            let name = trace.names.text(kernel);
+            calls.push(Call { name, times: 1, work, kernel_ns, path, device });
         }
     }
     calls.extend(by_range.into_values());
@@ -189,7 +357,7 @@ fn tensor_precision(precision: Option<Precision>, kernel: &str) -> Option<Precis
 /// Peaks by device, and what is not known about them.
 fn device_peaks(
     trace: &Trace,
-    calls: &[Call],
+    calls: &[Call<'_>],
     found: &mut Utilization,
 ) -> HashMap<u32, Option<Peaks>> {
     let mut peaks = HashMap::new();
@@ -211,14 +379,14 @@ fn device_peaks(
             peaks
         });
     }
-    let without = |call: &&Call| {
+    let without = |call: &&Call<'_>| {
         let peaks = peaks.get(&call.device).copied().flatten();
         let peak = |precision| peaks.and_then(|peaks| peaks.flops_per_ns(precision));
         call.work.flops > 0.0 && peaks.is_some() && call.work.precision.and_then(peak).is_none()
     };
     if let Some(call) = calls.iter().find(without) {
         let precision = call.work.precision.map_or("unknown precision", Precision::label);
-        let name = trace.names.text(call.name);
+        let name = call.name;
         found.unknown.push(format!("shares of the peak of {name}: {precision} has no peak here"));
     }
     peaks
@@ -296,7 +464,7 @@ impl Utilization {
             return;
         }
         let device = self.device.as_ref().map_or("unknown device", |(name, _)| name);
-        let _ = writeln!(text, "\nUtilization of {device} (work by the shapes of operators)");
+        let _ = writeln!(text, "\nUtilization of {device} (work by shapes, names or declarations)");
         let line = format!(
             "work is known of {:.1} % of the kernel time: {} of the tensor peak, {} of what the \
              roofline allows",

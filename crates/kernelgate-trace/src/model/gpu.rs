@@ -28,7 +28,8 @@ pub struct Operations {
     pub end: Vec<i64>,
     /// Where.
     pub place: Vec<PlaceId>,
-    /// What joins it with the API call that launched it, within its process; 0: none recorded.
+    /// What joins it with the API call that launched it, within its process; 0: none recorded. Empty
+    /// where it was joined.
     pub correlation: Vec<u32>,
 }
 
@@ -218,13 +219,35 @@ pub struct NodeEvents {
     pub original: Vec<u64>,
 }
 
-/// The least times of what is done in each range of a path: declared work over measured ceilings.
+/// Declared work, as counts.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct WorkCount {
+    /// Operations by unit and type, such as `matmul bf16`.
+    pub flops: Vec<(String, f64)>,
+    /// The least bytes that memory moves.
+    pub bytes: f64,
+}
+
+/// A part of a problem with its declared work in one launch.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DeclaredPart {
+    /// Its name.
+    pub label: String,
+    /// The end of the paths of its ranges.
+    pub range: String,
+    /// Its work.
+    pub work: WorkCount,
+}
+
+/// The work of each range of a path, and its least times: declared work over measured ceilings.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeclaredWork {
     /// The path, names with `/` between them.
     pub path: String,
     /// What sets each limit, [`Self::MEMORY`] or a unit, and the limit in nanoseconds.
     pub limits: Vec<(String, f64)>,
+    /// The work.
+    pub work: WorkCount,
 }
 
 impl DeclaredWork {

@@ -17,8 +17,9 @@ use std::hash::Hash;
 
 use collectives::Collectives;
 use gpu::{
-    Allocations, Copies, Counters, DeclaredWork, Function, GraphLaunches, GraphNode, Kernels,
-    LaunchShape, NodeEvents, PageFaults, Place, PlaceId, Sets, StreamKinds, Synchronisations,
+    Allocations, Copies, Counters, DeclaredPart, DeclaredWork, Function, GraphLaunches, GraphNode,
+    Kernels, LaunchShape, NodeEvents, PageFaults, Place, PlaceId, Sets, StreamKinds,
+    Synchronisations,
 };
 use hashbrown::HashMap;
 use host::{Calls, Marks, OperatorInputs, OsCalls, Ranges, Switches, Thread};
@@ -127,6 +128,8 @@ pub struct Trace {
     pub node_events: NodeEvents,
     /// Work that ranges declare.
     pub work: Vec<DeclaredWork>,
+    /// Work that parts of a problem declare.
+    pub parts: Vec<DeclaredPart>,
     /// How streams were created.
     pub streams: StreamKinds,
     /// Waits of the host.

@@ -13,6 +13,7 @@ mod nsys;
 mod nsys_tables;
 mod odd_inputs;
 mod parquet;
+mod public;
 mod ranks;
 mod real_traces;
 mod recording;

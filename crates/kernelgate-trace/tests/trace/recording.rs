@@ -230,6 +230,41 @@ fn a_device_that_waits_for_launches_is_launch_bound_whatever_its_limits() {
 }
 
 #[test]
+fn declared_work_gives_shares_of_the_peaks() {
+    let mut recording = graph(json!([]));
+    recording["device"]["name"] = "NVIDIA H100 80GB HBM3".into();
+    // Half of the tensor peak over 40 µs, a quarter of the memory peak over the other 40 µs.
+    let flops = json!({ "matmul bf16": 989.4e3 * 20_000.0, "vector f32": 5.0e6 });
+    let (read, written) = (3350.0 * 9_000.0, 3350.0 * 1_000.0);
+    recording["work"] = json!({ "flops": flops, "read_bytes": read, "write_bytes": written });
+    recording["parts"] = json!([
+        { "table": "layer", "label": "projection", "range": "layer_0",
+          "work": { "flops": flops, "read_bytes": 0.0, "write_bytes": 0.0 } },
+        { "table": "layer", "label": "norm", "range": "step/layer_1",
+          "work": { "flops": {}, "read_bytes": read, "write_bytes": written } },
+        { "table": "layer", "label": "nowhere", "range": "layer_9",
+          "work": { "flops": flops, "read_bytes": 0.0, "write_bytes": 0.0 } },
+    ]);
+    let found = diagnose(&trace(&recording)).utilization;
+    let near = |value: Option<f64>, expected: f64| {
+        assert!(value.is_some_and(|value| (value - expected).abs() < 1e-6), "{value:?}");
+    };
+    let names: Vec<(&str, usize)> =
+        found.operators.iter().map(|of| (of.name.as_str(), of.sum.count)).collect();
+    assert_eq!(names, [("norm", 2), ("projection", 2)]);
+    near(found.operators[1].sum.tensor_share(), 0.5);
+    near(found.operators[0].sum.memory_share(), 0.25);
+    near(found.all.tensor_share(), 0.25);
+    near(found.all.intensity(), 989.4e3 * 20_000.0 / (3350.0 * 10_000.0));
+    near(Some(found.coverage()), 1.0);
+    assert_eq!(found.ranges[0].path, "f/w/c");
+    // Without parts the case itself is the operator.
+    recording["parts"] = json!([]);
+    let found = diagnose(&trace(&recording)).utilization;
+    assert_eq!((found.operators[0].name.as_str(), found.operators[0].sum.count), ("f/w/c/step", 2));
+}
+
+#[test]
 fn what_was_lost_comes_first() {
     let mut recording = graph(json!([]));
     recording["trace"]["dropped"] = 7.into();

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::measure::limits::TimeLimit;
 use crate::measure::possible;
+use crate::record::WorkRecord;
 use crate::record::file::Record;
 
 /// What the process and the GPU did while a case was launched some times, one launch behind the
@@ -27,6 +28,9 @@ pub struct CaseRecording {
     pub launch_cost_ns: Option<f64>,
     /// The least times of a launch by the device's measured ceilings, hot.
     pub limits: Vec<TimeLimit>,
+    /// The declared work of a launch.
+    #[serde(default)]
+    pub work: WorkRecord,
     /// Samples that a launch computes, for a rate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub samples: Option<u64>,
@@ -56,6 +60,9 @@ pub struct RecordedPart {
     pub range: String,
     /// The least times of its work in one launch, hot.
     pub limits: Vec<TimeLimit>,
+    /// Its declared work in one launch.
+    #[serde(default)]
+    pub work: WorkRecord,
 }
 
 /// What the stages of a kernel took, by clocks inside it: launches of another build of the same
@@ -100,6 +107,8 @@ impl Record for CaseRecording {
         self.samples.map_or(Ok(()), |count| possible::check_count("samples", count))?;
         let parts = self.parts.iter().flat_map(|part| &part.limits);
         self.limits.iter().chain(parts).try_for_each(TimeLimit::validate)?;
+        let parts = self.parts.iter().map(|part| &part.work);
+        parts.chain([&self.work]).try_for_each(WorkRecord::validate)?;
         for (memory_use, bytes) in &self.memory_uses {
             possible::check_bytes(memory_use, *bytes)?;
         }

@@ -11,7 +11,7 @@ use crate::workload::Work;
 const MOST: u64 = 1 << 62;
 
 /// Declared work, as stored.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkRecord {
     /// Operations, by unit and dtype ("matmul f32").
     pub flops: BTreeMap<String, u64>,

@@ -9,7 +9,7 @@ use super::super::tree::{self, Bound, REACHED};
 use super::outcome::{Lack, Outcome, some_of};
 
 pub(super) fn work_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
-    if context.trace.work.is_empty() {
+    if context.trace.work.iter().all(|declared| declared.limits.is_empty()) {
         let record = "kernelgate profile CASE records the declared work of a case";
         return Lack::new("no range declares its work", record).into();
     }

@@ -8,14 +8,14 @@ use std::io::BufReader;
 use std::path::Path;
 
 use hashbrown::HashMap;
-use rows::{Activity, KernelRow, NodeRow, On, Recording};
+use rows::{Activity, KernelRow, NodeRow, On, Recording, WorkRow};
 
 use super::builder::{Builder, COPY_KINDS};
 use super::demangle::readable;
 use crate::error::TraceError;
 use crate::model::gpu::{
-    DeclaredWork, GraphNode, LaunchShape, MemoryKind, Operations, PageFaults, Place, PlaceId,
-    SyncKind,
+    DeclaredPart, DeclaredWork, GraphNode, LaunchShape, MemoryKind, Operations, PageFaults, Place,
+    PlaceId, SyncKind, WorkCount,
 };
 use crate::model::host::RangeStyle;
 use crate::model::names::Name;
@@ -106,12 +106,19 @@ impl Reader {
         });
         trace.metadata.insert("case".to_owned(), recording.case.clone());
         trace.metadata.insert("steps".to_owned(), recording.steps.to_string());
-        if !recording.limits.is_empty() {
+        let work = count(&recording.work);
+        if !recording.limits.is_empty() || work != WorkCount::default() {
             let limits = recording.limits.iter().map(|limit| (limit.by.clone(), limit.time_ns));
             // The range around each launch.
             let path = format!("{}/step", recording.case);
-            trace.work.push(DeclaredWork { path, limits: limits.collect() });
+            trace.work.push(DeclaredWork { path, limits: limits.collect(), work });
         }
+        let parts = recording.parts.iter().map(|part| DeclaredPart {
+            label: part.label.clone(),
+            range: part.range.clone(),
+            work: count(&part.work),
+        });
+        trace.parts.extend(parts.filter(|part| part.work != WorkCount::default()));
     }
 
     fn name(&mut self, index: u32) -> Name {
@@ -251,6 +258,11 @@ impl Reader {
             });
         }
     }
+}
+
+fn count(row: &WorkRow) -> WorkCount {
+    let flops = row.flops.iter().map(|(unit, count)| (unit.clone(), *count));
+    WorkCount { flops: flops.collect(), bytes: row.read_bytes + row.write_bytes }
 }
 
 /// 0 where it is no time.

@@ -1,5 +1,7 @@
 //! The file as it is written. A list or a field that is missing reads as empty or 0.
 
+use std::collections::BTreeMap;
+
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -13,8 +15,28 @@ pub struct Recording {
     #[serde(default)]
     pub limits: Vec<Limit>,
     #[serde(default)]
+    pub work: WorkRow,
+    #[serde(default)]
+    pub parts: Vec<PartRow>,
+    #[serde(default)]
     pub device: DeviceFacts,
     pub trace: Activity,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+pub struct WorkRow {
+    pub flops: BTreeMap<String, f64>,
+    pub read_bytes: f64,
+    pub write_bytes: f64,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+pub struct PartRow {
+    pub label: String,
+    pub range: String,
+    pub work: WorkRow,
 }
 
 #[derive(Deserialize)]

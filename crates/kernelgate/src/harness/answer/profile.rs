@@ -22,6 +22,7 @@ use crate::measure::limits::{CaseWork, Limits};
 use crate::protocol::{
     CaseRecording, ProfiledCase, RecordedPart, RecordedStages, Repetitions, ResponseBody,
 };
+use crate::record::WorkRecord;
 use crate::stats::median;
 use crate::trace::KernelSummary;
 use crate::workload::{Breakdown, Part};
@@ -209,6 +210,7 @@ impl Recording {
             label: part.label,
             range: part.range,
             limits: limits.bounds(&part.work, Cache::Hot),
+            work: WorkRecord::from(&part.work),
         };
         let uses = executable.memory_uses().iter().map(|(of, bytes)| ((*of).to_owned(), *bytes));
         let memory_uses = uses.collect();
@@ -220,6 +222,7 @@ impl Recording {
                 wall_ns: u64::try_from(wall_ns).unwrap_or(u64::MAX),
                 launch_cost_ns: Some(self.launch_cost_ns),
                 limits: limits.bounds(&problem.work(), Cache::Hot),
+                work: WorkRecord::from(&problem.work()),
                 samples,
                 parts: parts.into_iter().map(recorded_part).collect(),
                 stages: Vec::new(),

@@ -1,0 +1,103 @@
+//! Faults that public traces showed, each on a small trace of the same kind.
+
+use kernelgate_trace::diagnose::{CauseKind, Diagnosis, Finding, diagnose};
+use kernelgate_trace::model::Trace;
+use serde_json::json;
+
+use crate::fixture::Export;
+use crate::fixture::kineto::{FULL, Kineto};
+
+fn found<'a>(diagnosis: &'a Diagnosis, id: &str) -> Option<&'a Finding> {
+    diagnosis.findings.iter().find(|finding| finding.id == id)
+}
+
+/// Steps of a program that loads each batch for `load` µs in a range of a data loader, and then
+/// launches 60 kernels of 50 µs that follow each other.
+fn loading(load: f64) -> Trace {
+    let mut trace = Kineto::nvidia();
+    for step in 0..4 {
+        let start = f64::from(step) * (load + 6_000.0);
+        trace.event(json!({
+            "ph": "X", "cat": "user_annotation", "pid": 10, "tid": 100, "ts": start, "dur": load,
+            "name": "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
+        }));
+        for kernel in 0..60 {
+            let call = start + load + 10.0 + f64::from(kernel) * 12.0;
+            let begins = start + load + 40.0 + f64::from(kernel) * 52.0;
+            trace.launch(call, (begins, 50.0), "void kernel(float*)", FULL);
+        }
+    }
+    trace.read()
+}
+
+#[test]
+fn loading_data_is_not_launch_bound() {
+    let diagnosis = diagnose(&loading(40_000.0));
+    assert!(found(&diagnosis, "launch-bound").is_none(), "{}", diagnosis.to_text());
+    let gaps = found(&diagnosis, "gaps").unwrap();
+    assert!(gaps.title.contains("host code between launches: enumerate(DataLoader)#"), "{gaps:?}");
+    assert!(gaps.advice.contains("workers of the data loader"), "{}", gaps.advice);
+    let cause = &diagnosis.devices[0].gaps.causes[0];
+    assert_eq!((cause.kind, cause.count, cause.once()), (CauseKind::HostCode, 3, false));
+}
+
+#[test]
+fn long_host_code_has_the_range_around_it_in_an_export_too() {
+    let mut export = Export::new();
+    for step in 0..4 {
+        let start = 1_000 + step * 10_000_000;
+        export.range(start, Some(start + 9_000_000), 59, &format!("step {step}"));
+        export.range(start + 10_000, Some(start + 7_000_000), 59, &format!("tokenize {step}"));
+        let call = start + 7_500_000;
+        export.launch((call, call + 5_000), (call + 9_000, call + 900_000), step + 1, "kernel");
+    }
+    let diagnosis = diagnose(&export.read().unwrap());
+    let cause = &diagnosis.devices[0].gaps.causes[0];
+    assert_eq!((cause.kind, cause.function.as_deref()), (CauseKind::HostCode, Some("tokenize #")));
+    let streamed = kernelgate_trace::diagnose::diagnose_streamed(&export.path()).unwrap().unwrap();
+    assert_eq!(streamed.to_json(), diagnosis.to_json());
+}
+
+#[test]
+fn ranges_with_sizes_in_their_names_have_work_in_an_export_too() {
+    let mut export = Export::new();
+    export.sql("UPDATE TARGET_INFO_GPU SET name = 'NVIDIA H100 80GB HBM3';");
+    for step in 0..3 {
+        let start = 1_000 + step * 1_000_000;
+        export.range(start, Some(start + 400_000), 59, "gemm_m4096_n4096_k4096_bf16");
+        export.launch((start + 10, start + 20), (start + 50, start + 250_050), step + 1, "nvjet");
+    }
+    let found = diagnose(&export.read().unwrap()).utilization;
+    assert_eq!((found.operators[0].sum.count, found.operators.len()), (3, 1));
+    let expected = 2.0 * 4096f64.powi(3) / 250_000.0 / 989.4e3;
+    let share = found.all.tensor_share().unwrap();
+    assert!((share - expected).abs() < 1e-6, "{share} {expected}");
+}
+
+#[test]
+fn ranks_merged_into_one_file_keep_their_launches() {
+    // Two ranks whose ids are the same, as a merge of their files leaves them.
+    let mut trace = Kineto::nvidia();
+    for rank in 0..2 {
+        let pid = 1000 + rank;
+        for launch in 0..20 {
+            let at = f64::from(launch) * 100.0 + f64::from(rank) * 3.0;
+            trace.event(json!({
+                "ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": pid,
+                "tid": pid, "ts": at, "dur": 5.0, "args": { "correlation": launch + 1 },
+            }));
+            trace.event(json!({
+                "ph": "X", "cat": "kernel", "name": "gemm", "pid": 2_000_000 + rank, "tid": 7,
+                "ts": at + 10.0, "dur": 40.0, "args": {
+                    "correlation": launch + 1, "device": 0, "stream": 7,
+                    "grid": [4096, 1, 1], "block": [256, 1, 1],
+                },
+            }));
+        }
+    }
+    let diagnosis = diagnose(&trace.read());
+    let devices: Vec<(i64, usize)> =
+        diagnosis.devices.iter().map(|of| (of.pid, of.operations)).collect();
+    assert_eq!(devices, [(1000, 20), (1001, 20)]);
+    assert!(diagnosis.quality.is_empty(), "{:?}", diagnosis.quality);
+}
