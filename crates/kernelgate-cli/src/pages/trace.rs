@@ -106,12 +106,23 @@ fn findings(diagnosis: &Diagnosis) -> Markup {
     };
     let replayed = |finding: &Finding| {
         finding.replayed.as_ref().map(|gain| {
-            let (alone, further) = (time(gain.alone_ns as f64), time(gain.further_ns as f64));
+            let alone = time(gain.alone_ns as f64);
+            let further = match gain.further_ns {
+                same if same == gain.alone_ns => return format!("; replayed: {alone}"),
+                ..=0 => "nothing".to_owned(),
+                further => time(further as f64),
+            };
             format!("; replayed: {alone}, {further} once those above are mended")
         })
     };
     html! {
-        @if diagnosis.findings.is_empty() { p { "No rule found anything." } }
+        @if diagnosis.findings.is_empty() {
+            @if diagnosis.answers_any() {
+                p { "No rule found anything." }
+            } @else {
+                p { "No question can be answered: see the rules without a finding." }
+            }
+        }
         @for finding in &diagnosis.findings {
             h3 class=(class("finding", finding.severity)) {
                 (finding.severity.label()) ": " (shell::shown(&finding.title))
