@@ -44,7 +44,7 @@ impl Gaps {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Whether it has no gap.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -46,7 +46,7 @@ impl Order {
         }
     }
 
-    /// Whether there are none.
+    /// Whether it has no operation.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

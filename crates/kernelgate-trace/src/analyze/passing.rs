@@ -78,7 +78,7 @@ pub(crate) struct Launched {
     /// Whether the call of each operation went by, 64 operations a word.
     found: Vec<u64>,
     count: u32,
-    /// What the last call launched.
+    /// Operations of the last call.
     by_call: Vec<OperationId>,
     /// Behind the last that was found: calls come almost in order of their ids.
     next: usize,

@@ -140,8 +140,7 @@ impl CauseKind {
     }
 }
 
-/// A cause with the function that is to blame: of a call its name, of host code the range around
-/// most of it.
+/// A cause with the function that is to blame, or the range around most of the host code.
 pub type Why = (CauseKind, Option<Name>);
 
 /// The parts of all gaps.

@@ -38,7 +38,7 @@ impl<'a> Context<'a> {
         Self::joined(trace, pass.finish(trace, |label| label, i64::MAX))
     }
 
-    /// That of a trace whose ranges and calls went by. It needs no correlation ids any more.
+    /// Joins a trace with its host's part, after which it needs no correlation ids.
     pub fn joined(trace: &'a Trace, (activities, host): (Vec<Activity>, Host)) -> Self {
         let classes = classes(trace, &host);
         let (all, platform) = (AllOperations::of(trace), Platform::new(trace));

@@ -28,7 +28,7 @@ pub struct GapClass {
 pub struct Cause {
     /// Why.
     pub kind: CauseKind,
-    /// Of a wait or a call the function, of host code the range around most of it.
+    /// The function of a wait or a call, or the range around most of the host code.
     pub function: Option<String>,
     /// In how many gaps.
     pub count: usize,

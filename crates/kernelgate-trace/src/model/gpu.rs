@@ -28,8 +28,8 @@ pub struct Operations {
     pub end: Vec<i64>,
     /// Where.
     pub place: Vec<PlaceId>,
-    /// What joins it with the API call that launched it, within its process; 0: none recorded. Empty
-    /// where it was joined.
+    /// The id that joins it with its launch call, within its process; 0: not recorded. Empty once
+    /// they are joined.
     pub correlation: Vec<u32>,
 }
 

@@ -79,7 +79,7 @@ impl Samples {
 
     /// A value of a group. Groups are numbered from 0.
     pub fn push(&mut self, group: u32, value: i64) {
-        // As many as there are counted: counting stays linear in the values.
+        // The larger of both, so that counting stays linear in the values.
         if self.recent.len() >= self.counted.len().max(Self::RECENT) {
             self.count();
         }

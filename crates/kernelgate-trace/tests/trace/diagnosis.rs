@@ -239,7 +239,7 @@ fn short_kernels_that_always_follow_each_other_could_be_fused() {
     };
     let diagnosis = chain("gelu");
     let finding = found(&diagnosis, "fusion").unwrap();
-    // The gemm is none of them. A pair: the shorter kernel and the gap of 1 µs.
+    // The pair lacks the gemm: the shorter kernel and the gap of 1 µs.
     assert_eq!(finding.evidence.len(), 1);
     assert_eq!(finding.evidence[0].what, "bias → gelu");
     assert_eq!(finding.recoverable_ns, Some(10 * (2_000 + 1_000)));

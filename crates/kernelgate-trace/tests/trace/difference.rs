@@ -1,4 +1,4 @@
-//! What was planted between two traces is found, named, and explains its part of the difference.
+//! A planted difference between two traces is found and named, and explains its part.
 
 use crate::fixture::Export;
 use kernelgate_trace::diagnose::difference::{

@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::fixture::Export;
 use crate::fixture::kineto::{FULL, Kineto};
 
-fn found<'a>(diagnosis: &'a Diagnosis, id: &str) -> Option<&'a Finding> {
+fn finding<'a>(diagnosis: &'a Diagnosis, id: &str) -> Option<&'a Finding> {
     diagnosis.findings.iter().find(|finding| finding.id == id)
 }
 
@@ -33,8 +33,8 @@ fn loading(load: f64) -> Trace {
 #[test]
 fn loading_data_is_not_launch_bound() {
     let diagnosis = diagnose(&loading(40_000.0));
-    assert!(found(&diagnosis, "launch-bound").is_none(), "{}", diagnosis.to_text());
-    let gaps = found(&diagnosis, "gaps").unwrap();
+    assert!(finding(&diagnosis, "launch-bound").is_none(), "{}", diagnosis.to_text());
+    let gaps = finding(&diagnosis, "gaps").unwrap();
     assert!(gaps.title.contains("host code between launches: enumerate(DataLoader)#"), "{gaps:?}");
     assert!(gaps.advice.contains("workers of the data loader"), "{}", gaps.advice);
     let cause = &diagnosis.devices[0].gaps.causes[0];

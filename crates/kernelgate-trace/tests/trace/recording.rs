@@ -284,7 +284,7 @@ fn broken_and_newer_files_are_refused_by_name() {
     assert!(cut.contains("recording.json") && cut.contains("cut short"), "{cut}");
     let newer = read(&whole.replace("\"schema_version\":1", "\"schema_version\":2")).unwrap_err();
     assert!(newer.contains("newer kernelgate"), "{newer}");
-    // What only mentions the format is Chrome's, and is not one either.
+    // A text that only mentions the format counts as Chrome's, and is refused.
     assert!(read("{\"a\":\"kernelgate-recording\"}").unwrap_err().contains("recording.json"));
     assert!(read::open(Path::new("/nowhere/recording.json"), &Wanted::ALL).is_err());
 }

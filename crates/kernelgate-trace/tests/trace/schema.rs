@@ -7,7 +7,7 @@ use serde_json::Value;
 
 const SCHEMA: &str = include_str!("../../schema/diagnosis.json");
 
-/// Where a value differs from a schema, of the keywords that the schema uses.
+/// Paths at which a value differs from a schema, by the keywords that the schema uses.
 fn differs(schema: &Value, value: &Value, root: &Value, path: &str, errors: &mut Vec<String>) {
     if let Some(reference) = schema["$ref"].as_str() {
         let definition = root.pointer(&reference[1..]).unwrap();

@@ -87,7 +87,7 @@ pub(super) fn launch_bound(context: &Context<'_>, devices: &[DeviceUse]) -> Outc
     };
     let mut found = Vec::new();
     for (index, (device, activity)) in devices.iter().zip(&context.activities).enumerate() {
-        // What the host did in long gaps was not launching.
+        // In long gaps the host did not launch.
         let span_ns = activity.span_ns() - device.gaps.long_ns;
         let busy = percent(device.busy_ns, span_ns);
         let Launched { kernels, call_ns_a_kernel, calls } = launched(context, index);

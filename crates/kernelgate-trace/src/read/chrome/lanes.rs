@@ -58,7 +58,7 @@ pub(super) fn owners(trace: &Trace, lanes: usize, busiest: u32) -> Vec<u32> {
         let mut fitting: Vec<(i64, u32)> = fitting
             .filter_map(|process| Some((fit(process).filter(|of| Some(of.0) == most)?.1, process)))
             .collect();
-        // Of ranks with the same ids that ran at the same time the order is all that is left.
+        // Ranks with the same ids that ran at the same time keep their order.
         fitting.sort_by_key(|&(near, _)| Reverse(near));
         match fitting[..] {
             [] => busiest,
