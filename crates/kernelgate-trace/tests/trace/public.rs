@@ -5,7 +5,7 @@ use kernelgate_trace::model::Trace;
 use serde_json::json;
 
 use crate::fixture::Export;
-use crate::fixture::kineto::{FULL, Kineto};
+use crate::fixture::kineto::{At, FULL, Kineto};
 
 fn finding<'a>(diagnosis: &'a Diagnosis, id: &str) -> Option<&'a Finding> {
     diagnosis.findings.iter().find(|finding| finding.id == id)
@@ -72,6 +72,25 @@ fn ranges_with_sizes_in_their_names_have_work_in_an_export_too() {
     let expected = 2.0 * 4096f64.powi(3) / 250_000.0 / 989.4e3;
     let share = found.all.tensor_share().unwrap();
     assert!((share - expected).abs() < 1e-6, "{share} {expected}");
+}
+
+#[test]
+fn kernels_that_leave_room_for_communication_are_not_small() {
+    let at = |stream, grid| At { stream, grid, block: 384, ..FULL };
+    let with = |beside: bool| {
+        let mut trace = Kineto::nvidia();
+        for step in 0..4 {
+            let start = f64::from(step) * 1_000.0;
+            trace.launch(start, (start + 20.0, 900.0), "gemm", at(7, 88));
+            if beside {
+                let name = "void deep_ep::internode::dispatch<false, 8>(int4*)";
+                trace.launch(start + 6.0, (start + 15.0, 910.0), name, at(9, 20));
+            }
+        }
+        diagnose(&trace.read())
+    };
+    assert!(finding(&with(false), "small-grid").is_some());
+    assert!(finding(&with(true), "small-grid").is_none());
 }
 
 #[test]

@@ -12,6 +12,8 @@ use super::super::finding::{
 use super::super::labels::short_name;
 use super::launches::no_work;
 use super::outcome::{Lack, Outcome, most_expensive, percent};
+use crate::analyze::classes::Class;
+use crate::analyze::cover::Union;
 use crate::analyze::idle::Activity;
 use crate::analyze::paths::PathId;
 use crate::model::Device;
@@ -73,9 +75,18 @@ struct Shaped<'a> {
     device: &'a Device,
     count: usize,
     total_ns: i64,
+    /// Of it, with communication beside it.
+    beside_ns: i64,
     first: u32,
     /// The range around all of them.
     path: PathId,
+}
+
+impl Shaped<'_> {
+    /// Whether the kernels leave multiprocessors to communication that runs beside most of them.
+    fn shares_device(&self) -> bool {
+        self.beside_ns * 2 > self.total_ns
+    }
 }
 
 /// Function, shape where it was recorded, and device.
@@ -88,6 +99,30 @@ struct Shapes<'a> {
     whole_ns: i64,
     /// Nanoseconds by what is missing.
     missing: BTreeMap<String, i64>,
+}
+
+/// Times of communication by process and device.
+struct Beside(HashMap<(i64, u32), Union>);
+
+impl Beside {
+    fn communication(context: &Context<'_>) -> Self {
+        let mut spans: HashMap<(i64, u32), Vec<(i64, i64)>> = HashMap::new();
+        let all = &context.all;
+        let is = |id: &u32| context.classes.class(*id) == Class::Communication;
+        for id in all.ids().filter(is) {
+            spans.entry(context.place_of(id)).or_default().push((all.start(id), all.end(id)));
+        }
+        Self(spans.into_iter().map(|(place, spans)| (place, Union::new(spans))).collect())
+    }
+
+    /// Nanoseconds of an operation in which communication runs beside it.
+    fn ns(&self, context: &Context<'_>, id: u32) -> i64 {
+        if self.0.is_empty() {
+            return 0;
+        }
+        let union = self.0.get(&context.place_of(id));
+        union.map_or(0, |union| union.within((context.all.start(id), context.all.end(id))))
+    }
 }
 
 impl<'a> Shapes<'a> {
@@ -105,6 +140,7 @@ impl<'a> Shapes<'a> {
             shapes.missing.insert("graphs were recorded whole".to_owned(), in_graphs);
         }
         let mut groups: HashMap<GroupKey, (Option<Shaped<'a>>, i64)> = HashMap::new();
+        let communication = Beside::communication(context);
         for row in 0..kernels.on_gpu.len() {
             let length = kernels.on_gpu.end[row] - kernels.on_gpu.start[row];
             let id = u32::try_from(row).unwrap_or(u32::MAX);
@@ -120,6 +156,7 @@ impl<'a> Shapes<'a> {
                     device,
                     count: 0,
                     total_ns: 0,
+                    beside_ns: 0,
                     first: id,
                     path: context.path_id(id),
                 };
@@ -130,6 +167,7 @@ impl<'a> Shapes<'a> {
                 group.path = context.around(group.path, id);
                 group.count += 1;
                 group.total_ns += length;
+                group.beside_ns += communication.ns(context, id);
             }
         }
         let compute = |(function, ..): &GroupKey| context.classes.function(*function).is_none();
@@ -293,7 +331,7 @@ pub(super) fn small_grids(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     check(context, Shapes::collect(context), words, |of| {
         let multiprocessors = u64::from(of.device.multiprocessors?);
         let blocks = of.shape.blocks();
-        if blocks >= multiprocessors {
+        if blocks >= multiprocessors || of.shares_device() {
             return None;
         }
         #[allow(clippy::cast_precision_loss)]
@@ -348,7 +386,7 @@ pub(super) fn tails(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         #[allow(clippy::cast_precision_loss)]
         let waves = of.shape.blocks() as f64 / slots;
         let lost = 1.0 - waves / waves.ceil();
-        if waves <= 1.0 || lost * 100.0 < TAIL {
+        if waves <= 1.0 || lost * 100.0 < TAIL || of.shares_device() {
             return None;
         }
         let evidence = evidence(context, of, format!("{waves:.2} waves"));

@@ -119,7 +119,14 @@ impl<'a> Arguments<'a> {
 
 /// The text of a value: a string without its quotation marks, anything else as written.
 pub(super) fn text(value: &RawValue) -> Cow<'_, str> {
-    serde_json::from_str(value.get()).unwrap_or(Cow::Borrowed(value.get()))
+    let written = value.get();
+    // Most values are numbers, and most texts have no escapes.
+    let plain = written.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
+    match plain {
+        None => Cow::Borrowed(written),
+        Some(plain) if !plain.contains('\\') => Cow::Borrowed(plain),
+        Some(_) => serde_json::from_str(written).unwrap_or(Cow::Borrowed(written)),
+    }
 }
 
 /// A whole number, which may be written as a string.
@@ -150,7 +157,8 @@ pub(super) fn nanoseconds(value: Option<&RawValue>) -> Option<i64> {
         // The sign of -0.5 is in the text only.
         let negative = whole.starts_with('-');
         let whole: i64 = whole.parse().ok()?;
-        let digits: i64 = format!("{fraction:0<3}")[..3].parse().ok()?;
+        let digit = |at: usize| fraction.as_bytes().get(at).map_or(0, |digit| digit - b'0');
+        let digits = (0..3).fold(0, |digits, at| digits * 10 + i64::from(digit(at)));
         let round = i64::from(fraction.as_bytes().get(3).is_some_and(|&digit| digit >= b'5'));
         let part = digits + round;
         whole.checked_mul(1000)?.checked_add(if negative { -part } else { part })

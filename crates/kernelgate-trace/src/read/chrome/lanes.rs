@@ -4,9 +4,11 @@ use std::cmp::Reverse;
 
 use hashbrown::HashMap;
 
-use super::FIRST_LANE;
 use crate::model::Trace;
 use crate::model::gpu::{Operations, Place, PlaceId};
+
+/// Processes of operations from here on are lanes: they are known when all calls are.
+pub(super) const FIRST_LANE: u32 = 1 << 31;
 
 /// How well a process fits a lane: operations that one of its calls may have launched, and the time
 /// between those calls and the operations, negative.

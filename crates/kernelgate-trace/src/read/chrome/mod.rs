@@ -16,6 +16,7 @@ use std::path::Path;
 use document::Part;
 use event::{Arguments, Event, dimensions, integer, nanoseconds, text};
 use hashbrown::HashMap;
+use lanes::FIRST_LANE;
 use serde_json::value::RawValue;
 
 use super::builder::Builder;
@@ -53,9 +54,6 @@ pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
     quality.invalid_texts = contents.invalid;
     Ok(reader.finish())
 }
-
-/// Processes of operations from here on are lanes: they are known when all calls are.
-const FIRST_LANE: u32 = 1 << 31;
 
 #[derive(Default)]
 struct Reader {

@@ -37,7 +37,7 @@ impl Row<'_, '_> {
             #[cfg(feature = "parquet")]
             Cells::Parquet(rows, row) => rows.cell(row, column),
             #[cfg(feature = "parquet")]
-            Cells::Sorted(row) => super::sorted::cell(row, column),
+            Cells::Sorted(row) => sorted_cell(row, column),
         }
     }
 
@@ -85,6 +85,30 @@ impl Row<'_, '_> {
             (None, Some(value)) => value.to_string(),
             (None, None) => String::new(),
         }
+    }
+}
+
+/// Bytes of a cell of a sorted row: its kind and a number, or the place of a text behind the cells.
+#[cfg(feature = "parquet")]
+pub(super) const CELL: usize = 9;
+
+/// A cell of a sorted row.
+#[cfg(feature = "parquet")]
+fn sorted_cell(row: &[u8], column: usize) -> ValueRef<'_> {
+    let Some([kind, value @ ..]) = row.get(column * CELL..).and_then(<[u8]>::first_chunk::<CELL>)
+    else {
+        return ValueRef::Null;
+    };
+    match kind {
+        1 => ValueRef::Integer(i64::from_le_bytes(*value)),
+        2 => ValueRef::Real(f64::from_le_bytes(*value)),
+        3 => {
+            let [a, b, c, d, size @ ..] = *value;
+            let first = u32::from_le_bytes([a, b, c, d]) as usize;
+            let text = row.get(first..first + u32::from_le_bytes(size) as usize);
+            text.map_or(ValueRef::Null, ValueRef::Text)
+        }
+        _ => ValueRef::Null,
     }
 }
 

@@ -8,14 +8,12 @@ use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
 
 use rusqlite::types::ValueRef;
 
-use super::row::{Cells, Row};
+use super::row::{CELL, Cells, Row};
 
 /// Bytes of a run.
 pub(super) const RUN: usize = 1 << 26;
 /// Bytes of a run that are read at once.
 const BUFFER: usize = 1 << 16;
-/// Bytes of a cell: its kind and a number, or the place of a text behind the cells.
-const CELL: usize = 9;
 
 /// Rows that wait for their order.
 #[derive(Default)]
@@ -131,25 +129,6 @@ impl Run {
         self.row.resize(u32::from_le_bytes(size) as usize, 0);
         self.file.read_exact(&mut self.row)?;
         Ok(Some(i64::from_le_bytes([a, b, c, d, e, f, g, h])))
-    }
-}
-
-/// A cell of a row that was sorted.
-pub(super) fn cell(row: &[u8], column: usize) -> ValueRef<'_> {
-    let Some([kind, value @ ..]) = row.get(column * CELL..).and_then(<[u8]>::first_chunk::<CELL>)
-    else {
-        return ValueRef::Null;
-    };
-    match kind {
-        1 => ValueRef::Integer(i64::from_le_bytes(*value)),
-        2 => ValueRef::Real(f64::from_le_bytes(*value)),
-        3 => {
-            let [a, b, c, d, size @ ..] = *value;
-            let first = u32::from_le_bytes([a, b, c, d]) as usize;
-            let text = row.get(first..first + u32::from_le_bytes(size) as usize);
-            text.map_or(ValueRef::Null, ValueRef::Text)
-        }
-        _ => ValueRef::Null,
     }
 }
 
