@@ -22,8 +22,8 @@ fn main() -> std::process::ExitCode {
     });
     let saxpy = saxpy.row("cuda/saxpy", ["x", "y", "out"], |at, [x, y, out]| {
         let n = at.number("n")? as u32;
-        let dims = LaunchDims::new([n.div_ceil(256), 1, 1], [256, 1, 1]);
-        let arguments = Parameters::new().address(x).address(y).address(out).value(n);
+        let dims = Launch::new([n.div_ceil(256), 1, 1], [256, 1, 1]);
+        let arguments = Arguments::new().address(x).address(y).address(out).value(n);
         at.launch(SAXPY, "saxpy", dims, arguments)
     });
     Harness::new("own_kernel", [saxpy]).main()

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::kernels;
 use kernelgate::backend::program::{Operand, PlannedKernel, Program, Step};
-use kernelgate_cuda::{Argument, KernelSpec, Requires};
+use kernelgate_cuda::{KernelSpec, Requires};
 
 /// Parameters of a kernel, types and names, from its source.
 pub fn parameters<T>(kernel: &KernelSpec<T>) -> Vec<String> {
@@ -31,17 +31,12 @@ pub fn check_launches(program: &Program) {
         assert_eq!(parameters.len(), launch.arguments().len(), "{symbol}");
         for (parameter, operand) in parameters.iter().zip(launch.arguments()) {
             let fits = match operand {
-                Operand::Pointer(_) | Operand::Value(Argument::Address(0)) => {
-                    parameter.contains('*')
-                }
-                Operand::Value(Argument::I32(_)) => parameter.starts_with("int "),
-                Operand::Value(Argument::I64(_)) => {
+                Operand::Pointer(_) | Operand::Null => parameter.contains('*'),
+                Operand::I32(_) => parameter.starts_with("int "),
+                Operand::I64(_) => {
                     parameter.starts_with("i64 ") || parameter.starts_with("long long ")
                 }
-                Operand::Value(Argument::F32(_)) => {
-                    parameter.starts_with("float ") && !parameter.contains('*')
-                }
-                Operand::Value(_) => false,
+                Operand::F32(_) => parameter.starts_with("float ") && !parameter.contains('*'),
             };
             assert!(fits, "{symbol}: {operand:?} for {parameter}");
         }

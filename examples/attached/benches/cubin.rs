@@ -11,8 +11,8 @@ fn main() -> std::process::ExitCode {
     let suite = suite.row("cuda/cubin", ["x", "y", "out"], |at, [x, y, out]| {
         let kernel = at.kernel(&Image::from_bytes("axpy.sm_90.cubin", CUBIN)?, "axpy")?;
         let n = at.number("n")? as u32;
-        let parameters = Parameters::new().value(A).address(x).address(y).address(out).value(n);
-        let dims = LaunchDims::new([n.div_ceil(256), 1, 1], [256, 1, 1]);
+        let parameters = Arguments::new().value(A).address(x).address(y).address(out).value(n);
+        let dims = Launch::new([n.div_ceil(256), 1, 1], [256, 1, 1]);
         let launch = PreparedLaunch::new(at.device(), kernel, dims, parameters)?;
         Ok(Launches::new(move || launch.launch()))
     });

@@ -21,8 +21,8 @@ fn main() -> std::process::ExitCode {
         let (name, text) = source(n);
         let source = Source::new("axpy", text.leak()).with_headers(HEADERS);
         let kernel = at.device().kernel(&source.build(&[]), &name)?;
-        let parameters = Parameters::new().address(x).address(y).address(out).value(NO_INFO);
-        let dims = LaunchDims::new([n.div_ceil(UNITS), 1, 1], [UNITS, 1, 1]);
+        let parameters = Arguments::new().address(x).address(y).address(out).value(NO_INFO);
+        let dims = Launch::new([n.div_ceil(UNITS), 1, 1], [UNITS, 1, 1]);
         let launch = PreparedLaunch::new(at.device(), kernel, dims, parameters)?;
         Ok(Launches::new(move || launch.launch()))
     });

@@ -202,12 +202,12 @@ fn softmax_vectorized(
     let [scores] = upload(device, inputs, ["scores"])?;
     let probabilities =
         Output::new(device, "probabilities", problem.shape.pairs(), problem.shape.dtype)?;
-    let rows = Argument::I64(extents.rows() as i64);
     Ok(CudaTask::new(
         device,
         cuda::inputs([("scores", &scores)]),
         vec![probabilities],
         move |outputs| {
+            let rows = Argument::I64(extents.rows() as i64);
             let arguments =
                 [Argument::from(&scores), outputs[0].argument(), rows, extents.seqlen()];
             within("softmax", || kernel.launch(&arguments))

@@ -13,14 +13,14 @@ use super::forward::mma::FLASH_MMA;
 use super::launch::{Extents, output, qkv, upload};
 use crate::attention::definition::{Attention, AttentionForward};
 use crate::attention::gradients::AttentionBackward;
-use kernelgate::backend::cuda::{CudaTask, Output};
+use kernelgate::backend::cuda::CudaTask;
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::libraries::cudnn::api::{self, DataType, Operator, PointwiseMode};
 use kernelgate_cuda::libraries::cudnn::graph::TensorLayout;
 use kernelgate_cuda::libraries::cudnn::{CudnnRefusal, GraphTensor, OperationGraph};
 use kernelgate_cuda::observe::range::within;
-use kernelgate_cuda::{Argument, Buffer, Device};
+use kernelgate_cuda::{Buffer, Device};
 
 /// The last version whose backward needs a padding mask where 128 does not divide s: not built
 /// here.
@@ -87,7 +87,7 @@ fn forward(
         (graph.q, q.address()),
         (graph.k, k.address()),
         (graph.v, v.address()),
-        (graph.out, address(&out)),
+        (graph.out, out.address()),
     ];
     let plan = graph.graph.plan(device, &memory)?;
     Ok(CudaTask::new(device, qkv([&q, &k, &v]), vec![out], move |_| {
@@ -122,9 +122,9 @@ fn backward(
         (graph.lse, saved.lse.address()),
         (graph.sums, sums.address()),
         (graph.accumulator, accumulator.address()),
-        (graph.grad_q, address(&outputs[0])),
-        (graph.grad_k, address(&outputs[1])),
-        (graph.grad_v, address(&outputs[2])),
+        (graph.grad_q, outputs[0].address()),
+        (graph.grad_k, outputs[1].address()),
+        (graph.grad_v, outputs[2].address()),
     ];
     let plan = graph.graph.plan(device, &memory)?;
     let inputs = saved.launch_inputs();
@@ -133,13 +133,6 @@ fn backward(
         let _alive = &alive;
         within("backward", || plan.launch())
     }))
-}
-
-fn address(output: &Output) -> u64 {
-    match output.argument() {
-        Argument::Address(address) => address,
-        _ => unreachable!("an output is in memory"),
-    }
 }
 
 /// Layouts of a problem's tensors, and what both directions build of them.

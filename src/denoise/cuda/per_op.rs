@@ -11,7 +11,7 @@ use crate::denoise::definition::WeightFormat;
 use crate::denoise::int4;
 use crate::denoise::model::{ACTION, Model};
 use kernelgate::backend::program::{
-    Arguments, Lane, NULL, Operand, Pointer, Program, int, ints, long,
+    Lane, NULL, Operand, Operands, Pointer, Program, int, ints, long,
 };
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
@@ -131,7 +131,7 @@ impl PerOpWriter<'_> {
         self.writer.at(name)
     }
 
-    fn launch(&mut self, kernel: &KernelSpec<Items>, items: usize, arguments: impl Arguments) {
+    fn launch(&mut self, kernel: &KernelSpec<Items>, items: usize, arguments: impl Operands) {
         self.writer.launch(kernel, items, arguments);
     }
 

@@ -3,7 +3,7 @@
 
 use super::row::Items;
 use super::run::ExpertRun;
-use kernelgate::backend::program::{Arguments, KernelLaunch, MemoryUse, Operand, Pointer, Program};
+use kernelgate::backend::program::{KernelLaunch, MemoryUse, Operand, Operands, Pointer, Program};
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
 
@@ -78,7 +78,7 @@ impl<'a> ExpertWriter<'a> {
     }
 
     /// Adds a kernel for so many items.
-    pub fn launch(&mut self, kernel: &KernelSpec<Items>, items: usize, arguments: impl Arguments) {
+    pub fn launch(&mut self, kernel: &KernelSpec<Items>, items: usize, arguments: impl Operands) {
         let launch = self.kernel(kernel, [items, 1], arguments);
         self.program.add(launch);
     }
@@ -88,7 +88,7 @@ impl<'a> ExpertWriter<'a> {
         &self,
         kernel: &KernelSpec<Items>,
         [items, layers]: [usize; 2],
-        arguments: impl Arguments,
+        arguments: impl Operands,
     ) -> KernelLaunch {
         let items = Items { model: self.run.shape.model, items, layers };
         let launch = self.program.kernel(kernel, &items, arguments);

@@ -17,7 +17,7 @@ use super::weights::{columns, live_columns, weight_name};
 use crate::kernel_files::kernel_file;
 use crate::resnet18::definition::{LEARNING_RATE, MOMENTUM, NetworkShape};
 use crate::resnet18::network::{Block, CLASSES, Conv, Network, Window};
-use kernelgate::backend::program::{Arguments, MemoryUse, NULL, Operand, Program, int, ints, long};
+use kernelgate::backend::program::{MemoryUse, NULL, Operand, Operands, Program, int, ints, long};
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
 
@@ -138,7 +138,7 @@ impl Step<'_> {
         program: &mut Program,
         kernel: &KernelSpec<usize>,
         list: &str,
-        rest: impl Arguments,
+        rest: impl Operands,
     ) {
         let [jobs, owners] = Jobs::regions(list);
         let launch = program.kernel(kernel, &self.jobs.blocks(list), (&jobs, &owners, rest));

@@ -244,7 +244,7 @@ impl Forward<'_> {
         let (currents, spikes) = (self.saved.currents(layer), layer_name(layer));
         for t in 0..self.shape.t {
             let regions = (&currents, &spikes, "membranes", "tracers");
-            let arguments = (regions, long(n), long(t), parameters(&neurons));
+            let arguments = (regions, long(n), long(t), parameters::<Operand>(&neurons));
             program.launch(&PER_STEP, &neurons, arguments);
             if let Some(pool) = pool {
                 // The range of the pooling follows that of the stem and is not inside it.

@@ -12,7 +12,9 @@ use crate::resnet18::definition::{LEARNING_RATE, MOMENTUM, NetworkShape};
 use crate::resnet18::network::{Block, CLASSES, Conv, Network};
 use crate::st_bif::Neurons;
 use crate::st_bif::cuda::replay_kernel;
-use kernelgate::backend::program::{Lane, MemoryUse, NULL, Pointer, Program, int, ints, long};
+use kernelgate::backend::program::{
+    Lane, MemoryUse, NULL, Operand, Pointer, Program, int, ints, long,
+};
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
 use kernelgate_cuda::libraries::gemm::{GemmSpec, MatrixDtype};
@@ -298,7 +300,7 @@ impl<'a> Step<'a> {
         let shape = self.forward.shape;
         let n = shape.b * self.network().neurons()[layer].elements();
         let neurons = Neurons { n, t: shape.t, dtype: Dtype::F32, parameters: shape.neuron() };
-        let (kernel, last) = replay_kernel(&neurons);
+        let (kernel, last) = replay_kernel::<Operand>(&neurons);
         let currents = Saved::Currents.currents(layer);
         let arguments = (&currents, spikes, NULL, "current_gradient", last);
         program.launch(&kernel, &neurons, arguments);

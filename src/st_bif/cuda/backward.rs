@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::forward::FUSED;
-use super::row::{element, kernel, parameters, sizes, variants};
+use super::row::{NULL, element, kernel, parameters, sizes, variants};
 use crate::st_bif::definition::{Neurons, StBifBackward};
 use kernelgate::backend::cuda::{self, CudaTask, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
@@ -100,7 +100,7 @@ fn saved(
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let neurons = &problem.neurons;
-    let (sizes, parameters, null) = (sizes(neurons), parameters(neurons), Argument::Address(0));
+    let (sizes, parameters) = (sizes::<Argument>(neurons), parameters::<Argument>(neurons));
     let membranes = device.allocate(4 * neurons.n * neurons.t)?;
     let tracers = device.allocate(neurons.n * neurons.t)?;
     {
@@ -109,7 +109,7 @@ fn saved(
         let x = device.upload(inputs.tensor("x").as_bytes())?;
         let spikes = device.allocate(neurons.n * neurons.t)?;
         let pointers = [&x, &spikes, &membranes, &tracers].map(Argument::from);
-        forward.launch(&[&pointers[..], &[null], &sizes, &parameters].concat())?;
+        forward.launch(&[&pointers[..], &[NULL], &sizes, &parameters].concat())?;
         device.synchronize()?;
     }
     let kernel = SAVED.load(device, neurons)?;
@@ -118,7 +118,7 @@ fn saved(
     let inputs = cuda::inputs([("gy", &gy)]);
     Ok(CudaTask::new(device, inputs, vec![gradient(device, neurons)?], move |outputs| {
         let pointers = [&gy, &membranes, &tracers].map(Argument::from);
-        let outputs = [null, outputs[0].argument()];
+        let outputs = [NULL, outputs[0].argument()];
         let arguments = [&pointers[..], &outputs, &sizes, &parameters].concat();
         within("backward", || kernel.launch(&arguments))
     }))
@@ -130,7 +130,7 @@ fn replay(
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let neurons = &problem.neurons;
-    let (kernel, last) = replay_kernel(neurons);
+    let (kernel, last) = replay_kernel::<Argument>(neurons);
     let kernel = kernel.load(device, neurons)?;
     let (x, gy) = (
         device.upload(inputs.tensor("x").as_bytes())?,
@@ -138,20 +138,20 @@ fn replay(
     );
     let inputs = cuda::inputs([("x", &x), ("gy", &gy)]);
     Ok(CudaTask::new(device, inputs, vec![gradient(device, neurons)?], move |outputs| {
-        let pointers =
-            [Argument::from(&x), Argument::from(&gy), Argument::Address(0), outputs[0].argument()];
+        let pointers = [Argument::from(&x), Argument::from(&gy), NULL, outputs[0].argument()];
         within("backward", || kernel.launch(&[&pointers[..], &last].concat()))
     }))
 }
 
 /// The kernel that replays so many steps, and its arguments behind the addresses of x, gy, the final
 /// membrane's gradient (null where that is zero) and gx.
-pub fn replay_kernel(neurons: &Neurons) -> (KernelSpec<Neurons>, Vec<Argument>) {
+pub fn replay_kernel<T: From<i64> + From<i32> + From<f32>>(
+    neurons: &Neurons,
+) -> (KernelSpec<Neurons>, Vec<T>) {
     let unrolled = neurons.t <= MAX_UNROLLED;
-    let sizes = sizes(neurons);
-    let sizes = &sizes[..if unrolled { 1 } else { 2 }];
+    let sizes = sizes(neurons).into_iter().take(if unrolled { 1 } else { 2 });
     let kernel = if unrolled { REPLAY } else { REPLAY_ANY };
-    (kernel, [sizes, &parameters(neurons)].concat())
+    (kernel, sizes.chain(parameters(neurons)).collect())
 }
 
 fn gradient(device: &Device, neurons: &Neurons) -> Result<Output, BackendError> {
@@ -166,7 +166,7 @@ mod tests {
     fn neurons_of_a_thread_follow_the_registers() {
         let neurons = |t, dtype| Neurons { n: 5121, t, dtype, ..variants(&[8])[0] };
         let blocks =
-            |kernel: KernelSpec<Neurons>, neurons: &Neurons| kernel.shape(neurons).unwrap().grid.0;
+            |kernel: KernelSpec<Neurons>, neurons: &Neurons| kernel.shape(neurons).unwrap().grid[0];
         assert_eq!(blocks(REPLAY, &neurons(8, Dtype::F32)), 21);
         assert_eq!(blocks(REPLAY, &neurons(8, Dtype::F16)), 11);
         assert_eq!(blocks(REPLAY, &neurons(9, Dtype::F16)), 21);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::row::{element, kernel, parameters, sizes};
+use super::row::{NULL, element, kernel, parameters, sizes};
 use crate::parallel;
 use crate::st_bif::definition::{Neurons, StBifForward};
 use kernelgate::backend::cuda::{self, CudaTask, Output};
@@ -134,7 +134,7 @@ fn per_step(
     let x = device.upload(inputs.tensor("x").as_bytes())?;
     let membrane = device.allocate(4 * neurons.n)?;
     let tracer = device.allocate(4 * neurons.n)?;
-    let ([n, _], parameters) = (sizes(&neurons), parameters(&neurons));
+    let parameters = parameters::<Argument>(&neurons);
     Ok(CudaTask::new(
         device,
         cuda::inputs([("x", &x)]),
@@ -142,7 +142,8 @@ fn per_step(
         move |outputs| {
             for t in 0..neurons.t {
                 let [x, membrane, tracer] = [&x, &membrane, &tracer].map(Argument::from);
-                let own = [x, outputs[0].argument(), membrane, tracer, n, Argument::I64(t as i64)];
+                let [n, step] = [neurons.n, t].map(|extent| Argument::I64(extent as i64));
+                let own = [x, outputs[0].argument(), membrane, tracer, n, step];
                 within("time_step", || kernel.launch(&[&own[..], &parameters].concat()))?;
             }
             Ok(())
@@ -158,13 +159,13 @@ fn fused(
     let neurons = &problem.neurons;
     let kernel = FUSED.load(device, neurons)?;
     let x = device.upload(inputs.tensor("x").as_bytes())?;
-    let (sizes, parameters, null) = (sizes(neurons), parameters(neurons), Argument::Address(0));
+    let (sizes, parameters) = (sizes::<Argument>(neurons), parameters::<Argument>(neurons));
     Ok(CudaTask::new(
         device,
         cuda::inputs([("x", &x)]),
         vec![spikes(device, neurons, false)?],
         move |outputs| {
-            let pointers = [Argument::from(&x), outputs[0].argument(), null, null, null];
+            let pointers = [Argument::from(&x), outputs[0].argument(), NULL, NULL, NULL];
             let arguments = [&pointers[..], &sizes, &parameters].concat();
             within("forward", || kernel.launch(&arguments))
         },
@@ -181,13 +182,13 @@ fn streaming(
     let neurons = &problem.neurons;
     let kernel = kernel.load(device, neurons)?;
     let x = device.upload(inputs.tensor("x").as_bytes())?;
-    let (sizes, parameters, null) = (sizes(neurons), parameters(neurons), Argument::Address(0));
+    let (sizes, parameters) = (sizes::<Argument>(neurons), parameters::<Argument>(neurons));
     Ok(CudaTask::new(
         device,
         cuda::inputs([("x", &x)]),
         vec![spikes(device, neurons, problem.packed)?],
         move |outputs| {
-            let pointers = [Argument::from(&x), outputs[0].argument(), null];
+            let pointers = [Argument::from(&x), outputs[0].argument(), NULL];
             let arguments = [&pointers[..], &sizes, &parameters].concat();
             within("forward", || kernel.launch(&arguments))
         },
@@ -244,7 +245,7 @@ mod tests {
     fn a_thread_has_sixteen_bytes_of_neurons() {
         let neurons = |n, t, dtype| Neurons { n, t, dtype, ..super::super::row::variants(&[8])[0] };
         let blocks =
-            |kernel: KernelSpec<Neurons>, neurons: &Neurons| kernel.shape(neurons).unwrap().grid.0;
+            |kernel: KernelSpec<Neurons>, neurons: &Neurons| kernel.shape(neurons).unwrap().grid[0];
         assert_eq!(blocks(VECTORIZED, &neurons(5121, 8, Dtype::F32)), 11);
         assert_eq!(blocks(PACKED, &neurons(5121, 8, Dtype::F16)), 6);
         assert_eq!(blocks(PER_STEP, &neurons(5121, 8, Dtype::F32)), 21);

@@ -38,18 +38,16 @@ pub fn element(neurons: &Neurons) -> String {
     element.to_owned()
 }
 
+/// A null pointer.
+pub const NULL: Argument = Argument::Address(0);
+
 /// N, T: `long long` in every kernel.
-pub const fn sizes(neurons: &Neurons) -> [Argument; 2] {
-    [Argument::I64(neurons.n as i64), Argument::I64(neurons.t as i64)]
+pub fn sizes<T: From<i64>>(neurons: &Neurons) -> [T; 2] {
+    [neurons.n, neurons.t].map(|size| T::from(size as i64))
 }
 
-/// θ, Tmin, Tmax, p: the last arguments of every kernel.
-pub fn parameters(neurons: &Neurons) -> [Argument; 4] {
-    let parameters = neurons.parameters;
-    [
-        Argument::F32(parameters.threshold as f32),
-        Argument::I32(parameters.tracer_min),
-        Argument::I32(parameters.tracer_max),
-        Argument::F32(parameters.prefire as f32),
-    ]
+/// θ, Tmin, Tmax, p: the last arguments of every kernel, for a launch or for a program.
+pub fn parameters<T: From<f32> + From<i32>>(neurons: &Neurons) -> [T; 4] {
+    let Parameters { threshold, tracer_min, tracer_max, prefire } = neurons.parameters;
+    [(threshold as f32).into(), tracer_min.into(), tracer_max.into(), (prefire as f32).into()]
 }

@@ -13,6 +13,7 @@ use super::verdict::Verdict;
 use kernelgate::exit::Exit;
 use kernelgate::measure::power::{PowerRecord, PowerState};
 use kernelgate::record::{Baseline, CaseRecord, Environment, Measurement, ProcessRun, Provenance};
+use kernelgate_cuda::Launch;
 use kernelgate_cuda::observe::telemetry::Reading;
 
 /// Without a calibration of the device.
@@ -584,4 +585,12 @@ fn a_loss_of_verification_may_be_accepted_with_a_reason() {
     assert_eq!((report.judged[0].verdict, report.exit()), (Verdict::Unchanged, Exit::Fine));
     assert!(report.verification.is_empty());
     assert_eq!(rules.accepted("a")[0].words(), "less verified: too large");
+}
+
+#[test]
+fn records_keep_the_grid_the_threads_and_the_shared_memory() {
+    let shape = Launch { shared_bytes: 512, ..Launch::new([8, 2, 1], [128, 1, 1]) };
+    let text = serde_json::to_string(&Launch { cooperative: true, ..shape }).unwrap();
+    assert_eq!(text, r#"{"grid":[8,2,1],"block":128,"shared_bytes":512}"#);
+    assert_eq!(serde_json::from_str::<Launch>(&text).unwrap(), shape);
 }

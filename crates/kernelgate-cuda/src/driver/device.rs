@@ -17,7 +17,8 @@ use cudarc::nvrtc::Ptx;
 use super::check::{Code, own_arch};
 pub use super::check::{DeviceError, check, count, l2_bytes, older_nvrtc};
 use super::context_settings::ContextSettings;
-use super::launch::kernel::{Kernel, LaunchShape};
+use super::launch::kernel::Kernel;
+use super::launch::shape::Launch;
 use super::launch::stages::{StageCounters, StagedKernel};
 use super::launch::used::LoadedKernels;
 use super::memory::buffer::{Buffer, short as out_of_memory};
@@ -403,7 +404,7 @@ impl Device {
     }
 
     /// Records the shape that a kernel is loaded for, and its stages.
-    pub(crate) fn record_row(&self, name: &str, shape: LaunchShape, stages: Option<StagedKernel>) {
+    pub(crate) fn record_row(&self, name: &str, shape: Launch, stages: Option<StagedKernel>) {
         if let Some(loaded) = &self.loaded {
             loaded.add_shape(name, shape);
             stages.into_iter().for_each(|kernel| loaded.add_staged(kernel));

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::driver::launch::kernel::LaunchShape;
+use crate::driver::launch::shape::Launch;
 use crate::{Argument, BackendError, Buffer, Device, KernelSpec, LoadedKernel, Source};
 
 /// The rows.
@@ -248,7 +248,7 @@ impl TrafficPasses {
             return Err(BackendError::Launch(format!("no pass ({pass}) for {moved:?}")));
         };
         let roles = Roles::new(&pass, reads, writes, self.multiprocessors);
-        let shape = LaunchShape::new([roles.blocks() as usize, 1, 1], pass.threads as u32, 0)?;
+        let launch = Launch::with_blocks([roles.blocks() as usize, 1, 1], pass.threads as u32)?;
         let plane = match pass.apart {
             Apart::Block => 0,
             Apart::Plane => reads.div_ceil(pass.packets as u64),
@@ -273,7 +273,7 @@ impl TrafficPasses {
             Argument::U32(0xdead_beef),
             Argument::from(&self.guard),
         ];
-        kernel.kernel().launch(shape, &arguments)
+        kernel.kernel().launch(launch, &arguments)
     }
 }
 

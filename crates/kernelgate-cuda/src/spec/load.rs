@@ -7,19 +7,16 @@ use cudarc::driver::CudaStream;
 use super::row::KernelSpec;
 use crate::BackendError;
 use crate::driver::device::Device;
-use crate::driver::launch::argument::Argument;
-use crate::driver::launch::dims::LaunchDims;
-use crate::driver::launch::kernel::{Kernel, LaunchAttributes, LaunchShape};
-use crate::driver::launch::prepared::{Parameters, PreparedLaunch};
-use crate::driver::launch::residency;
+use crate::driver::launch::argument::{Argument, Arguments};
+use crate::driver::launch::kernel::Kernel;
+use crate::driver::launch::prepared::PreparedLaunch;
+use crate::driver::launch::shape::Launch;
 use crate::driver::launch::stages::StagedKernel;
 
-/// A loaded kernel with its launch shape.
+/// A loaded kernel with its launch, which is cooperative where its blocks wait for each other.
 pub struct LoadedKernel {
     kernel: Kernel,
-    shape: LaunchShape,
-    /// Whether its blocks wait for each other across the grid: launches are cooperative.
-    co_resident: bool,
+    launch: Launch,
 }
 
 impl<P> KernelSpec<P> {
@@ -36,11 +33,6 @@ impl<P> KernelSpec<P> {
             let told = if known { unmet } else { format!("{unmet}, this GPU is {arch}") };
             return Err(BackendError::Unsupported(told));
         }
-        if self.cluster.is_some() && !device.clusters()? {
-            return Err(BackendError::Unsupported(
-                "needs clusters, which this GPU has not".to_owned(),
-            ));
-        }
         let shape = self.shape(p)?;
         let with_clocks = device.clocks_stages() && !self.stages.is_empty();
         let build = match with_clocks {
@@ -52,70 +44,53 @@ impl<P> KernelSpec<P> {
         let staged = (!self.stages.is_empty())
             .then(|| StagedKernel::new(self.symbol, self.stages, counters));
         device.record_row(&build.kernel_name(self.symbol), shape, staged);
-        if shape.shared_bytes > 0 {
-            kernel.allow_shared(shape.shared_bytes)?;
-        }
-        let cluster = self.cluster.map(|blocks| [blocks as u32, 1, 1]);
-        if cluster.is_some() {
-            kernel.cluster(cluster)?;
-        }
         if self.whole_shared {
             kernel.prefer_shared()?;
         }
-        let dims = LaunchDims { cluster, cooperative: self.co_resident, ..shape.dims() };
-        residency::check(device, &kernel, &dims)?;
-        Ok(LoadedKernel { kernel, shape, co_resident: self.co_resident })
+        let launch = Launch { cooperative: self.co_resident, ..shape };
+        let cluster = self.cluster.map(|blocks| [blocks as u32, 1, 1]);
+        Launch { cluster, ..launch }.admit(device, &kernel)?;
+        Ok(LoadedKernel { kernel, launch })
     }
 }
 
 impl LoadedKernel {
     /// The same kernel for launches on another stream.
     pub fn on_stream(&self, stream: &Arc<CudaStream>) -> Self {
-        let (shape, co_resident) = (self.shape, self.co_resident);
-        Self { kernel: self.kernel.on_stream(stream), shape, co_resident }
+        Self { kernel: self.kernel.on_stream(stream), launch: self.launch }
     }
 
     /// Launches it on the device's stream, as [`Kernel::launch`].
     ///
     /// # Errors
-    /// As there.
+    /// When the arguments are not the kernel's, or the launch is refused.
     pub fn launch(&self, arguments: &[Argument]) -> Result<(), BackendError> {
-        self.launch_with(LaunchAttributes::default(), arguments)
+        self.kernel.launch(self.launch, arguments)
     }
 
-    /// The same, with other attributes.
-    ///
-    /// # Errors
-    /// As [`Kernel::launch_with`].
-    pub fn launch_with(
-        &self,
-        attributes: LaunchAttributes,
-        arguments: &[Argument],
-    ) -> Result<(), BackendError> {
-        let cooperative = attributes.cooperative || self.co_resident;
-        let attributes = LaunchAttributes { cooperative, ..attributes };
-        self.kernel.launch_with(attributes, self.shape, arguments)
-    }
-
-    /// Settles a launch with parameters of any kind by value, tensor maps among them. Where the
-    /// device decides how many blocks there are, so many in x.
+    /// Prepares a launch. Where the device decides how many blocks there are, so many in x.
     ///
     /// # Errors
     /// As [`PreparedLaunch::new`].
-    pub fn settled(
+    pub fn prepare(
         self,
         device: &Device,
         blocks: Option<u32>,
-        parameters: Parameters,
+        arguments: Arguments,
     ) -> Result<PreparedLaunch, BackendError> {
-        let mut dims = LaunchDims { cooperative: self.co_resident, ..self.shape.dims() };
-        dims.grid[0] = blocks.unwrap_or(dims.grid[0]);
-        PreparedLaunch::new(device, self.kernel, dims, parameters)
+        let mut launch = self.launch;
+        launch.grid[0] = blocks.unwrap_or(launch.grid[0]);
+        PreparedLaunch::new(device, self.kernel, launch, arguments)
     }
 
     /// The kernel, for launches of other shapes ([`KernelSpec::shape`]).
     pub const fn kernel(&self) -> &Kernel {
         &self.kernel
+    }
+
+    /// Its launch.
+    pub const fn shape(&self) -> Launch {
+        self.launch
     }
 }
 
@@ -132,8 +107,9 @@ mod tests {
         let build = Source::new("nothing", source).build(&[]);
         let launch = |blocks, co_resident| {
             let kernel = device.kernel(&build, "nothing").unwrap();
-            let shape = LaunchShape::new([blocks, 1, 1], 32, 0).unwrap();
-            LoadedKernel { kernel, shape, co_resident }.launch(&[])
+            let launch =
+                Launch { cooperative: co_resident, ..Launch::new([blocks, 1, 1], [32, 1, 1]) };
+            LoadedKernel { kernel, launch }.launch(&[])
         };
         assert_eq!(launch(1 << 20, false), Ok(()));
         assert_eq!(launch(1, true), Ok(()));

@@ -5,7 +5,7 @@ use std::fmt;
 use super::requires::Requires;
 use crate::BackendError;
 use crate::compiler::source::{Build, Source};
-use crate::driver::launch::kernel::LaunchShape;
+use crate::driver::launch::shape::Launch;
 
 /// A kernel: all that its launches, its record of resources and its tests need to know of it.
 ///
@@ -112,8 +112,9 @@ impl<P> KernelSpec<P> {
     ///
     /// # Errors
     /// When a grid does not hold its blocks.
-    pub fn shape(&self, p: &P) -> Result<LaunchShape, BackendError> {
-        LaunchShape::new((self.blocks)(p), self.threads as u32, (self.shared_bytes)(p) as u32)
+    pub fn shape(&self, p: &P) -> Result<Launch, BackendError> {
+        let launch = Launch::with_blocks((self.blocks)(p), self.threads as u32)?;
+        Ok(Launch { shared_bytes: (self.shared_bytes)(p) as u32, ..launch })
     }
 
     /// What keeps a GPU of that architecture, whose blocks may have that much shared memory, from
@@ -162,7 +163,7 @@ mod tests {
     #[test]
     fn a_shape_has_the_rows_threads_and_shared_memory() {
         let shape = HALVE.shape(&1000).unwrap();
-        assert_eq!(shape, LaunchShape { grid: (8, 1, 1), block: 128, shared_bytes: 512 });
+        assert_eq!(shape, Launch { shared_bytes: 512, ..Launch::new([8, 1, 1], [128, 1, 1]) });
         assert!(HALVE.shape(&0).is_err());
     }
 }

@@ -49,7 +49,6 @@ pub use suite::Attached;
 
 pub use crate::backend::BackendError;
 pub use crate::backend::cuda::{
-    Buffer, Image, JoinedStream, LaunchDims, Parameters, PreparedLaunch, RawContext, RawStream,
-    Source,
+    Arguments, Buffer, Image, JoinedStream, Launch, PreparedLaunch, RawContext, RawStream, Source,
 };
 pub use crate::workload::{AxisError, Dtype, Expected, Point, Tensors, Work};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use crate::backend::BackendError;
 use crate::backend::cuda::{
-    Device, Image, JoinedStream, Kernel, LaunchDims, Parameters, PreparedLaunch, RawContext,
-    RawStream, Source,
+    Arguments, Device, Image, JoinedStream, Kernel, Launch, PreparedLaunch, RawContext, RawStream,
+    Source,
 };
 use crate::workload::Point;
 
@@ -82,8 +82,8 @@ impl At<'_> {
         &self,
         source: &'static str,
         symbol: &'static str,
-        dims: LaunchDims,
-        parameters: Parameters,
+        dims: Launch,
+        parameters: Arguments,
     ) -> Result<Launches, BackendError> {
         let kernel = self.compile(source, symbol)?;
         let launch = PreparedLaunch::new(self.device, kernel, dims, parameters)?;

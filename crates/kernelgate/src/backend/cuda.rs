@@ -10,8 +10,8 @@ use crate::workload::{Dtype, Tensor, Tensors};
 use kernelgate_cuda::driver::CudaStream;
 use kernelgate_cuda::driver::stream::thread_state;
 pub use kernelgate_cuda::{
-    Argument, Buffer, Device, Devices, Image, JoinedStream, Kernel, KernelSpec, LaunchDims,
-    LaunchShape, LoadedKernel, Parameters, PreparedLaunch, RawContext, RawStream, Requires, Source,
+    Argument, Arguments, Buffer, Device, Devices, Image, JoinedStream, Kernel, KernelSpec, Launch,
+    LoadedKernel, PreparedLaunch, RawContext, RawStream, Requires, Source,
 };
 
 /// An input that every launch reads from device memory.

@@ -9,7 +9,7 @@ use crate::attention::cuda::launch::{
 };
 use crate::attention::cuda::layout::{BackwardLayout, Strides};
 use kernelgate::backend::BackendError;
-use kernelgate_cuda::{Device, KernelSpec, LoadedKernel, Parameters, Requires};
+use kernelgate_cuda::{Arguments, Device, KernelSpec, LoadedKernel, Requires};
 
 /// The kernels.
 pub const KERNELS: &[KernelSpec<Extents>] = &[
@@ -177,32 +177,32 @@ impl Call<'_> {
         self.scratch.any + stats_bytes(self.extents)
     }
 
-    /// Parameters of the kernel before the main one.
-    pub fn prepare_parameters(&self) -> Parameters {
+    /// Arguments of the kernel before the main one.
+    pub fn prepare_arguments(&self) -> Arguments {
         let BackwardAddresses { out, grad_out, lse, .. } = *self.addresses;
         let BackwardLayout { forward, grad_out: grad_out_strides, .. } = self.layout;
         let tensors = [out, grad_out, lse, self.stats(), self.dq_sum()];
-        self.parameters(&tensors, &[&forward.out, grad_out_strides, &forward.lse])
+        self.arguments(&tensors, &[&forward.out, grad_out_strides, &forward.lse])
     }
 
-    /// Parameters of the kernel after the main one.
-    pub fn finish_parameters(&self) -> Parameters {
-        self.parameters(&[self.dq_sum(), self.addresses.grad_q], &[&self.layout.grad_q])
+    /// Arguments of the kernel after the main one.
+    pub fn finish_arguments(&self) -> Arguments {
+        self.arguments(&[self.dq_sum(), self.addresses.grad_q], &[&self.layout.grad_q])
     }
 
-    fn main_parameters(&self) -> Parameters {
+    fn main_arguments(&self) -> Arguments {
         let BackwardAddresses { q, k, v, grad_out, grad_k, grad_v, .. } = *self.addresses;
         let tensors = [q, k, v, grad_out, self.stats(), self.dq_sum(), grad_k, grad_v];
         let BackwardLayout { forward, grad_out, grad_k, grad_v, .. } = self.layout;
         let strides = [&forward.q, &forward.k, &forward.v, grad_out, grad_k, grad_v];
-        self.parameters(&tensors, &strides)
+        self.arguments(&tensors, &strides)
     }
 
     /// Addresses, `seqlen`, `batch_heads` and `heads`, strides.
-    fn parameters(&self, addresses: &[u64], strides: &[&Strides]) -> Parameters {
+    fn arguments(&self, addresses: &[u64], strides: &[&Strides]) -> Arguments {
         let extents = self.extents;
         let numbers = [extents.s, extents.heads, extents.heads_a_batch()];
-        let all = addresses.iter().fold(Parameters::new(), |all, address| all.address(*address));
+        let all = addresses.iter().fold(Arguments::new(), |all, address| all.address(*address));
         let all = numbers.into_iter().fold(all, |all, number| all.value(number as i32));
         strides.iter().fold(all, |all, strides| all.value(strides.words()))
     }
@@ -215,9 +215,9 @@ impl Call<'_> {
 pub fn launches(call: &Call<'_>, stages: Stages) -> Result<Launches, BackendError> {
     let [first, main, last] = load(call.device, call.extents, stages)?;
     Ok(Launches::new([
-        ("prepare", first.settled(call.device, None, call.prepare_parameters())?),
-        ("scores_dkv_dq", main.settled(call.device, None, call.main_parameters())?),
-        ("finish", last.settled(call.device, None, call.finish_parameters())?),
+        ("prepare", first.prepare(call.device, None, call.prepare_arguments())?),
+        ("scores_dkv_dq", main.prepare(call.device, None, call.main_arguments())?),
+        ("finish", last.prepare(call.device, None, call.finish_arguments())?),
     ]))
 }
 

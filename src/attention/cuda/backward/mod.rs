@@ -162,15 +162,15 @@ fn naive(
         gradients(device, &problem.attention)?,
         move |outputs| {
             let BackwardInputs { q, k, v, grad_out, out, lse } = &saved;
-            let [q, k, v, grad_out, out, lse] = [q, k, v, grad_out, out, lse].map(Argument::from);
-            let [delta, p, ds] = [&delta, &p, &ds].map(Argument::from);
+            let (at, s) = (|buffer| Argument::from(buffer), || extents.seqlen());
             let [grad_q, grad_k, grad_v] = [0, 1, 2].map(|index: usize| outputs[index].argument());
-            let (s, heads) = (extents.seqlen(), extents.batch_heads());
-            within("delta", || sum.launch(&[out, grad_out, delta, s, heads]))?;
-            let scores = [q, k, v, grad_out, lse, delta, p, ds, s];
-            within("scores", || score.launch(&scores))?;
-            within("dq", || query.launch(&[ds, k, grad_q, s]))?;
-            within("dkv", || key.launch(&[p, ds, q, grad_out, grad_k, grad_v, s]))
+            let sums = [at(out), at(grad_out), at(&delta), s(), extents.batch_heads()];
+            within("delta", || sum.launch(&sums))?;
+            let operands = [q, k, v, grad_out, lse, &delta, &p, &ds].map(at);
+            within("scores", || score.launch(&[&operands[..], &[s()]].concat()))?;
+            within("dq", || query.launch(&[at(&ds), at(k), grad_q, s()]))?;
+            let keys = [at(&p), at(&ds), at(q), at(grad_out), grad_k, grad_v, s()];
+            within("dkv", || key.launch(&keys))
         },
     ))
 }

@@ -4,7 +4,7 @@ use super::mma::{Call, FLASH_MMA_FINISH, FLASH_MMA_PREPARE, KEYS, step};
 use crate::attention::cuda::call::{BackwardAddresses, Launches, SumOrder};
 use crate::attention::cuda::launch::{ELEMENT_BYTES, Extents, boxes, kernel, key_boxes};
 use kernelgate::backend::BackendError;
-use kernelgate_cuda::{Device, KernelSpec, LoadedKernel, Parameters, Requires};
+use kernelgate_cuda::{Arguments, Device, KernelSpec, LoadedKernel, Requires};
 
 /// The kernels; those before and after it are `backward_flash_mma`'s.
 pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_WGMMA, GROUPED, ROUND, FIXED_ORDER];
@@ -198,7 +198,7 @@ pub fn launches(call: &Call<'_>, blocks: Blocks) -> Result<Launches, BackendErro
     let of_step = |strides| boxes(extents, strides, QUERIES);
     let of_keys = |strides, rows| key_boxes(extents, strides, rows);
     let numbers = [extents.s, extents.key_heads_a_batch(), extents.share, blocks.heads];
-    let parameters = Parameters::new()
+    let parameters = Arguments::new()
         .bytes(&of_step(&layout.forward.q).map(q)?)
         .bytes(&of_keys(&layout.forward.k, KEYS).map(k)?)
         .bytes(&of_keys(&layout.forward.v, KEYS).map(v)?)
@@ -213,21 +213,21 @@ pub fn launches(call: &Call<'_>, blocks: Blocks) -> Result<Launches, BackendErro
     let parameters = numbers.into_iter().fold(parameters, |all, number| all.value(number as i32));
     let grid = self::blocks(extents, blocks.heads) as u32;
     let mut steps = vec![
-        ("prepare", first.settled(device, None, call.prepare_parameters())?),
-        ("scores_dkv_dq", main.settled(device, Some(grid), parameters)?),
+        ("prepare", first.prepare(device, None, call.prepare_arguments())?),
+        ("scores_dkv_dq", main.prepare(device, Some(grid), parameters)?),
     ];
     if let Some(round) = round {
         let numbers = [extents.batch, extents.key_heads_a_batch(), extents.s];
         let parameters = [dk_sum, dv_sum, grad_k, grad_v]
             .into_iter()
-            .fold(Parameters::new(), Parameters::address)
+            .fold(Arguments::new(), Arguments::address)
             .value(layout.grad_k.words())
             .value(layout.grad_v.words());
         let parameters =
             numbers.into_iter().fold(parameters, |all, number| all.value(number as i32));
-        steps.push(("round", round.settled(device, None, parameters)?));
+        steps.push(("round", round.prepare(device, None, parameters)?));
     }
-    steps.push(("finish", last.settled(device, None, call.finish_parameters())?));
+    steps.push(("finish", last.prepare(device, None, call.finish_arguments())?));
     Ok(Launches::new(steps))
 }
 

@@ -12,7 +12,7 @@ use kernelgate::backend::cuda::CudaTask;
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::observe::range::within;
-use kernelgate_cuda::{Device, KernelSpec, Parameters};
+use kernelgate_cuda::{Arguments, Device, KernelSpec};
 
 /// The kernel, and a build of it for less shared memory.
 pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_DECODE, SMALL];
@@ -176,7 +176,7 @@ fn launcher(
     // Two parts a block: o, m and l of each row.
     let sums = scratch(device, (2 * blocks * tile.rows * (extents.d + 2) * 4) as u64)?;
     let arrived = device.upload(&vec![0; 4 * units])?;
-    let parameters = Parameters::new()
+    let parameters = Arguments::new()
         .address(q.address())
         .address(k.address())
         .address(v.address())
@@ -189,7 +189,7 @@ fn launcher(
         .value(extents.keys as i32)
         .value(extents.share as i32)
         .value(i32::from(extents.causal));
-    let launch = loaded.settled(device, Some(blocks as u32), parameters)?;
+    let launch = loaded.prepare(device, Some(blocks as u32), parameters)?;
     let inputs = qkv([&q, &k, &v]);
     let alive = [q, k, v, sums, arrived];
     Ok(CudaTask::new(device, inputs, vec![out], move |_| {

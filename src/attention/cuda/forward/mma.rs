@@ -7,7 +7,7 @@ use crate::attention::cuda::launch::{
 };
 use crate::attention::cuda::layout::ForwardLayout;
 use kernelgate::backend::BackendError;
-use kernelgate_cuda::{Device, KernelSpec, Parameters};
+use kernelgate_cuda::{Arguments, Device, KernelSpec};
 
 /// The kernel.
 pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_MMA];
@@ -52,21 +52,17 @@ pub fn launches(
     addresses: &ForwardAddresses,
 ) -> Result<Launches, BackendError> {
     let loaded = FLASH_MMA.load(device, extents)?;
-    let launch = loaded.settled(device, None, parameters(extents, layout, addresses))?;
+    let launch = loaded.prepare(device, None, arguments(extents, layout, addresses))?;
     Ok(Launches::new([("forward", launch)]))
 }
 
-fn parameters(
-    extents: &Extents,
-    layout: &ForwardLayout,
-    addresses: &ForwardAddresses,
-) -> Parameters {
+fn arguments(extents: &Extents, layout: &ForwardLayout, addresses: &ForwardAddresses) -> Arguments {
     let ForwardAddresses { q, k, v, out, lse } = *addresses;
     let tensors = [q, k, v, out, lse.unwrap_or(0)];
     let Extents { s, keys, heads, share, .. } = *extents;
     let numbers = [s, keys, heads, share, extents.key_heads_a_batch()];
     let ForwardLayout { q, k, v, out, lse } = layout;
-    let with_tensors = tensors.into_iter().fold(Parameters::new(), Parameters::address);
+    let with_tensors = tensors.into_iter().fold(Arguments::new(), Arguments::address);
     let with_numbers =
         numbers.into_iter().fold(with_tensors, |all, number| all.value(number as i32));
     [q, k, v, out, lse].into_iter().fold(with_numbers, |all, strides| all.value(strides.words()))
@@ -79,6 +75,7 @@ mod tests {
     use crate::attention::cuda::tests::bf16;
     use crate::kernel_tests::parameters as kernel_parameters;
     use kernelgate::workload::Dtype;
+    use kernelgate_cuda::Argument;
 
     const SMALL: Extents = Extents::of_heads(6, 200, Dtype::Bf16);
 
@@ -94,7 +91,8 @@ mod tests {
         };
         let taken: Vec<usize> = kernel_parameters(&FLASH_MMA).iter().map(bytes).collect();
         let extents = Extents::new(&shape, layout.rows(&shape));
-        assert_eq!(parameters(&extents, &layout, &addresses).sizes(), taken);
+        let given = arguments(&extents, &layout, &addresses);
+        assert_eq!(given.iter().map(Argument::size).collect::<Vec<_>>(), taken);
     }
 
     #[test]

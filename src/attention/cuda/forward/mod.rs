@@ -158,12 +158,12 @@ fn naive(
         qkv([&q, &k, &v]),
         vec![output(device, "out", &problem.attention)?],
         move |outputs| {
-            let [q, k, v, scores, probabilities] =
-                [&q, &k, &v, &scores, &probabilities].map(Argument::from);
-            let (out, s) = (outputs[0].argument(), extents.seqlen());
-            within("scores", || score.launch(&[q, k, scores, s]))?;
-            within("softmax", || normalize.launch(&[scores, probabilities, NULL, s]))?;
-            within("values", || weigh.launch(&[probabilities, v, out, s]))
+            let (at, s) = (|buffer| Argument::from(buffer), || extents.seqlen());
+            within("scores", || score.launch(&[at(&q), at(&k), at(&scores), s()]))?;
+            let rows = [at(&scores), at(&probabilities), NULL, s()];
+            within("softmax", || normalize.launch(&rows))?;
+            let out = outputs[0].argument();
+            within("values", || weigh.launch(&[at(&probabilities), at(&v), out, s()]))
         },
     ))
 }
@@ -184,11 +184,11 @@ fn tiled(
         qkv([&q, &k, &v]),
         vec![output(device, "out", &problem.attention)?],
         move |outputs| {
-            let [q, k, v, scores] = [&q, &k, &v, &scores].map(Argument::from);
-            let (out, s) = (outputs[0].argument(), extents.seqlen());
-            within("scores", || score.launch(&[q, k, scores, s]))?;
-            within("softmax", || normalize.launch(&[scores, NULL, s]))?;
-            within("values", || weigh.launch(&[scores, v, out, s]))
+            let (at, s) = (|buffer| Argument::from(buffer), || extents.seqlen());
+            within("scores", || score.launch(&[at(&q), at(&k), at(&scores), s()]))?;
+            within("softmax", || normalize.launch(&[at(&scores), NULL, s()]))?;
+            let out = outputs[0].argument();
+            within("values", || weigh.launch(&[at(&scores), at(&v), out, s()]))
         },
     ))
 }

@@ -14,7 +14,7 @@ use kernelgate::backend::cuda::{CudaTask, Input};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::observe::range::within;
-use kernelgate_cuda::{Argument, Buffer, Device, KernelSpec, Parameters, Requires};
+use kernelgate_cuda::{Argument, Arguments, Buffer, Device, KernelSpec, Requires};
 
 /// The kernel, and what fp8 needs.
 pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_WGMMA, FLASH_WGMMA_FP8, TRANSPOSE_VALUES];
@@ -185,8 +185,8 @@ fn tile_lists(
     device.upload(bytemuck::cast_slice(&table(&lists, extents.heads_a_batch())))
 }
 
-/// Arguments of the kernel.
-struct Arguments<'a> {
+/// Operands of the kernel.
+struct Operands<'a> {
     /// Queries, keys, values and output, each as the build takes it.
     tensors: [&'a [u8]; 4],
     /// Address of the rows' log-sum-exp, or zero.
@@ -198,9 +198,9 @@ struct Arguments<'a> {
     tiles: u64,
 }
 
-impl Arguments<'_> {
-    fn parameters(&self, extents: &Extents) -> Parameters {
-        let with_tensors = self.tensors.into_iter().fold(Parameters::new(), Parameters::bytes);
+impl Operands<'_> {
+    fn arguments(&self, extents: &Extents) -> Arguments {
+        let with_tensors = self.tensors.into_iter().fold(Arguments::new(), Arguments::bytes);
         let with_addresses = with_tensors
             .address(self.lse)
             .value(self.lse_strides.words())
@@ -235,7 +235,7 @@ pub fn launches(
         of_block(&layout.v).map(v)?,
         of_group(&layout.out).map(out)?,
     ];
-    let arguments = Arguments {
+    let operands = Operands {
         tensors: tensors.each_ref().map(|map| &map[..]),
         lse: lse.unwrap_or(0),
         lse_strides: layout.lse,
@@ -243,7 +243,7 @@ pub fn launches(
         tiles: tiles.address(),
     };
     let blocks = device.facts().multiprocessors;
-    let launch = loaded.settled(device, Some(blocks), arguments.parameters(extents))?;
+    let launch = loaded.prepare(device, Some(blocks), operands.arguments(extents))?;
     Ok(Launches::new([("forward", launch)]).with_table(tiles))
 }
 
@@ -264,7 +264,7 @@ fn flash_wgmma_fp8(
     let tiles = tile_lists(&extents, device, extents.d, FP8_BLOCK_KEYS)?;
     let layout = ForwardLayout::bhsd(&Shape::from(&problem.attention));
     let of_output = Extents { dtype: Dtype::Bf16, ..extents };
-    let arguments = Arguments {
+    let operands = Operands {
         tensors: [
             &boxes(&extents, &layout.q, GROUP_ROWS).map(q.address())?,
             &key_boxes(&extents, &layout.k, FP8_BLOCK_KEYS).map(k.address())?,
@@ -277,7 +277,7 @@ fn flash_wgmma_fp8(
         tiles: tiles.address(),
     };
     let blocks = device.facts().multiprocessors;
-    let main = main.settled(device, Some(blocks), arguments.parameters(&extents))?;
+    let main = main.prepare(device, Some(blocks), operands.arguments(&extents))?;
     let named = OPERANDS.into_iter().chain(SCALES).zip([&q, &k, &v].into_iter().chain(&scales));
     let inputs: Vec<_> = named.map(|(name, buffer)| Input::new(name, buffer)).collect();
     Ok(CudaTask::new(device, inputs, vec![out], move |_| {
@@ -320,14 +320,15 @@ mod tests {
         for fp8 in [false, true] {
             let (map, address) = ([0; 128], [0; 8]);
             let values = if fp8 { &address[..] } else { &map };
-            let arguments = Arguments {
+            let operands = Operands {
                 tensors: [&map, &map, values, &map],
                 lse: 0,
                 lse_strides: Strides::bhsd(6, 200, 1),
                 scales: [0; 3],
                 tiles: 0,
             };
-            let given = arguments.parameters(&extents).sizes();
+            let given = operands.arguments(&extents);
+            let given: Vec<usize> = given.iter().map(Argument::size).collect();
             let taken: Vec<usize> =
                 kernel_parameters(&FLASH_WGMMA).iter().map(|it| bytes(it, fp8)).collect();
             assert_eq!(given, taken);

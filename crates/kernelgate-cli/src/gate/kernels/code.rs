@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use super::resources;
 use kernelgate::protocol::ResourcesReport;
 use kernelgate::record::resources::KernelResources;
+use kernelgate_cuda::Launch;
 use kernelgate_cuda::compiler::cubin::KernelFacts;
-use kernelgate_cuda::driver::launch::kernel::LaunchShape;
 use kernelgate_cuda::driver::launch::used::{UsedKernel, UsedKernels};
 
 /// Facts of a kernel that are named.
@@ -172,13 +172,13 @@ fn facts_changed(name: &str, base: &KernelFacts, head: &KernelFacts) -> Vec<Stri
     resources::changes(name, &base, &head).into_iter().map(|change| change.what).collect()
 }
 
-fn shape(shape: &LaunchShape) -> String {
-    let (x, y, z) = shape.grid;
+fn shape(shape: &Launch) -> String {
+    let [x, y, z] = shape.grid;
     let shared = match shape.shared_bytes {
         0 => String::new(),
         bytes => format!(" with {bytes} B"),
     };
-    format!("{x}×{y}×{z} blocks of {}{shared}", shape.block)
+    format!("{x}×{y}×{z} blocks of {}{shared}", shape.block[0])
 }
 
 #[cfg(test)]
@@ -191,7 +191,7 @@ pub(super) mod tests {
     pub fn kernels(name: &str, change: impl Fn(&mut UsedKernel)) -> UsedKernels {
         let facts = KernelFacts { registers: 96, instructions: 400, ..KernelFacts::default() };
         let code = KernelCode { hash: "a".to_owned(), facts: Some(facts) };
-        let shape = LaunchShape { grid: (132, 1, 1), block: 128, shared_bytes: 0 };
+        let shape = Launch::new([132, 1, 1], [128, 1, 1]);
         let mut kernel = UsedKernel { code: Some(code), shapes: vec![shape] };
         change(&mut kernel);
         UsedKernels::from([(name.to_owned(), kernel)])
@@ -264,7 +264,7 @@ pub(super) mod tests {
     fn launches_are_compared_and_what_is_not_known_is_not_the_same() {
         let plain = kernels("k", |_| {});
         let wider = kernels("k", |kernel| {
-            kernel.shapes[0].grid.0 = 264;
+            kernel.shapes[0].grid[0] = 264;
             kernel.shapes[0].shared_bytes = 4096;
         });
         let launches = CodeComparison::of(&plain, &wider).launches;

@@ -1,9 +1,24 @@
-//! Arguments of kernels.
+//! Arguments of kernels, by value.
+
+use std::ffi::c_void;
+use std::ops::Deref;
 
 use crate::driver::memory::buffer::Buffer;
 
-/// An argument of a kernel, by value.
+/// Bytes as aligned as any parameter asks for: a tensor map (`CUtensorMap`) for 64.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[repr(C, align(64))]
+struct Aligned([u8; 64]);
+
+/// A struct of any size, by its bytes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StructBytes {
+    stored: Vec<Aligned>,
+    size: usize,
+}
+
+/// An argument of a kernel, by value.
+#[derive(Debug, Clone, PartialEq)]
 pub enum Argument {
     /// Device address, or 0 for a null pointer.
     Address(u64),
@@ -17,31 +32,53 @@ pub enum Argument {
     U64(u64),
     /// `float`.
     F32(f32),
+    /// A struct.
+    Struct(StructBytes),
 }
 
 impl Argument {
-    /// Size of the parameter that it is for.
-    pub const fn bytes(self) -> usize {
+    /// A struct by its bytes, such as a tensor map that the driver encoded.
+    pub fn bytes(bytes: &[u8]) -> Self {
+        let mut stored = vec![Aligned([0; 64]); bytes.len().div_ceil(64).max(1)];
+        for (chunk, from) in stored.iter_mut().zip(bytes.chunks(64)) {
+            chunk.0[..from.len()].copy_from_slice(from);
+        }
+        Self::Struct(StructBytes { stored, size: bytes.len() })
+    }
+
+    /// Size of the parameter that it is for, bytes.
+    pub const fn size(&self) -> usize {
         match self {
             Self::Address(_) | Self::I64(_) | Self::U64(_) => 8,
             Self::I32(_) | Self::U32(_) | Self::F32(_) => 4,
+            Self::Struct(bytes) => bytes.size,
+        }
+    }
+
+    /// Where its bytes lie.
+    pub(crate) fn pointer(&self) -> *mut c_void {
+        match self {
+            Self::Address(value) | Self::U64(value) => std::ptr::from_ref(value).cast_mut().cast(),
+            Self::I32(value) => std::ptr::from_ref(value).cast_mut().cast(),
+            Self::I64(value) => std::ptr::from_ref(value).cast_mut().cast(),
+            Self::U32(value) => std::ptr::from_ref(value).cast_mut().cast(),
+            Self::F32(value) => std::ptr::from_ref(value).cast_mut().cast(),
+            Self::Struct(bytes) => bytes.stored.as_ptr().cast_mut().cast(),
         }
     }
 }
 
-/// Whether there is an argument of the right size, bytes, for each parameter of a kernel.
+/// Checks that there is an argument of the right size, bytes, for each parameter of a kernel.
 ///
 /// # Errors
 /// The first difference, a fragment.
-pub(crate) fn check(
-    given: impl ExactSizeIterator<Item = usize>,
-    expected: &[usize],
-) -> Result<(), String> {
+pub(crate) fn check(given: &[Argument], expected: &[usize]) -> Result<(), String> {
     if given.len() != expected.len() {
         let (given, takes) = (given.len(), expected.len());
         return Err(format!("takes {takes} arguments, {given} were given"));
     }
-    match given.zip(expected).enumerate().find(|(_, (given, bytes))| given != *bytes) {
+    let mut sizes = given.iter().map(Argument::size).zip(expected).enumerate();
+    match sizes.find(|(_, (given, bytes))| given != *bytes) {
         Some((index, (given, bytes))) => {
             Err(format!("argument {index} has {given} bytes, the parameter {bytes}"))
         }
@@ -70,5 +107,63 @@ impl From<i32> for Argument {
 impl From<i64> for Argument {
     fn from(value: i64) -> Self {
         Self::I64(value)
+    }
+}
+
+/// Arguments of a launch in the order of the kernel's parameters.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Arguments(Vec<Argument>);
+
+impl Arguments {
+    /// An empty list.
+    pub const fn new() -> Self {
+        Self(Vec::new())
+    }
+
+    /// Adds an address on the device.
+    pub fn address(self, address: u64) -> Self {
+        self.with(Argument::Address(address))
+    }
+
+    /// Adds a number, or a struct without padding.
+    pub fn value<T: bytemuck::NoUninit>(self, value: T) -> Self {
+        self.bytes(bytemuck::bytes_of(&value))
+    }
+
+    /// Adds a struct by its bytes, such as a tensor map that the driver encoded.
+    pub fn bytes(self, bytes: &[u8]) -> Self {
+        self.with(Argument::bytes(bytes))
+    }
+
+    fn with(mut self, argument: Argument) -> Self {
+        self.0.push(argument);
+        self
+    }
+}
+
+impl Deref for Arguments {
+    type Target = [Argument];
+
+    fn deref(&self) -> &[Argument] {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_checked_by_number_and_size() {
+        let arguments = Arguments::new().address(8).value(1.5f32).bytes(&[7; 128]);
+        assert_eq!(check(&arguments, &[8, 4, 128]), Ok(()));
+        assert_eq!(check(&arguments, &[8, 4]).unwrap_err(), "takes 2 arguments, 3 were given");
+        assert_eq!(
+            check(&arguments, &[8, 8, 128]).unwrap_err(),
+            "argument 1 has 4 bytes, the parameter 8"
+        );
+        let Argument::Struct(map) = &arguments[2] else { panic!("{arguments:?}") };
+        assert_eq!((map.stored[1].0, arguments[2].pointer() as usize % 64), ([7; 64], 0));
+        assert_eq!(check(&Arguments::new().bytes(&[]), &[0]), Ok(()));
     }
 }

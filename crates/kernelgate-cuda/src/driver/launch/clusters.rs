@@ -1,10 +1,11 @@
 //! Clusters of blocks: how many a GPU runs at once, and what large ones need. Deliberately absent:
-//! the launches themselves (`kernel`, `prepared`).
+//! the launches themselves (`kernel`).
 
 use cudarc::driver::{DriverError, result, sys};
 
 use super::attributes;
-use super::kernel::{Kernel, LaunchShape};
+use super::kernel::Kernel;
+use super::shape::{Launch, count};
 use crate::BackendError;
 use crate::driver::status::failed;
 
@@ -12,40 +13,25 @@ use crate::driver::status::failed;
 pub(crate) const MAX_PORTABLE_CLUSTER: u64 = 8;
 
 impl Kernel {
-    /// How many of its clusters of so many blocks run at once where nothing else does.
-    ///
-    /// # Errors
-    /// When the driver refuses.
-    pub fn clusters_at_once(
-        &self,
-        shape: LaunchShape,
-        cluster: u32,
-    ) -> Result<usize, BackendError> {
-        let mut attribute = attributes::cluster([cluster, 1, 1]);
-        let config = shape.dims().config(self.stream(), std::slice::from_mut(&mut attribute));
-        self.clusters_of(&config, u64::from(cluster))
-    }
-
-    /// How many clusters of a launch run at once where nothing else does; none where the GPU has no
+    /// How many clusters of a launch run at once where nothing else does; 0 where the GPU has no
     /// clusters as large, which every GPU with clusters has up to eight blocks.
     ///
     /// # Errors
     /// When the driver refuses a launch with clusters of eight blocks or fewer, or runs none.
-    pub(crate) fn clusters_of(
+    pub(crate) fn clusters_at_once(
         &self,
-        config: &sys::CUlaunchConfig,
-        size: u64,
+        launch: &Launch,
+        cluster: [u32; 3],
     ) -> Result<usize, BackendError> {
+        let size = count(cluster);
+        let mut attribute = attributes::cluster(cluster);
+        let config = launch.config(self.stream(), std::slice::from_mut(&mut attribute));
         let large = size > MAX_PORTABLE_CLUSTER;
         let mut clusters = 0;
         // SAFETY: the configuration points to attributes that outlive the call; the function
         // belongs to a module that `self` keeps loaded.
         let counted = unsafe {
-            sys::cuOccupancyMaxActiveClusters(
-                &raw mut clusters,
-                self.function(),
-                std::ptr::from_ref(config),
-            )
+            sys::cuOccupancyMaxActiveClusters(&raw mut clusters, self.function(), &raw const config)
         };
         use sys::CUresult::{CUDA_ERROR_INVALID_CLUSTER_SIZE, CUDA_ERROR_INVALID_VALUE};
         match counted.result() {

@@ -5,75 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::{CudaFunction, CudaStream, DriverError, result, sys};
-use serde::{Deserialize, Serialize};
 
 use super::argument::{self, Argument};
-use super::attributes;
-use super::dims::{LaunchDims, MAX_GRID};
+use super::shape::{Launch, count};
 use crate::BackendError;
-use crate::driver::memory::window::Window;
 use crate::driver::status::failed;
-
-/// Blocks, threads a block, and dynamic shared bytes a block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LaunchShape {
-    /// Blocks in x, y, z.
-    pub grid: (u32, u32, u32),
-    /// Threads a block.
-    pub block: u32,
-    /// Dynamic shared memory a block, bytes.
-    pub shared_bytes: u32,
-}
-
-impl LaunchShape {
-    /// So many blocks in x, y and z.
-    ///
-    /// # Errors
-    /// When a grid does not hold them, or there is none.
-    pub fn new(blocks: [usize; 3], block: u32, shared_bytes: u32) -> Result<Self, BackendError> {
-        if blocks.contains(&0) {
-            return Err(BackendError::Launch("needs no block at all".to_owned()));
-        }
-        if blocks.iter().zip(MAX_GRID).any(|(&blocks, most)| blocks > most as usize) {
-            return Err(BackendError::Launch("needs more blocks than a grid holds".to_owned()));
-        }
-        let [x, y, z] = blocks.map(|blocks| blocks as u32);
-        Ok(Self { grid: (x, y, z), block, shared_bytes })
-    }
-
-    /// As many blocks of `block` threads as `items` need with `per_thread` items a thread.
-    ///
-    /// # Errors
-    /// When that is more blocks than a grid holds, or none.
-    pub fn covering(items: usize, block: u32, per_thread: usize) -> Result<Self, BackendError> {
-        Self::new([items.div_ceil(block as usize * per_thread), 1, 1], block, 0)
-    }
-
-    /// Its dimensions, for a launch without clusters or attributes.
-    pub(crate) const fn dims(self) -> LaunchDims {
-        let (x, y, z) = self.grid;
-        let dims = LaunchDims::new([x, y, z], [self.block, 1, 1]);
-        LaunchDims { shared_bytes: self.shared_bytes, ..dims }
-    }
-
-    /// All of its blocks.
-    pub const fn blocks(self) -> u64 {
-        self.grid.0 as u64 * self.grid.1 as u64 * self.grid.2 as u64
-    }
-}
-
-/// Attributes of a launch; by default it waits for the one before it.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct LaunchAttributes {
-    /// Its blocks may start while the kernel before it on the stream still runs (programmatic
-    /// dependent launch).
-    pub programmatic: bool,
-    /// All of its blocks run at once, or the driver refuses the launch; it then waits until
-    /// nothing else holds what they need (cooperative launch).
-    pub cooperative: bool,
-    /// Memory whose lines L2 keeps or releases.
-    pub window: Option<Window>,
-}
 
 /// A loaded kernel.
 pub struct Kernel {
@@ -117,11 +53,6 @@ impl Kernel {
         }
     }
 
-    /// Says that it is launched, or recorded into a graph that is.
-    pub(crate) fn note_launch(&self) {
-        self.launched.store(true, Ordering::Relaxed);
-    }
-
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
@@ -133,11 +64,6 @@ impl Kernel {
     /// Alive as long as `self`, which keeps its module loaded.
     pub(crate) fn function(&self) -> sys::CUfunction {
         self.function.cu_function()
-    }
-
-    /// Size of each parameter.
-    pub(crate) fn parameter_bytes(&self) -> &[usize] {
-        &self.parameter_bytes
     }
 
     /// Allows launches with that much dynamic shared memory. What was allowed before stays: other
@@ -219,29 +145,17 @@ impl Kernel {
             .map_err(|error| failed(&format!("tell the {what} of {}", self.name), &error))
     }
 
-    /// How many of its blocks, without clusters, a multiprocessor runs at once where nothing else
+    /// How many blocks of a launch without clusters a multiprocessor runs at once where nothing else
     /// does.
-    ///
-    /// # Errors
-    /// When the driver refuses.
-    pub fn blocks_a_multiprocessor(&self, shape: LaunchShape) -> Result<usize, BackendError> {
-        self.blocks_held(shape.block, shape.shared_bytes)
-    }
-
-    /// The same for blocks of so many threads and bytes of dynamic shared memory.
-    pub(crate) fn blocks_held(
-        &self,
-        threads: u32,
-        shared_bytes: u32,
-    ) -> Result<usize, BackendError> {
+    pub(crate) fn blocks_a_multiprocessor(&self, launch: &Launch) -> Result<usize, BackendError> {
         let mut blocks = 0;
         // SAFETY: the pointer is valid; the function belongs to a module that `self` keeps loaded.
         unsafe {
             sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
                 &raw mut blocks,
                 self.function.cu_function(),
-                threads as i32,
-                shared_bytes as usize,
+                count(launch.block) as i32,
+                launch.shared_bytes as usize,
             )
         }
         .result()
@@ -249,7 +163,16 @@ impl Kernel {
         Ok(blocks.max(0) as usize)
     }
 
+    /// Checks number and sizes of arguments.
+    pub(crate) fn check(&self, arguments: &[Argument]) -> Result<(), BackendError> {
+        argument::check(arguments, &self.parameter_bytes)
+            .map_err(|problem| BackendError::Launch(format!("{}: {problem}", self.name)))
+    }
+
     /// Launches it on the device's stream; returns before it has run.
+    ///
+    /// A kernel launched with PDL touches nothing that is written before it on the stream until it has
+    /// waited for that.
     ///
     /// Number and sizes of the arguments are checked against the compiled kernel. Their order and
     /// meaning, and that the addresses are alive until the launch has finished, are for the
@@ -259,39 +182,9 @@ impl Kernel {
     /// # Errors
     /// When the arguments are not the kernel's, or the launch is refused; the error names the
     /// kernel.
-    pub fn launch(&self, shape: LaunchShape, arguments: &[Argument]) -> Result<(), BackendError> {
-        self.launch_attributed(shape, arguments, &mut [])
-    }
-
-    /// The same, with launch attributes. A kernel launched with PDL touches nothing that is written
-    /// before it on the stream until it has waited for that.
-    ///
-    /// # Errors
-    /// As [`Self::launch`].
-    pub fn launch_with(
-        &self,
-        attributes: LaunchAttributes,
-        shape: LaunchShape,
-        arguments: &[Argument],
-    ) -> Result<(), BackendError> {
-        let programmatic = attributes.programmatic.then(attributes::programmatic);
-        let cooperative = attributes.cooperative.then(attributes::cooperative);
-        let window = attributes.window.map(Window::attribute);
-        let mut attributes: Vec<_> =
-            programmatic.into_iter().chain(cooperative).chain(window).collect();
-        self.launch_attributed(shape, arguments, &mut attributes)
-    }
-
-    /// Launches, with attributes where there are any.
-    fn launch_attributed(
-        &self,
-        shape: LaunchShape,
-        arguments: &[Argument],
-        attributes: &mut [sys::CUlaunchAttribute],
-    ) -> Result<(), BackendError> {
-        argument::check(arguments.iter().map(|argument| argument.bytes()), &self.parameter_bytes)
-            .map_err(|problem| BackendError::Launch(format!("{}: {problem}", self.name)))?;
-        self.note_launch();
+    pub fn launch(&self, launch: Launch, arguments: &[Argument]) -> Result<(), BackendError> {
+        self.check(arguments)?;
+        self.launched.store(true, Ordering::Relaxed);
         let (mut few, mut many) = ([std::ptr::null_mut::<c_void>(); FEW_PARAMETERS], Vec::new());
         let pointers = match few.get_mut(..arguments.len()) {
             Some(few) => few,
@@ -301,34 +194,13 @@ impl Kernel {
             }
         };
         for (pointer, argument) in pointers.iter_mut().zip(arguments) {
-            *pointer = match argument {
-                Argument::Address(value) | Argument::U64(value) => {
-                    std::ptr::from_ref(value).cast_mut().cast()
-                }
-                Argument::I32(value) => std::ptr::from_ref(value).cast_mut().cast(),
-                Argument::I64(value) => std::ptr::from_ref(value).cast_mut().cast(),
-                Argument::U32(value) => std::ptr::from_ref(value).cast_mut().cast(),
-                Argument::F32(value) => std::ptr::from_ref(value).cast_mut().cast(),
-            };
+            *pointer = argument.pointer();
         }
-        if attributes.is_empty() {
-            // SAFETY: the pointers are to values that outlive the call, which copies them; the
-            // check found one of the right size for each parameter; what the kernel does with
-            // them happens on the device.
-            let launched = unsafe {
-                result::launch_kernel(
-                    self.function.cu_function(),
-                    shape.grid,
-                    (shape.block, 1, 1),
-                    shape.shared_bytes,
-                    self.stream.cu_stream(),
-                    pointers,
-                )
-            };
-            return launched.map_err(|error| failed(&format!("launch {}", self.name), &error));
-        }
-        let config = shape.dims().config(&self.stream, attributes);
-        // SAFETY: as above, for the attributes too.
+        let mut attributes = launch.attributes();
+        let config = launch.config(&self.stream, &mut attributes);
+        // SAFETY: the pointers are to values that outlive the call, which copies them; the check
+        // found one of the right size for each parameter; what the kernel does with them happens on
+        // the device. The attributes outlive the call too.
         unsafe {
             sys::cuLaunchKernelEx(
                 &raw const config,
@@ -400,20 +272,5 @@ mod tests {
         drop(on_another_stream);
         let again = device.kernel(&build, "carved").unwrap();
         assert_eq!(again.carve_out(), Ok(CHOSEN_BY_DRIVER));
-    }
-
-    #[test]
-    fn a_grid_has_bounds() {
-        let shape = |blocks| LaunchShape::new(blocks, 64, 0).map(LaunchShape::blocks);
-        assert_eq!(shape([3, 2, 1]), Ok(6));
-        assert_eq!(shape([i32::MAX as usize, 1, 1]), Ok(i32::MAX as u64));
-        for many in [[1 << 31, 1, 1], [1, 70_000, 1], [1, 1, 70_000], [1 << 40, 1, 1]] {
-            assert_eq!(
-                shape(many),
-                Err(BackendError::Launch("needs more blocks than a grid holds".to_owned()))
-            );
-        }
-        assert_eq!(shape([0, 1, 1]), Err(BackendError::Launch("needs no block at all".to_owned())));
-        assert_eq!(LaunchShape::covering(1000, 64, 4).map(|shape| shape.grid), Ok((4, 1, 1)));
     }
 }

@@ -144,7 +144,7 @@ impl TensorBoxes {
 mod tests {
     use super::*;
     use crate::testing::gpu;
-    use crate::{LaunchDims, Parameters, PreparedLaunch, Source};
+    use crate::{Arguments, Launch, PreparedLaunch, Source};
 
     /// One batch of two matrices, whose rows alternate: `[rows][matrices][columns]`.
     const TENSOR: TensorBoxes = TensorBoxes {
@@ -233,8 +233,8 @@ extern "C" __global__ void unswizzled(const __grid_constant__ TensorMap map, u16
         let kernel =
             device.kernel(&Source::new("tensor_map", KERNEL).build(&[]), "unswizzled").unwrap();
         let parameters =
-            Parameters::new().bytes(&TENSOR.map(tensor.address()).unwrap()).address(out.address());
-        let dims = LaunchDims { shared_bytes: 1024, ..LaunchDims::new([1, 1, 1], [128, 1, 1]) };
+            Arguments::new().bytes(&TENSOR.map(tensor.address()).unwrap()).address(out.address());
+        let dims = Launch { shared_bytes: 1024, ..Launch::new([1, 1, 1], [128, 1, 1]) };
         PreparedLaunch::new(&device, kernel, dims, parameters).unwrap().launch().unwrap();
         let mut copied = vec![0; 8 * 128];
         out.download(&mut copied).unwrap();

@@ -7,18 +7,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use super::kernel::LaunchShape;
+use super::shape::Launch;
 use super::stages::StagedKernel;
 use crate::compiler::code::{self, KernelCode};
 
 /// A kernel that was loaded.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct UsedKernel {
     /// Its machine code; absent where it cannot be read.
     pub code: Option<KernelCode>,
     /// The shapes that it was loaded for, each once; empty where its launcher chooses them later.
     #[serde(default)]
-    pub shapes: Vec<LaunchShape>,
+    pub shapes: Vec<Launch>,
 }
 
 /// Kernels by build and symbol.
@@ -40,7 +40,7 @@ struct Loaded {
 struct LoadedCode {
     image: Arc<[u8]>,
     symbol: String,
-    shapes: Vec<LaunchShape>,
+    shapes: Vec<Launch>,
     launched: Arc<AtomicBool>,
 }
 
@@ -58,7 +58,7 @@ impl LoadedKernels {
     }
 
     /// Adds a shape that a kernel is loaded for.
-    pub(crate) fn add_shape(&self, name: &str, shape: LaunchShape) {
+    pub(crate) fn add_shape(&self, name: &str, shape: Launch) {
         let mut loaded = self.lock();
         let kernel = loaded.kernels.get_mut(name).filter(|it| !it.shapes.contains(&shape));
         if let Some(kernel) = kernel {
@@ -129,7 +129,7 @@ mod tests {
             let build = Source::new("used", Box::leak(text.into_boxed_str())).build(&[]);
             let (view, loaded) = device.recording();
             view.kernel(&build, "used").unwrap();
-            let shape = LaunchShape { grid: (1, 1, 1), block: 32, shared_bytes: 0 };
+            let shape = Launch::new([1, 1, 1], [32, 1, 1]);
             view.record_row("used", shape, None);
             loaded.describe()
         };
@@ -150,7 +150,7 @@ mod tests {
         let [one, _two] = ["one", "two"].map(|symbol| view.kernel(&build, symbol).unwrap());
         let (_other, others) = device.recording();
         assert!(loaded.launched().is_empty());
-        one.launch(LaunchShape { grid: (1, 1, 1), block: 32, shared_bytes: 0 }, &[]).unwrap();
+        one.launch(Launch::new([1, 1, 1], [32, 1, 1]), &[]).unwrap();
         device.synchronize().unwrap();
         assert_eq!(loaded.launched(), ["both: one"]);
         assert!(others.describe().is_empty());
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn a_kernel_that_is_loaded_twice_is_one_with_both_shapes() {
         let image: Arc<[u8]> = Arc::from(&b".entry k { ret; }"[..]);
-        let shape = |blocks| LaunchShape { grid: (blocks, 1, 1), block: 128, shared_bytes: 0 };
+        let shape = |blocks| Launch::new([blocks, 1, 1], [128, 1, 1]);
         let loaded = LoadedKernels::default();
         let mut launched = Vec::new();
         for blocks in [8, 16, 8] {

@@ -12,9 +12,7 @@ use kernelgate_cuda::driver::memory::window::Window;
 use kernelgate_cuda::driver::stream::event::Crossing;
 use kernelgate_cuda::libraries::gemm::{Blas, Gemm, GemmOperands, GemmSpec};
 use kernelgate_cuda::observe::range::Range;
-use kernelgate_cuda::{
-    Argument, BackendError, Buffer, Device, LaunchAttributes, LaunchShape, LoadedKernel,
-};
+use kernelgate_cuda::{Argument, BackendError, Buffer, Device, Launch, LoadedKernel};
 
 use super::lanes::Lane;
 use super::memory::{Contents, MemoryPlan, Region, Word};
@@ -193,13 +191,16 @@ impl LoadedMemory {
     fn argument(&self, operand: Operand) -> Argument {
         match operand {
             Operand::Pointer(pointer) => Argument::Address(self.address(pointer)),
-            Operand::Value(argument) => argument,
+            Operand::Null => Argument::Address(0),
+            Operand::I32(value) => Argument::I32(value),
+            Operand::I64(value) => Argument::I64(value),
+            Operand::F32(value) => Argument::F32(value),
         }
     }
 }
 
 /// A kernel loaded for several launch shapes.
-type LoadedShapes = Vec<(LaunchShape, Rc<LoadedKernel>)>;
+type LoadedShapes = Vec<(Launch, Rc<LoadedKernel>)>;
 
 /// Loads step after step.
 struct Loader<'a> {
@@ -279,8 +280,8 @@ impl Loader<'_> {
             KeptLines::Release => self.window.map(Window::released),
         });
         let programmatic = launch.programmatic && overlaps_launches(&self.device.facts().arch);
-        let attributes = LaunchAttributes { programmatic, window, ..LaunchAttributes::default() };
-        Ok(Box::new(move || kernel.launch_with(attributes, &arguments)))
+        let launch = Launch { programmatic, window, ..kernel.shape() };
+        Ok(Box::new(move || kernel.kernel().launch(launch, &arguments)))
     }
 
     /// Describes every GEMM of a program once. Its algorithm is chosen by the matrices of all its

@@ -1,7 +1,5 @@
 //! Arguments of launches before their memory is allocated.
 
-use kernelgate_cuda::Argument;
-
 /// An address in a region of a program, known when the program is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pointer {
@@ -36,21 +34,27 @@ impl Pointer {
 pub enum Operand {
     /// An address in a region.
     Pointer(Pointer),
-    /// A number, or an address that the program does not allocate.
-    Value(Argument),
+    /// A null pointer.
+    Null,
+    /// `int`.
+    I32(i32),
+    /// `long long`.
+    I64(i64),
+    /// `float`.
+    F32(f32),
 }
 
 /// A null pointer.
-pub const NULL: Operand = Operand::Value(Argument::Address(0));
+pub const NULL: Operand = Operand::Null;
 
 /// An extent for an `int` parameter.
 pub const fn int(extent: usize) -> Operand {
-    Operand::Value(Argument::I32(extent as i32))
+    Operand::I32(extent as i32)
 }
 
 /// An extent for a `long long` parameter.
 pub const fn long(extent: usize) -> Operand {
-    Operand::Value(Argument::I64(extent as i64))
+    Operand::I64(extent as i64)
 }
 
 /// Extents for `int` parameters.
@@ -64,27 +68,39 @@ impl From<Pointer> for Operand {
     }
 }
 
-impl<T: Into<Argument>> From<T> for Operand {
-    fn from(value: T) -> Self {
-        Self::Value(value.into())
+impl From<i32> for Operand {
+    fn from(value: i32) -> Self {
+        Self::I32(value)
+    }
+}
+
+impl From<i64> for Operand {
+    fn from(value: i64) -> Self {
+        Self::I64(value)
+    }
+}
+
+impl From<f32> for Operand {
+    fn from(value: f32) -> Self {
+        Self::F32(value)
     }
 }
 
 /// Arguments of a launch in the order of the kernel's parameters: an operand, a pointer, the name
 /// of a region for where it begins, a number of the parameter's own type; or several of them, as an
 /// array, a vector or a tuple.
-pub trait Arguments {
+pub trait Operands {
     /// Appends them; `region` finds the beginning of a region.
     fn append(self, region: &dyn Fn(&str) -> Pointer, operands: &mut Vec<Operand>);
 }
 
-impl Arguments for &str {
+impl Operands for &str {
     fn append(self, region: &dyn Fn(&str) -> Pointer, operands: &mut Vec<Operand>) {
         operands.push(region(self).into());
     }
 }
 
-impl Arguments for &String {
+impl Operands for &String {
     fn append(self, region: &dyn Fn(&str) -> Pointer, operands: &mut Vec<Operand>) {
         self.as_str().append(region, operands);
     }
@@ -92,22 +108,22 @@ impl Arguments for &String {
 
 macro_rules! single_arguments {
     ($($type:ty),*) => {$(
-        impl Arguments for $type {
+        impl Operands for $type {
             fn append(self, _: &dyn Fn(&str) -> Pointer, operands: &mut Vec<Operand>) {
                 operands.push(self.into());
             }
         }
     )*};
 }
-single_arguments!(Operand, Pointer, Argument, i32, i64, f32);
+single_arguments!(Operand, Pointer, i32, i64, f32);
 
-impl<T: Arguments, const N: usize> Arguments for [T; N] {
+impl<T: Operands, const N: usize> Operands for [T; N] {
     fn append(self, region: &dyn Fn(&str) -> Pointer, operands: &mut Vec<Operand>) {
         self.into_iter().for_each(|each| each.append(region, operands));
     }
 }
 
-impl<T: Arguments> Arguments for Vec<T> {
+impl<T: Operands> Operands for Vec<T> {
     fn append(self, region: &dyn Fn(&str) -> Pointer, operands: &mut Vec<Operand>) {
         self.into_iter().for_each(|each| each.append(region, operands));
     }
@@ -115,7 +131,7 @@ impl<T: Arguments> Arguments for Vec<T> {
 
 macro_rules! tuple_arguments {
     ($first:ident $($rest:ident)*) => {
-        impl<$first: Arguments, $($rest: Arguments),*> Arguments for ($first, $($rest,)*) {
+        impl<$first: Operands, $($rest: Operands),*> Operands for ($first, $($rest,)*) {
             #[allow(non_snake_case)]
             fn append(self, region: &dyn Fn(&str) -> Pointer, operands: &mut Vec<Operand>) {
                 let ($first, $($rest,)*) = self;
@@ -126,7 +142,7 @@ macro_rules! tuple_arguments {
         tuple_arguments!($($rest)*);
     };
     () => {
-        impl Arguments for () {
+        impl Operands for () {
             fn append(self, _: &dyn Fn(&str) -> Pointer, _: &mut Vec<Operand>) {}
         }
     };

@@ -9,7 +9,7 @@ use kernelgate_cuda::libraries::gemm::{GemmOperands, GemmSpec, WORKSPACE_BYTES};
 use super::error::ProgramError;
 use super::lanes::{Lane, LaneOrder};
 use super::memory::{Contents, MemoryPlan, MemoryUse, Word};
-use super::operand::{Arguments, Operand, Pointer};
+use super::operand::{Operand, Operands, Pointer};
 use super::step::{CallSite, Enqueue, KernelLaunch, Step};
 use crate::workload::{Dtype, Tensors};
 use kernelgate_cuda::BackendError;
@@ -218,7 +218,7 @@ impl Program {
         &self,
         kernel: &KernelSpec<P>,
         p: &P,
-        arguments: impl Arguments,
+        arguments: impl Operands,
     ) -> KernelLaunch {
         let mut operands = Vec::new();
         arguments.append(&|name| self.at(name), &mut operands);
@@ -230,7 +230,7 @@ impl Program {
         &mut self,
         kernel: &KernelSpec<P>,
         p: &P,
-        arguments: impl Arguments,
+        arguments: impl Operands,
     ) {
         let launch = self.kernel(kernel, p, arguments);
         self.add(launch);
@@ -240,7 +240,7 @@ impl Program {
     pub fn add(&mut self, launch: KernelLaunch) {
         let pointers = launch.arguments.iter().filter_map(|operand| match operand {
             Operand::Pointer(pointer) => Some(*pointer),
-            Operand::Value(_) => None,
+            _ => None,
         });
         let pointers: Vec<Pointer> = pointers.collect();
         if launch.lines.is_some() && self.kept.is_none() {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kernelgate_cuda::compiler::source::Build;
 use kernelgate_cuda::driver::CudaStream;
 use kernelgate_cuda::libraries::gemm::{GemmOperands, GemmSpec};
-use kernelgate_cuda::{BackendError, Device, KernelSpec, LaunchShape, LoadedKernel};
+use kernelgate_cuda::{BackendError, Device, KernelSpec, Launch, LoadedKernel};
 
 use super::lanes::Lane;
 use super::operand::{Operand, Pointer};
@@ -20,7 +20,7 @@ pub struct PlannedKernel {
     /// Source and macros.
     pub build: Build,
     /// Grid, block and shared memory; an error when a grid does not hold the blocks.
-    pub shape: Result<LaunchShape, BackendError>,
+    pub shape: Result<Launch, BackendError>,
     /// Compiles and loads it.
     pub(super) load: Load,
 }

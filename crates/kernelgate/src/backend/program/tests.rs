@@ -41,7 +41,7 @@ extern "C" __global__ void program_gather(const unsigned long long* table, float
     |_| [1, 1, 1],
 );
 
-fn saxpy(program: &mut Program, lane: Lane, n: usize, matrices: impl Arguments, factor: f32) {
+fn saxpy(program: &mut Program, lane: Lane, n: usize, matrices: impl Operands, factor: f32) {
     let launch = program.kernel(&SAXPY, &n, (matrices, factor, long(n)));
     program.add(launch.in_lane(lane));
 }

@@ -131,7 +131,7 @@ impl Peak {
 mod tests {
     use super::*;
     use crate::attach::{
-        At, Attached, Definition, LaunchDims, Launches, Parameters, PreparedLaunch, Reference,
+        Arguments, At, Attached, Definition, Launch, Launches, PreparedLaunch, Reference,
         TensorSpec, Tolerances,
     };
     use crate::backend::BackendKind;
@@ -214,8 +214,8 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
         let row = |scratch: u64| {
             move |at: &At<'_>, [x, y]: [u64; 2]| {
                 let kernel = at.compile(KERNEL, "copy")?;
-                let dims = LaunchDims::new([(N as u32).div_ceil(256), 1, 1], [256, 1, 1]);
-                let parameters = Parameters::new().address(x).address(y).value(N as i64);
+                let dims = Launch::new([(N as u32).div_ceil(256), 1, 1], [256, 1, 1]);
+                let parameters = Arguments::new().address(x).address(y).value(N as i64);
                 let copy = PreparedLaunch::new(at.device(), kernel, dims, parameters)?;
                 let scratch = at.device().allocate(scratch as usize)?;
                 Ok(Launches::new(move || {

@@ -4,54 +4,6 @@ use super::*;
 use crate::Source;
 use crate::testing::gpu;
 
-#[test]
-fn dimensions_have_bounds() {
-    let check = |grid, block| LaunchDims::new(grid, block).check();
-    assert_eq!(check([7, 65_535, 1], [8, 8, 16]), Ok(()));
-    for (grid, block, words) in [
-        ([0, 1, 1], [1, 1, 1], "a grid of [0, 1, 1]"),
-        ([1, 1, 70_000], [1, 1, 1], "a grid of"),
-        ([1, 1, 1], [1, 1, 65], "a block of [1, 1, 65]"),
-        ([1, 1, 1], [33, 32, 1], "at most 1024 threads"),
-    ] {
-        assert!(check(grid, block).unwrap_err().contains(words));
-    }
-    let clusters = |cluster| {
-        LaunchDims { cluster: Some(cluster), ..LaunchDims::new([8, 6, 1], [32, 1, 1]) }.check()
-    };
-    assert_eq!(clusters([4, 2, 1]), Ok(()));
-    assert!(clusters([3, 1, 1]).unwrap_err().contains("do not divide"));
-    assert!(clusters([0, 1, 1]).is_err());
-}
-
-#[test]
-fn what_a_gpu_lacks_for_a_launch_is_told() {
-    let dims = LaunchDims { shared_bytes: 90_000, ..LaunchDims::new([16, 1, 1], [32, 1, 1]) };
-    let ampere = Offered { shared_bytes: 101_376, clusters: false };
-    assert_eq!(dims.unmet(11_376, None, ampere), None);
-    assert_eq!(
-        dims.unmet(11_377, None, ampere).unwrap(),
-        "needs 101377 bytes of shared memory a block, this GPU has 101376"
-    );
-    let cluster = Some([2, 1, 1]);
-    assert!(dims.unmet(0, cluster, ampere).unwrap().contains("needs clusters"));
-    assert_eq!(dims.unmet(0, cluster, Offered { clusters: true, ..ampere }), None);
-}
-
-#[test]
-fn parameters_are_checked_by_number_and_size() {
-    let parameters = Parameters::new().address(8).value(1.5f32).bytes(&[7; 128]);
-    assert_eq!(parameters.check(&[8, 4, 128]), Ok(()));
-    assert_eq!(parameters.check(&[8, 4]).unwrap_err(), "takes 2 arguments, 3 were given");
-    assert_eq!(
-        parameters.check(&[8, 8, 128]).unwrap_err(),
-        "argument 1 has 4 bytes, the parameter 8"
-    );
-    let (stored, bytes) = &parameters.each[2];
-    assert_eq!((stored.as_ptr() as usize % 64, *bytes, stored[1].0), (0, 128, [7; 64]));
-    assert_eq!(Parameters::new().bytes(&[]).check(&[0]), Ok(()));
-}
-
 const KERNELS: &str = r#"
 struct __align__(64) Map { unsigned long long words[16]; };
 extern "C" __global__ void many(float* out, MANY) { out[0] = SUM; }
@@ -97,41 +49,40 @@ fn launches_of_every_kind_reach_the_device() {
         buffer.download(&mut bytes).unwrap();
         bytes
     };
-    let one = LaunchDims::new([1, 1, 1], [1, 1, 1]);
+    let one = Launch::new([1, 1, 1], [1, 1, 1]);
 
     let out = device.allocate(4).unwrap();
     let many = (0..100)
-        .fold(Parameters::new().address(out.address()), |parameters, i| parameters.value(i as f32));
+        .fold(Arguments::new().address(out.address()), |parameters, i| parameters.value(i as f32));
     prepare("many", one, many).unwrap().launch().unwrap();
     assert_eq!(f32::from_ne_bytes(words(&out).try_into().unwrap()), 4950.0);
 
     let out = device.allocate(128).unwrap();
     let map: Vec<u8> = (1..=16u64).flat_map(u64::to_ne_bytes).collect();
-    let mapped = Parameters::new().bytes(&map).address(out.address());
-    let dims = LaunchDims::new([2, 3, 2], [4, 2, 2]);
+    let mapped = Arguments::new().bytes(&map).address(out.address());
+    let dims = Launch::new([2, 3, 2], [4, 2, 2]);
     prepare("mapped", dims, mapped).unwrap().launch().unwrap();
     assert_eq!(words(&out), map);
 
-    let dims =
-        LaunchDims { cooperative: true, ..LaunchDims::new([multiprocessors, 1, 1], [32, 1, 1]) };
+    let dims = Launch { cooperative: true, ..Launch::new([multiprocessors, 1, 1], [32, 1, 1]) };
     let (count, out) =
         (device.upload(&[0; 4]).unwrap(), device.allocate(4 * multiprocessors as usize).unwrap());
-    let meeting = Parameters::new().address(count.address()).address(out.address());
+    let meeting = Arguments::new().address(count.address()).address(out.address());
     prepare("meeting", dims, meeting.clone()).unwrap().launch().unwrap();
     device.synchronize().unwrap();
     assert!(words(&out).chunks(4).all(|word| word == [1, 0, 0, 0]));
-    let crowd = LaunchDims { grid: [1 << 20, 1, 1], ..dims };
+    let crowd = Launch { grid: [1 << 20, 1, 1], ..dims };
     let refused = prepare("meeting", crowd, meeting).err();
     assert!(matches!(refused, Some(BackendError::Unsupported(_))), "{refused:?}");
 
     if device.clusters().unwrap() {
         let out = device.allocate(16).unwrap();
-        let dims = LaunchDims {
+        let dims = Launch {
             cluster: Some([2, 1, 1]),
             programmatic: true,
-            ..LaunchDims::new([4, 1, 1], [32, 1, 1])
+            ..Launch::new([4, 1, 1], [32, 1, 1])
         };
-        let clustered = || Parameters::new().address(out.address());
+        let clustered = || Arguments::new().address(out.address());
         let ranks = |launch: PreparedLaunch| {
             out.overwrite(&[0; 16]).unwrap();
             launch.launch().unwrap();
@@ -143,7 +94,7 @@ fn launches_of_every_kind_reach_the_device() {
         assert_eq!(ranks(prepare("clustered", dims, clustered()).unwrap()), pairs);
         // Compiled for clusters: said again or not.
         for cluster in [None, dims.cluster] {
-            let dims = LaunchDims { cluster, ..dims };
+            let dims = Launch { cluster, ..dims };
             let launch = prepare("compiled_in_pairs", dims, clustered()).unwrap();
             assert_eq!(ranks(launch), pairs, "{cluster:?}");
         }
@@ -154,9 +105,9 @@ fn launches_of_every_kind_reach_the_device() {
                 "{told:?}"
             );
         };
-        let others = LaunchDims { cluster: Some([4, 1, 1]), ..dims };
+        let others = Launch { cluster: Some([4, 1, 1]), ..dims };
         refused(others, "it was compiled for clusters of [2, 1, 1] blocks");
-        let odd = LaunchDims { cluster: None, grid: [3, 1, 1], ..dims };
+        let odd = Launch { cluster: None, grid: [3, 1, 1], ..dims };
         refused(odd, "clusters of [2, 1, 1] do not divide a grid of [3, 1, 1]");
     }
 }
@@ -175,20 +126,20 @@ fn what_a_gpu_does_not_hold_is_unsupported() {
             "{told:?}"
         );
     };
-    let mapped = || Parameters::new().bytes(&[0; 128]).address(0);
-    let one = LaunchDims::new([1, 1, 1], [32, 1, 1]);
-    let greedy = LaunchDims { shared_bytes: 1 << 20, ..one };
+    let mapped = || Arguments::new().bytes(&[0; 128]).address(0);
+    let one = Launch::new([1, 1, 1], [32, 1, 1]);
+    let greedy = Launch { shared_bytes: 1 << 20, ..one };
     unsupported(prepare("mapped", greedy, mapped()), "bytes of shared memory a block");
-    let in_clusters = |blocks: u32, grid: u32| LaunchDims {
+    let in_clusters = |blocks: u32, grid: u32| Launch {
         cluster: Some([blocks, 1, 1]),
-        ..LaunchDims::new([grid, 1, 1], [256, 1, 1])
+        ..Launch::new([grid, 1, 1], [256, 1, 1])
     };
     if !device.clusters().unwrap() {
         unsupported(prepare("mapped", in_clusters(2, 2), mapped()), "needs clusters");
         return;
     }
     let out = device.allocate(4 * 1024).unwrap();
-    let clustered = || Parameters::new().address(out.address());
+    let clustered = || Arguments::new().address(out.address());
     // No GPU has clusters of 64.
     unsupported(prepare("clustered", in_clusters(64, 64), clustered()), "runs no clusters of 64");
     if device.facts().arch != "sm_90a" {
@@ -201,22 +152,19 @@ fn what_a_gpu_does_not_hold_is_unsupported() {
     let rank = |block: usize| u32::from_ne_bytes(ranks[4 * block..][..4].try_into().unwrap());
     assert_eq!([rank(0), rank(15), rank(16), rank(31)], [1600, 1615, 1600, 1615]);
     // Clusters that wait for each other: as many as the driver says, and one more.
-    let meeting = |address| Parameters::new().address(address).address(address);
+    let meeting = |address| Arguments::new().address(address).address(address);
     let launch = prepare("meeting", dims, meeting(0)).unwrap();
-    let mut attribute = attributes::cluster([16, 1, 1]);
-    let stream = launch.kernel.stream();
-    let config = launch.dims.config(stream, std::slice::from_mut(&mut attribute));
-    let held = launch.kernel.clusters_of(&config, 16).unwrap() as u32;
+    let held = launch.kernel.clusters_at_once(&launch.launch, [16, 1, 1]).unwrap() as u32;
     eprintln!("{held} clusters of 16 blocks of 256 threads at once");
     assert!(held > 0);
-    let together = |grid| LaunchDims { cooperative: true, ..in_clusters(16, grid) };
+    let together = |grid| Launch { cooperative: true, ..in_clusters(16, grid) };
     unsupported(
         prepare("meeting", together(16 * (held + 1)), meeting(0)),
         "clusters of 16 blocks have to run at once",
     );
     let (count, met) =
         (device.upload(&[0; 4]).unwrap(), device.allocate(4 * 16 * held as usize).unwrap());
-    let meeting = Parameters::new().address(count.address()).address(met.address());
+    let meeting = Arguments::new().address(count.address()).address(met.address());
     prepare("meeting", together(16 * held), meeting).unwrap().launch().unwrap();
     device.synchronize().unwrap();
     let mut words = vec![0; met.bytes()];

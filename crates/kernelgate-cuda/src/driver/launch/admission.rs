@@ -1,0 +1,63 @@
+//! Whether a GPU runs a launch of a kernel, whoever compiled it.
+
+use super::clusters::MAX_PORTABLE_CLUSTER;
+use super::kernel::Kernel;
+use super::shape::{Launch, Offered, count};
+use crate::BackendError;
+use crate::driver::device::Device;
+
+impl Launch {
+    /// Checks that a GPU runs such a launch of a kernel, and allows the kernel what it needs for it:
+    /// shared memory and large clusters.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] where the GPU has less shared memory a block, no clusters or
+    /// none as large, or holds fewer blocks at once than wait for each other; others when no launch
+    /// can have these dimensions.
+    pub(crate) fn admit(&self, device: &Device, kernel: &Kernel) -> Result<(), BackendError> {
+        let offered =
+            Offered { shared_bytes: device.shared_bytes_a_block()?, clusters: device.clusters()? };
+        let cluster = if offered.clusters { kernel.cluster(self.cluster)? } else { self.cluster };
+        let launch = Self { cluster, ..*self };
+        launch
+            .check()
+            .map_err(|problem| BackendError::Launch(format!("{}: {problem}", kernel.name())))?;
+        if let Some(unmet) = launch.unmet(kernel.static_shared_bytes()?, offered) {
+            return Err(BackendError::Unsupported(unmet));
+        }
+        if self.shared_bytes > 0 {
+            kernel.allow_shared(self.shared_bytes)?;
+        }
+        launch.check_residency(device, kernel)
+    }
+
+    /// Checks that the GPU runs a cluster of the kernel, where there are clusters, and all blocks at
+    /// once, where they wait for each other.
+    fn check_residency(&self, device: &Device, kernel: &Kernel) -> Result<(), BackendError> {
+        let (needed, held, unit) = match self.cluster {
+            Some(cluster) => {
+                let size = count(cluster);
+                if size > MAX_PORTABLE_CLUSTER {
+                    kernel.allow_large_clusters()?;
+                }
+                let held = kernel.clusters_at_once(self, cluster)? as u64;
+                let needed = if self.cooperative { self.blocks().div_ceil(size) } else { 1 };
+                (needed, held, format!("clusters of {size} blocks"))
+            }
+            None if self.cooperative => {
+                let held = kernel.blocks_a_multiprocessor(self)? as u64;
+                let held = held * u64::from(device.facts().multiprocessors);
+                (self.blocks(), held, "blocks".to_owned())
+            }
+            None => return Ok(()),
+        };
+        if needed <= held {
+            return Ok(());
+        }
+        Err(BackendError::Unsupported(if self.cooperative {
+            format!("its {needed} {unit} have to run at once, this GPU runs {held}")
+        } else {
+            format!("this GPU runs no {unit} of it")
+        }))
+    }
+}

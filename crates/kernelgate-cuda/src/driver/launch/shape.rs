@@ -1,0 +1,219 @@
+//! Grid, block, cluster, shared memory and attributes of a launch. Deliberately absent: whether a GPU
+//! runs it (`admission`).
+
+use cudarc::driver::{CudaStream, sys};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::attributes;
+use crate::BackendError;
+use crate::driver::memory::window::Window;
+
+/// How a kernel is launched. Records keep the grid, the threads in x and the shared memory.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Launch {
+    /// Blocks in x, y, z.
+    pub grid: [u32; 3],
+    /// Threads of a block in x, y, z.
+    #[serde(serialize_with = "threads_in_x", deserialize_with = "block_of_threads")]
+    pub block: [u32; 3],
+    /// Dynamic shared memory a block, bytes.
+    pub shared_bytes: u32,
+    /// Blocks of a cluster in x, y, z, where the launch says so and not `__cluster_dims__`.
+    #[serde(skip)]
+    pub cluster: Option<[u32; 3]>,
+    /// Whether its blocks wait for each other (`cooperative_groups`), so that all of them have to
+    /// be resident at once. The launch waits until nothing else holds what they need.
+    #[serde(skip)]
+    pub cooperative: bool,
+    /// Whether its blocks may start while the kernel before it on the stream still runs
+    /// (programmatic dependent launch).
+    #[serde(skip)]
+    pub programmatic: bool,
+    /// Memory whose lines L2 keeps or releases.
+    #[serde(skip)]
+    pub window: Option<Window>,
+}
+
+/// Most threads of a block, and of a block in x, y, z: the same for every architecture.
+const MAX_THREADS: u64 = 1024;
+const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
+/// Most blocks of a grid in x, y, z: the same for every architecture.
+const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
+
+/// What a GPU has for a block.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Offered {
+    /// Shared memory, bytes.
+    pub shared_bytes: u32,
+    /// Whether there are clusters.
+    pub clusters: bool,
+}
+
+impl Launch {
+    /// So many blocks of so many threads, without shared memory, clusters or attributes.
+    pub const fn new(grid: [u32; 3], block: [u32; 3]) -> Self {
+        Self {
+            grid,
+            block,
+            shared_bytes: 0,
+            cluster: None,
+            cooperative: false,
+            programmatic: false,
+            window: None,
+        }
+    }
+
+    /// So many blocks in x, y and z of `threads` threads.
+    ///
+    /// # Errors
+    /// When a grid does not hold them, or there is none.
+    pub fn with_blocks(blocks: [usize; 3], threads: u32) -> Result<Self, BackendError> {
+        if blocks.contains(&0) {
+            return Err(BackendError::Launch("needs no block at all".to_owned()));
+        }
+        if blocks.iter().zip(MAX_GRID).any(|(&blocks, most)| blocks > most as usize) {
+            return Err(BackendError::Launch("needs more blocks than a grid holds".to_owned()));
+        }
+        Ok(Self::new(blocks.map(|blocks| blocks as u32), [threads, 1, 1]))
+    }
+
+    /// As many blocks of `threads` threads as `items` need with `per_thread` items a thread.
+    ///
+    /// # Errors
+    /// When that is more blocks than a grid holds, or none.
+    pub fn covering(items: usize, threads: u32, per_thread: usize) -> Result<Self, BackendError> {
+        Self::with_blocks([items.div_ceil(threads as usize * per_thread), 1, 1], threads)
+    }
+
+    /// All of its blocks.
+    pub fn blocks(&self) -> u64 {
+        count(self.grid)
+    }
+
+    /// Whether a launch can have these dimensions.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let Self { grid, block, cluster, .. } = *self;
+        for (what, given, most) in [("grid", grid, MAX_GRID), ("block", block, MAX_BLOCK)] {
+            if given.iter().zip(most).any(|(&given, most)| given == 0 || given > most) {
+                return Err(format!("a {what} of {given:?}: each is 1 to {most:?}"));
+            }
+        }
+        if count(block) > MAX_THREADS {
+            return Err(format!("a block of {block:?}: it has at most {MAX_THREADS} threads"));
+        }
+        if let Some(cluster) = cluster
+            && grid.iter().zip(cluster).any(|(&grid, of)| of == 0 || grid % of != 0)
+        {
+            return Err(format!("clusters of {cluster:?} do not divide a grid of {grid:?}"));
+        }
+        Ok(())
+    }
+
+    /// What keeps a GPU from running a kernel with so much shared memory of its own: a fragment.
+    pub(super) fn unmet(&self, static_shared: u32, offered: Offered) -> Option<String> {
+        if self.cluster.is_some() && !offered.clusters {
+            return Some("needs clusters, which this GPU has not".to_owned());
+        }
+        let needed = u64::from(static_shared) + u64::from(self.shared_bytes);
+        let has = offered.shared_bytes;
+        (needed > u64::from(has))
+            .then(|| format!("needs {needed} bytes of shared memory a block, this GPU has {has}"))
+    }
+
+    /// Its attributes as the driver takes them.
+    pub(crate) fn attributes(&self) -> Vec<sys::CUlaunchAttribute> {
+        let cluster = self.cluster.map(attributes::cluster);
+        let cooperative = self.cooperative.then(attributes::cooperative);
+        let programmatic = self.programmatic.then(attributes::programmatic);
+        let window = self.window.map(Window::attribute);
+        cluster.into_iter().chain(cooperative).chain(programmatic).chain(window).collect()
+    }
+
+    /// The driver's form of a launch on a stream, with these attributes.
+    pub(crate) fn config(
+        &self,
+        stream: &CudaStream,
+        attributes: &mut [sys::CUlaunchAttribute],
+    ) -> sys::CUlaunchConfig {
+        let Self { grid, block, shared_bytes, .. } = *self;
+        sys::CUlaunchConfig {
+            gridDimX: grid[0],
+            gridDimY: grid[1],
+            gridDimZ: grid[2],
+            blockDimX: block[0],
+            blockDimY: block[1],
+            blockDimZ: block[2],
+            sharedMemBytes: shared_bytes,
+            hStream: stream.cu_stream(),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as u32,
+        }
+    }
+}
+
+/// Blocks, or threads, of three extents.
+pub(crate) fn count(extents: [u32; 3]) -> u64 {
+    extents.into_iter().map(u64::from).product()
+}
+
+fn threads_in_x<S: Serializer>(block: &[u32; 3], serializer: S) -> Result<S::Ok, S::Error> {
+    block[0].serialize(serializer)
+}
+
+fn block_of_threads<'de, D: Deserializer<'de>>(deserializer: D) -> Result<[u32; 3], D::Error> {
+    Ok([u32::deserialize(deserializer)?, 1, 1])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_grid_has_bounds() {
+        let shape = |blocks| Launch::with_blocks(blocks, 64).map(|launch| launch.blocks());
+        assert_eq!(shape([3, 2, 1]), Ok(6));
+        assert_eq!(shape([i32::MAX as usize, 1, 1]), Ok(i32::MAX as u64));
+        for many in [[1 << 31, 1, 1], [1, 70_000, 1], [1, 1, 70_000], [1 << 40, 1, 1]] {
+            assert_eq!(
+                shape(many),
+                Err(BackendError::Launch("needs more blocks than a grid holds".to_owned()))
+            );
+        }
+        assert_eq!(shape([0, 1, 1]), Err(BackendError::Launch("needs no block at all".to_owned())));
+        assert_eq!(Launch::covering(1000, 64, 4).map(|shape| shape.grid), Ok([4, 1, 1]));
+    }
+
+    #[test]
+    fn dimensions_have_bounds() {
+        let check = |grid, block| Launch::new(grid, block).check();
+        assert_eq!(check([7, 65_535, 1], [8, 8, 16]), Ok(()));
+        for (grid, block, words) in [
+            ([0, 1, 1], [1, 1, 1], "a grid of [0, 1, 1]"),
+            ([1, 1, 70_000], [1, 1, 1], "a grid of"),
+            ([1, 1, 1], [1, 1, 65], "a block of [1, 1, 65]"),
+            ([1, 1, 1], [33, 32, 1], "at most 1024 threads"),
+        ] {
+            assert!(check(grid, block).unwrap_err().contains(words));
+        }
+        let clusters = |cluster| {
+            Launch { cluster: Some(cluster), ..Launch::new([8, 6, 1], [32, 1, 1]) }.check()
+        };
+        assert_eq!(clusters([4, 2, 1]), Ok(()));
+        assert!(clusters([3, 1, 1]).unwrap_err().contains("do not divide"));
+        assert!(clusters([0, 1, 1]).is_err());
+    }
+
+    #[test]
+    fn unmet_needs_are_named() {
+        let launch = Launch { shared_bytes: 90_000, ..Launch::new([16, 1, 1], [32, 1, 1]) };
+        let ampere = Offered { shared_bytes: 101_376, clusters: false };
+        assert_eq!(launch.unmet(11_376, ampere), None);
+        assert_eq!(
+            launch.unmet(11_377, ampere).unwrap(),
+            "needs 101377 bytes of shared memory a block, this GPU has 101376"
+        );
+        let clustered = Launch { cluster: Some([2, 1, 1]), ..launch };
+        assert!(clustered.unmet(0, ampere).unwrap().contains("needs clusters"));
+        assert_eq!(clustered.unmet(0, Offered { clusters: true, ..ampere }), None);
+    }
+}
