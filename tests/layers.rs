@@ -166,7 +166,7 @@ const CRATES: &[Rules] = &[
             ("rayon", &["fleet/merge.rs", "gate/paired/tests/"]),
             ("rustix", &["benches/child.rs"]),
             ("serde_json", &["benches/", "verbs/"]),
-            ("ctrlc", &["compare/session.rs", "verbs/shared/interrupt.rs"]),
+            ("ctrlc", &["compare/error.rs", "compare/session.rs", "verbs/shared/interrupt.rs"]),
             ("indicatif", &["compare/progress.rs"]),
             ("anyhow", &["lib.rs", "benches/", "verbs/"]),
         ],

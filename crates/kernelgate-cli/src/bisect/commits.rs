@@ -113,9 +113,8 @@ fn line_of(
     good: &Revision,
     bad: &Revision,
 ) -> Result<Vec<String>, CompareError> {
-    let usage = |text: String| Err(CompareError::Usage(text));
     if good.commit == bad.commit {
-        return usage(format!("{} and {} are one commit", good.name, bad.name));
+        return Err(CompareError::OneCommit(good.name.clone(), bad.name.clone()));
     }
     let of = |folder: &Path| git(folder);
     let ancestor = output(of(&repository.top).args([
@@ -125,11 +124,7 @@ fn line_of(
         &bad.commit,
     ]))?;
     if !ancestor.status.success() {
-        return usage(format!(
-            "{} does not descend from {}: a search needs the good commit before the bad one",
-            bad.label(),
-            good.label()
-        ));
+        return Err(CompareError::NotDescended { good: good.label(), bad: bad.label() });
     }
     let range = format!("{}..{}", good.commit, bad.commit);
     let listed = run_git(
@@ -174,7 +169,7 @@ impl<'a> Asking<'a> {
             ]
             .map(|(name, value)| (name.to_owned(), value)),
         );
-        let state = State::open(&path, identity, request.resume).map_err(CompareError::Usage)?;
+        let state = State::open(&path, identity, request.resume)?;
         if !state.answers.is_empty() {
             tools.say(&format!("resuming with {} answers", state.answers.len()));
         }
@@ -240,7 +235,9 @@ impl<'a> Asking<'a> {
             }
             // The good end is the base of every question: where it does not build, nothing can be
             // told of any other.
-            Err(CompareError::Unbuildable(why)) => Ok(Answer::Unusable(shortened(&why))),
+            Err(error) if error.is_unbuildable() => {
+                Ok(Answer::Unusable(shortened(&error.to_string())))
+            }
             Err(error) => Err(error),
         }
     }

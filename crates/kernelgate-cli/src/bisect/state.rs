@@ -6,6 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::search::Answer;
+use crate::compare::CompareError;
 use crate::gate::calibration::differing;
 use kernelgate::record::file::{self, FileError, Record};
 
@@ -45,7 +46,7 @@ impl State {
         path: &Path,
         identity: BTreeMap<String, String>,
         resume: bool,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, CompareError> {
         let fresh = Self { identity, ..Self::default() };
         if !resume {
             return Ok(fresh);
@@ -53,13 +54,10 @@ impl State {
         match file::read::<Self>(path) {
             Ok(earlier) => match differing(&earlier.identity, &fresh.identity) {
                 None => Ok(earlier),
-                Some(differs) => Err(format!(
-                    "--resume: the interrupted search was another: {differs} differs; repeat its \
-                     command to go on, or leave --resume out to start anew"
-                )),
+                Some(differs) => Err(CompareError::ResumesAnother { what: "search", differs }),
             },
             Err(error) if error.is_not_found() => Ok(fresh),
-            Err(error) => Err(format!("failed to {error}")),
+            Err(error) => Err(error.into()),
         }
     }
 

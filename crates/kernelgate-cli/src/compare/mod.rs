@@ -7,6 +7,7 @@
 
 pub mod calibrate;
 mod engine;
+mod error;
 mod matched;
 pub mod one_case;
 pub mod plan;
@@ -16,12 +17,12 @@ pub(crate) mod sides;
 mod trials;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 pub use engine::{Compared, run};
-use kernelgate::exit::Exit;
-use kernelgate::record::{FileError, Shard, TrialSampling};
+pub use error::CompareError;
+use kernelgate::record::{Shard, TrialSampling};
 pub use plan::{PlanBasis, PlanRequest};
 pub use session::Tools;
 
@@ -110,76 +111,6 @@ pub struct ComparisonRequest {
     pub leave_out: Vec<PathBuf>,
     /// Where comparisons are made.
     pub folder: PathBuf,
-}
-
-/// Why there is no comparison.
-#[derive(Debug, thiserror::Error)]
-pub enum CompareError {
-    /// What was asked for cannot be done.
-    #[error("{0}")]
-    Usage(String),
-    /// A record cannot be read or written.
-    #[error("failed to {0}")]
-    File(FileError),
-    /// A file or folder of the comparison cannot be used.
-    #[error("failed to {action} {}: {cause}", path.display())]
-    Io {
-        /// What failed: "write".
-        action: String,
-        /// The file or folder.
-        path: PathBuf,
-        /// Why.
-        cause: std::io::Error,
-    },
-    /// A revision has no executables: it does not build, or is no package.
-    #[error("{0}")]
-    Unbuildable(String),
-    /// A side cannot be compared.
-    #[error("refused: {field} of {side} is `{found}`, this kernelgate needs `{wanted}`")]
-    Refused {
-        /// What differs.
-        field: String,
-        /// Where.
-        side: String,
-        /// What is there.
-        found: String,
-        /// What is needed.
-        wanted: String,
-    },
-    /// An executable was replaced or overwritten while it was compared.
-    #[error(
-        "refused: {} changed while it was compared (hash {installed} when it was installed, now \
-         {found}): its times belong to unknown code; run the comparison again without --resume",
-        path.display()
-    )]
-    Changed {
-        /// The executable in the comparison's folder.
-        path: PathBuf,
-        /// Its content hash when it was installed.
-        installed: String,
-        /// Its content hash now, or "missing".
-        found: String,
-    },
-}
-
-impl From<FileError> for CompareError {
-    fn from(error: FileError) -> Self {
-        Self::File(error)
-    }
-}
-
-impl CompareError {
-    /// Exit code of a comparison that ended with this error.
-    pub const fn exit(&self) -> Exit {
-        match self {
-            Self::Refused { .. } | Self::Changed { .. } => Exit::Refused,
-            Self::Usage(_) | Self::File(_) | Self::Io { .. } | Self::Unbuildable(_) => Exit::Usage,
-        }
-    }
-
-    fn io(action: &str, path: &Path, cause: std::io::Error) -> Self {
-        Self::Io { action: action.to_owned(), path: path.to_owned(), cause }
-    }
 }
 
 #[cfg(test)]

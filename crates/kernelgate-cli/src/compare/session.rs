@@ -317,13 +317,12 @@ impl Session {
     /// # Errors
     /// When a file cannot be used.
     pub fn rules(&self, request: &ComparisonRequest) -> Result<(Rules, Vec<String>), CompareError> {
-        let of = |arm: Arm| {
+        let of = |arm: Arm| -> Result<Rules, CompareError> {
             // The packages of both sides have one path, one after the other.
             self.folder.point_slot(arm)?;
             let shown = format!("{FILE} of the {arm}");
             let side = &self.sides[usize::from(arm == Arm::Head)];
-            rules_file::read(&side.package.join(FILE), &shown)
-                .map_err(|error| CompareError::Usage(error.to_string()))
+            Ok(rules_file::read(&side.package.join(FILE), &shown)?)
         };
         let head = of(Arm::Head)?;
         match request.base {
@@ -391,11 +390,8 @@ pub fn open_trials(
         Ok(earlier) if earlier.identity == fresh.identity => earlier,
         Ok(earlier) => {
             let differs = differing(&earlier.identity, &fresh.identity).unwrap_or_default();
-            return Err(CompareError::Usage(format!(
-                "--resume: the interrupted comparison was another: {} differs; repeat its command \
-                 to go on, or leave --resume out to start anew",
-                in_words(&differs)
-            )));
+            let (what, differs) = ("comparison", in_words(&differs));
+            return Err(CompareError::ResumesAnother { what, differs });
         }
         Err(error) if error.is_not_found() => {
             progress.say("--resume: no comparison was interrupted here: starting anew");
@@ -444,8 +440,7 @@ fn stop_on_interrupt(
         eprintln!("\ninterrupted: the same command with --resume goes on from here");
         std::process::exit(Exit::INTERRUPTED);
     };
-    ctrlc::set_handler(handler)
-        .map_err(|error| CompareError::Usage(format!("failed to watch for Ctrl-C: {error}")))
+    ctrlc::set_handler(handler).map_err(CompareError::Interrupt)
 }
 
 #[cfg(test)]

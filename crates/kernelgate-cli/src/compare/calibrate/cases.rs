@@ -46,12 +46,8 @@ pub fn choose_cases(
         let verification_ns = verification_ns.map(|(id, time_ns)| (id.clone(), *time_ns)).collect();
         prepared.keep(&choose(&verification_ns, near, choice.most.saturating_mul(3)));
     }
-    let none = || {
-        let why = "no case here takes long enough, or short enough, to calibrate with: name some";
-        CompareError::Usage(why.to_owned())
-    };
     if prepared.cases().is_empty() {
-        return Err(none());
+        return Err(CompareError::NothingToCalibrate);
     }
     session.progress.now("timing the cases");
     let mut times_ns = Engine::new(request, session, Trials::default()).probe(prepared)?;
@@ -60,7 +56,7 @@ pub fn choose_cases(
         prepared.keep(&chosen);
         times_ns.retain(|id, _| chosen.contains(id));
     }
-    if times_ns.is_empty() { Err(none()) } else { Ok(times_ns) }
+    if times_ns.is_empty() { Err(CompareError::NothingToCalibrate) } else { Ok(times_ns) }
 }
 
 /// The shortest cases within a window of times, taken from each workload in turn.

@@ -90,8 +90,7 @@ fn measure(
         .map(|(case, reason)| format!("left out: {case}: {reason}"))
         .collect();
     left_out.iter().for_each(|line| session.progress.say(line));
-    let environment =
-        prepared.environment.clone().ok_or_else(|| usage("no bench got to its end"))?;
+    let environment = prepared.environment.clone().ok_or(CompareError::NothingVerified)?;
     let earlier = file::read::<Calibration>(&wanted.state).ok().filter(|_| wanted.resume);
     let choice = CaseChoice { named: wanted.named, most: wanted.cases, earlier };
     let times_ns = choose_cases(request, choice, session, &mut prepared, &environment)?;
@@ -141,10 +140,6 @@ fn measure(
     calibration.recommended = Some(recommend(&calibration));
     file::write(&wanted.state, &calibration)?;
     Ok((calibration, open.len() - done))
-}
-
-fn usage(text: &str) -> CompareError {
-    CompareError::Usage(text.to_owned())
 }
 
 /// Everything to measure in this part, kinds evenly mixed, so that whatever the machine does meets
@@ -238,16 +233,13 @@ fn open(
                         .map(|mismatch| mismatch.field.to_owned())
                 });
             if let Some(name) = of_another {
-                return Err(usage(&format!(
-                    "--resume: {} was measured with another {name}; without --resume it is \
-                     replaced",
-                    wanted.state.display()
-                )));
+                let path = wanted.state.clone();
+                return Err(CompareError::CalibratesAnother { path, differs: name });
             }
             session
                 .progress
                 .say(&format!("going on after {} comparisons", earlier.comparisons.len()));
-            fresh.merge(earlier).map_err(|differs| usage(&format!("--resume: {differs}")))?;
+            fresh.merge(earlier).map_err(CompareError::Unmergeable)?;
             Ok(fresh)
         }
         Err(error) if error.is_not_found() => {

@@ -60,9 +60,8 @@ impl Engine<'_> {
         for bench in &prepared.benches {
             let request = self.trial_request(bench, arm, session.to_owned(), bench.cases.clone());
             let run = self.process(arm, &bench.name, &request, bench.timeout);
-            let run = run.map_err(|reason| {
-                CompareError::Usage(format!("bench `{}` broke: {reason}", bench.name))
-            })?;
+            let broken = |reason| CompareError::Broken { bench: bench.name.clone(), reason };
+            let run = run.map_err(broken)?;
             runs.extend(run);
         }
         Ok(runs)

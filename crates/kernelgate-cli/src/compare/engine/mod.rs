@@ -104,10 +104,7 @@ pub fn run(request: &ComparisonRequest) -> Result<Compared, CompareError> {
         let listed = prepared.matched.ids().into_iter().collect();
         let (trials, plan) = (&engine.trials.trials, &engine.plan);
         resumed::check_fit(trials, &prepared.benches, &listed, plan.max_blocks).map_err(|why| {
-            CompareError::Usage(format!(
-                "--resume: {} does not fit this comparison: {why}; leave --resume out to start anew",
-                session.folder.file(TRIALS).display()
-            ))
+            CompareError::TrialsDoNotFit { path: session.folder.file(TRIALS), why }
         })?;
         let findings = engine.findings(&prepared, (&engine.limits, &rules))?;
         prepared.changed_first(&findings.code);

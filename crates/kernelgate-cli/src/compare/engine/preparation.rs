@@ -96,9 +96,7 @@ impl Engine<'_> {
             let undrivable =
                 self.undrivable.iter().next().map(|(bench, why)| format!("bench `{bench}`: {why}"));
             let why = errors.into_iter().next().or(undrivable);
-            return Err(CompareError::Usage(why.unwrap_or_else(|| {
-                "no bench that can be driven has a case that was asked for".to_owned()
-            })));
+            return Err(why.map_or(CompareError::NoCase, CompareError::NothingSelected));
         }
         Ok(prepared)
     }

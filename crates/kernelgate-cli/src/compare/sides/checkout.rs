@@ -122,10 +122,7 @@ impl Checkout {
                     "submodule {path} of {label} stays empty, as it is in the working tree; {get}"
                 )]);
             }
-            return Err(CompareError::Usage(format!(
-                "submodule {path} of {label} is not on this machine: {get} in a work tree of that \
-                 revision"
-            )));
+            return Err(CompareError::NoSubmodule { path: link.path.clone(), revision: label });
         }
         let below = Self { folder: self.inside(&link.path)?, source };
         let (new, kept) = (self.store().join("submodules").join(&link.path), below.store());
@@ -140,12 +137,8 @@ impl Checkout {
         below.make()?;
         let wanted = format!("{}^{{commit}}", link.commit);
         if !output(git(&below.folder).args(["cat-file", "-e", &wanted]))?.status.success() {
-            return Err(CompareError::Usage(format!(
-                "submodule {path}: its commit {} of {label} is not on this machine: `git -C {path} \
-                 fetch origin {}` gets it",
-                link.commit.get(..8).unwrap_or_default(),
-                link.commit
-            )));
+            let (path, commit) = (link.path.clone(), link.commit.clone());
+            return Err(CompareError::NoSubmoduleCommit { path, commit, revision: label });
         }
         let name = format!("submodule {path} of {label}");
         below.fill(&Revision { name, commit: link.commit.clone() })
@@ -166,11 +159,7 @@ impl Checkout {
         let below = path.ancestors().filter(|part| part.components().next().is_some());
         for part in below.map(|part| self.folder.join(part)) {
             if part.is_symlink() {
-                return Err(CompareError::Usage(format!(
-                    "{} is a link: remove {} and repeat the command",
-                    part.display(),
-                    self.folder.display()
-                )));
+                return Err(CompareError::Link { link: part, checkout: self.folder.clone() });
             }
         }
         Ok(whole)

@@ -47,10 +47,7 @@ impl Folder {
         match tried {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                return Err(CompareError::Usage(format!(
-                    "another comparison runs in {}: wait for it",
-                    root.display()
-                )));
+                return Err(CompareError::Busy(root));
             }
             Err(TryLockError::Error(cause)) => return Err(CompareError::io("lock", &path, cause)),
         }

@@ -38,11 +38,6 @@ impl Revision {
     }
 }
 
-/// What to do where a clone lacks a revision because its history was cut off.
-const SHALLOW: &str = "; this clone is shallow, so older commits and other branches are not in it: \
-                       `git fetch --unshallow` gets them, in CI `fetch-depth: 0` of the checkout \
-                       (GIT_DEPTH: 0 on GitLab)";
-
 /// Git in a folder, without the variables that a git hook sets for programs that it runs.
 pub fn git(folder: &Path) -> Command {
     let mut command = Command::new("git");
@@ -67,7 +62,7 @@ pub fn git(folder: &Path) -> Command {
 /// # Errors
 /// When there is no git.
 pub fn output(command: &mut Command) -> Result<Output, CompareError> {
-    command.output().map_err(|cause| CompareError::Usage(format!("failed to run git: {cause}")))
+    command.output().map_err(CompareError::NoGit)
 }
 
 /// Standard output of a git command that must succeed.
@@ -82,7 +77,7 @@ pub fn run(command: &mut Command, action: &str) -> Result<String, CompareError> 
     let said = String::from_utf8_lossy(&output.stderr);
     let said =
         said.trim().lines().last().unwrap_or("no message").trim_start_matches("fatal: ").to_owned();
-    Err(CompareError::Usage(format!("failed to {action}: git: {said}")))
+    Err(CompareError::Git { action: action.to_owned(), message: said })
 }
 
 impl Repository {
@@ -130,17 +125,12 @@ impl Repository {
         let refs =
             run(git(&self.top).args(["for-each-ref", "--format=%(refname:short)"]), "list refs")
                 .unwrap_or_default();
-        let similar = similar(name, refs.lines());
-        let hint = if similar.is_empty() {
-            String::new()
-        } else {
-            format!("; did you mean {}?", similar.join(" or "))
-        };
-        let shallow = if self.is_shallow() { SHALLOW } else { "" };
-        Err(CompareError::Usage(format!(
-            "no revision `{name}` in {}{hint}{shallow}",
-            self.top.display()
-        )))
+        Err(CompareError::NoRevision {
+            name: name.to_owned(),
+            top: self.top.clone(),
+            similar: similar(name, refs.lines()),
+            shallow: self.is_shallow(),
+        })
     }
 
     /// Whether its history was cut off when it was cloned.

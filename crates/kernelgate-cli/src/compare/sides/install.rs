@@ -197,7 +197,7 @@ fn ask(
         field: "protocol".to_owned(),
         side: format!("{label}, bench `{bench}`"),
         found,
-        wanted: format!("{} to {}", protocol::VERSIONS.0, protocol::VERSIONS.1),
+        needed: format!("{} to {}", protocol::VERSIONS.0, protocol::VERSIONS.1),
     };
     match versions::ask(path, how.timeout, how.running) {
         Ok(spoken) => match protocol::common_version(spoken) {
@@ -207,12 +207,8 @@ fn ask(
         Err(AskError::IsProgram) => Ok(None),
         Err(AskError::None) => Err(refused("unknown".to_owned())),
         Err(why) => {
-            let flag =
-                if matches!(why, AskError::TimedOut(_)) { " (--wait sets this)" } else { "" };
-            Err(CompareError::Usage(format!(
-                "{label}: bench `{bench}` cannot be asked for the protocol that it speaks: \
-                 {why}{flag}"
-            )))
+            let (side, bench) = (label.to_owned(), bench.to_owned());
+            Err(CompareError::NoProtocol { side, bench, cause: why })
         }
     }
 }

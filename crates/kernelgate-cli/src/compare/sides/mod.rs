@@ -65,70 +65,67 @@ pub fn prepare(
     both_sides(request, folder, (progress, running), false)
 }
 
+/// Where the executables of a side come from.
+enum Sources<'a> {
+    Folder(&'a Path),
+    Revision(Box<(Revision, Checkout, Repository)>),
+}
+
 /// `twins`: the folder of the head holds what was built for the base.
-fn both_sides(
-    request: &ComparisonRequest,
+fn both_sides<'r>(
+    request: &'r ComparisonRequest,
     folder: &Folder,
     (progress, running): (&ComparisonProgress, &Running),
     twins: bool,
 ) -> Result<[Side; 2], CompareError> {
-    let both = [(Arm::Base, &request.base), (Arm::Head, &request.head)];
-    let needs_git = both.iter().any(|(_, source)| !matches!(source, SideSource::Folder(_)));
-    let repository = needs_git.then(|| Repository::around(&request.package)).transpose()?;
-    let mut revisions = Vec::new();
-    for (arm, source) in both {
-        let Some(repository) = &repository else {
-            revisions.push(None);
-            continue;
+    let find = |arm, source: &'r SideSource| {
+        let name = match source {
+            SideSource::Folder(path) => return Ok(Sources::Folder(path)),
+            SideSource::Revision(name) => Some(name),
+            SideSource::WorkTree => None,
         };
-        let checkout = || {
-            let (side, surroundings) =
-                (folder.side(arm), Surroundings::of_repository(&repository.top));
-            let checkout = Checkout::open(repository, &surroundings.copy(&side))?;
-            surroundings.link(&side).map(|()| checkout)
-        };
-        revisions.push(match source {
-            SideSource::Revision(name) => Some((repository.resolve(name)?, checkout()?)),
-            SideSource::WorkTree => {
-                let checkout = checkout()?;
+        let repository = Repository::around(&request.package)?;
+        let named = name.map(|name| repository.resolve(name)).transpose()?;
+        let side = folder.side(arm);
+        let surroundings = Surroundings::of_repository(&repository.top);
+        let checkout = Checkout::open(&repository, &surroundings.copy(&side))?;
+        surroundings.link(&side)?;
+        let revision = match named {
+            Some(revision) => revision,
+            None => {
                 let say = |text: &str| progress.say(text);
                 let (target, leave_out) = (&request.target, &request.leave_out[..]);
-                let taking = Taking { target, leave_out, say: &say };
-                Some((snapshot(repository, &checkout, taking)?, checkout))
+                snapshot(&repository, &checkout, Taking { target, leave_out, say: &say })?
             }
-            SideSource::Folder(_) => None,
-        });
-    }
-    let mut sides = Vec::new();
-    for ((arm, source), revision) in both.into_iter().zip(revisions) {
-        sides.push(match (source, revision, &repository) {
-            (SideSource::Folder(path), _, _) => {
-                // What lies in the base's own folder was found fit to run when it came there.
-                let built = twins && arm == Arm::Head;
-                from_folder(request, folder, (arm, path), (running, built))?
-            }
-            (_, Some((revision, checkout)), Some(repository)) => {
-                let sources = (&revision, &checkout, repository);
-                from_revision(request, folder, arm, sources, (progress, running))?
-            }
-            _ => return Err(CompareError::Usage("no repository".to_owned())),
-        });
-    }
-    for ((arm, _), side) in both.into_iter().zip(&sides) {
+        };
+        Ok::<_, CompareError>(Sources::Revision(Box::new((revision, checkout, repository))))
+    };
+    let sources = [find(Arm::Base, &request.base)?, find(Arm::Head, &request.head)?];
+    let make = |arm, sources: &Sources<'_>| match sources {
+        Sources::Folder(path) => {
+            // What lies in the base's own folder was found fit to run when it came there.
+            let built = twins && arm == Arm::Head;
+            from_folder(request, folder, (arm, path), (running, built))
+        }
+        Sources::Revision(found) => {
+            let (revision, checkout, repository) = &**found;
+            let sources = (revision, checkout, repository);
+            from_revision(request, folder, arm, sources, (progress, running))
+        }
+    };
+    let base = make(Arm::Base, &sources[0])?;
+    let head = make(Arm::Head, &sources[1])?;
+    for (arm, side) in [(Arm::Base, &base), (Arm::Head, &head)] {
         for (bench, reason) in &side.executables.foreign {
             progress.say(&format!("left alone: {bench} of the {arm}: {reason}"));
         }
     }
-    let [base, head]: [Side; 2] =
-        sides.try_into().map_err(|_| CompareError::Usage("two sides are needed".to_owned()))?;
     for bench in &request.benches {
         let known: BTreeSet<&String> =
             base.executables.names.iter().chain(&head.executables.names).collect();
         if !known.contains(bench) {
-            let known = known.into_iter().map(String::as_str).collect::<Vec<_>>().join(", ");
-            return Err(CompareError::Usage(format!(
-                "--bench {bench}: neither side has it; there are {known}"
-            )));
+            let known = known.into_iter().cloned().collect();
+            return Err(CompareError::NoBench { bench: bench.clone(), known });
         }
     }
     Ok([base, head])
@@ -197,7 +194,7 @@ fn from_folder(
     let executables =
         install(&folder.side(arm), &found, &label, installing(request, built, running))?;
     if executables.driven.is_empty() && executables.foreign.is_empty() {
-        return Err(CompareError::Usage(format!("no bench executable in {label}")));
+        return Err(CompareError::NoExecutable(label));
     }
     Ok(Side {
         label,
@@ -237,11 +234,8 @@ fn from_revision(
         folder.in_slot(arm, |slot| {
             let manifest = package_in(slot).join("Cargo.toml");
             if !manifest.is_file() {
-                let name = repository.package.join("Cargo.toml");
-                return Err(CompareError::Unbuildable(format!(
-                    "{side_name} {label} has no {}",
-                    name.display()
-                )));
+                let (label, manifest) = (label.clone(), repository.package.join("Cargo.toml"));
+                return Err(CompareError::NoManifest { side: arm, label, manifest });
             }
             let mut command = cargo::command(wanted);
             command
@@ -252,26 +246,17 @@ fn from_revision(
             let said = |line: &str| progress.passing(&format!("building {side_name}: {line}"));
             let built = cargo::build(&mut command, (running, request.build_wait), said);
             let unbuilt = unbuilt_benches(manifest.parent().unwrap_or(slot));
-            built.map(|built| (built, unbuilt)).map_err(|why| {
-                let flag = match why {
-                    BuildError::TimedOut(_) => " (--build-wait sets this)",
-                    _ => "",
-                };
-                // What is missing may be why.
-                let notes: String = notes.iter().map(|note| format!("\n{note}")).collect();
-                let reach = reach_note(&why, slot);
-                let text = format!("{side_name} {label} {why}{flag}{notes}{reach}");
-                match why {
-                    BuildError::Failed(_) => CompareError::Unbuildable(text),
-                    _ => CompareError::Usage(text),
-                }
-            })
+            let not_built = |cause| {
+                let (label, notes, slot) = (label.clone(), notes.clone(), slot.to_owned());
+                CompareError::NotBuilt { side: arm, label, cause, notes, slot }
+            };
+            built.map(|built| (built, unbuilt)).map_err(not_built)
         })
     };
     // A bench that one side lacks is no failure of the build: cargo is asked for what there is.
     let (built, unbuilt) = match build(wanted) {
-        Err(CompareError::Unbuildable(text))
-            if !request.benches.is_empty() && text.contains("no bench target named") =>
+        Err(CompareError::NotBuilt { cause: BuildError::Failed(lines), .. })
+            if !request.benches.is_empty() && lines.contains("no bench target named") =>
         {
             build(BuildTargets { benches: &[], ..wanted })?
         }
@@ -287,8 +272,7 @@ fn from_revision(
             outside.display()
         ));
     }
-    let packages = packages_of(&built.benches)
-        .map_err(|why| CompareError::Usage(format!("{side_name} {label}: {why}")))?;
+    let packages = packages_of(&built.benches, (arm, &label))?;
     let built: BTreeMap<String, PathBuf> =
         built.benches.into_iter().map(|built| (built.bench, relocated(built.path))).collect();
     let how = installing(request, true, running);
@@ -319,23 +303,14 @@ fn seed_from_user(
     count.transpose().map(drop)
 }
 
-/// The cause, where a build looked for a file in the folder of the sides that is not there.
-fn reach_note(why: &BuildError, slot: &Path) -> String {
-    let text = why.to_string();
-    let missing = ["No such file", "failed to read", "couldn't read"];
-    let cause =
-        missing.iter().any(|it| text.contains(it)) && text.contains(&*slot.to_string_lossy());
-    let note = "\nnote: sides are built from copies of the repository; relative paths that lead out \
-                of it by more than two folders, and untracked files that git ignores, are not found \
-                there. An absolute path works";
-    if cause { note.to_owned() } else { String::new() }
-}
-
 /// The folder of the package of each bench.
 ///
 /// # Errors
 /// When two packages of a workspace have a bench of one name: cases could not be told apart.
-fn packages_of(built: &[Built]) -> Result<BTreeMap<String, PathBuf>, String> {
+fn packages_of(
+    built: &[Built],
+    (side, label): (Arm, &str),
+) -> Result<BTreeMap<String, PathBuf>, CompareError> {
     let mut packages: BTreeMap<String, PathBuf> = BTreeMap::new();
     for Built { bench, manifest, .. } in built {
         let folder = manifest.parent().map(Path::to_owned).unwrap_or_default();
@@ -344,12 +319,9 @@ fn packages_of(built: &[Built]) -> Result<BTreeMap<String, PathBuf>, String> {
             let name = |folder: &Path| {
                 folder.file_name().unwrap_or_default().to_string_lossy().into_owned()
             };
-            return Err(format!(
-                "the packages in {} and {} both have a bench `{bench}`: compare in the folder of \
-                 one of them",
-                name(known),
-                name(&folder)
-            ));
+            let (label, bench) = (label.to_owned(), bench.clone());
+            let packages = [name(known), name(&folder)];
+            return Err(CompareError::OneBenchTwice { side, label, bench, packages });
         }
     }
     Ok(packages)
@@ -367,10 +339,10 @@ mod tests {
             manifest: PathBuf::from(manifest),
         };
         let one = [built("a", "/w/one/Cargo.toml"), built("b", "/w/two/Cargo.toml")];
-        let packages = packages_of(&one).unwrap();
+        let packages = packages_of(&one, (Arm::Base, "main")).unwrap();
         assert_eq!(packages["b"], PathBuf::from("/w/two"));
         let both = [one[0].clone(), built("a", "/w/two/Cargo.toml")];
-        let why = packages_of(&both).unwrap_err();
+        let why = packages_of(&both, (Arm::Base, "main")).unwrap_err().to_string();
         assert!(why.contains("in one and two both have a bench `a`"), "{why}");
     }
 }

@@ -67,7 +67,7 @@ fn commit(
     taking: Taking<'_>,
 ) -> Result<(Revision, Vec<PathBuf>), CompareError> {
     let head = of.resolve("HEAD")?;
-    let io = |cause: std::io::Error| CompareError::Usage(format!("failed to {ACTION}: {cause}"));
+    let io = |cause| CompareError::Snapshot { action: ACTION, cause };
     let objects = store.join("objects");
     std::fs::create_dir_all(&objects).map_err(io)?;
     let folder = tempfile::tempdir().map_err(io)?;
@@ -182,8 +182,7 @@ fn say_how_much(of: &Repository, untracked: &str, say: &dyn Fn(&str)) {
 
 /// Accepts what is to be left out.
 fn check_untracked(of: &Repository, path: &Path) -> Result<(), CompareError> {
-    let refuse =
-        |why: &str| Err(CompareError::Usage(format!("--leave-out {}: {why}", path.display())));
+    let refuse = |why| Err(CompareError::LeaveOut { path: path.to_owned(), why });
     if std::fs::symlink_metadata(path).is_err() {
         return refuse("there is no such file or folder");
     }

@@ -1,0 +1,328 @@
+//! Why there is no comparison: facts in fields, sentences where they are printed.
+
+use std::path::{Path, PathBuf};
+
+use kernelgate::exit::Exit;
+use kernelgate::record::FileError;
+
+use crate::benches::cargo::BuildError;
+use crate::benches::versions::AskError;
+use crate::gate::paired::Arm;
+use crate::gate::rules::rules_file::RulesError;
+
+/// Why there is no comparison.
+#[derive(Debug, thiserror::Error)]
+pub enum CompareError {
+    /// A record cannot be read or written.
+    #[error("failed to {0}")]
+    File(FileError),
+    /// A file or folder of the comparison cannot be used.
+    #[error("failed to {action} {}: {cause}", path.display())]
+    Io {
+        /// What failed: "write".
+        action: String,
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's error.
+        cause: std::io::Error,
+    },
+    /// The working tree cannot be copied into the object store.
+    #[error("failed to {action}: {cause}")]
+    Snapshot {
+        /// What failed.
+        action: &'static str,
+        /// The system's error.
+        cause: std::io::Error,
+    },
+    /// Git does not start.
+    #[error("failed to run git: {0}")]
+    NoGit(std::io::Error),
+    /// A git command failed.
+    #[error("failed to {action}: git: {message}")]
+    Git {
+        /// What it was for: "list refs".
+        action: String,
+        /// Last line of its messages.
+        message: String,
+    },
+    /// The repository has no such revision.
+    #[error(
+        "no revision `{name}` in {}{}{}", top.display(), did_you_mean(similar),
+        if *shallow { SHALLOW } else { "" }
+    )]
+    NoRevision {
+        /// The requested name.
+        name: String,
+        /// The repository.
+        top: PathBuf,
+        /// Names like it, best first.
+        similar: Vec<String>,
+        /// Whether the clone's history is cut off.
+        shallow: bool,
+    },
+    /// The end of a search is not after its beginning.
+    #[error("{0} and {1} are one commit")]
+    OneCommit(String, String),
+    /// The end of a search is on another line than its beginning.
+    #[error(
+        "{bad} does not descend from {good}: a search needs the good commit before the bad one"
+    )]
+    NotDescended {
+        /// The beginning.
+        good: String,
+        /// The end.
+        bad: String,
+    },
+    /// Another process compares in the folder.
+    #[error("another comparison runs in {}: wait for it", .0.display())]
+    Busy(PathBuf),
+    /// A path of `--leave-out` is missing, or tracked by git.
+    #[error("--leave-out {}: {why}", path.display())]
+    LeaveOut {
+        /// The path.
+        path: PathBuf,
+        /// A fragment.
+        why: &'static str,
+    },
+    /// The repository of a submodule is not on this machine.
+    #[error(
+        "submodule {0} of {revision} is not on this machine: `git submodule update --init \
+         --recursive -- {0}` gets it in a work tree of that revision", path.display()
+    )]
+    NoSubmodule {
+        /// Its path in the repository.
+        path: PathBuf,
+        /// The revision of the repository.
+        revision: String,
+    },
+    /// A commit of a submodule is not on this machine.
+    #[error(
+        "submodule {0}: its commit {1} of {revision} is not on this machine: `git -C {0} fetch \
+         origin {commit}` gets it", path.display(), commit.get(..8).unwrap_or_default()
+    )]
+    NoSubmoduleCommit {
+        /// Its path in the repository.
+        path: PathBuf,
+        /// The commit.
+        commit: String,
+        /// The revision of the repository.
+        revision: String,
+    },
+    /// A build left a link in a checkout.
+    #[error("{} is a link: remove {} and repeat the command", link.display(), checkout.display())]
+    Link {
+        /// The link.
+        link: PathBuf,
+        /// The checkout.
+        checkout: PathBuf,
+    },
+    /// A revision does not contain the package.
+    #[error("{side} {label} has no {}", manifest.display())]
+    NoManifest {
+        /// The side.
+        side: Arm,
+        /// The revision.
+        label: String,
+        /// The manifest, from the top of the repository.
+        manifest: PathBuf,
+    },
+    /// The benches of a revision cannot be built.
+    #[error("{side} {label} {cause}{}", after_build(cause, notes, slot))]
+    NotBuilt {
+        /// The side.
+        side: Arm,
+        /// The revision.
+        label: String,
+        /// Cargo's error.
+        cause: BuildError,
+        /// What the checkout lacks.
+        notes: Vec<String>,
+        /// Folder of the build.
+        slot: PathBuf,
+    },
+    /// Two packages of a workspace have a bench of one name.
+    #[error(
+        "{side} {label}: the packages in {} and {} both have a bench `{bench}`: compare in the \
+         folder of one of them", packages[0], packages[1]
+    )]
+    OneBenchTwice {
+        /// The side.
+        side: Arm,
+        /// The revision.
+        label: String,
+        /// The bench.
+        bench: String,
+        /// Names of the packages' folders.
+        packages: [String; 2],
+    },
+    /// A folder holds no bench executable.
+    #[error("no bench executable in {0}")]
+    NoExecutable(String),
+    /// Neither side has a bench.
+    #[error("--bench {bench}: neither side has it; there are {}", known.join(", "))]
+    NoBench {
+        /// The requested bench.
+        bench: String,
+        /// Benches of both sides.
+        known: Vec<String>,
+    },
+    /// A bench did not say which protocol it speaks.
+    #[error(
+        "{side}: bench `{bench}` cannot be asked for the protocol that it speaks: {cause}{}",
+        if matches!(cause, AskError::TimedOut(_)) { " (--wait sets this)" } else { "" }
+    )]
+    NoProtocol {
+        /// The side.
+        side: String,
+        /// The bench.
+        bench: String,
+        /// How it answered.
+        cause: AskError,
+    },
+    /// The bench that was asked first has no case to compare; its own words.
+    #[error("{0}")]
+    NothingSelected(String),
+    /// No bench has a case that was asked for.
+    #[error("no bench that can be driven has a case that was asked for")]
+    NoCase,
+    /// No bench was verified.
+    #[error("no bench got to its end")]
+    NothingVerified,
+    /// No case is of a length that a calibration can use.
+    #[error("no case here takes long enough, or short enough, to calibrate with: name some")]
+    NothingToCalibrate,
+    /// A process of a calibration broke.
+    #[error("bench `{bench}` broke: {reason}")]
+    Broken {
+        /// The bench.
+        bench: String,
+        /// A fragment.
+        reason: String,
+    },
+    /// The trials of an interrupted comparison do not fit its plan.
+    #[error(
+        "--resume: {} does not fit this comparison: {why}; leave --resume out to start anew",
+        path.display()
+    )]
+    TrialsDoNotFit {
+        /// The trials.
+        path: PathBuf,
+        /// A fragment.
+        why: String,
+    },
+    /// What was interrupted had other settings.
+    #[error(
+        "--resume: the interrupted {what} was another: {differs} differs; repeat its command to go \
+         on, or leave --resume out to start anew"
+    )]
+    ResumesAnother {
+        /// "comparison" or "search".
+        what: &'static str,
+        /// The setting.
+        differs: String,
+    },
+    /// The calibration that was interrupted had other settings.
+    #[error(
+        "--resume: {} was measured with another {differs}; without --resume it is replaced",
+        path.display()
+    )]
+    CalibratesAnother {
+        /// The calibration.
+        path: PathBuf,
+        /// The setting.
+        differs: String,
+    },
+    /// Two parts of a calibration differ; a fragment.
+    #[error("--resume: {0}")]
+    Unmergeable(String),
+    /// `kernelgate.toml` of a side cannot be used.
+    #[error(transparent)]
+    Rules(#[from] RulesError),
+    /// Ctrl-C cannot be watched.
+    #[error("failed to watch for Ctrl-C: {0}")]
+    Interrupt(ctrlc::Error),
+    /// A side cannot be compared.
+    #[error("refused: {field} of {side} is `{found}`, this kernelgate needs `{needed}`")]
+    Refused {
+        /// What differs.
+        field: String,
+        /// Where.
+        side: String,
+        /// What is there.
+        found: String,
+        /// What is needed.
+        needed: String,
+    },
+    /// An executable was replaced or overwritten while it was compared.
+    #[error(
+        "refused: {} changed while it was compared (hash {installed} when it was installed, now \
+         {found}): its times belong to unknown code; run the comparison again without --resume",
+        path.display()
+    )]
+    Changed {
+        /// The executable in the comparison's folder.
+        path: PathBuf,
+        /// Its content hash when it was installed.
+        installed: String,
+        /// Its content hash now, or "missing".
+        found: String,
+    },
+}
+
+impl From<FileError> for CompareError {
+    fn from(error: FileError) -> Self {
+        Self::File(error)
+    }
+}
+
+impl CompareError {
+    /// Exit code of a comparison that ended with this error.
+    pub const fn exit(&self) -> Exit {
+        match self {
+            Self::Refused { .. } | Self::Changed { .. } => Exit::Refused,
+            _ => Exit::Usage,
+        }
+    }
+
+    /// Whether a revision has no executables: it does not build, or has no such package.
+    pub const fn is_unbuildable(&self) -> bool {
+        matches!(
+            self,
+            Self::NoManifest { .. } | Self::NotBuilt { cause: BuildError::Failed(_), .. }
+        )
+    }
+
+    pub(super) fn io(action: &str, path: &Path, cause: std::io::Error) -> Self {
+        Self::Io { action: action.to_owned(), path: path.to_owned(), cause }
+    }
+}
+
+/// What to do where a clone lacks a revision because its history was cut off.
+const SHALLOW: &str = "; this clone is shallow, so older commits and other branches are not in it: \
+                       `git fetch --unshallow` gets them, in CI `fetch-depth: 0` of the checkout \
+                       (GIT_DEPTH: 0 on GitLab)";
+
+fn did_you_mean(similar: &[String]) -> String {
+    match similar {
+        [] => String::new(),
+        _ => format!("; did you mean {}?", similar.join(" or ")),
+    }
+}
+
+/// The flag that a time limit has, what the checkout lacks, which may be the cause, and why a path
+/// out of the repository is not found.
+fn after_build(cause: &BuildError, notes: &[String], slot: &Path) -> String {
+    let flag = match cause {
+        BuildError::TimedOut(_) => " (--build-wait sets this)",
+        _ => "",
+    };
+    let notes: String = notes.iter().map(|note| format!("\n{note}")).collect();
+    let text = cause.to_string();
+    let missing = ["No such file", "failed to read", "couldn't read"];
+    let in_slot =
+        missing.iter().any(|it| text.contains(it)) && text.contains(&*slot.to_string_lossy());
+    let reach = "\nnote: sides are built from copies of the repository; relative paths that lead \
+                 out of it by more than two folders, and untracked files that git ignores, are not \
+                 found there. An absolute path works";
+    format!("{flag}{notes}{}", if in_slot { reach } else { "" })
+}
