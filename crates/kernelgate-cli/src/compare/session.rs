@@ -365,7 +365,7 @@ impl Drop for Session {
     fn drop(&mut self) {
         // Large, and of no use to a later comparison.
         for arm in [Arm::Base, Arm::Head] {
-            let _ = std::fs::remove_dir_all(self.folder.side(arm).join("inputs"));
+            let _ = leftovers::remove(&self.folder.side(arm).join("inputs"));
         }
     }
 }

@@ -85,7 +85,7 @@ fn folder(
 
 fn record(store: &HistoryStore, path: &Path, imported: &mut Imported) -> Result<(), HistoryError> {
     let read = RecordFile::read(path).and_then(|record| {
-        let text = std::fs::read_to_string(path).map_err(|cause| cause.to_string())?;
+        let text = file::text_of(path, u64::MAX - 1).map_err(|cause| cause.to_string())?;
         Ok((record, text))
     });
     let (record, text) = match read {

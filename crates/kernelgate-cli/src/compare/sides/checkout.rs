@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use super::git::{Repository, Revision, git, output, run};
+use super::leftovers;
 use super::submodules::{self, Gitlink};
 use crate::compare::CompareError;
 
@@ -26,10 +27,7 @@ impl Checkout {
     pub fn open(source: &Repository, folder: &Path) -> Result<Self, CompareError> {
         let checkout = Self { folder: folder.to_owned(), source: source.clone() };
         let store = checkout.store();
-        if store.exists() {
-            std::fs::remove_dir_all(&store)
-                .map_err(|cause| CompareError::io("remove", &store, cause))?;
-        }
+        leftovers::remove(&store).map_err(|cause| CompareError::io("remove", &store, cause))?;
         checkout.make()?;
         Ok(checkout)
     }
@@ -52,10 +50,12 @@ impl Checkout {
         // Relative, because the checkout is moved while it is built.
         let own = self.store().is_dir().then(|| format!("../{STORE}/objects"));
         let alternates: Vec<String> = shared.chain(own).collect();
-        std::fs::write(info.join("alternates"), alternates.join("\n") + "\n").map_err(io)?;
+        let list = info.join("alternates");
+        leftovers::remove(&list).map_err(io)?;
+        std::fs::write(list, alternates.join("\n") + "\n").map_err(io)?;
         run(git(folder).args(["symbolic-ref", "HEAD", NO_BRANCH]), action)?;
         // Left by a git that was killed; this program holds the comparison's lock.
-        let _ = std::fs::remove_file(folder.join(".git/index.lock"));
+        let _ = leftovers::remove(&folder.join(".git/index.lock"));
         Ok(())
     }
 
@@ -127,9 +127,7 @@ impl Checkout {
         let below = Self { folder: self.inside(&link.path)?, source };
         let (new, kept) = (self.store().join("submodules").join(&link.path), below.store());
         let io = |cause| CompareError::io("write", &kept, cause);
-        if kept.exists() {
-            std::fs::remove_dir_all(&kept).map_err(io)?;
-        }
+        leftovers::remove(&kept).map_err(io)?;
         if new.exists() {
             std::fs::create_dir_all(kept.parent().unwrap_or(&kept)).map_err(io)?;
             std::fs::rename(&new, &kept).map_err(io)?;

@@ -10,13 +10,16 @@ use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::leftovers;
 use crate::compare::CompareError;
 use crate::gate::paired::Arm;
-use kernelgate::record::lock;
+use kernelgate::record::{file, lock};
 
 /// How often a lock that is held is tried again: a process that is being started holds its parent's
 /// files, and with them a lock that the parent has given back, until it runs its own program.
 const LOCK_TRIES: u32 = 10;
+/// Longest name of a side that is read.
+const MAX_LABEL: u64 = 16;
 /// Between two tries.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
@@ -55,10 +58,11 @@ impl Folder {
         folder.empty_slot()?;
         for arm in [Arm::Base, Arm::Head] {
             let side = folder.side(arm);
-            std::fs::create_dir_all(&side)
+            leftovers::make_folder(&side)
                 .map_err(|cause| CompareError::io("make", &side, cause))?;
             let label = side.join("side");
-            std::fs::write(&label, arm.name())
+            leftovers::remove(&label)
+                .and_then(|()| std::fs::write(&label, arm.name()))
                 .map_err(|cause| CompareError::io("write", &label, cause))?;
         }
         Ok(folder)
@@ -104,8 +108,8 @@ impl Folder {
         #[cfg(unix)]
         {
             let fresh = self.root.join("slot.new");
-            let _ = std::fs::remove_file(&fresh);
-            let linked = std::os::unix::fs::symlink(arm.name(), &fresh)
+            let linked = leftovers::remove(&fresh)
+                .and_then(|()| std::os::unix::fs::symlink(arm.name(), &fresh))
                 .and_then(|()| std::fs::rename(&fresh, self.slot()));
             linked.map_err(|cause| CompareError::io("link", &self.slot(), cause))?;
             Ok(self.slot())
@@ -119,18 +123,18 @@ impl Folder {
         let Ok(found) = std::fs::symlink_metadata(&slot) else { return Ok(()) };
         let emptied = if found.is_dir() {
             // A build was cut off: its folder says whose it is.
-            match std::fs::read_to_string(slot.join("side")) {
+            match file::text_of(&slot.join("side"), MAX_LABEL) {
                 Ok(side)
                     if ["base", "head"].contains(&side.as_str())
                         && !self.root.join(&side).join("side").exists() =>
                 {
-                    let _ = std::fs::remove_dir_all(self.root.join(&side));
-                    std::fs::rename(&slot, self.root.join(side))
+                    let place = self.root.join(&side);
+                    leftovers::remove(&place).and_then(|()| std::fs::rename(&slot, place))
                 }
-                _ => std::fs::remove_dir_all(&slot),
+                _ => leftovers::remove(&slot),
             }
         } else {
-            std::fs::remove_file(&slot)
+            leftovers::remove(&slot)
         };
         emptied.map_err(|cause| CompareError::io("empty", &slot, cause))
     }
@@ -162,5 +166,29 @@ mod tests {
         std::fs::rename(root.path().join("base"), root.path().join("slot")).unwrap();
         let folder = Folder::open(root.path()).unwrap();
         assert!(folder.side(Arm::Base).join("mark").exists() && !folder.slot().exists());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn files_of_others_at_its_paths_are_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (root, outside) = (folder.path().join("compare"), folder.path().join("outside"));
+        std::fs::write(&outside, "x").unwrap();
+        std::fs::create_dir_all(root.join("slot")).unwrap();
+        std::fs::create_dir_all(root.join("slot.new/deep")).unwrap();
+        std::fs::create_dir_all(root.join("base")).unwrap();
+        let pipe = |path: &Path| {
+            let made = std::process::Command::new("mkfifo").arg(path).status();
+            assert!(made.unwrap().success());
+        };
+        pipe(&root.join("slot/side"));
+        pipe(&root.join("base/side"));
+        std::os::unix::fs::symlink(&outside, root.join("head")).unwrap();
+        let folder = Folder::open(&root).unwrap();
+        for arm in [Arm::Base, Arm::Head] {
+            let label = folder.point_slot(arm).unwrap().join("side");
+            assert_eq!(std::fs::read_to_string(label).unwrap(), arm.name());
+        }
+        assert_eq!(std::fs::read_to_string(outside).unwrap(), "x");
     }
 }

@@ -84,7 +84,7 @@ pub fn install(
 ) -> Result<InstalledBenches, CompareError> {
     let bin = side.join("bin");
     let io = |path: &Path, cause: std::io::Error| CompareError::io("write", path, cause);
-    std::fs::create_dir_all(&bin).map_err(|cause| io(&bin, cause))?;
+    leftovers::make_folder(&bin).map_err(|cause| io(&bin, cause))?;
     let mut executables =
         InstalledBenches { names: found.keys().cloned().collect(), ..InstalledBenches::default() };
     for (bench, path) in

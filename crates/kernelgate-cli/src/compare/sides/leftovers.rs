@@ -20,16 +20,24 @@ pub fn remove(path: &Path) -> std::io::Result<()> {
     }
 }
 
+/// Makes a folder where none is; anything else at its path is removed.
+///
+/// # Errors
+/// When something cannot be removed or the folder cannot be made.
+pub fn make_folder(path: &Path) -> std::io::Result<()> {
+    if !std::fs::symlink_metadata(path).is_ok_and(|found| found.is_dir()) {
+        remove(path)?;
+    }
+    std::fs::create_dir_all(path)
+}
+
 /// Makes a folder whose only contents are the entries to keep. Whatever else lies there, or at the
 /// path itself, is removed.
 ///
 /// # Errors
 /// When something cannot be removed or the folder cannot be made.
 pub fn clean_folder(path: &Path, keep: &[&str]) -> std::io::Result<()> {
-    if !std::fs::symlink_metadata(path).is_ok_and(|found| found.is_dir()) {
-        remove(path)?;
-    }
-    std::fs::create_dir_all(path)?;
+    make_folder(path)?;
     for entry in std::fs::read_dir(path)? {
         let entry = entry?;
         let kept = keep.iter().any(|name| entry.file_name() == *name);

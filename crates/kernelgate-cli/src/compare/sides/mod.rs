@@ -25,9 +25,13 @@ use checkout::Checkout;
 use folder::Folder;
 use git::{Repository, Revision};
 use install::{InstalledBenches, Installing, install};
+use kernelgate::record::file;
 use seed::{seed, seed_registry};
 use snapshot::{Taking, snapshot};
 use surroundings::{SOURCES, Surroundings};
+
+/// Longest lock file of cargo that is read, bytes.
+const MAX_LOCK: u64 = 64 << 20;
 
 /// A side with its executables.
 pub struct Side {
@@ -143,7 +147,8 @@ pub fn prepare_twins(
 ) -> Result<[Side; 2], CompareError> {
     // Executables of an earlier build that this one does not have.
     for arm in [Arm::Base, Arm::Head] {
-        let _ = std::fs::remove_dir_all(folder.side(arm).join("bin"));
+        let bin = folder.side(arm).join("bin");
+        leftovers::remove(&bin).map_err(|cause| CompareError::io("remove", &bin, cause))?;
     }
     let same = ComparisonRequest {
         head: SideSource::Folder(folder.side(Arm::Base).join("bin")),
@@ -226,7 +231,7 @@ fn from_revision(
     };
     if seeded.is_err() {
         // Cargo then compiles the dependencies once more; on a full disk it reports that.
-        let _ = std::fs::remove_dir_all(folder.side(arm).join("target.partial"));
+        let _ = leftovers::remove(&folder.side(arm).join("target.partial"));
     }
     let wanted =
         BuildTargets { benches: &request.benches, package: None, profile: &request.profile };
@@ -298,7 +303,7 @@ fn seed_from_user(
         own => own,
     };
     let locks = [repository.top.clone(), repository.top.join(&repository.package)];
-    let lock = locks.iter().find_map(|it| std::fs::read_to_string(it.join("Cargo.lock")).ok());
+    let lock = locks.iter().find_map(|it| file::text_of(&it.join("Cargo.lock"), MAX_LOCK).ok());
     let count = lock.map(|lock| seed_registry(&request.target, profile, side, &lock));
     count.transpose().map(drop)
 }

@@ -9,6 +9,7 @@ use std::time::SystemTime;
 
 use serde::Deserialize;
 
+use super::leftovers;
 use super::surroundings::SOURCES;
 
 /// A lock file of cargo.
@@ -76,9 +77,7 @@ pub fn seed_registry(
         .map(|(_, digits)| digits.to_owned())
         .collect();
     let partial = side.join("target.partial");
-    if partial.exists() {
-        std::fs::remove_dir_all(&partial)?;
-    }
+    leftovers::remove(&partial)?;
     for folder in [".fingerprint", "deps", "build"] {
         let (source, target) = (from.join(folder), partial.join(profile).join(folder));
         std::fs::create_dir_all(&target)?;
@@ -104,9 +103,7 @@ pub fn seed(from: &Path, to: &Path) -> std::io::Result<()> {
     }
     // Under another name until it is whole.
     let partial = to.join("target.partial");
-    if partial.exists() {
-        std::fs::remove_dir_all(&partial)?;
-    }
+    leftovers::remove(&partial)?;
     copy(&built, &partial)?;
     touch(&to.join(SOURCES), SystemTime::now())?;
     std::fs::rename(partial, fresh)

@@ -11,9 +11,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use super::by_protocol::cannot_clear;
 use super::process::{TrialProcess, TrialSetup, finish, of_package};
 use crate::benches::criterion::{self, LIST, Listed, SAMPLES};
 use crate::benches::output;
+use crate::compare::sides::leftovers;
 use kernelgate::gpu_time;
 use kernelgate::harness::filter::Filter;
 use kernelgate::measure::contention::CpuTime;
@@ -99,7 +101,7 @@ pub fn command(
         .args(criterion::measure(filter.as_deref(), &trial.request.sampling))
         .env(gpu_time::RECORD, &trial.request.record)
         .stdout(Stdio::null());
-    let _ = std::fs::remove_file(&trial.request.record);
+    leftovers::remove(&trial.request.record).map_err(cannot_clear)?;
     Ok(command)
 }
 
@@ -204,8 +206,8 @@ fn record(case: &StoredCase, added_ns: f64, contention: Option<f64>) -> CaseReco
 
 fn fresh_store(setup: &TrialSetup<'_>, name: &str) -> Result<PathBuf, String> {
     let store = setup.work.join(name);
-    let _ = std::fs::remove_dir_all(&store);
-    std::fs::create_dir_all(&store)
+    leftovers::remove(&store)
+        .and_then(|()| std::fs::create_dir_all(&store))
         .map_err(|cause| format!("failed to make {}: {cause}", store.display()))?;
     Ok(store)
 }

@@ -58,7 +58,8 @@ pub fn command(
     Ok(command)
 }
 
-fn cannot_clear(cause: std::io::Error) -> String {
+/// Why a command cannot be started, a fragment.
+pub fn cannot_clear(cause: std::io::Error) -> String {
     format!("an earlier record or response cannot be removed: {cause}")
 }
 

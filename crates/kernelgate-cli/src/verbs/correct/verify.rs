@@ -131,8 +131,13 @@ fn once(choice: &Choice, store: &Store, action: &Action) -> anyhow::Result<Verif
 
 /// Makes a file of the tensors of each case that is right.
 fn dump_all(folder: &Path, raw: &Path, rows: &[VerifiedCase]) -> anyhow::Result<()> {
+    let mut cases: BTreeMap<String, &str> = BTreeMap::new();
     for row in rows.iter().filter(|row| row.status == CaseStatus::Ok) {
         let name = row.case.replace('/', "_");
+        if let Some(other) = cases.insert(name.clone(), &row.case) {
+            let both = format!("{other} and {}", row.case);
+            anyhow::bail!("--dump: {both} have one file name: choose one of them by a filter");
+        }
         let path = raw.join(format!("{name}.tensors"));
         let tensors = tensors::read(&path).with_context(|| {
             format!("--dump: the tensors of {} were not written to {}", row.case, folder.display())

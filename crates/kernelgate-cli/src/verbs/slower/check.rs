@@ -17,13 +17,14 @@ use super::resources::{self, check_architecture};
 use crate::benches::cargo;
 use crate::benches::child::{Ended, Running};
 use crate::compare::sides::git::{self, Repository, git};
+use crate::compare::sides::leftovers;
 use crate::report::bisection::markdown as fenced;
 use crate::verbs::shared::interrupt;
 use crate::verbs::shared::nvrtc::Nvrtc;
 use crate::verbs::shared::output::quoted;
 use kernelgate::display::medium::MarkdownText;
 use kernelgate::exit::Exit;
-use kernelgate::record::Store;
+use kernelgate::record::{Store, file};
 use kernelgate_cuda::library;
 
 /// A part that takes longer is stuck.
@@ -41,6 +42,8 @@ const FILES: [&str; 8] = [
 ];
 /// Codes from here on: a signal from outside ended the part.
 const SIGNAL: i32 = 128;
+/// Longest comment of a part that is read, bytes: a comment is at most 60,000.
+const MAX_COMMENT: u64 = 1 << 20;
 /// Lines of `resources.txt` in the comment.
 const SHOWN_LINES: usize = 30;
 /// Kernels that got worse, in sight.
@@ -167,7 +170,8 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         std::fs::create_dir_all(&check.out)
             .with_context(|| format!("--out: failed to make {}", check.out.display()))?;
         for name in FILES {
-            let _ = std::fs::remove_file(check.out.join(name));
+            leftovers::remove(&check.out.join(name))
+                .with_context(|| format!("--out: failed to remove {name} of the last check"))?;
         }
     }
     let judged = check.judge()?;
@@ -390,15 +394,15 @@ impl Check<'_> {
         let exit = counted(output.status.code().unwrap_or(Exit::INTERRUPTED));
         let text = [&output.stdout[..], &output.stderr[..]].concat();
         let path = self.out.join("resources.txt");
-        std::fs::write(&path, &text)
-            .with_context(|| format!("--out: failed to write {}", path.display()))?;
-        Ok(checked(exit, &String::from_utf8_lossy(&text)))
+        let text = String::from_utf8_lossy(&text);
+        write(&path, &text)?;
+        Ok(checked(exit, &text))
     }
 
     /// Adds the rest to the method's comment and prints it.
     fn comment(&self, judged: &Judged, checked: &Checked) -> anyhow::Result<()> {
         let path = self.out.join("comment.md");
-        let mut text = std::fs::read_to_string(&path).unwrap_or_else(|_| {
+        let mut text = file::text_of(&path, MAX_COMMENT).unwrap_or_else(|_| {
             format!(
                 "**check: nothing was judged** (exit {} of `{}`): the log says why.\n",
                 judged.exit as u8, judged.method
@@ -417,11 +421,15 @@ impl Check<'_> {
             self.arguments.arch,
             fenced(&checked.text)
         );
-        std::fs::write(&path, &text)
-            .with_context(|| format!("--out: failed to write {}", path.display()))?;
+        write(&path, &text)?;
         print!("{text}");
         Ok(())
     }
+}
+
+/// Replaces a file of the set, or leaves it as it is.
+fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    file::write_text(path, text).map_err(|error| anyhow::anyhow!("--out: failed to {error}"))
 }
 
 /// The exit of a part; another code than those of this program ends the check.

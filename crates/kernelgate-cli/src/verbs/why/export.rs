@@ -1,12 +1,12 @@
 //! `kernelgate export`: a trace as a timeline for a viewer.
 
-use std::fs::File;
 use std::io::{BufWriter, ErrorKind, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use kernelgate::exit::Exit;
+use kernelgate::record::file;
 use kernelgate::record::text::printable_path;
 use kernelgate_trace::export;
 use kernelgate_trace::read::Wanted;
@@ -55,22 +55,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
         Some(out) => {
             let failed = || format!("--out: failed to write {}", out.display());
             // A timeline that is cut short would look whole: it gets its name when it is.
-            let part = part(out);
-            let mut file = BufWriter::new(File::create(&part).with_context(failed)?);
-            let written = export::perfetto(&trace, &mut file).and_then(|()| file.flush());
-            if let Err(error) = written.and_then(|()| std::fs::rename(&part, out)) {
-                let _ = std::fs::remove_file(&part);
-                return Err(error).with_context(failed);
-            }
+            let mut file = BufWriter::new(file::temporary_beside(out).with_context(failed)?);
+            export::perfetto(&trace, &mut file).and_then(|()| file.flush()).with_context(failed)?;
+            let whole = file.into_inner().map_err(|error| error.into_error());
+            let renamed = whole.and_then(|file| file.persist(out).map_err(|error| error.error));
+            renamed.with_context(failed)?;
             println!("{}: open it at https://ui.perfetto.dev", printable_path(out));
         }
     }
     Ok(Exit::Fine)
-}
-
-/// The name of a file while it is written.
-fn part(out: &Path) -> PathBuf {
-    let mut name = out.as_os_str().to_owned();
-    name.push(format!(".{}.part", std::process::id()));
-    name.into()
 }

@@ -1,6 +1,7 @@
 //! `kernelgate profile`: what the time of a case goes to: on a GPU by range and kernel, as the
 //! hardware recorded it, elsewhere by phase, as the host's clock has it.
 
+use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
@@ -118,7 +119,7 @@ fn profile(
 ) -> anyhow::Result<Vec<Profiled>> {
     let settings = choice.variables();
     let asker = choice.asker(store)?;
-    let mut profiled = Vec::new();
+    let (mut profiled, mut files) = (Vec::new(), BTreeSet::new());
     for (bench, answer) in asker.ask(&Action::Record(repetitions))? {
         let ResponseBody::Profile(cases) = answer else { return Err(unexpected(&bench)) };
         let mut executables = asker.found.executables.iter();
@@ -127,6 +128,14 @@ fn profile(
             let recording = case.recording.take();
             let recorded =
                 recording.map(|recording| recorded::read(*recording, folder)).transpose()?;
+            if let Some(RecordedCase { path, .. }) = &recorded {
+                let new = files.insert(path.clone());
+                anyhow::ensure!(
+                    new,
+                    "{}: another case was recorded in the file of this name: choose one of them",
+                    path.display()
+                );
+            }
             let kernels = case.summary.iter().flat_map(|summary| &summary.kernels);
             let kernels: Vec<&str> = kernels.map(|kernel| kernel.name.as_str()).collect();
             let tools =

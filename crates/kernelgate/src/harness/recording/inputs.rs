@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::harness::selection::cases::Group;
-use crate::record::tensors;
+use crate::record::{file, tensors};
 use crate::workload::Tensors;
 
 /// Largest inputs that are kept.
@@ -19,7 +19,8 @@ const WORTHWHILE: Duration = Duration::from_millis(10);
 
 /// Where the inputs of a problem are kept.
 pub fn path(folder: &Path, group: &Group<'_>) -> PathBuf {
-    folder.join(format!("{}.inputs", group.id().replace('/', "_")))
+    // A hash: ids may be long, and `a/b_c` is not `a_b/c`.
+    folder.join(format!("{}.inputs", file::text_hash(&group.id())))
 }
 
 /// Keeps them, where that is worth it. That it fails costs time, nothing else.

@@ -6,9 +6,12 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::record::files::file::text_of;
 use crate::record::files::text::one_line;
 
 const MANIFEST: &str = "Cargo.toml";
+/// Longest manifest that is read, bytes.
+const MAX_MANIFEST: u64 = 1 << 20;
 
 /// A Cargo package. Checkouts of one package are the same package.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -41,7 +44,7 @@ impl fmt::Display for Package {
 }
 
 fn manifest_text(folder: &Path) -> Option<String> {
-    std::fs::read_to_string(folder.join(MANIFEST)).ok()
+    text_of(&folder.join(MANIFEST), MAX_MANIFEST).ok()
 }
 
 /// Header of the table that each line of a manifest belongs to, and the line.
