@@ -1,9 +1,9 @@
 //! Mutated inputs of every reader of files that others may have written: no panic, no hang, no
 //! memory without end.
 //!
-//! Mutations are deterministic: input N of a reader is the same on every machine. 30,000 inputs are
-//! read in a test build, 10^6 in a release build; `MUTATED_INPUTS=10000000 cargo test --release -p kernelgate-cli --test mutated`
-//! reads more. An input that a reader fails on is left in `target/tmp`; with the mend it belongs in
+//! Mutations are deterministic: input N of a reader is the same on every machine. 10^6 inputs are
+//! read; `MUTATED_INPUTS=10000000 cargo test --release -p kernelgate-fuzz` reads more, and
+//! `MUTATED_READER` names a reader. An input that a reader fails on is left in `target/tmp`; with the mend it belongs in
 //! `corpus/`, where every file is read as it is and mutated.
 
 #![allow(clippy::unwrap_used)]
@@ -11,6 +11,7 @@
 mod mutate;
 mod readers;
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -20,11 +21,9 @@ use std::time::{Duration, Instant};
 use mutate::{Seed, Syntax};
 use readers::READERS;
 
-/// Inputs of all readers together that their shares are of.
+/// Inputs of all readers together, where `MUTATED_INPUTS` sets no other number. The shares of the
+/// readers are of it.
 const INPUTS: u64 = 1_000_000;
-/// Inputs where `MUTATED_INPUTS` sets no number: an unoptimised build reads a thirtieth as many in
-/// the same time.
-const DEFAULT_INPUTS: u64 = if cfg!(debug_assertions) { 30_000 } else { INPUTS };
 /// An input that takes longer is a hang, also on a loaded machine.
 const LONGEST: Duration = Duration::from_secs(120);
 /// Memory that all readers may take at once, KiB.
@@ -38,12 +37,17 @@ pub struct Reader {
     pub syntax: Syntax,
     /// Of a million.
     pub inputs: u64,
-    /// Reads a file, and uses it where it is accepted; returns whether it was.
-    pub read: fn(&Path) -> bool,
+    /// Reads an input of that number, and uses it where it is accepted; returns whether it was.
+    pub read: fn(&Path, u64) -> bool,
 }
 
 /// Number and start of the input that each reader reads now.
 static NOW: Mutex<BTreeMap<&str, (u64, Instant)>> = Mutex::new(BTreeMap::new());
+
+thread_local! {
+    /// Whether this thread reads an input now.
+    static READING: Cell<bool> = const { Cell::new(false) };
+}
 
 /// Ends the process, with a message, when an input takes too long.
 fn watch() {
@@ -60,7 +64,13 @@ fn watch() {
                 }
             }
         });
-        std::panic::set_hook(Box::new(|_| {}));
+        let usual = std::panic::take_hook();
+        // A reader's panic is reported with its input.
+        std::panic::set_hook(Box::new(move |panic| {
+            if !READING.get() {
+                usual(panic);
+            }
+        }));
     });
 }
 
@@ -72,8 +82,7 @@ fn peak_kib() -> u64 {
 }
 
 fn seeds(reader: &Reader) -> Vec<Seed> {
-    let folder =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mutated/corpus").join(reader.name);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus").join(reader.name);
     let entries = std::fs::read_dir(&folder).unwrap_or_else(|_| panic!("no {}", folder.display()));
     let mut paths: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
     paths.sort();
@@ -101,7 +110,10 @@ fn check(reader: &Reader, inputs: u64, folder: &Path) -> Outcome {
         NOW.lock().unwrap().insert(reader.name, (number, Instant::now()));
         let path = folder.join(name);
         std::fs::write(&path, bytes).unwrap();
-        match catch_unwind(AssertUnwindSafe(|| (reader.read)(&path))) {
+        READING.set(true);
+        let read = catch_unwind(AssertUnwindSafe(|| (reader.read)(&path, number)));
+        READING.set(false);
+        match read {
             Ok(accepted) => outcome.accepted += u64::from(accepted),
             Err(panic) => {
                 let text = panic.downcast_ref::<String>().cloned();
@@ -132,8 +144,7 @@ fn check(reader: &Reader, inputs: u64, folder: &Path) -> Outcome {
 #[test]
 fn no_reader_panics_on_mutated_files() {
     watch();
-    let asked =
-        std::env::var("MUTATED_INPUTS").map_or(DEFAULT_INPUTS, |text| text.parse().unwrap());
+    let asked = std::env::var("MUTATED_INPUTS").map_or(INPUTS, |text| text.parse().unwrap());
     let only = std::env::var("MUTATED_READER").ok();
     let chosen = |reader: &&Reader| only.as_ref().is_none_or(|only| only == reader.name);
     let queue = Mutex::new(READERS.iter().filter(chosen));
@@ -163,7 +174,6 @@ fn no_reader_panics_on_mutated_files() {
     });
     println!("{} inputs, peak {} KiB", total.lock().unwrap(), peak_kib());
     let failed = failed.into_inner().unwrap();
-    // The hook says nothing of panics.
     failed.iter().for_each(|line| println!("{line}"));
     assert_eq!(failed.len(), 0, "panics");
 }
