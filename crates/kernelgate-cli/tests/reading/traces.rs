@@ -373,7 +373,7 @@ fn a_page_has_a_stacked_bar_for_each_iteration() {
     for words in ["iteration 1", "iteration 4", "exposed communication", "600"] {
         assert!(section.contains(words), "{words}: {section}");
     }
-    assert!(page.contains("once those above are mended"), "{page}");
+    assert!(page.contains("; replayed: "), "{page}");
 }
 
 #[cfg(unix)]

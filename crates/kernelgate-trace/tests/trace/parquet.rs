@@ -189,15 +189,22 @@ mod with_parquet {
     fn missing_columns_and_broken_files_are_reported() {
         let export = export(5);
         export.sql("ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL DROP COLUMN correlationId;");
+        export.sql("ALTER TABLE CUPTI_ACTIVITY_KIND_RUNTIME DROP COLUMN globalTid;");
         let folder = converted(&export.path());
+        std::fs::remove_file(folder.path().join("StringIds.parquet")).unwrap();
         std::fs::write(folder.path().join("NVTX_EVENTS.parquet"), b"PAR1 and no more").unwrap();
         let trace = read::open(folder.path(), &Wanted::ALL).unwrap();
         assert_eq!((trace.kernels.on_gpu.len(), trace.ranges.len()), (5, 0));
-        let missing = &trace.quality.missing;
-        assert!(
-            missing.contains(&"CUPTI_ACTIVITY_KIND_KERNEL.correlationId".to_owned()),
-            "{missing:?}"
-        );
+        let streamed = diagnose_streamed(folder.path()).unwrap().unwrap().to_text();
+        for missing in [
+            "CUPTI_ACTIVITY_KIND_KERNEL.correlationId",
+            "CUPTI_ACTIVITY_KIND_RUNTIME.globalTid",
+            "StringIds",
+        ] {
+            let missing = missing.to_owned();
+            assert!(trace.quality.missing.contains(&missing), "{:?}", trace.quality.missing);
+            assert!(streamed.contains(&missing), "{streamed}");
+        }
         assert!(trace.quality.unreadable[0].starts_with("NVTX_EVENTS: "), "{:?}", trace.quality);
     }
 

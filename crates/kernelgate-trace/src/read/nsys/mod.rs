@@ -67,7 +67,15 @@ fn open(path: &Path) -> Result<Reader, TraceError> {
 }
 
 /// Columns without which little can be concluded from a table.
-const NEEDED: &[&str] = &["start", "end", "correlationId", "globalPid", "globalTid"];
+const NEEDED: &[&str] =
+    &["start", "end", "correlationId", "globalPid", "globalTid", "demangledName", "nameId"];
+
+/// Those of some columns that a table lacks and that are needed.
+fn absent(database: &Database, table: &str, columns: &[&str]) -> Vec<String> {
+    let absent = |column: &&&str| NEEDED.contains(*column) && !database.has_column(table, column);
+    let columns = columns.iter().filter(|_| database.has(table)).filter(absent);
+    columns.map(|column| format!("{table}.{column}")).collect()
+}
 
 /// An export while it is read.
 struct Reader {
@@ -110,12 +118,7 @@ impl Reader {
     ) -> Result<(), TraceError> {
         let (builder, strings) = (&mut self.builder, &self.strings);
         if [KERNEL, COPY, RUNTIME].contains(&table) {
-            let absent = |column: &&&str| {
-                NEEDED.contains(*column) && !self.database.has_column(table, column)
-            };
-            let absent = columns.iter().filter(absent);
-            let names = absent.map(|column| format!("{table}.{column}"));
-            builder.trace.quality.missing.extend(names.filter(|_| self.database.has(table)));
+            builder.trace.quality.missing.extend(absent(&self.database, table, columns));
         }
         let ended = self.database.scan(table, columns, |row| each(builder, strings, row))?;
         self.builder.trace.quality.unreadable.extend(ended);
@@ -132,6 +135,7 @@ impl Reader {
     }
 
     fn strings(&mut self) -> Result<(), TraceError> {
+        self.expect("StringIds");
         let mut strings = HashMap::new();
         self.scan("StringIds", &["id", "value"], |builder, _, row| {
             if let (Some(id), Some(text)) = (row.integer(0), row.text(1)) {

@@ -130,6 +130,7 @@ impl CallReader<'_> {
             quality.missing.push(RUNTIME.to_owned());
         }
         let columns = ["start", "end", "globalTid", "correlationId", "nameId"];
+        quality.missing.extend(super::absent(&database, RUNTIME, &columns));
         let ended = database.scan_in(self.order, RUNTIME, &columns, |row| {
             let Some(start) = quality.time(row.integer(0)) else { return };
             let end = quality.time(row.integer(1)).unwrap_or(start);
