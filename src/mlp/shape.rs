@@ -21,9 +21,6 @@ pub struct Shape {
 
 impl Shape {
     /// The extents of a point.
-    ///
-    /// # Errors
-    /// When a matrix has more than 2^31 elements.
     pub fn bind(point: &Point) -> Result<Self, AxisError> {
         let [b, i, h, c] = ["b", "i", "h", "c"].map(|name| point.number(name));
         let dtype = Dtype::parse(point.word("dtype")?).expect("the axis lists dtypes");

@@ -207,9 +207,6 @@ impl TrainStep {
     /// Whether rows can be held to the reference. Where sums are not exact, one moved spike changes
     /// gradients by more than any precision does. In f32 none moved (see [`Problem::tolerance`]); in
     /// bf16 how many do was not measured.
-    ///
-    /// # Errors
-    /// The reason.
     pub fn comparable(&self) -> Result<(), String> {
         match (self.shape.draw, self.shape.dtype) {
             (Draw::Dyadic, _) | (_, Dtype::F32) => Ok(()),

@@ -15,9 +15,6 @@ use kernelgate::workload::Dtype;
 pub(super) const VARIABLE: &str = "RESNET18_WEIGHTS";
 
 /// The file's path.
-///
-/// # Errors
-/// A fragment: the variable names none.
 pub(super) fn path() -> Result<PathBuf, String> {
     let path = std::env::var_os(VARIABLE).filter(|path| !path.is_empty());
     path.map(PathBuf::from).ok_or_else(|| format!("weights=file: {VARIABLE} names no file"))

@@ -78,9 +78,6 @@ impl Launches {
     }
 
     /// Enqueues them on the device's stream.
-    ///
-    /// # Errors
-    /// When the driver refuses one.
     pub fn launch(&self) -> Result<(), BackendError> {
         self.steps.iter().try_for_each(|step| within(step.range, || step.launch.launch()))
     }

@@ -12,9 +12,6 @@ use kernelgate_cuda::libraries::gemm::{self, Blas, Gemm, GemmOperands, GemmSpec,
 use kernelgate_cuda::observe::range::within;
 
 /// Whether the library is there and is asked for such types.
-///
-/// # Errors
-/// The reason why not.
 pub fn supported(extents: &Extents) -> Result<(), String> {
     extents.supported_with_scores(&[])?;
     gemm::available()

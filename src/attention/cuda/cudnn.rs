@@ -61,9 +61,6 @@ fn accumulator_bytes(extents: &Extents) -> u64 {
 }
 
 /// Whether cuDNN can be tried. Whether it supports the problem is known when the plan is built.
-///
-/// # Errors
-/// The reason why not.
 fn supported(attention: &Attention) -> Result<(), String> {
     Extents::from(attention).supported(&[FLASH_MMA])?;
     if attention.keys == 1 {

@@ -175,9 +175,6 @@ impl Extents {
     }
 
     /// Whether these kernels compute it.
-    ///
-    /// # Errors
-    /// The reason why not, a fragment.
     pub fn supported(&self, kernels: &[KernelSpec<Self>]) -> Result<(), String> {
         if !matches!(self.dtype, Dtype::Bf16 | Dtype::F16) {
             return Err("computes bf16 and f16 only".to_owned());
@@ -186,9 +183,6 @@ impl Extents {
     }
 
     /// Whether sizes are counted in 32 bits and grids hold the kernels' blocks.
-    ///
-    /// # Errors
-    /// The reason why not, a fragment.
     pub fn within_grids(&self, kernels: &[KernelSpec<Self>]) -> Result<(), String> {
         let counted =
             [self.heads, self.s, self.keys].iter().all(|&extent| i32::try_from(extent).is_ok());
@@ -200,18 +194,12 @@ impl Extents {
     }
 
     /// [`Self::supported`] for kernels that know one number of heads and one of positions.
-    ///
-    /// # Errors
-    /// As there; also when keys differ from queries in either.
     pub fn supported_alike(&self, kernels: &[KernelSpec<Self>]) -> Result<(), String> {
         self.supported(kernels)?;
         self.alike()
     }
 
     /// Whether there are as many keys as queries, and as many heads of them.
-    ///
-    /// # Errors
-    /// The reason why not, a fragment.
     pub fn alike(&self) -> Result<(), String> {
         if self.share == 1 && self.keys == self.s {
             Ok(())
@@ -221,9 +209,6 @@ impl Extents {
     }
 
     /// [`Self::supported_alike`] for kernels with the scores in device memory.
-    ///
-    /// # Errors
-    /// As there; also when the scores are too many.
     pub fn supported_with_scores(&self, kernels: &[KernelSpec<Self>]) -> Result<(), String> {
         self.supported_alike(kernels)?;
         let bytes = 4 * self.pairs();
@@ -250,9 +235,6 @@ impl Extents {
 }
 
 /// Copies inputs to the device, in the order of the names.
-///
-/// # Errors
-/// When device memory is short or a copy fails.
 pub fn upload<const N: usize>(
     device: &Arc<Device>,
     inputs: &Tensors,
@@ -299,17 +281,11 @@ fn boxes_of(
 }
 
 /// Scratch memory of that many bytes.
-///
-/// # Errors
-/// When device memory is short.
 pub fn scratch(device: &Device, bytes: u64) -> Result<Buffer, BackendError> {
     device.allocate(usize::try_from(bytes).expect("more memory than a process addresses"))
 }
 
 /// An output of the problem's shape.
-///
-/// # Errors
-/// When device memory is short.
 pub fn output(
     device: &Device,
     name: &'static str,

@@ -19,9 +19,6 @@ use kernelgate_cuda::Device;
 
 impl Technique {
     /// The faster of those that a device runs.
-    ///
-    /// # Errors
-    /// When the device cannot be asked.
     pub fn fastest(device: &Device, shape: &Shape) -> Result<Self, BackendError> {
         let (arch, shared_bytes) = (&device.facts().arch, device.shared_bytes_a_block()?);
         let unmet =

@@ -38,9 +38,6 @@ impl From<&Attention> for Shape {
 
 impl Shape {
     /// Whether there are kernels for it.
-    ///
-    /// # Errors
-    /// The first reason against it.
     pub fn check(&self) -> Result<(), Unsupported> {
         let Self { batch, heads, key_heads, queries, keys, head_dim, causal, dtype } = *self;
         let extents = [batch * heads, key_heads, queries, keys];

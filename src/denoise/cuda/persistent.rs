@@ -172,9 +172,6 @@ fn own_constants(items: &Items, threads: usize, weight_bits: usize) -> Vec<(&'st
 
 /// Whether the kernel is made for the model and has room for the rows and the keys. Whether all
 /// blocks are resident on a device at once is checked when it is loaded.
-///
-/// # Errors
-/// The reason.
 pub fn supported(run: &ExpertRun) -> Result<(), String> {
     let shape = &run.shape;
     if compiled_for(&shape.model) != compiled_for(&PI05) {

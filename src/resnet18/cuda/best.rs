@@ -113,9 +113,6 @@ const FRAGMENTS: &str = "best_stem.fragments";
 const STEM_SENT: &str = "best_stem_sent";
 
 /// Whether the kernel is compiled for it.
-///
-/// # Errors
-/// The reason.
 pub fn supported(shape: &NetworkShape) -> Result<(), String> {
     tiles::supported(shape)?;
     let sizes = shape.sizes;

@@ -69,9 +69,6 @@ pub fn tile_constants(threads: usize) -> Vec<(&'static str, usize)> {
 }
 
 /// Whether the kernels are compiled for it.
-///
-/// # Errors
-/// The reason.
 pub fn supported(shape: &NetworkShape) -> Result<(), String> {
     if ![4, 8, 16].contains(&shape.t) {
         return Err("compiled for 4, 8 and 16 time steps".to_owned());

@@ -58,9 +58,6 @@ const SUM_ROWS: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_sum_row
 
 /// Whether the gradients' GEMMs can be computed: frames are their inner extent, in rows of whole 16
 /// bytes.
-///
-/// # Errors
-/// The reason.
 pub fn supported(shape: &NetworkShape) -> Result<(), String> {
     if shape.frames().is_multiple_of(8) {
         Ok(())

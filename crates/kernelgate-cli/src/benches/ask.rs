@@ -40,9 +40,6 @@ pub struct Asking<'a> {
 
 /// Asks every executable; their answers by bench, without those that have no case that was asked
 /// for.
-///
-/// # Errors
-/// As [`each`].
 pub fn all(
     found: &FoundBenches,
     asking: &Asking<'_>,
@@ -102,9 +99,6 @@ pub fn each(
 }
 
 /// Asks one executable.
-///
-/// # Errors
-/// When it does not start, breaks, hangs, writes no response, or does not exit with 0.
 pub fn one(
     executable: &BenchExecutable,
     asking: &Asking<'_>,
@@ -124,9 +118,6 @@ struct Answer {
 }
 
 /// Asks one executable and waits for its end.
-///
-/// # Errors
-/// When it does not start, breaks, hangs, or writes no response.
 fn ask(
     executable: &BenchExecutable,
     asking: &Asking<'_>,
@@ -188,9 +179,6 @@ fn ask(
 }
 
 /// Accepts a file that a bench wrote if it is no longer than what is read of one.
-///
-/// # Errors
-/// A fragment with its length and the limit.
 pub fn within_limit(path: &Path) -> Result<(), String> {
     match std::fs::metadata(path) {
         Ok(facts) if facts.len() > MAX_RESPONSE_BYTES => Err(format!(

@@ -120,9 +120,6 @@ pub fn command(wanted: BuildTargets<'_>) -> Command {
 }
 
 /// Runs such a command; the executables, or what cargo said last.
-///
-/// # Errors
-/// When cargo does not start, fails or does not end.
 pub fn build(
     command: &mut Command,
     (running, timeout): (&Running, Duration),

@@ -38,9 +38,6 @@ impl Running {
     }
 
     /// Starts a process; its streams, where the command pipes them.
-    ///
-    /// # Errors
-    /// When it cannot be started.
     pub fn start(
         &self,
         command: &mut Command,
@@ -57,9 +54,6 @@ impl Running {
     }
 
     /// Waits for the process that was started.
-    ///
-    /// # Errors
-    /// When the system does not tell how it ended.
     pub fn finish(&self, timeout: Duration) -> std::io::Result<Ended> {
         // What is free now: a process that takes more drives the machine into swapping, or has the
         // system end some process.
@@ -67,9 +61,6 @@ impl Running {
     }
 
     /// The same, for a process that may take so many bytes of memory.
-    ///
-    /// # Errors
-    /// As [`Self::finish`].
     pub fn finish_within(&self, timeout: Duration, memory: u64) -> std::io::Result<Ended> {
         let started = Instant::now();
         let mut looked = started;
@@ -201,9 +192,6 @@ fn children(process: u32) -> Vec<u32> {
 }
 
 /// Starts a process and waits for it.
-///
-/// # Errors
-/// When it cannot be started.
 pub fn wait(command: &mut Command, timeout: Duration, running: &Running) -> std::io::Result<Ended> {
     running.start(command)?;
     running.finish(timeout)

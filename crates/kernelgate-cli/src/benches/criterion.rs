@@ -95,9 +95,6 @@ pub fn filter(cases: &BTreeSet<String>) -> Option<String> {
 
 /// The titles in what an executable printed when it was asked to list its cases; lines of the
 /// bench's own code are left out.
-///
-/// # Errors
-/// A fragment that says what it is, where it is none of Criterion.
 pub fn parse_list(text: &str) -> Result<Listed, String> {
     let mut listed = Listed::default();
     for line in text.lines() {

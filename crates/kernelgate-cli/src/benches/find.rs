@@ -53,17 +53,11 @@ pub struct FoundBenches {
 impl BenchChoice {
     /// Builds, or lists the folder, and asks each for its versions. `root` is where executables of a folder
     /// run; `running` holds the build, for who wants to end it.
-    ///
-    /// # Errors
-    /// When cargo fails, the folder cannot be read, or nothing is there that can be asked.
     pub fn find(&self, root: &Path, running: &Running) -> anyhow::Result<FoundBenches> {
         self.find_within(root, running, versions::TIMEOUT)
     }
 
     /// The same, where one that gives no answer by then hangs.
-    ///
-    /// # Errors
-    /// As [`Self::find`].
     pub fn find_within(
         &self,
         root: &Path,

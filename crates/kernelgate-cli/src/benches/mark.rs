@@ -54,9 +54,6 @@ const PIECE: usize = 1 << 20;
 
 /// The kind of a file. What is no regular file has none, and is not opened: to open a FIFO is to
 /// wait for who writes into it, and a device may act on it.
-///
-/// # Errors
-/// When it cannot be read.
 pub fn of(path: &Path) -> io::Result<Kind> {
     if !std::fs::metadata(path)?.is_file() {
         return Ok(Kind::Unknown);

@@ -7,9 +7,6 @@ use kernelgate::record::text;
 
 /// The executables in a folder, and in its `deps/`, by name without cargo's hash; of several the
 /// newest.
-///
-/// # Errors
-/// When it cannot be read.
 pub fn prebuilt(folder: &Path) -> std::io::Result<BTreeMap<String, PathBuf>> {
     let mut newest: BTreeMap<String, (std::time::SystemTime, PathBuf)> = BTreeMap::new();
     let entries = std::fs::read_dir(folder)?;

@@ -46,9 +46,6 @@ pub enum AskError {
 }
 
 /// Runs an executable to ask it: the oldest and the newest version that it speaks.
-///
-/// # Errors
-/// Why it gave no answer.
 pub fn ask(path: &Path, timeout: Duration, running: &Running) -> Result<(u64, u64), AskError> {
     let mut command = Command::new(path);
     // A bench of another kind lists its cases, or ends at a flag that it does not know; it measures

@@ -43,9 +43,6 @@ pub struct Times {
 
 impl Times {
     /// Checks that the ratio and its interval can have been measured.
-    ///
-    /// # Errors
-    /// A fragment with the number.
     pub fn validate(&self) -> Result<(), String> {
         possible::check_ratio("a ratio", self.ratio)?;
         match self.low <= self.high && [self.low, self.high].iter().all(|end| end.abs() < 1e15) {
@@ -111,9 +108,6 @@ impl Found {
 }
 
 /// Searches among places 0, which is good, to `last`, which is bad; at least 1. `compare` answers.
-///
-/// # Errors
-/// Those of `compare`.
 pub fn search<E>(
     last: usize,
     blocks: usize,

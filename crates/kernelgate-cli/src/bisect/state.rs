@@ -39,9 +39,6 @@ impl Record for State {
 
 impl State {
     /// The search that was interrupted, or a new one.
-    ///
-    /// # Errors
-    /// When it was another search, or its file cannot be used.
     pub fn open(
         path: &Path,
         identity: BTreeMap<String, String>,
@@ -62,9 +59,6 @@ impl State {
     }
 
     /// Writes it.
-    ///
-    /// # Errors
-    /// When the file cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), FileError> {
         file::write(path, self)
     }

@@ -16,9 +16,6 @@ pub struct OfOneCase {
 }
 
 /// Compares a case; the request's filter is to match no other.
-///
-/// # Errors
-/// As [`super::run`].
 pub fn compare(
     request: &ComparisonRequest,
     case: &str,

@@ -47,9 +47,6 @@ impl PlanRequest {
     }
 
     /// The plan on a device.
-    ///
-    /// # Errors
-    /// When the device's calibration cannot be read.
     pub fn on(
         &self,
         environment: &Environment,
@@ -124,9 +121,6 @@ impl PlanRequest {
 
     /// Whether the calibrations can be read, before anything is built: which is the device's is known
     /// only once a bench has run.
-    ///
-    /// # Errors
-    /// When one cannot.
     pub fn check(&self) -> Result<(), CompareError> {
         let PlanBasis::Calibration(store) = &self.basis else { return Ok(()) };
         let calibrations = store.calibrations();
@@ -135,9 +129,6 @@ impl PlanRequest {
     }
 
     /// What identifies it before the device is known.
-    ///
-    /// # Errors
-    /// When a calibration cannot be read.
     pub fn identity(&self) -> Result<String, CompareError> {
         let store = match &self.basis {
             PlanBasis::Fixed(plan) => {

@@ -197,9 +197,6 @@ pub struct Tools {
 
 impl Tools {
     /// An interrupt ends the processes, then the program. To be called once.
-    ///
-    /// # Errors
-    /// When the signals cannot be watched.
     pub fn watched() -> Result<Self, CompareError> {
         let tools = Self {
             progress: ComparisonProgress::default(),
@@ -247,9 +244,6 @@ pub struct Session {
 impl Session {
     /// Makes both sides ready; `twins` are copies of the base's executables on both, whatever the
     /// head.
-    ///
-    /// # Errors
-    /// When a side cannot be made ready.
     pub fn open(
         request: &ComparisonRequest,
         twins: bool,
@@ -313,9 +307,6 @@ impl Session {
 
     /// What the head's package sets and accepts beyond what the base accepts already; what of it is
     /// over, in sentences.
-    ///
-    /// # Errors
-    /// When a file cannot be used.
     pub fn rules(&self, request: &ComparisonRequest) -> Result<(Rules, Vec<String>), CompareError> {
         let of = |arm: Arm| -> Result<Rules, CompareError> {
             // The packages of both sides have one path, one after the other.

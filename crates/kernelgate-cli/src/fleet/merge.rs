@@ -110,9 +110,6 @@ impl Kind {
 }
 
 /// The files that are named, and the `.json` files of folders, sorted.
-///
-/// # Errors
-/// When a folder cannot be listed, or there is no file.
 pub fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, MergeError> {
     let mut found = BTreeSet::new();
     let mut open: Vec<PathBuf> = paths.to_vec();
@@ -140,9 +137,6 @@ pub fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, MergeError> {
 }
 
 /// The kind of all files.
-///
-/// # Errors
-/// When a file cannot be read, or two are of different kinds.
 pub fn kind(files: &[PathBuf]) -> Result<Kind, MergeError> {
     let kinds: Vec<(Kind, &PathBuf)> = files
         .par_iter()
@@ -165,17 +159,11 @@ pub fn kind(files: &[PathBuf]) -> Result<Kind, MergeError> {
 }
 
 /// Folder of the device among baselines, as a run has it.
-///
-/// # Errors
-/// When the file cannot be read.
 pub fn device_of_run(path: &Path) -> Result<String, MergeError> {
     Ok(file::read::<ProcessRun>(path)?.environment.slug())
 }
 
 /// Folder of the device among baselines, as a shard of a comparison has it.
-///
-/// # Errors
-/// When the file cannot be read.
 pub fn device_of_comparison(path: &Path) -> Result<String, MergeError> {
     Ok(file::read::<ComparisonShard>(path)?.environment.slug())
 }
@@ -201,9 +189,6 @@ pub struct MergedRuns {
 }
 
 /// Merges runs of benches.
-///
-/// # Errors
-/// When a file is not a shard, or two do not belong together.
 pub fn runs(files: &[PathBuf], tolerance: Tolerance) -> Result<MergedRuns, MergeError> {
     let pieces = read_each(files, |path, hash, run: ProcessRun| {
         let shard = run.shard.ok_or_else(|| MergeError::NoShard(path.clone()))?;
@@ -256,9 +241,6 @@ fn checked_together(pieces: Vec<Piece<ProcessRun>>) -> Result<Vec<Piece<ProcessR
 }
 
 /// Writes the runs into a folder, at once, each file as it was read.
-///
-/// # Errors
-/// When the folder cannot be written, or has other files.
 pub fn write_session(folder: &Path, runs: &[Piece<ProcessRun>]) -> Result<(), MergeError> {
     let failed =
         |path: &Path, cause| MergeError::Folder { action: "write", path: path.to_owned(), cause };
@@ -308,9 +290,6 @@ pub struct MergedComparisons {
 }
 
 /// Merges comparisons of shards.
-///
-/// # Errors
-/// When a file cannot be read, or two do not belong together.
 pub fn comparisons(
     files: &[PathBuf],
     tolerance: Tolerance,

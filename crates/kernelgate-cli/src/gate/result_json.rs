@@ -10,9 +10,6 @@ use super::verdicts::Verdicts;
 /// Facts of a method that stand beside the verdicts.
 pub trait Entries {
     /// Writes each with its name.
-    ///
-    /// # Errors
-    /// Those of the serializer.
     fn write<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error>;
 }
 

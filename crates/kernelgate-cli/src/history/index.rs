@@ -106,9 +106,6 @@ pub struct BenchOnDevice {
 impl Index {
     /// Opens the index in a file; one that cannot be used is put aside, under a name that says so,
     /// and made anew. Where no file may be written it is made in memory.
-    ///
-    /// # Errors
-    /// When it can be neither used nor made.
     pub fn open(path: &Path) -> Result<Self, HistoryError> {
         match Self::usable(path) {
             Ok(Some(index)) => return Ok(index),

@@ -41,9 +41,6 @@ pub enum RecordFile {
 
 impl RecordFile {
     /// Reads either.
-    ///
-    /// # Errors
-    /// A fragment that says what is wrong with the file.
     pub fn read(path: &Path) -> Result<Self, String> {
         match file::read::<ProcessRun>(path) {
             Ok(run) => Ok(Self::Run(Box::new(run))),

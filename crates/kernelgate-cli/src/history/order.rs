@@ -23,9 +23,6 @@ impl CommitOrder {
 
     /// What a revision of the repository around a folder descends from; empty where there is no
     /// repository and no revision was named.
-    ///
-    /// # Errors
-    /// When the revision is not known.
     pub fn around(folder: &Path, revision: Option<&str>) -> Result<Self, HistoryError> {
         let told = |error: crate::compare::CompareError| HistoryError::Usage(error.to_string());
         let repository = match (Repository::around(folder), revision) {

@@ -10,9 +10,6 @@ use super::store::{HistoryStore, json_files};
 /// Removes the folders of records of which no process run is among the last `keep` of its bench,
 /// package and device, by the recorded start; returns how many folders. Files that are no records stay,
 /// and so do their folders. With `dry`, nothing is removed.
-///
-/// # Errors
-/// When the index cannot be used, or a record not be removed.
 pub fn prune(store: &HistoryStore, keep: usize, dry: bool) -> Result<usize, HistoryError> {
     let removed = dispensable(store.index()?.folder_runs()?, keep);
     if dry {

@@ -125,9 +125,6 @@ struct SeriesKey {
 }
 
 /// The histories in a store's index, by case, then device.
-///
-/// # Errors
-/// When the index cannot be read, or cases were renamed in a circle.
 pub fn histories(
     index: &Index,
     query: &Query<'_>,

@@ -72,9 +72,6 @@ impl HistoryStore {
 
     /// The index, up to date: folders that are new, changed or gone since it was used last are
     /// read again.
-    ///
-    /// # Errors
-    /// When a folder cannot be listed, or the index not be written.
     pub fn index(&self) -> Result<Index, HistoryError> {
         std::fs::create_dir_all(&self.root)
             .map_err(|cause| HistoryError::io("make", &self.root, cause))?;
@@ -104,9 +101,6 @@ impl HistoryStore {
     }
 
     /// Files that hold nothing for a history.
-    ///
-    /// # Errors
-    /// When the index cannot be read.
     pub fn skipped(&self, index: &Index) -> Result<Vec<Skipped>, HistoryError> {
         let skipped = index.skipped()?.into_iter();
         let each = skipped.map(|(folder, file, problem)| Skipped {

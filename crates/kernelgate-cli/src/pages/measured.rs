@@ -201,9 +201,6 @@ struct Source {
 impl Measured {
     /// Measurements and baselines together. A run that one of the baselines holds adds what a
     /// baseline does not keep, such as skips, and its times no second time.
-    ///
-    /// # Errors
-    /// When they are of several devices.
     pub fn of(
         measurements: &[Measurement],
         baselines: &[Baseline],

@@ -45,9 +45,6 @@ pub struct ReportPage {
 const IDS: usize = 200;
 
 /// Makes the page.
-///
-/// # Errors
-/// When a chart cannot be drawn.
 pub fn page(content: &Content<'_>) -> Result<ReportPage, PlotError> {
     let measured = content.measured;
     let roofline =

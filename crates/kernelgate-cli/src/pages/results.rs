@@ -36,9 +36,6 @@ pub struct NoPowerState {
 }
 
 /// One page for each family, in the order of their names.
-///
-/// # Errors
-/// When a case of a GPU has no power state.
 pub fn pages(measured: &Measured) -> Result<Vec<FamilyPage>, NoPowerState> {
     let cases = &measured.cases;
     let is_stateless =

@@ -98,9 +98,6 @@ pub fn facts(facts: &[(&str, String)]) -> Markup {
 
 /// Charts side by side, as many as fit, with how many are left out. The drawings are SVG of
 /// `plotters`, whose texts are escaped.
-///
-/// # Errors
-/// When one cannot be drawn.
 pub fn gallery(gallery: &Gallery) -> Result<Markup, PlotError> {
     let drawn: Vec<(&Figure, bool, String)> = gallery
         .figures

@@ -97,17 +97,11 @@ struct PointNumbers<'a> {
 }
 
 /// Every case, a line each.
-///
-/// # Errors
-/// Never, as far as is known: writing to memory does not fail.
 pub fn cases_csv(measured: &Measured) -> Result<String, csv::Error> {
     csv(measured.cases.iter().map(CaseNumbers::from))
 }
 
 /// Every commit of every case, a line each.
-///
-/// # Errors
-/// As [`cases_csv`].
 pub fn history_csv(histories: &[CaseHistory]) -> Result<String, csv::Error> {
     csv(histories.iter().flat_map(points))
 }
@@ -139,9 +133,6 @@ fn csv(lines: impl Iterator<Item = impl Serialize>) -> Result<String, csv::Error
 }
 
 /// CSV in which no field is a formula for a spreadsheet.
-///
-/// # Errors
-/// When it is not CSV.
 fn without_formulas(bytes: &[u8]) -> Result<String, csv::Error> {
     let mut reader = csv::ReaderBuilder::new().has_headers(false).from_reader(bytes);
     let mut writer = csv::Writer::from_writer(Vec::new());

@@ -19,9 +19,6 @@ use kernelgate_trace::stats::{self, Cell, Report};
 const ROWS: usize = 100;
 
 /// Makes the page of a trace called `name`.
-///
-/// # Errors
-/// When a chart cannot be drawn.
 pub fn page(name: &str, trace: &Trace, diagnosis: &Diagnosis) -> Result<String, PlotError> {
     let drawn = |figures: Vec<Figure>| shell::gallery(&Gallery { figures, left_out: 0 });
     let mut sections = vec![

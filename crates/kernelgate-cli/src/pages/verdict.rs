@@ -71,9 +71,6 @@ pub fn changes(summary: &VerdictSummary) -> Option<Figure> {
 }
 
 /// Headline, facts, the picture, every case and what a reader must know besides.
-///
-/// # Errors
-/// When the picture cannot be drawn.
 pub fn section(summary: &VerdictSummary) -> Result<Markup, PlotError> {
     let figures = changes(summary).into_iter().collect();
     let picture = shell::gallery(&Gallery { figures, left_out: 0 })?;
@@ -95,9 +92,6 @@ pub fn section(summary: &VerdictSummary) -> Result<Markup, PlotError> {
 }
 
 /// The same as a page of its own.
-///
-/// # Errors
-/// When the picture cannot be drawn.
 pub fn page(summary: &VerdictSummary) -> Result<String, PlotError> {
     let sections = [Section::new("verdicts", "Verdicts", section(summary)?)];
     Ok(shell::page(summary.verb, &html! {}, &sections))

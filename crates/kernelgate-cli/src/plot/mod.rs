@@ -72,17 +72,11 @@ impl Chart {
     }
 
     /// As an SVG document of its own, which may stand in an HTML page as it is.
-    ///
-    /// # Errors
-    /// When the drawing library fails.
     pub fn svg(&self) -> Result<String, PlotError> {
         render::svg(&self.layout())
     }
 
     /// As a PNG image, two pixels for each of the layout.
-    ///
-    /// # Errors
-    /// When the drawing library or the encoder fails.
     pub fn png(&self) -> Result<Vec<u8>, PlotError> {
         render::png(&self.layout())
     }

@@ -124,9 +124,6 @@ pub enum Stages {
 
 impl Stages {
     /// Two, where the device has the shared memory or not even that for one.
-    ///
-    /// # Errors
-    /// When the device cannot be asked.
     pub fn choose(device: &Device, extents: &Extents) -> Result<Self, BackendError> {
         let (arch, most) = (&device.facts().arch, device.shared_bytes_a_block()?);
         let fits = |row: &KernelSpec<Extents>| row.unmet_by(extents, arch, most).is_none();
@@ -142,9 +139,6 @@ impl Stages {
 }
 
 /// The kernels in the order of their launches.
-///
-/// # Errors
-/// When the device does not run one, or it does not load.
 pub fn load(
     device: &Device,
     extents: &Extents,
@@ -209,9 +203,6 @@ impl Call<'_> {
 }
 
 /// The three launches of `backward_flash_mma`.
-///
-/// # Errors
-/// When a kernel does not load.
 pub fn launches(call: &Call<'_>, stages: Stages) -> Result<Launches, BackendError> {
     let [first, main, last] = load(call.device, call.extents, stages)?;
     Ok(Launches::new([

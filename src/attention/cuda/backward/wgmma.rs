@@ -161,9 +161,6 @@ pub struct Loaded {
 }
 
 /// Loads the kernels.
-///
-/// # Errors
-/// When the device does not run one, or it does not load.
 pub fn load(device: &Device, extents: &Extents, blocks: Blocks) -> Result<Loaded, BackendError> {
     // The one that may be declined first.
     let main = blocks.kernel(extents).load(device, extents)?;
@@ -183,9 +180,6 @@ pub const fn zeroed_bytes(extents: &Extents, blocks: Blocks) -> u64 {
 }
 
 /// The launches: three, or four where blocks are grouped.
-///
-/// # Errors
-/// When a kernel does not load, or the driver encodes no map of a tensor.
 pub fn launches(call: &Call<'_>, blocks: Blocks) -> Result<Launches, BackendError> {
     let Call { device, extents, layout, addresses, scratch } = *call;
     let Loaded { first, main, round, last } = load(device, extents, blocks)?;

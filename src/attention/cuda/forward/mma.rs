@@ -42,9 +42,6 @@ fn shared_bytes(extents: &Extents) -> usize {
 }
 
 /// The launch of [`FLASH_MMA`] over tensors at these addresses.
-///
-/// # Errors
-/// When the kernel does not load.
 pub fn launches(
     device: &Device,
     extents: &Extents,

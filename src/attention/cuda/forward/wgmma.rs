@@ -214,9 +214,6 @@ impl Operands<'_> {
 }
 
 /// The launch of [`FLASH_WGMMA`] over tensors at these addresses.
-///
-/// # Errors
-/// When the kernel does not load, the driver encodes no map of a tensor, or device memory is short.
 pub fn launches(
     device: &Arc<Device>,
     extents: &Extents,

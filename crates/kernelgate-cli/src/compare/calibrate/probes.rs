@@ -22,9 +22,6 @@ pub struct DelaySizes {
 impl Engine<'_> {
     /// One process of the base a bench, timed as any other: nanoseconds a launch by case, and how
     /// long the cases were timed.
-    ///
-    /// # Errors
-    /// When one breaks.
     pub fn probe(&self, prepared: &Prepared) -> Result<BTreeMap<String, f64>, CompareError> {
         let runs = self.once(prepared, Arm::Base, "probe")?;
         let timings = runs.iter().flat_map(rounds::timings);
@@ -33,9 +30,6 @@ impl Engine<'_> {
 
     /// Which sizes a process of the head a bench finds for the planted delays, by case, and why
     /// others have none.
-    ///
-    /// # Errors
-    /// When one breaks.
     pub fn delay_sizes(&self, prepared: &Prepared) -> Result<DelaySizes, CompareError> {
         let mut delayed = prepared.clone();
         delayed.keep(&self.request.planted.delays_ns.keys().cloned().collect());

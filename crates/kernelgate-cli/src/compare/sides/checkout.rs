@@ -21,9 +21,6 @@ pub struct Checkout {
 
 impl Checkout {
     /// Makes one where there is none; what an earlier snapshot left in it is removed.
-    ///
-    /// # Errors
-    /// When the folder cannot be written.
     pub fn open(source: &Repository, folder: &Path) -> Result<Self, CompareError> {
         let checkout = Self { folder: folder.to_owned(), source: source.clone() };
         let store = checkout.store();
@@ -62,9 +59,6 @@ impl Checkout {
     /// Puts a revision into it: files that are the same stay untouched, so that cargo builds only
     /// what differs. What is to be said of submodules that stay empty, as they are in the user's
     /// work tree.
-    ///
-    /// # Errors
-    /// When git fails, or a submodule's commit is not on this machine.
     pub fn check_out(&self, revision: &Revision) -> Result<Vec<String>, CompareError> {
         let notes = self.fill(revision)?;
         let (folder, source) = (&self.folder, &self.source);

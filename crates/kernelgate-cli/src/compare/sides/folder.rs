@@ -31,9 +31,6 @@ pub struct Folder {
 
 impl Folder {
     /// Opens and locks; puts back what an interrupted build left in the slot.
-    ///
-    /// # Errors
-    /// When another comparison runs in it, or it cannot be written.
     pub fn open(root: &Path) -> Result<Self, CompareError> {
         std::fs::create_dir_all(root).map_err(|cause| CompareError::io("make", root, cause))?;
         let root = root.canonicalize().map_err(|cause| CompareError::io("open", root, cause))?;
@@ -84,9 +81,6 @@ impl Folder {
     }
 
     /// Runs something with the side's folder in the slot.
-    ///
-    /// # Errors
-    /// Its own, or when a folder cannot be moved.
     pub fn in_slot<T>(
         &self,
         arm: Arm,
@@ -101,9 +95,6 @@ impl Folder {
     }
 
     /// Makes the slot a link to the side, at once; returns the slot.
-    ///
-    /// # Errors
-    /// When the link cannot be made.
     pub fn point_slot(&self, arm: Arm) -> Result<PathBuf, CompareError> {
         #[cfg(unix)]
         {

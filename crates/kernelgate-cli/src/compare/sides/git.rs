@@ -58,17 +58,11 @@ pub fn git(folder: &Path) -> Command {
 }
 
 /// Runs a git command.
-///
-/// # Errors
-/// When there is no git.
 pub fn output(command: &mut Command) -> Result<Output, CompareError> {
     command.output().map_err(CompareError::NoGit)
 }
 
 /// Standard output of a git command that must succeed.
-///
-/// # Errors
-/// What git said.
 pub fn run(command: &mut Command, action: &str) -> Result<String, CompareError> {
     let output = output(command)?;
     if output.status.success() {
@@ -82,9 +76,6 @@ pub fn run(command: &mut Command, action: &str) -> Result<String, CompareError> 
 
 impl Repository {
     /// The repository around a package's folder.
-    ///
-    /// # Errors
-    /// When there is none.
     pub fn around(package: &Path) -> Result<Self, CompareError> {
         let ask = |arguments: &[&str]| {
             run(
@@ -106,9 +97,6 @@ impl Repository {
     }
 
     /// The commit that a name stands for.
-    ///
-    /// # Errors
-    /// When there is none: the error says which names are similar.
     pub fn resolve(&self, name: &str) -> Result<Revision, CompareError> {
         let wanted = format!("{name}^{{commit}}");
         let found = output(git(&self.top).args([

@@ -158,9 +158,6 @@ impl InstalledBench {
     }
 
     /// Hashes the file in `side/bin` again if its size or times changed.
-    ///
-    /// # Errors
-    /// As [`Self::check_unchanged`].
     pub fn check_untouched(&self, side: &Path) -> Result<(), CompareError> {
         if Stamp::of_file(&side.join("bin").join(&self.bench)) == self.stamp {
             return Ok(());

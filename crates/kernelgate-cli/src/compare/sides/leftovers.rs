@@ -5,9 +5,6 @@ use std::path::Path;
 
 /// Removes what lies at a path of ours: a file, link, FIFO, or folder with its contents. Links are
 /// not followed. An absent path is fine.
-///
-/// # Errors
-/// When it cannot be removed.
 pub fn remove(path: &Path) -> std::io::Result<()> {
     let removed = match std::fs::symlink_metadata(path) {
         Ok(found) if found.is_dir() => std::fs::remove_dir_all(path),
@@ -33,9 +30,6 @@ pub fn make_folder(path: &Path) -> std::io::Result<()> {
 
 /// Makes a folder whose only contents are the entries to keep. Whatever else lies there, or at the
 /// path itself, is removed.
-///
-/// # Errors
-/// When something cannot be removed or the folder cannot be made.
 pub fn clean_folder(path: &Path, keep: &[&str]) -> std::io::Result<()> {
     make_folder(path)?;
     for entry in std::fs::read_dir(path)? {

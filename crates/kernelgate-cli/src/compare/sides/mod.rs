@@ -58,9 +58,6 @@ impl Side {
 }
 
 /// Both sides. Revisions are looked up before anything is built.
-///
-/// # Errors
-/// When a revision does not exist or does not build, or an executable knows no trials.
 pub fn prepare(
     request: &ComparisonRequest,
     folder: &Folder,
@@ -137,9 +134,6 @@ fn both_sides<'r>(
 
 /// One side twice: the base, and a copy of its executables as head. Where the base has sources, the
 /// head's are a link to them.
-///
-/// # Errors
-/// As [`prepare()`].
 pub fn prepare_twins(
     request: &ComparisonRequest,
     folder: &Folder,
@@ -309,9 +303,6 @@ fn seed_from_user(
 }
 
 /// The folder of the package of each bench.
-///
-/// # Errors
-/// When two packages of a workspace have a bench of one name: cases could not be told apart.
 fn packages_of(
     built: &[Built],
     (side, label): (Arm, &str),

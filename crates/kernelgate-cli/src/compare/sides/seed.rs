@@ -50,9 +50,6 @@ fn build_digits(name: &str) -> Option<(&str, &str)> {
 /// Copies what cargo compiled of the registry's crates in the folder of a profile, such as `release`,
 /// from the target folder `from` to that of a side that has none yet. `lock` is the text of the lock
 /// file. Returns the number of copied builds.
-///
-/// # Errors
-/// When a file cannot be copied: what was copied lies in `target.partial` of the side.
 pub fn seed_registry(
     from: &Path,
     profile: &str,
@@ -93,9 +90,6 @@ pub fn seed_registry(
 
 /// Copies `from/target` to `to/target`, times of change kept, where there is none yet; the sources
 /// of `to` then count as changed just now, because what was copied was built from other sources.
-///
-/// # Errors
-/// When a file cannot be copied: the caller then builds from nothing.
 pub fn seed(from: &Path, to: &Path) -> std::io::Result<()> {
     let (built, fresh) = (from.join("target"), to.join("target"));
     if fresh.exists() || !built.is_dir() {

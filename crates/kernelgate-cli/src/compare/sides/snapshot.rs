@@ -32,9 +32,6 @@ pub struct Taking<'a> {
 /// submodules. The same content gives the same commit.
 ///
 /// Its objects go to the store of the checkout.
-///
-/// # Errors
-/// When git cannot read the work tree, or what is to be left out is tracked.
 pub fn snapshot(
     of: &Repository,
     checkout: &Checkout,

@@ -21,9 +21,6 @@ pub struct Gitlink {
 }
 
 /// The submodules that an index records; `command` is git where it applies.
-///
-/// # Errors
-/// When git cannot read it.
 pub fn of_index(mut command: Command) -> Result<Vec<Gitlink>, CompareError> {
     let listed = run(command.args(["ls-files", "--stage", "-z"]), "list submodules")?;
     // "160000 <commit> <stage>\t<path>"
@@ -31,9 +28,6 @@ pub fn of_index(mut command: Command) -> Result<Vec<Gitlink>, CompareError> {
 }
 
 /// The submodules that a commit records.
-///
-/// # Errors
-/// When git cannot read it.
 pub fn of_commit(folder: &Path, commit: &str) -> Result<Vec<Gitlink>, CompareError> {
     let mut command = git(folder);
     command.args(["ls-tree", "-r", "-z", "--full-tree", commit]);

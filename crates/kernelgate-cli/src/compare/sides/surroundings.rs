@@ -42,9 +42,6 @@ impl Surroundings {
     }
 
     /// Makes the links of a side, and removes those whose files are gone.
-    ///
-    /// # Errors
-    /// When the folder of the side cannot be written.
     pub fn link(&self, side: &Path) -> Result<(), CompareError> {
         let copy = self.copy(side);
         let above = |path: &Path, count| path.ancestors().nth(count).map(Path::to_owned);

@@ -38,9 +38,6 @@ pub enum NotListed {
 }
 
 /// The cases of an executable.
-///
-/// # Errors
-/// Fragments that say why there are none.
 pub fn list(
     setup: &TrialSetup<'_>,
     (program, package): (&Path, &Path),
@@ -83,9 +80,6 @@ pub fn list(
 }
 
 /// The command that measures what a trial requests, with a store of that name for itself.
-///
-/// # Errors
-/// A fragment: the store cannot be made.
 pub fn command(
     setup: &TrialSetup<'_>,
     trial: &TrialProcess<'_>,
@@ -115,17 +109,11 @@ fn own_record(trial: &TrialProcess<'_>) -> Result<Option<ProcessRun>, String> {
 }
 
 /// Measures what a trial requests. A case that left no time is skipped, with the reason.
-///
-/// # Errors
-/// A fragment that says how the process failed.
 pub fn measure(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>) -> Result<ProcessRun, String> {
     measure_listed(setup, trial, &Listed::default())
 }
 
 /// The same, where a case that was listed and the trial's filter matches is one that was requested.
-///
-/// # Errors
-/// As [`measure()`].
 pub fn measure_listed(
     setup: &TrialSetup<'_>,
     trial: &TrialProcess<'_>,

@@ -12,9 +12,6 @@ use kernelgate::protocol::{self, Action, Request, Response, ResponseBody};
 use kernelgate::record::{ProcessRun, file};
 
 /// Runs a trial; its run, or none where it has no case that was asked for.
-///
-/// # Errors
-/// A fragment that says how it failed.
 pub fn measure(
     setup: &TrialSetup<'_>,
     trial: &TrialProcess<'_>,
@@ -36,9 +33,6 @@ pub fn measure(
 }
 
 /// The command of a trial, whose request goes into a file of that name.
-///
-/// # Errors
-/// A fragment: the request cannot be written.
 pub fn command(
     setup: &TrialSetup<'_>,
     trial: &TrialProcess<'_>,
@@ -82,9 +76,6 @@ fn of_request(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>, request: &Path) 
 
 /// Has an executable do something else than a trial, for the cases that the filter of `setup`
 /// names and without delays.
-///
-/// # Errors
-/// A fragment that says how it failed, or why it cannot.
 pub fn ask(
     setup: &TrialSetup<'_>,
     trial: &TrialProcess<'_>,

@@ -9,9 +9,6 @@ use crate::compare::sides::install::Driver;
 use kernelgate::record::ProcessRun;
 
 /// Runs a trial; its run, or none where it has no case that was asked for.
-///
-/// # Errors
-/// A fragment that says how it failed.
 pub fn run(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>) -> Result<Option<ProcessRun>, String> {
     match trial.driver {
         Driver::Protocol(_) => by_protocol::measure(setup, trial),
@@ -20,9 +17,6 @@ pub fn run(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>) -> Result<Option<Pr
 }
 
 /// Starts a trial that is not waited for, to be ended through `co_running`.
-///
-/// # Errors
-/// A fragment that says why it does not start.
 pub fn start_co_running(
     setup: &TrialSetup<'_>,
     trial: &TrialProcess<'_>,

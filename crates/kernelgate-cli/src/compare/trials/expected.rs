@@ -44,9 +44,6 @@ impl Expected {
     }
 
     /// Compares a later process with the one that verified its cases.
-    ///
-    /// # Errors
-    /// A fragment that names the first difference: device, work, revision or axes.
     pub fn check(&self, run: &ProcessRun) -> Result<(), String> {
         let differs = |field: &str, found: &str, verified: &str| {
             Err(format!("its record has {field} `{found}`, the verified process `{verified}`"))
@@ -96,9 +93,6 @@ impl Expected {
 }
 
 /// Compares a record with the request that it answers.
-///
-/// # Errors
-/// A fragment that names the first difference: session, bench, delays or cases.
 pub fn check_answers(run: &ProcessRun, trial: &TrialProcess<'_>) -> Result<(), String> {
     let bench = trial.program.file_name().unwrap_or_default().to_string_lossy();
     let differs = |field: &str, found: &str, asked: &str| {

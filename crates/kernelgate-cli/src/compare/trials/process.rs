@@ -90,9 +90,6 @@ impl Finished {
 
 /// Runs a command to its end. What it says is read to its end too, and a part of it is kept:
 /// however much it is, it takes neither memory nor disk.
-///
-/// # Errors
-/// A fragment: it does not start, or does not end.
 pub fn finish(
     setup: &TrialSetup<'_>,
     command: &mut Command,

@@ -279,9 +279,6 @@ impl Calibration {
     }
 
     /// Adds the comparisons of another sitting; one that is already here is not counted twice.
-    ///
-    /// # Errors
-    /// Names the first thing in which the two are not comparable; nothing is then added.
     pub fn merge(&mut self, other: Self) -> Result<(), String> {
         if let Some(mismatch) = other.environment.mismatches(&self.environment).first() {
             return Err(format!(
@@ -327,9 +324,6 @@ fn in_range(field: &str, value: f64, range: std::ops::Range<f64>) -> Result<(), 
 }
 
 /// Checks the numbers of a plan.
-///
-/// # Errors
-/// Names the field and its value.
 pub(super) fn check_plan(plan: &TestPlan) -> Result<(), String> {
     for (field, value) in [
         ("plan.relative", plan.relative),
@@ -412,9 +406,6 @@ impl Known {
 
 impl Series {
     /// Checks that there are two times a block on each side, and each number.
-    ///
-    /// # Errors
-    /// A fragment that names the number.
     pub fn validate(&self) -> Result<(), String> {
         let entries = 2 * self.leaders.chars().count();
         [&self.base, &self.head].iter().try_for_each(|column| column.validate(entries))

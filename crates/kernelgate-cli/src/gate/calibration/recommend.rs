@@ -80,9 +80,6 @@ impl Tried {
 
 impl Recommended {
     /// Whether it can have come of comparisons with that plan: `compare` takes it over.
-    ///
-    /// # Errors
-    /// Names the field and what it is.
     pub(super) fn validate(&self, plan: &TestPlan) -> Result<(), String> {
         for tried in &self.tried {
             in_range("recommended.tried.relative", tried.relative, 0.0..1e12)?;

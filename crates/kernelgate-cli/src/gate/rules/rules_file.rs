@@ -28,9 +28,6 @@ pub const MAX_NS: f64 = 1e12;
 pub struct RulesError(String);
 
 /// The file in a folder; none where there is none.
-///
-/// # Errors
-/// When it cannot be read, or used.
 pub fn of_folder(folder: &Path) -> Result<Rules, RulesError> {
     let path = folder.join(FILE);
     let shown = path.display().to_string();
@@ -38,9 +35,6 @@ pub fn of_folder(folder: &Path) -> Result<Rules, RulesError> {
 }
 
 /// The same of a file that errors call by another name.
-///
-/// # Errors
-/// As [`of_folder`].
 pub fn read(path: &Path, shown: &str) -> Result<Rules, RulesError> {
     let failed = |problem: String| RulesError(format!("{shown}: {problem}"));
     let text = match file::text_of(path, MAX_BYTES) {
@@ -59,9 +53,6 @@ pub fn read(path: &Path, shown: &str) -> Result<Rules, RulesError> {
 }
 
 /// The text of such a file, which errors call `shown`.
-///
-/// # Errors
-/// When it cannot be used: names the line and the key.
 pub fn parse(shown: &str, text: &str) -> Result<Rules, RulesError> {
     let source = Source { shown, text };
     let File { threshold, accept, renamed, removed } = toml::from_str(text)
