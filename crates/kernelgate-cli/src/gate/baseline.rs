@@ -128,6 +128,8 @@ pub struct Staleness {
 /// Judges a measurement by a baseline. `spreads` are the device's, where it was calibrated; `rules`
 /// are the package's, and the report lists those that could not be applied. Errors of other seeds
 /// than the runs' are added by [`judge_numerics`].
+///
+/// Long because one pass over the cases fills every list of the report.
 pub fn judge(
     baseline: &Baseline,
     measurement: &Measurement,

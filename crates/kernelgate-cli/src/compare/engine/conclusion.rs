@@ -29,17 +29,6 @@ impl Engine<'_> {
         let mut unmeasured = self.without_block(&matched, benches, &first);
         unmeasured.append(&mut matched.unmeasured);
         unmeasured.retain(|id, _| !matched.failed.contains_key(id));
-        let stopped = rounds::stopped(&self.trials.trials);
-        // A bench that was abandoned explains what is open; what was decided before stays decided.
-        let open = |decision: &Decision| {
-            matches!(decision.verdict, Verdict::Inconclusive | Verdict::Regressed)
-        };
-        let case_error = |decision: &Decision| -> Vec<Reason> {
-            let abandoned = || self.abandoned(benches, &decision.case).filter(|_| open(decision));
-            stopped.get(&decision.case).cloned().or_else(abandoned).into_iter().collect()
-        };
-        let again =
-            |decision: &Decision| second.and_then(|second| second.of(&decision.case)).cloned();
         let losses: BTreeMap<String, VerificationLoss> = facts
             .verification
             .iter()
@@ -48,24 +37,11 @@ impl Engine<'_> {
                 Some((id.clone(), VerificationLoss::between(id, *base, *head)?))
             })
             .collect();
-        let limits = |case: &str| self.rules.resolve(case, &self.limits);
-        let mut judged: Vec<Judgement> = first
-            .decisions
-            .into_iter()
-            .filter(|decision| !matched.failed.contains_key(&decision.case))
-            .map(|decision| {
-                let confirmation =
-                    again(&decision).filter(|_| decision.verdict == Verdict::Regressed);
-                let (errors, limits) = (case_error(&decision), limits(&decision.case));
-                let judged = Judgement::from_rounds(decision, confirmation, errors, &limits);
-                match losses.get(&judged.case) {
-                    Some(loss) => judged.less_verified(loss.clone()),
-                    None => judged,
-                }
-            })
-            .collect();
+        let decisions = first.decisions.into_iter();
+        let decisions = decisions.filter(|decision| !matched.failed.contains_key(&decision.case));
+        let mut judged = self.judgements(decisions, benches, second, &losses);
         judged.extend(unmeasured.into_iter().map(|(id, why)| {
-            let limits = limits(&id);
+            let limits = self.rules.resolve(&id, &self.limits);
             Judgement::unmeasured(id, why, &self.plan, &limits)
         }));
         let [base, head] = &self.session.sides;
@@ -118,6 +94,40 @@ impl Engine<'_> {
         };
         comparison.sort();
         comparison
+    }
+
+    /// Judgements of decided cases, with what the second round confirms.
+    fn judgements(
+        &self,
+        decisions: impl Iterator<Item = Decision>,
+        benches: &[Bench],
+        second: Option<&Outcome>,
+        losses: &BTreeMap<String, VerificationLoss>,
+    ) -> Vec<Judgement> {
+        let stopped = rounds::stopped(&self.trials.trials);
+        // A bench that was abandoned explains what is open; what was decided before stays decided.
+        let open = |decision: &Decision| {
+            matches!(decision.verdict, Verdict::Inconclusive | Verdict::Regressed)
+        };
+        let case_error = |decision: &Decision| -> Vec<Reason> {
+            let abandoned = || self.abandoned(benches, &decision.case).filter(|_| open(decision));
+            stopped.get(&decision.case).cloned().or_else(abandoned).into_iter().collect()
+        };
+        let again =
+            |decision: &Decision| second.and_then(|second| second.of(&decision.case)).cloned();
+        decisions
+            .map(|decision| {
+                let confirmation =
+                    again(&decision).filter(|_| decision.verdict == Verdict::Regressed);
+                let limits = self.rules.resolve(&decision.case, &self.limits);
+                let errors = case_error(&decision);
+                let judged = Judgement::from_rounds(decision, confirmation, errors, &limits);
+                match losses.get(&judged.case) {
+                    Some(loss) => judged.less_verified(loss.clone()),
+                    None => judged,
+                }
+            })
+            .collect()
     }
 
     /// Cases that were to be compared and got no block, with the reason.

@@ -83,9 +83,6 @@ pub struct Compared {
 }
 
 /// Compares.
-///
-/// # Errors
-/// When a side cannot be made ready, or what is measured cannot be written.
 pub fn run(request: &ComparisonRequest) -> Result<Compared, CompareError> {
     request.plan.check()?;
     let session = Session::open(request, false, Tools::watched()?)?;
@@ -178,9 +175,6 @@ impl<'a> Engine<'a> {
     }
 
     /// Takes the plan for where the benches ran, and says which calibration it comes from.
-    ///
-    /// # Errors
-    /// When the device's calibration cannot be read.
     pub(super) fn settle_plan(
         &mut self,
         prepared: &Prepared,
@@ -232,9 +226,6 @@ impl<'a> Engine<'a> {
     }
 
     /// Both rounds.
-    ///
-    /// # Errors
-    /// When what is measured cannot be written.
     pub fn compare(&mut self, mut prepared: Prepared) -> Result<Comparison, CompareError> {
         let untimed = if self.request.time_identical {
             Vec::new()

@@ -45,10 +45,8 @@ pub struct Findings {
 type Errors = BTreeMap<String, [CaseNumerics; 2]>;
 
 impl Engine<'_> {
-    /// Compares what verification told, and verifies with more seeds where it takes them.
-    ///
-    /// # Errors
-    /// When a run that verified a side cannot be read any more.
+    /// Compares what both verifications recorded, and verifies with more seeds where that is needed.
+    /// Long because one pass over the cases compares code, costs and errors, and the seeds follow.
     pub(super) fn findings(
         &self,
         prepared: &Prepared,

@@ -51,9 +51,6 @@ enum Unverified {
 
 impl Engine<'_> {
     /// The first process of each executable, and what there is to compare.
-    ///
-    /// # Errors
-    /// When there is nothing.
     pub fn prepare(&mut self) -> Result<Prepared, CompareError> {
         let mut prepared = Prepared::default();
         let names: BTreeSet<String> = self

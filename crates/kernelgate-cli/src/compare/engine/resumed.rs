@@ -11,9 +11,6 @@ use kernelgate::record::TrialRecord;
 /// no more blocks than planned, each place once and with the build that the plan puts there. Blocks
 /// in which a process broke are absent. `listed` are all cases that a side lists: one that fails now
 /// was timed before.
-///
-/// # Errors
-/// A fragment that names the first trial that does not fit.
 pub fn check_fit(
     trials: &[TrialRecord],
     benches: &[Bench],

@@ -15,9 +15,6 @@ use kernelgate::verify::Errors;
 
 /// Verifies with so many seeds and records the errors, after each of them; each case with the worst
 /// of its seeds.
-///
-/// # Errors
-/// When no bench can be asked, or a record cannot be written, which is looked at before.
 pub fn record(choice: &Choice, store: &Store, count: u64) -> anyhow::Result<Verified> {
     let asker = choice.asker(store)?;
     let seeds = asker.seeds(count);

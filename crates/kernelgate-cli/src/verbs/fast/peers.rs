@@ -159,11 +159,56 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     // From a file, and on its way into a variable of the driver.
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
     ensure!(card.chars().all(plain), "the run's GPU `{}` is no id of one", printable(&card));
+    let asking = (arguments, running, partial);
+    let Timed { rows, environment, ended_early } = time_peers(asking, &card, &programs, &problems)?;
+    let device = runs.first().map(|run| run.environment.device_name.clone()).unwrap_or_default();
+    if environment.get("device").is_some_and(|found| *found != device) {
+        eprintln!(
+            "refused: the run was on {device}, the peers on {}",
+            printable(&environment["device"])
+        );
+        return Ok(Exit::Refused);
+    }
+    let commit = runs.first().map(|run| run.provenance.short()).unwrap_or_default();
+    let report = PeersReport { device, commit, peers: environment, ended_early, rows };
+    report.validate().map_err(|why| anyhow::anyhow!("the peer programs answered {why}"))?;
+    // What there is took minutes on a GPU.
+    if report.ended_early.is_none() || !report.rows.is_empty() {
+        match arguments.format {
+            OutputFormat::Json => print_json(&report)?,
+            format => print(&report, format),
+        }
+    }
+    match report.ended_early {
+        None => Ok(Exit::Fine),
+        Some(why) if partial.interrupted() => {
+            eprintln!("\n{why}");
+            std::process::exit(Exit::INTERRUPTED)
+        }
+        Some(why) => bail!(why),
+    }
+}
+
+/// What peer programs answered.
+struct Timed {
+    rows: Vec<PeerRow>,
+    environment: BTreeMap<String, String>,
+    /// Why rows are missing.
+    ended_early: Option<String>,
+}
+
+/// Times the peers of every problem, family by family, until one does not come to its end.
+fn time_peers(
+    (arguments, running, partial): (&Arguments, &Running, &Partial),
+    card: &str,
+    programs: &[PeerProgram],
+    problems: &BTreeMap<String, Vec<Ours<'_>>>,
+) -> anyhow::Result<Timed> {
     let mut rows = Vec::new();
     let mut environment = BTreeMap::new();
     let mut ended_early = None;
     partial.begin();
-    for program in &programs {
+    for program in programs {
         let family = &program.family;
         if partial.interrupted() {
             ended_early = Some(format!("interrupted, before the peers of {family}"));
@@ -179,7 +224,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             })
             .collect();
         eprintln!("timing the peers of {} {family} problems", asked.len());
-        let (lines, ended) = ask_program((arguments, running, partial), &card, program, &asked)?;
+        let (lines, ended) = ask_program((arguments, running, partial), card, program, &asked)?;
         ended_early = ended;
         for line in lines {
             let PeerResult { id, peer, about, median_ns: peer_ns, power, clock_mhz, error } =
@@ -210,39 +255,11 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             break;
         }
     }
-    let device = runs.first().map(|run| run.environment.device_name.clone()).unwrap_or_default();
-    if environment.get("device").is_some_and(|found| *found != device) {
-        eprintln!(
-            "refused: the run was on {device}, the peers on {}",
-            printable(&environment["device"])
-        );
-        return Ok(Exit::Refused);
-    }
-    let commit = runs.first().map(|run| run.provenance.short()).unwrap_or_default();
-    let report = PeersReport { device, commit, peers: environment, ended_early, rows };
-    report.validate().map_err(|why| anyhow::anyhow!("the peer programs answered {why}"))?;
-    // What there is took minutes on a GPU.
-    if report.ended_early.is_none() || !report.rows.is_empty() {
-        match arguments.format {
-            OutputFormat::Json => print_json(&report)?,
-            format => print(&report, format),
-        }
-    }
-    match report.ended_early {
-        None => Ok(Exit::Fine),
-        Some(why) if partial.interrupted() => {
-            eprintln!("\n{why}");
-            std::process::exit(Exit::INTERRUPTED)
-        }
-        Some(why) => bail!(why),
-    }
+    Ok(Timed { rows, environment, ended_early })
 }
 
 impl PeersReport {
     /// Checks every name and number: those of a file, and those of a peer program.
-    ///
-    /// # Errors
-    /// A fragment that names the row and the number.
     fn validate(&self) -> Result<(), String> {
         check_plain(&self.device)?;
         check_plain(&self.commit)?;
@@ -265,9 +282,6 @@ impl PeerRow {
 }
 
 /// The times in a file that `--format json` wrote, and the device that they were taken on.
-///
-/// # Errors
-/// When it cannot be read, or is something else.
 pub fn read(path: &Path) -> anyhow::Result<(String, Vec<PeerTime>)> {
     let failed = || {
         format!("failed to read {} as what `kernelgate peers --format json` prints", path.display())

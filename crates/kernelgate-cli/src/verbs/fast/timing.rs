@@ -7,6 +7,8 @@ use kernelgate::display::table::Table;
 use kernelgate::display::{bytes, time};
 use kernelgate::exit::Exit;
 use kernelgate::harness::filter::Filter;
+use kernelgate::measure::accuracy::{ColdRow, SpinRow, TraceRow};
+use kernelgate::measure::limits::Limits;
 use kernelgate::protocol::{self, Action, ResponseBody, TimingReport};
 use kernelgate::record::Store;
 use kernelgate_cuda::driver::device;
@@ -111,6 +113,24 @@ fn print(report: &TimingReport, show: impl Fn(&Table) -> String) {
         false => environment.gpus.values(|gpu| gpu.driver.clone()),
     };
     println!("{}, driver {driver}", environment.device_name);
+    let mut tables = vec![overheads(report)];
+    if let Some(limits) = &report.limits {
+        tables.push(bandwidths(limits));
+        tables.extend((!limits.flops_per_s.is_empty()).then(|| rates(limits)));
+    }
+    tables.extend(report.spins.as_deref().map(spins));
+    tables.extend(report.cupti.as_deref().map(recorded));
+    tables.extend(report.cold.as_deref().map(cold_reads));
+    for table in tables {
+        println!("\n{}", show(&table));
+    }
+    for note in &report.notes {
+        println!("\n{note}");
+    }
+}
+
+/// Overheads of launches and events.
+fn overheads(report: &TimingReport) -> Table {
     let overhead = report.overhead;
     let mut table = Table::new(&["overhead", "time"]);
     for (what, ns) in [
@@ -123,89 +143,91 @@ fn print(report: &TimingReport, show: impl Fn(&Table) -> String) {
     ] {
         table.row(vec![what.to_owned(), time(ns)]);
     }
-    println!("\n{}", show(&table));
-    if let Some(limits) = &report.limits {
-        let mut table = Table::new(&["read", "written", "time", "rate", "fastest pass"]);
-        for limit in &limits.memory {
-            table.row(vec![
-                bytes(limit.traffic.read_bytes),
-                bytes(limit.traffic.write_bytes),
-                time(limit.time_ns),
-                format!("{:.0} GB/s", limit.bytes_per_s() / 1e9),
-                limit.pass.clone(),
-            ]);
-        }
-        println!("\n{}", show(&table));
-        if !limits.flops_per_s.is_empty() {
-            let mut table = Table::new(&["unit", "rate"]);
-            for (unit, rate) in &limits.flops_per_s {
-                table.row(vec![unit.clone(), format!("{:.1} TFLOP/s", rate / 1e12)]);
-            }
-            println!("\n{}", show(&table));
-        }
-    }
-    if let Some(rows) = &report.spins {
-        let mut table = Table::new(&[
-            "spin of",
-            "by the device's timer",
-            "by events",
-            "difference",
-            "less that of an empty spin",
-            "relative",
+    table
+}
+
+/// Bandwidths.
+fn bandwidths(limits: &Limits) -> Table {
+    let mut table = Table::new(&["read", "written", "time", "rate", "fastest pass"]);
+    for limit in &limits.memory {
+        table.row(vec![
+            bytes(limit.traffic.read_bytes),
+            bytes(limit.traffic.write_bytes),
+            time(limit.time_ns),
+            format!("{:.0} GB/s", limit.bytes_per_s() / 1e9),
+            limit.pass.clone(),
         ]);
-        for row in rows {
-            let difference = row.events_ns - row.spent_ns;
-            let calibrated = difference - row.offset_ns;
-            table.row(vec![
-                time(row.wanted_ns as f64),
-                time(row.spent_ns),
-                time(row.events_ns),
-                signed(difference),
-                signed(calibrated),
-                format!("{:+.2}%", 100.0 * calibrated / row.spent_ns),
-            ]);
-        }
-        println!("\n{}", show(&table));
     }
-    if let Some(rows) = &report.cupti {
-        let mut table = Table::new(&[
-            "kernel",
-            "cache",
-            "by events",
-            "by events, recorded",
-            "by CUPTI",
-            "difference, recorded",
-            "relative",
+    table
+}
+
+/// Rates of arithmetic units.
+fn rates(limits: &Limits) -> Table {
+    let mut table = Table::new(&["unit", "rate"]);
+    for (unit, rate) in &limits.flops_per_s {
+        table.row(vec![unit.clone(), format!("{:.1} TFLOP/s", rate / 1e12)]);
+    }
+    table
+}
+
+/// Spins of known length, by the device's timer and by events.
+fn spins(rows: &[SpinRow]) -> Table {
+    let mut table = Table::new(&[
+        "spin of",
+        "by the device's timer",
+        "by events",
+        "difference",
+        "less that of an empty spin",
+        "relative",
+    ]);
+    for row in rows {
+        let difference = row.events_ns - row.spent_ns;
+        let calibrated = difference - row.offset_ns;
+        table.row(vec![
+            time(row.wanted_ns as f64),
+            time(row.spent_ns),
+            time(row.events_ns),
+            signed(difference),
+            signed(calibrated),
+            format!("{:+.2}%", 100.0 * calibrated / row.spent_ns),
         ]);
-        for row in rows {
-            let difference = row.events_recorded_ns - row.cupti_ns;
-            table.row(vec![
-                row.what.clone(),
-                row.cache.clone(),
-                time(row.events_ns),
-                time(row.events_recorded_ns),
-                time(row.cupti_ns),
-                signed(difference),
-                format!("{:+.2}%", row.difference_percent()),
-            ]);
-        }
-        println!("\n{}", show(&table));
     }
-    if let Some(rows) = &report.cold {
-        let mut table = Table::new(&["read of", "hot", "cold", "memory's best"]);
-        for row in rows {
-            table.row(vec![
-                bytes(row.bytes),
-                time(row.hot_ns),
-                time(row.cold_ns),
-                time(row.memory_ns),
-            ]);
-        }
-        println!("\n{}", show(&table));
+    table
+}
+
+/// Launches by events and by CUPTI.
+fn recorded(rows: &[TraceRow]) -> Table {
+    let mut table = Table::new(&[
+        "kernel",
+        "cache",
+        "by events",
+        "by events, recorded",
+        "by CUPTI",
+        "difference, recorded",
+        "relative",
+    ]);
+    for row in rows {
+        let difference = row.events_recorded_ns - row.cupti_ns;
+        table.row(vec![
+            row.what.clone(),
+            row.cache.clone(),
+            time(row.events_ns),
+            time(row.events_recorded_ns),
+            time(row.cupti_ns),
+            signed(difference),
+            format!("{:+.2}%", row.difference_percent()),
+        ]);
     }
-    for note in &report.notes {
-        println!("\n{note}");
+    table
+}
+
+/// Reads with caches hot and cold.
+fn cold_reads(rows: &[ColdRow]) -> Table {
+    let mut table = Table::new(&["read of", "hot", "cold", "memory's best"]);
+    for row in rows {
+        table.row(vec![bytes(row.bytes), time(row.hot_ns), time(row.cold_ns), time(row.memory_ns)]);
     }
+    table
 }
 
 fn signed(ns: f64) -> String {

@@ -53,9 +53,6 @@ struct MergedSession<'a> {
 }
 
 /// Merges the records.
-///
-/// # Errors
-/// When a file cannot be read or written.
 pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     check_number("--anchor-tolerance", arguments.anchor_tolerance, 0.0..=MAX_RATIO)?;
     match merge(arguments, store) {

@@ -59,18 +59,12 @@ impl Choice {
     }
 
     /// What every bench executable of the package answers.
-    ///
-    /// # Errors
-    /// When none can be built or asked, or none has a case that was asked for.
     pub fn ask(&self, store: &Store, action: &Action) -> anyhow::Result<Answers> {
         self.asker(store)?.ask(action)
     }
 
     /// The executables, to be asked one thing after the other. To be called once: it watches for
     /// Ctrl-C.
-    ///
-    /// # Errors
-    /// When none can be built or asked.
     pub fn asker(&self, store: &Store) -> anyhow::Result<Asker<'_>> {
         Filter::parse(self.filter.as_deref(), false)?;
         let running = interrupt::watched()?;
@@ -96,17 +90,11 @@ impl Asker<'_> {
     }
 
     /// What every executable answers.
-    ///
-    /// # Errors
-    /// When one breaks, or none has a case that was asked for.
     pub fn ask(&self, action: &Action) -> anyhow::Result<Answers> {
         ask::all(&self.found, &self.asking(None), action)
     }
 
     /// The same with a seed, each answer as it comes.
-    ///
-    /// # Errors
-    /// As [`Self::ask`], and those of `answered`.
     pub fn each(
         &self,
         seed: u64,

@@ -8,26 +8,17 @@ use kernelgate::exit::Exit;
 
 /// For the processes that a verb starts, one after the other: an interrupt ends the one that runs,
 /// and all that it started, before the program ends. To be called once.
-///
-/// # Errors
-/// When the signals cannot be watched.
 pub fn watched() -> anyhow::Result<Running> {
     watched_saying(String::new)
 }
 
 /// The same; what `last` returns is said then.
-///
-/// # Errors
-/// As [`watched`].
 pub fn watched_saying(last: impl Fn() -> String + Send + 'static) -> anyhow::Result<Running> {
     watched_with(last, Partial::default())
 }
 
 /// For a verb whose processes watch for interrupts themselves: an interrupt goes to the one that runs,
 /// and this program ends as that one does. To be called once.
-///
-/// # Errors
-/// As [`watched`].
 pub fn forwarded() -> anyhow::Result<Running> {
     let running = Running::default();
     let held = running.clone();
@@ -57,9 +48,6 @@ impl Partial {
 }
 
 /// As [`watched`], for a verb that shows what it has.
-///
-/// # Errors
-/// As [`watched`].
 pub fn watched_partial() -> anyhow::Result<(Running, Partial)> {
     let partial = Partial::default();
     Ok((watched_with(String::new, partial.clone())?, partial))

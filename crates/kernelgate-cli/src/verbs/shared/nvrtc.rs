@@ -40,9 +40,6 @@ impl Nvrtc {
     }
 
     /// Its folder, for `KERNELGATE_CUDA_LIBS`; pip installs it on the first call.
-    ///
-    /// # Errors
-    /// When there is no Python, or pip cannot get it.
     pub fn fetch(self, target: &Path) -> anyhow::Result<PathBuf> {
         let environment = target.join(self.environment());
         if let Some(folder) = self.installed(&environment) {

@@ -55,9 +55,6 @@ pub fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
 }
 
 /// Refuses to write over a file that is read, also where it is named by a link.
-///
-/// # Errors
-/// Names the flag and the file.
 pub fn not_over(flag: &str, out: &Path, source: &Path) -> anyhow::Result<()> {
     let same = match (out.canonicalize(), source.canonicalize()) {
         (Ok(out), Ok(source)) => out == source || is_one_file(&out, &source),

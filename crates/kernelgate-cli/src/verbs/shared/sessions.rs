@@ -42,9 +42,6 @@ impl Sessions {
 
 /// The sessions without runs of other packages, which may share the target folder. Standard error
 /// names what is not used; all runs stay where the program was called in no package.
-///
-/// # Errors
-/// When no run is of the package.
 pub fn of_package(mut sessions: Vec<Session>, store: &Store) -> anyhow::Result<Vec<Session>> {
     let Some(own) = &store.package else { return Ok(sessions) };
     let mut others: BTreeMap<Package, u32> = BTreeMap::new();

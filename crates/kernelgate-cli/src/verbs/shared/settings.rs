@@ -150,9 +150,6 @@ pub struct Timeouts {
 pub const PLANTED: [&str; 2] = ["KERNELGATE_DELAY", "KERNELGATE_LAYOUT"];
 
 /// Refuses variables that would change both sides.
-///
-/// # Errors
-/// Names the variable.
 pub fn nothing_planted() -> anyhow::Result<()> {
     for variable in PLANTED {
         anyhow::ensure!(
@@ -164,9 +161,6 @@ pub fn nothing_planted() -> anyhow::Result<()> {
 }
 
 /// Accepts the value of a flag, where there is one.
-///
-/// # Errors
-/// Names the flag and the range.
 pub fn check_number(
     flag: &str,
     value: impl Into<Option<f64>>,
@@ -180,9 +174,6 @@ pub fn check_number(
 
 impl ThresholdFlags {
     /// The plan with these flags over a basis.
-    ///
-    /// # Errors
-    /// Names the flag whose value makes no sense.
     pub fn plan(&self, basis: PlanBasis) -> anyhow::Result<PlanRequest> {
         for (flag, value, most) in [
             ("--relative", self.relative, MAX_RATIO),

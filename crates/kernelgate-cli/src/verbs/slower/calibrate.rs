@@ -9,7 +9,7 @@ use anyhow::Context;
 
 use crate::compare::calibrate::{self, CalibrationRequest};
 use crate::compare::progress::parse_duration;
-use crate::compare::{ComparisonRequest, PlanBasis, Planted, SideSource};
+use crate::compare::{ComparisonRequest, PlanBasis, PlanRequest, Planted, SideSource};
 use crate::gate::calibration::{Calibration, CalibrationSummary, recommend, summarise};
 use crate::gate::paired::TestPlan;
 use crate::report::calibration;
@@ -124,30 +124,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     };
     let plan = arguments.limits.plan(PlanBasis::Fixed(TestPlan::default()))?;
     let measured = TestPlan::default().asked(&plan.asked, plan.max_blocks);
-    let request = ComparisonRequest {
-        base: arguments.dir.clone().map_or(SideSource::WorkTree, SideSource::Folder),
-        head: SideSource::WorkTree,
-        benches: arguments.bench.clone(),
-        shard: None,
-        filter: arguments.filter.clone(),
-        settings: arguments.settings.variables_without_shard(),
-        planted: Planted::default(),
-        time_identical: true,
-        affected: false,
-        kernels: Vec::new(),
-        profile_slower: false,
-        wait: arguments.timeouts.wait,
-        build_wait: arguments.timeouts.build_wait,
-        plan,
-        sampling: arguments.limits.sampling(),
-        budget: arguments.budget,
-        profile: arguments.profile.clone(),
-        resume: false,
-        package: store.root.clone(),
-        leave_out: Vec::new(),
-        target: store.work.parent().map(PathBuf::from).unwrap_or_default(),
-        folder,
-    };
+    let request = comparison(arguments, store, plan, folder);
     let wanted = CalibrationRequest {
         null: arguments.comparisons,
         layouts: arguments.layouts,
@@ -196,6 +173,39 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     Ok(Exit::Fine)
 }
 
+/// The comparison that a calibration repeats.
+fn comparison(
+    arguments: &Arguments,
+    store: &Store,
+    plan: PlanRequest,
+    folder: PathBuf,
+) -> ComparisonRequest {
+    ComparisonRequest {
+        base: arguments.dir.clone().map_or(SideSource::WorkTree, SideSource::Folder),
+        head: SideSource::WorkTree,
+        benches: arguments.bench.clone(),
+        shard: None,
+        filter: arguments.filter.clone(),
+        settings: arguments.settings.variables_without_shard(),
+        planted: Planted::default(),
+        time_identical: true,
+        affected: false,
+        kernels: Vec::new(),
+        profile_slower: false,
+        wait: arguments.timeouts.wait,
+        build_wait: arguments.timeouts.build_wait,
+        plan,
+        sampling: arguments.limits.sampling(),
+        budget: arguments.budget,
+        profile: arguments.profile.clone(),
+        resume: false,
+        package: store.root.clone(),
+        leave_out: Vec::new(),
+        target: store.work.parent().map(PathBuf::from).unwrap_or_default(),
+        folder,
+    }
+}
+
 const fn names_cases(arguments: &Arguments) -> bool {
     arguments.filter.is_some() || arguments.settings.names_axes()
 }
@@ -237,9 +247,6 @@ fn merge(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 }
 
 /// Merges parts of a calibration, and writes what they make.
-///
-/// # Errors
-/// When a file cannot be read or written.
 pub fn merge_files(
     files: &[PathBuf],
     output: Option<&Path>,

@@ -78,9 +78,6 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 }
 
 /// Judges a measurement against a baseline, with the rules of the package.
-///
-/// # Errors
-/// When the baseline or the rules cannot be read.
 pub fn judge(
     store: &Store,
     baseline: &str,

@@ -112,9 +112,6 @@ fn document(documents: &[impl serde::Serialize]) -> anyhow::Result<String> {
 }
 
 /// Refuses what is no name of an architecture: such names become names of files.
-///
-/// # Errors
-/// Names the flag.
 pub fn check_architecture(flag: &str, arch: &str) -> anyhow::Result<()> {
     let known = architecture::number(arch).is_some();
     anyhow::ensure!(known, "{flag} takes a real architecture such as sm_90a, not `{arch}`");

@@ -54,9 +54,6 @@ impl VerdictOutput {
     }
 
     /// Looks before anything is measured: whether the folder that was asked for can be written.
-    ///
-    /// # Errors
-    /// When it cannot.
     pub fn check(&self) -> anyhow::Result<()> {
         let Some(folder) = &self.out else { return Ok(()) };
         file::check_writable(&folder.join("result.json"))

@@ -77,9 +77,6 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 }
 
 /// Records the cases that a filter selects into a folder: each with its file.
-///
-/// # Errors
-/// When no bench can be asked, or none of the cases was recorded.
 pub fn record(
     filter: &str,
     benches: &ChosenBenches,

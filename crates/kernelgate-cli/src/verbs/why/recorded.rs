@@ -32,9 +32,6 @@ pub struct RecordedCase {
 }
 
 /// Writes a recording into a folder, and reads it.
-///
-/// # Errors
-/// When it cannot be written.
 pub fn read(recording: CaseRecording, folder: &Path) -> anyhow::Result<RecordedCase> {
     let path = folder.join(format!("{}.json", recording.case.replace('/', "_")));
     file::write(&path, &recording).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
@@ -111,9 +108,6 @@ impl RecordedCase {
     }
 
     /// Drawings of its stages: names of files, and what belongs into them.
-    ///
-    /// # Errors
-    /// When they cannot be drawn.
     pub fn drawings(&self) -> anyhow::Result<Vec<(String, String)>> {
         self.stages.iter().map(|stages| stages.drawing(&self.recording.case)).collect()
     }

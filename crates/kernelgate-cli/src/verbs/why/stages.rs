@@ -147,9 +147,6 @@ impl KernelStages {
     }
 
     /// A file's name and what belongs into it.
-    ///
-    /// # Errors
-    /// When it cannot be drawn.
     pub fn drawing(&self, case: &str) -> anyhow::Result<(String, String)> {
         let safe = |text: &str| text.replace(|c: char| !c.is_ascii_alphanumeric() && c != '-', "_");
         Ok((format!("{}-{}-stages.svg", safe(case), safe(&self.kernel)), self.chart(case).svg()?))

@@ -7,9 +7,6 @@ use kernelgate_trace::model::Trace;
 use kernelgate_trace::read::{self, Wanted};
 
 /// What is wanted of a trace, of a `range` only what was launched inside.
-///
-/// # Errors
-/// When it cannot be read, or no range has that path.
 pub fn open(path: &Path, wanted: &Wanted, range: Option<&str>) -> anyhow::Result<Trace> {
     let failed = |error| anyhow::anyhow!("failed to {error}");
     let Some(range) = range else {
