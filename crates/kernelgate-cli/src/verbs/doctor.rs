@@ -1,6 +1,6 @@
 //! `kernelgate doctor`: what this machine offers, and what is missing.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -11,8 +11,9 @@ use kernelgate::display::{self, terminal};
 use kernelgate::exit::Exit;
 use kernelgate::harness::args;
 use kernelgate::record::environment::available_memory;
-use kernelgate::record::text::{printable, quoted, shortened};
-use kernelgate::record::{Environment, Provenance, Store};
+use kernelgate::record::machine::OtherMachine;
+use kernelgate::record::text::{printable, printable_path, quoted, shortened};
+use kernelgate::record::{Environment, FileError, Machine, Provenance, Store, file};
 use kernelgate_cuda::DeviceOptions;
 use kernelgate_cuda::architecture;
 use kernelgate_cuda::compiler::cache;
@@ -27,6 +28,12 @@ pub struct Arguments {
     /// the target folder on the first call
     #[arg(long, value_enum, value_name = "VERSION", num_args = 0..=1, default_missing_value = "13")]
     fetch_nvrtc: Option<Nvrtc>,
+    /// Record the machine: processor, memory, GPUs with driver, clocks, power limit and links
+    #[arg(long, value_name = "FILE", conflicts_with = "expect")]
+    save: Option<PathBuf>,
+    /// Compare the machine with a recorded one: exit 4 and the facts that differ
+    #[arg(long, value_name = "FILE")]
+    expect: Option<PathBuf>,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     format: OutputFormat,
@@ -45,6 +52,16 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         let target = store.work.parent().unwrap_or(Path::new("."));
         println!("{}", nvrtc.fetch(target)?.display());
         return Ok(Exit::Fine);
+    }
+    let failed = |error: FileError| anyhow::anyhow!("failed to {error}");
+    if let Some(path) = &arguments.save {
+        let machine = Machine::here();
+        file::write(path, &machine).map_err(failed)?;
+        println!("machine {} in {}", machine.digest(), printable_path(path));
+        return Ok(Exit::Fine);
+    }
+    if let Some(path) = &arguments.expect {
+        return Ok(expect(&file::read(path).map_err(failed)?));
     }
     let mut checks = checks(&Environment::cpu(), store);
     for check in &mut checks {
@@ -78,6 +95,21 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         }
     }
     Ok(Exit::Fine)
+}
+
+/// Compares this machine with a recorded one.
+fn expect(expected: &Machine) -> Exit {
+    let here = Machine::here();
+    let differing = here.mismatches(expected);
+    for OtherMachine { field, expected, found } in &differing {
+        let line = format!("refused: {field} is `{found}`, not `{expected}`");
+        println!("{}", printable(&line));
+    }
+    if differing.is_empty() {
+        println!("machine {} as expected", here.digest());
+        return Exit::Fine;
+    }
+    Exit::Refused
 }
 
 fn checks(environment: &Environment, store: &Store) -> Vec<Check> {

@@ -28,6 +28,58 @@ pub struct Reading {
     pub other_processes: Option<u32>,
 }
 
+/// A card as it is built in and set up. A quantity that the card does not report is absent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Card {
+    /// Model: "NVIDIA H200".
+    pub model: String,
+    /// Device memory, bytes.
+    pub memory_bytes: Option<u64>,
+    /// Version of the driver: "580.82.07".
+    pub driver: Option<String>,
+    /// Highest SM clock, MHz.
+    pub max_sm_clock_mhz: Option<u32>,
+    /// Highest memory clock, MHz.
+    pub max_memory_clock_mhz: Option<u32>,
+    /// Power that the card may draw, milliwatts.
+    pub power_limit_mw: Option<u32>,
+    /// Highest PCIe generation of card and slot together.
+    pub pcie_generation: Option<u32>,
+    /// PCIe lanes in use.
+    pub pcie_width: Option<u32>,
+    /// NVLinks that are up.
+    pub nvlinks: u32,
+    /// Whether memory errors are corrected.
+    pub ecc: Option<bool>,
+    /// Whether the card is divided into instances.
+    pub mig: Option<bool>,
+}
+
+/// NVLinks that a card can have at most.
+const MAX_NVLINKS: u32 = 18;
+
+/// Every card that NVML lists, in its order; none without NVML. Takes some milliseconds a card.
+pub fn cards() -> Vec<Card> {
+    let Some(nvml) = nvml() else { return Vec::new() };
+    let devices = (0..nvml.device_count().unwrap_or(0)).map(|index| nvml.device_by_index(index));
+    let card = |device: Device<'_>| Card {
+        model: device.name().unwrap_or_default(),
+        memory_bytes: device.memory_info().ok().map(|memory| memory.total),
+        driver: nvml.sys_driver_version().ok(),
+        max_sm_clock_mhz: device.max_clock_info(Clock::SM).ok(),
+        max_memory_clock_mhz: device.max_clock_info(Clock::Memory).ok(),
+        power_limit_mw: device.enforced_power_limit().ok(),
+        pcie_generation: device.max_pcie_link_gen().ok(),
+        pcie_width: device.current_pcie_link_width().ok(),
+        nvlinks: (0..MAX_NVLINKS)
+            .filter(|link| device.link_wrapper_for(*link).is_active().unwrap_or(false))
+            .count() as u32,
+        ecc: device.is_ecc_enabled().ok().map(|ecc| ecc.currently_enabled),
+        mig: device.mig_mode().ok().map(|mig| mig.current != 0),
+    };
+    devices.flatten().map(card).collect()
+}
+
 /// NVML and a card.
 pub struct Telemetry {
     nvml: &'static Nvml,

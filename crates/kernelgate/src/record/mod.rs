@@ -33,9 +33,10 @@ pub use groups::{measurement, partition, sessions, shard, store, trial_request, 
 pub use numerics::{CaseNumerics, Numerics};
 pub use origin::environment::Environment;
 pub use origin::gpus::{Gpu, Gpus};
+pub use origin::machine::Machine;
 pub use origin::package::Package;
 pub use origin::provenance::Provenance;
-pub use origin::{environment, gpus, package, provenance};
+pub use origin::{environment, gpus, machine, package, provenance};
 pub use run::{CaseRecord, LaunchCosts, ProcessRun, Samples};
 pub use verification::Verification;
 pub use work::WorkRecord;

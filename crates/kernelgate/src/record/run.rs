@@ -56,6 +56,9 @@ pub struct ProcessRun {
     pub plan: Option<ShardPlan>,
     /// Where.
     pub environment: Environment,
+    /// Digest of the machine ([`Machine`](super::Machine)), as `kernelgate doctor --save` records it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<String>,
     /// Of which code.
     pub provenance: Provenance,
     /// Whether the commit is what `KERNELGATE_COMMIT` said: nobody checked that the executable was
@@ -332,6 +335,7 @@ impl ProcessRun {
             shard: None,
             plan: None,
             environment,
+            machine: None,
             provenance,
             stated_commit: false,
             anchors: None,

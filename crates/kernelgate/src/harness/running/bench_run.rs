@@ -28,7 +28,7 @@ use crate::harness::settings::Settings;
 use crate::harness::spent;
 use crate::measure::limits::{CaseWork, Limits};
 use crate::record::run::process_name;
-use crate::record::{Environment, FileError, Lock, ProcessRun, Provenance, Store, file};
+use crate::record::{Environment, FileError, Lock, Machine, ProcessRun, Provenance, Store, file};
 use crate::workload::Effort;
 use kernelgate_cuda::observe::telemetry::Telemetry;
 
@@ -160,6 +160,7 @@ fn start(
         seed: settings.seed,
         shard: settings.shard,
         plan: selection.plan.clone(),
+        machine: Some(Machine::here().digest()),
         delays: trial::delays(settings, selection),
         skipped: selection.skipped.iter().cloned().collect(),
         unsupported: selection.unsupported.clone(),

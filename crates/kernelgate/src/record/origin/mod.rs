@@ -4,6 +4,7 @@
 pub mod comparable;
 pub mod environment;
 pub mod gpus;
+pub mod machine;
 pub mod package;
 pub mod process;
 pub mod provenance;

@@ -1,0 +1,182 @@
+//! A machine as it is built and set up: facts that a runner's label promises.
+//!
+//! Two machines of one kind have equal facts: serial numbers and names of hosts are no part of them.
+//! Deliberately absent: what a time means there ([`Environment`]).
+
+use serde::{Deserialize, Serialize};
+
+use super::environment::Environment;
+use crate::record::files::file::{Record, hash_of_all};
+use kernelgate_cuda::observe::telemetry::{Card, cards};
+
+/// Bytes to which memory is rounded: the system keeps a varying part for itself.
+const GIB: u64 = 1 << 30;
+
+/// A machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Machine {
+    /// Model of the processor.
+    pub processor: String,
+    /// Processors; absent where the system does not report them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sockets: Option<usize>,
+    /// Logical cores.
+    pub cores: usize,
+    /// Memory, GiB.
+    pub memory_gib: u64,
+    /// The GPUs that NVML lists.
+    pub gpus: Vec<Card>,
+}
+
+/// A fact in which a machine is not as expected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OtherMachine {
+    /// Name of the fact: "gpus[0].driver".
+    pub field: String,
+    /// Value in the file.
+    pub expected: String,
+    /// Value here.
+    pub found: String,
+}
+
+impl Machine {
+    /// This machine.
+    pub fn here() -> Self {
+        let host = Environment::cpu();
+        Self {
+            processor: host.device_name,
+            sockets: sockets(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
+            cores: host.cores,
+            memory_gib: (host.memory_bytes + GIB / 2) / GIB,
+            gpus: cards(),
+        }
+    }
+
+    /// Hash of all facts.
+    pub fn digest(&self) -> String {
+        let facts = self.facts();
+        hash_of_all(facts.iter().flat_map(|(field, value)| [&**field, &**value]))
+    }
+
+    /// The facts in which this machine differs from an expected one.
+    pub fn mismatches(&self, expected: &Self) -> Vec<OtherMachine> {
+        let (found, expected) = (self.facts(), expected.facts());
+        let absent = || "absent".to_owned();
+        let value = |of: &[(String, String)], field: &str| {
+            of.iter()
+                .find(|(name, _)| name == field)
+                .map_or_else(absent, |(_, value)| value.clone())
+        };
+        let mut fields: Vec<&String> =
+            expected.iter().chain(&found).map(|(field, _)| field).collect();
+        fields.dedup();
+        let mut mismatches: Vec<OtherMachine> = Vec::new();
+        for field in fields {
+            let (expected, found) = (value(&expected, field), value(&found, field));
+            if expected != found && mismatches.iter().all(|it| it.field != *field) {
+                mismatches.push(OtherMachine { field: field.clone(), expected, found });
+            }
+        }
+        mismatches
+    }
+
+    fn facts(&self) -> Vec<(String, String)> {
+        let Self { processor, sockets, cores, memory_gib, gpus } = self;
+        let unknown = || "unknown".to_owned();
+        let sockets = sockets.map_or_else(unknown, |sockets| sockets.to_string());
+        let mut facts = vec![
+            ("processor".to_owned(), processor.clone()),
+            ("sockets".to_owned(), sockets),
+            ("cores".to_owned(), cores.to_string()),
+            ("memory_gib".to_owned(), memory_gib.to_string()),
+            ("number of GPUs".to_owned(), gpus.len().to_string()),
+        ];
+        for (index, card) in gpus.iter().enumerate() {
+            let number = |value: Option<u32>| value.map_or_else(unknown, |it| it.to_string());
+            let is = |value: Option<bool>| value.map_or_else(unknown, |it| it.to_string());
+            let memory = card.memory_bytes.map_or_else(unknown, |bytes| (bytes / GIB).to_string());
+            for (field, value) in [
+                ("model", card.model.clone()),
+                ("memory_gib", memory),
+                ("driver", card.driver.clone().unwrap_or_else(unknown)),
+                ("max_sm_clock_mhz", number(card.max_sm_clock_mhz)),
+                ("max_memory_clock_mhz", number(card.max_memory_clock_mhz)),
+                ("power_limit_mw", number(card.power_limit_mw)),
+                ("pcie_generation", number(card.pcie_generation)),
+                ("pcie_width", number(card.pcie_width)),
+                ("nvlinks", card.nvlinks.to_string()),
+                ("ecc", is(card.ecc)),
+                ("mig", is(card.mig)),
+            ] {
+                facts.push((format!("gpus[{index}].{field}"), value));
+            }
+        }
+        facts
+    }
+}
+
+/// Processors that /proc/cpuinfo lists.
+fn sockets(cpuinfo: &str) -> Option<usize> {
+    let ids = cpuinfo.lines().filter(|line| line.starts_with("physical id"));
+    let ids: std::collections::BTreeSet<&str> =
+        ids.filter_map(|line| line.split(':').nth(1)).collect();
+    (!ids.is_empty()).then_some(ids.len())
+}
+
+impl Record for Machine {
+    const SCHEMA: &'static str = "kernelgate-machine";
+    const VERSION: u64 = 1;
+    const KIND: &'static str = "machine";
+
+    fn validate(&self) -> Result<(), String> {
+        if self.cores == 0 { Err("0 cores".to_owned()) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn card(driver: &str) -> Card {
+        Card {
+            model: "NVIDIA H200".to_owned(),
+            memory_bytes: Some(150_754_820_096),
+            driver: Some(driver.to_owned()),
+            max_sm_clock_mhz: Some(1980),
+            max_memory_clock_mhz: Some(3201),
+            power_limit_mw: Some(700_000),
+            pcie_generation: Some(5),
+            pcie_width: Some(16),
+            nvlinks: 18,
+            ecc: Some(true),
+            mig: Some(false),
+        }
+    }
+
+    fn machine(gpus: Vec<Card>) -> Machine {
+        let processor = "Intel Xeon".to_owned();
+        Machine { processor, sockets: Some(2), cores: 64, memory_gib: 512, gpus }
+    }
+
+    #[test]
+    fn each_fact_that_differs_is_named() {
+        let expected = machine(vec![card("580.82")]);
+        assert_eq!(expected.mismatches(&expected), []);
+        let capped = Card { power_limit_mw: Some(500_000), ..card("590.1") };
+        let found = machine(vec![capped]).mismatches(&expected);
+        let fields: Vec<&str> = found.iter().map(|it| &*it.field).collect();
+        assert_eq!(fields, ["gpus[0].driver", "gpus[0].power_limit_mw"]);
+        assert_eq!((&*found[0].expected, &*found[0].found), ("580.82", "590.1"));
+        let without = machine(Vec::new());
+        assert!(without.mismatches(&expected).iter().any(|it| it.found == "absent"));
+        assert_ne!(without.digest(), expected.digest());
+    }
+
+    #[test]
+    fn sockets_are_counted_by_their_physical_ids() {
+        let cpuinfo = "processor : 0\nphysical id\t: 0\nprocessor : 1\nphysical id\t: 1\n\
+                       processor : 2\nphysical id\t: 0\n";
+        assert_eq!((sockets(cpuinfo), sockets("")), (Some(2), None));
+        assert_eq!(Machine::here(), Machine::here());
+    }
+}
