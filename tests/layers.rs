@@ -163,7 +163,7 @@ const CRATES: &[Rules] = &[
             ("csv", &["pages/tables.rs"]),
             ("toml", &["gate/rules/rules_file.rs", "compare/sides/seed.rs"]),
             ("sysinfo", &["verbs/doctor.rs"]),
-            ("rayon", &["fleet/merge.rs", "gate/paired/tests/"]),
+            ("rayon", &["fleet/merge.rs", "gate/comparison_shard.rs", "gate/paired/tests/"]),
             ("rustix", &["benches/child.rs"]),
             ("serde_json", &["benches/", "verbs/"]),
             ("ctrlc", &["compare/error.rs", "compare/session.rs", "verbs/shared/interrupt.rs"]),

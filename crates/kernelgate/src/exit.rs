@@ -22,6 +22,18 @@ impl Exit {
     /// Broken pipe: what shells report for SIGPIPE.
     pub const BROKEN_PIPE: i32 = 141;
 
+    /// The exit that a code stands for; absent for the code of a signal or of another program.
+    pub const fn from_code(code: i32) -> Option<Self> {
+        match code {
+            0 => Some(Self::Fine),
+            1 => Some(Self::Regression),
+            2 => Some(Self::Usage),
+            3 => Some(Self::Inconclusive),
+            4 => Some(Self::Refused),
+            _ => None,
+        }
+    }
+
     /// The exit of two parts together. With broken input nothing was judged, so it comes first; a
     /// refusal comes before a regression, which may be one of another definition.
     pub fn worse(self, other: Self) -> Self {

@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use engine::{Compared, run};
+pub use engine::{Compared, build, run};
 pub use error::CompareError;
 use kernelgate::record::{Shard, TrialSampling};
 pub use plan::{PlanBasis, PlanRequest};

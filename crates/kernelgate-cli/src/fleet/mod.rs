@@ -4,5 +4,9 @@
 //! belongs together. Deliberately absent: measuring, deciding.
 
 pub mod anchors;
+pub mod kubernetes;
 pub mod merge;
 pub mod pieces;
+pub mod slurm;
+pub mod submission;
+pub mod task;

@@ -59,8 +59,11 @@ pub struct Account {
     pub other_speed: Vec<NotUsed>,
     /// Shards whose process did not get to its end; their finished cases count.
     pub interrupted: Vec<String>,
-    /// Shards that no record is of.
+    /// Shards without a record that counts.
     pub missing: Vec<String>,
+    /// Numbers of the shards that are missing or interrupted.
+    #[serde(skip)]
+    pub lacking: BTreeSet<u32>,
 }
 
 /// A record that does not count.
@@ -173,13 +176,16 @@ pub fn choose<T>(mut pieces: Vec<Piece<T>>, tolerance: Tolerance) -> (Vec<Piece<
     let present: BTreeSet<(&str, u32)> =
         kept.iter().map(|piece| (&*piece.work, piece.shard.index)).collect();
     for (work, count) in &planned {
-        let absent = (1..=*count).filter(|index| !present.contains(&(work, *index)));
-        let absent = absent.map(|index| name(work, Shard { index, count: *count }));
-        account.missing.extend(absent);
+        for index in (1..=*count).filter(|index| !present.contains(&(work, *index))) {
+            account.missing.push(name(work, Shard { index, count: *count }));
+            account.lacking.insert(index);
+        }
     }
     account.merged = kept.iter().map(|piece| name(&piece.work, piece.shard)).collect();
-    let interrupted = kept.iter().filter(|piece| !piece.complete);
-    account.interrupted = interrupted.map(|piece| name(&piece.work, piece.shard)).collect();
+    for piece in kept.iter().filter(|piece| !piece.complete) {
+        account.interrupted.push(name(&piece.work, piece.shard));
+        account.lacking.insert(piece.shard.index);
+    }
     (kept, account)
 }
 

@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::calibration::{Series, differing};
@@ -207,7 +208,7 @@ impl From<Comparison> for Findings {
 /// shards are of one plan ([`ComparisonShard::mismatch`]), each is there once.
 pub fn merge(mut shards: Vec<ComparisonShard>) -> Option<Comparison> {
     shards.sort_by_key(|shard| shard.shard);
-    let judged = shards.iter().flat_map(ComparisonShard::judge).collect();
+    let judged = shards.par_iter().flat_map_iter(ComparisonShard::judge).collect();
     let mut shards = shards.into_iter().map(|shard| shard.findings);
     let mut all = shards.next()?;
     shards.for_each(|shard| all.add(shard));

@@ -24,7 +24,7 @@ use kernelgate::exit::Exit;
 use crate::benches::package;
 use correct::{list, verify};
 use fast::{history, peers, report, runs, timing};
-use fleet::merge;
+use fleet::{merge, submit};
 use slower::{baseline, bisect, calibrate, check, compare, gate, resources};
 use why::{diagnose, export, profile, stats};
 
@@ -62,6 +62,9 @@ enum Verb {
     Compare(Box<compare::Arguments>),
     /// Judge a pull request in CI: compare, else gate; check kernel resources; leave a comment
     Check(check::Arguments),
+    /// Measure in shards: jobs of a scheduler, followed to the verdict
+    #[command(subcommand)]
+    Submit(submit::Scheduler),
     /// Put the records of shards together
     Merge(merge::Arguments),
     /// What the last run measured, as a table or for another program
@@ -117,6 +120,7 @@ impl Cli {
             Verb::Gate(arguments) => gate::run(&arguments, &store),
             Verb::Compare(arguments) => compare::run(&arguments, &store),
             Verb::Check(arguments) => check::run(&arguments, &store),
+            Verb::Submit(scheduler) => submit::run(&scheduler, &store),
             Verb::Merge(arguments) => merge::run(&arguments, &store),
             Verb::Runs(arguments) => runs::run(&arguments, &store),
             Verb::Bisect(arguments) => bisect::run(&arguments, &store),

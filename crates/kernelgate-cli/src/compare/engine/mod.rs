@@ -11,7 +11,7 @@ pub mod resumed;
 pub mod rounds;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::plan::ResolvedPlan;
@@ -80,6 +80,26 @@ pub struct Compared {
     pub comparison: Comparison,
     /// The record of the shard for [`merge`](crate::gate::comparison_shard::merge), where it is a shard.
     pub shard: Option<Box<ComparisonShard>>,
+}
+
+/// Builds both sides, and copies their executables into the folders `base` and `head` of another.
+///
+/// # Errors
+/// When a side cannot be made ready, or a file cannot be copied.
+pub fn build(request: &ComparisonRequest, output: &Path) -> Result<(), CompareError> {
+    let session = Session::open(request, false, Tools::watched()?)?;
+    for (arm, side) in [Arm::Base, Arm::Head].into_iter().zip(&session.sides) {
+        let folder = output.join(arm.name());
+        std::fs::create_dir_all(&folder)
+            .map_err(|cause| CompareError::io("make", &folder, cause))?;
+        for bench in side.executables.driven.keys() {
+            let built = session.folder.side(arm).join("bin").join(bench);
+            let copied = std::fs::copy(&built, folder.join(bench));
+            copied.map_err(|cause| CompareError::io("copy", &built, cause))?;
+        }
+    }
+    session.progress.end();
+    Ok(())
 }
 
 /// Compares.

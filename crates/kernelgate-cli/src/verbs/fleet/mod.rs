@@ -1,3 +1,4 @@
 //! Several machines: verbs for shards.
 
 pub mod merge;
+pub mod submit;

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::fleet::task::quoted;
 use clap::ValueEnum;
 use kernelgate::display;
 use kernelgate::display::medium::MarkdownText;
@@ -112,15 +113,6 @@ pub fn command_line(
     let words = display::without_flags(arguments, valued, bare);
     let words = words.iter().map(|word| quoted(word));
     std::iter::once("kernelgate".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
-}
-
-/// A word as one would type it in a shell.
-pub fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-~^:@=,+%".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
-        return word.to_owned();
-    }
-    format!("'{}'", word.replace('\'', "'\\''"))
 }
 
 #[cfg(test)]

@@ -18,10 +18,10 @@ use crate::benches::cargo;
 use crate::benches::child::{Ended, Running};
 use crate::compare::sides::git::{self, Repository, git};
 use crate::compare::sides::leftovers;
+use crate::fleet::task::quoted;
 use crate::report::bisection::markdown as fenced;
 use crate::verbs::shared::interrupt;
 use crate::verbs::shared::nvrtc::Nvrtc;
-use crate::verbs::shared::output::quoted;
 use kernelgate::display::medium::MarkdownText;
 use kernelgate::exit::Exit;
 use kernelgate::record::{Store, file};
@@ -125,18 +125,6 @@ struct Check<'a> {
     out: PathBuf,
     program: PathBuf,
     running: Running,
-}
-
-/// The exit that a code of this program stands for; other codes end the check.
-const fn exit_of(code: i32) -> Option<Exit> {
-    match code {
-        0 => Some(Exit::Fine),
-        1 => Some(Exit::Regression),
-        2 => Some(Exit::Usage),
-        3 => Some(Exit::Inconclusive),
-        4 => Some(Exit::Refused),
-        _ => None,
-    }
 }
 
 /// What a method came to.
@@ -434,7 +422,7 @@ fn write(path: &Path, text: &str) -> anyhow::Result<()> {
 
 /// The exit of a part; another code than those of this program ends the check.
 fn counted(code: i32) -> Exit {
-    exit_of(code).unwrap_or_else(|| {
+    Exit::from_code(code).unwrap_or_else(|| {
         say(&format!("ended with {code}"));
         std::process::exit(code)
     })
@@ -480,10 +468,10 @@ mod tests {
     #[test]
     fn codes_of_this_program_count_and_others_end_the_check() {
         assert_eq!(
-            [0, 1, 2, 3, 4].map(|code| exit_of(code).map(|exit| exit as i32)),
+            [0, 1, 2, 3, 4].map(|code| Exit::from_code(code).map(|exit| exit as i32)),
             [0, 1, 2, 3, 4].map(Some)
         );
-        assert_eq!([101, 130, 141].map(exit_of), [None; 3]);
+        assert_eq!([101, 130, 141].map(Exit::from_code), [None; 3]);
     }
 
     #[test]

@@ -81,6 +81,10 @@ pub struct Arguments {
     /// kernelgate/compare/shards/ of the target folder]
     #[arg(long, value_name = "FILE")]
     shard_output: Option<PathBuf>,
+    /// Build both sides into DIR/base and DIR/head and compare nothing: --base-dir and --head-dir
+    /// take them, also on another machine
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["resume", "shard_output"])]
+    build_only: Option<PathBuf>,
     #[command(flatten)]
     output: VerdictOutput,
 }
@@ -134,6 +138,11 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         target: store.work.parent().map(PathBuf::from).unwrap_or_default(),
         folder: folder.clone(),
     };
+    if let Some(output) = &arguments.build_only {
+        compare::build(&request, output)?;
+        eprintln!("built into base/ and head/ of {}", printable_path(output));
+        return Ok(Exit::Fine);
+    }
     arguments.output.check()?;
     let Compared { comparison: outcome, shard: kept } = match compare::run(&request) {
         Ok(outcome) => outcome,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::benches::find::BenchExecutable;
 
-use crate::verbs::shared::output::quoted;
+use crate::fleet::task::quoted;
 
 /// What tells what bounds a kernel, what limits its occupancy, and what its warps wait for.
 const SECTIONS: [&str; 6] = [

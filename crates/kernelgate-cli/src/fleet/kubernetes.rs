@@ -1,0 +1,153 @@
+//! Kubernetes: an Indexed Job for the shards and a second Job that merges, as text. `kubectl apply`
+//! is the user's.
+
+use std::fmt::Write as _;
+
+use super::task::{Places, Work};
+
+/// Options of the manifests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KubernetesOptions {
+    /// Name of the Jobs.
+    pub name: String,
+    /// Number of shards.
+    pub shards: u32,
+    /// Shards that may run at once.
+    pub parallelism: u32,
+    /// Container image with the package, its executables and the program.
+    pub image: String,
+    /// Resource of a GPU: "nvidia.com/gpu"; absent on hosts.
+    pub gpu_resource: Option<String>,
+    /// Labels that a node must have.
+    pub node_selector: Vec<(String, String)>,
+    /// Claim of the volume that all pods mount at the folder of the submission.
+    pub claim: String,
+    /// Attempts of a shard after the first.
+    pub retries: u32,
+    /// Seconds after which the Jobs are ended.
+    pub deadline_s: Option<u64>,
+}
+
+impl KubernetesOptions {
+    /// Both Jobs as one stream of documents.
+    pub fn manifests(&self, work: &Work, places: &Places, tolerance: Option<f64>) -> String {
+        format!("{}---\n{}", self.shards(work, places), self.merge(work, places, tolerance))
+    }
+
+    fn shards(&self, work: &Work, places: &Places) -> String {
+        let Self { name, shards, parallelism, retries, .. } = self;
+        let mut script = String::from(
+            "export KERNELGATE_SHARD=$((JOB_COMPLETION_INDEX + 1))/$KERNELGATE_SHARD_COUNT\n",
+        );
+        script += &work.shard_lines(places, "$HOSTNAME");
+        script += "exit $code\n";
+        let deadline =
+            self.deadline_s.map_or(String::new(), |s| format!("  activeDeadlineSeconds: {s}\n"));
+        // Exit code 1: a case is wrong, 2: usage, which another attempt does not change. A pod that
+        // its node took along does not count.
+        format!(
+            "apiVersion: batch/v1\nkind: Job\nmetadata:\n  name: {name}\nspec:\n  \
+             completionMode: Indexed\n  completions: {shards}\n  parallelism: {parallelism}\n  \
+             backoffLimitPerIndex: {retries}\n  maxFailedIndexes: {shards}\n{deadline}  \
+             podFailurePolicy:\n    rules:\n      - action: Ignore\n        onPodConditions:\n          \
+             - type: DisruptionTarget\n      - action: FailIndex\n        onExitCodes:\n          \
+             operator: In\n          values: [1, 2]\n  template:\n    spec:\n      \
+             restartPolicy: Never\n{}{}",
+            self.node_selector(),
+            self.container("shard", &script, places, true)
+        )
+    }
+
+    /// The merge waits until every shard has ended: no Job of Kubernetes depends on another.
+    fn merge(&self, work: &Work, places: &Places, tolerance: Option<f64>) -> String {
+        let Self { name, .. } = self;
+        let script = work.merge_lines(places, tolerance) + "exit $code\n";
+        format!(
+            "# Apply it when `kubectl wait --for=condition=complete job/{name}` returns.\n\
+             apiVersion: batch/v1\nkind: Job\nmetadata:\n  name: {name}-merge\nspec:\n  \
+             backoffLimit: 0\n  template:\n    spec:\n      restartPolicy: Never\n{}",
+            self.container("merge", &script, places, false)
+        )
+    }
+
+    fn node_selector(&self) -> String {
+        if self.node_selector.is_empty() {
+            return String::new();
+        }
+        let labels = self.node_selector.iter();
+        labels.fold("      nodeSelector:\n".to_owned(), |text, (label, value)| {
+            format!("{text}        {}: {}\n", scalar(label), scalar(value))
+        })
+    }
+
+    fn container(&self, name: &str, script: &str, places: &Places, measures: bool) -> String {
+        let Self { image, claim, shards, .. } = self;
+        let mut text = format!(
+            "      containers:\n        - name: {name}\n          image: {}\n",
+            scalar(image)
+        );
+        text += "          command: [\"bash\", \"-c\"]\n          args:\n            - |\n";
+        for line in script.lines() {
+            let _ = writeln!(text, "              {line}");
+        }
+        if measures {
+            let _ = write!(
+                text,
+                "          env:\n            - name: KERNELGATE_SHARD_COUNT\n              \
+                 value: \"{shards}\"\n"
+            );
+            if let Some(resource) = &self.gpu_resource {
+                let _ = write!(
+                    text,
+                    "          resources:\n            limits:\n              {}: 1\n",
+                    scalar(resource)
+                );
+            }
+        }
+        let folder = scalar(&places.folder.display().to_string());
+        let _ = write!(
+            text,
+            "          volumeMounts:\n            - name: submission\n              mountPath: \
+             {folder}\n      volumes:\n        - name: submission\n          \
+             persistentVolumeClaim:\n            claimName: {}\n",
+            scalar(claim)
+        );
+        text
+    }
+}
+
+/// A text as YAML takes it for a text, whatever it holds: YAML reads strings of JSON.
+fn scalar(text: &str) -> String {
+    format!("{text:?}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn manifests_are_an_indexed_job_and_a_merge() {
+        let places = Places {
+            program: "kernelgate".into(),
+            package: "/src".into(),
+            folder: "/shared".into(),
+        };
+        let options = KubernetesOptions {
+            name: "kernelgate".to_owned(),
+            shards: 8,
+            parallelism: 4,
+            image: "registry.example.com/kernels:1".to_owned(),
+            gpu_resource: Some("nvidia.com/gpu".to_owned()),
+            node_selector: vec![(
+                "nvidia.com/gpu.product".to_owned(),
+                "NVIDIA-H100-80GB-HBM3".to_owned(),
+            )],
+            claim: "results".to_owned(),
+            retries: 2,
+            deadline_s: Some(3600),
+        };
+        let executables = vec![("/src/bin/spin".into(), "/src".into())];
+        let work = Work::Bench { executables, flags: vec!["--quick".to_owned()] };
+        insta::assert_snapshot!(options.manifests(&work, &places, None));
+    }
+}

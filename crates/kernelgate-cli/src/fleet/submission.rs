@@ -1,0 +1,180 @@
+//! A submission on disk: its folder, which every machine sees, and the jobs that it has.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::merge::{self, Kind, MergeError};
+use super::pieces::{Account, Tolerance};
+use super::task::Places;
+use kernelgate::record::FileError;
+use kernelgate::record::file::{self, Record};
+
+/// Jobs of a submission.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Submission {
+    /// Words of the command that the shards carry out.
+    pub command: Vec<String>,
+    /// Number of shards.
+    pub shards: u32,
+    /// Job arrays, the current one last: later ones repeat missing shards.
+    pub arrays: Vec<u64>,
+    /// Job that merges.
+    pub merge: Option<u64>,
+}
+
+impl Record for Submission {
+    const SCHEMA: &'static str = "kernelgate-submission";
+    const VERSION: u64 = 1;
+    const KIND: &'static str = "submission";
+    const FREE_TEXT: &'static [&'static str] = &["command"];
+
+    fn validate(&self) -> Result<(), String> {
+        if self.shards == 0 { Err("0 shards".to_owned()) } else { Ok(()) }
+    }
+}
+
+/// File of a submission in its folder.
+pub const FILE: &str = "submission.json";
+
+/// Why a folder takes no submission.
+#[derive(Debug, thiserror::Error)]
+pub enum SubmissionError {
+    /// A file cannot be read or written.
+    #[error("failed to {0}")]
+    File(#[from] FileError),
+    /// Another submission is there.
+    #[error(
+        "{folder}: a submission is there already: --resume follows it, --folder names another folder"
+    )]
+    Taken {
+        /// The folder.
+        folder: String,
+    },
+    /// The submission there is another one.
+    #[error("--resume: the submission in {folder} has {field} `{there}`, not `{asked}`")]
+    Other {
+        /// The folder.
+        folder: String,
+        /// What differs.
+        field: &'static str,
+        /// Value of the submission that is there.
+        there: String,
+        /// Value that was asked for.
+        asked: String,
+    },
+    /// There is nothing to go on with.
+    #[error("--resume: no submission in {0}")]
+    Nothing(String),
+}
+
+impl Submission {
+    /// Claims a folder for a new submission: of two at once, one gets it.
+    ///
+    /// # Errors
+    /// When a submission is there, or the folder cannot be written.
+    pub fn claim(self, folder: &Path) -> Result<Self, SubmissionError> {
+        match file::write_new(&folder.join(FILE), &self) {
+            Ok(()) => Ok(self),
+            Err(error) if error.is_there_already() => {
+                Err(SubmissionError::Taken { folder: folder.display().to_string() })
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The submission in a folder, if it is this one.
+    ///
+    /// # Errors
+    /// When there is none, or it is another.
+    pub fn resume(self, folder: &Path) -> Result<Self, SubmissionError> {
+        let name = folder.display().to_string();
+        let there: Self = match file::read(&folder.join(FILE)) {
+            Err(error) if error.is_not_found() => return Err(SubmissionError::Nothing(name)),
+            read => read?,
+        };
+        let facts =
+            |of: &Self| [("the command", of.command.join(" ")), ("shards", of.shards.to_string())];
+        let mut both = facts(&there).into_iter().zip(facts(&self));
+        match both.find(|(there, asked)| there != asked) {
+            Some(((field, there), (_, asked))) => {
+                Err(SubmissionError::Other { folder: name, field, there, asked })
+            }
+            None => Ok(there),
+        }
+    }
+
+    /// Records the jobs.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn save(&self, folder: &Path) -> Result<(), FileError> {
+        file::write(&folder.join(FILE), self)
+    }
+
+    /// Shards of which no complete record is there that counts.
+    ///
+    /// # Errors
+    /// When a record cannot be read, or records do not belong together.
+    pub fn lacking(
+        &self,
+        places: &Places,
+        tolerance: Tolerance,
+    ) -> Result<BTreeSet<u32>, MergeError> {
+        let files = match merge::files(&[places.records()]) {
+            Err(MergeError::Nothing(_)) => return Ok((1..=self.shards).collect()),
+            files => files?,
+        };
+        let account: Account = match merge::kind(&files)? {
+            Kind::Runs => merge::runs(&files, tolerance)?.account,
+            Kind::Comparisons => merge::comparisons(&files, tolerance)?.account,
+            // A calibration has no shards that could be missing: it has as many comparisons.
+            Kind::Calibrations => return Ok((files.len() as u32 + 1..=self.shards).collect()),
+        };
+        Ok(account.lacking)
+    }
+}
+
+/// Attempts of each shard beyond the first, as the tasks noted them.
+pub fn retries(places: &Places, shards: u32) -> Vec<(u32, usize)> {
+    let attempts = places.folder.join("attempts");
+    let used = |shard: u32| {
+        let noted = std::fs::read_to_string(attempts.join(shard.to_string())).unwrap_or_default();
+        noted.lines().count().saturating_sub(1)
+    };
+    (1..=shards).map(|shard| (shard, used(shard))).filter(|(_, used)| *used > 0).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn submission(shards: u32) -> Submission {
+        Submission { command: vec!["bench".to_owned()], shards, arrays: vec![7], merge: Some(8) }
+    }
+
+    #[test]
+    fn a_folder_has_one_submission_which_only_its_command_resumes() {
+        let folder = tempfile::tempdir().unwrap();
+        let nothing = submission(4).resume(folder.path()).unwrap_err().to_string();
+        assert!(nothing.starts_with("--resume: no submission in "), "{nothing}");
+        submission(4).claim(folder.path()).unwrap();
+        let taken = submission(4).claim(folder.path()).unwrap_err().to_string();
+        assert!(taken.contains("a submission is there already: --resume"), "{taken}");
+        assert_eq!(submission(4).resume(folder.path()).unwrap().arrays, [7]);
+        let other = submission(5).resume(folder.path()).unwrap_err().to_string();
+        assert!(other.ends_with("has shards `4`, not `5`"), "{other}");
+    }
+
+    #[test]
+    fn attempts_after_the_first_are_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let places =
+            Places { program: "k".into(), package: ".".into(), folder: folder.path().to_owned() };
+        std::fs::create_dir(folder.path().join("attempts")).unwrap();
+        std::fs::write(folder.path().join("attempts/2"), "0 n1\n1 n2\n").unwrap();
+        std::fs::write(folder.path().join("attempts/3"), "0 n1\n").unwrap();
+        assert_eq!(retries(&places, 4), [(2, 1)]);
+    }
+}

@@ -1,0 +1,198 @@
+//! Commands of one shard and of the merge, as a person would type them in a job script.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+/// Work that is divided.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Work {
+    /// Every bench executable, with these flags.
+    Bench {
+        /// Executables with the folders of their packages.
+        executables: Vec<(PathBuf, PathBuf)>,
+        /// Flags of a bench.
+        flags: Vec<String>,
+    },
+    /// `kernelgate compare` of two folders of executables, with these flags.
+    Compare {
+        /// Folders of base and head.
+        sides: [PathBuf; 2],
+        /// Flags without those that name the sides.
+        flags: Vec<String>,
+    },
+    /// `kernelgate calibrate` of a folder of executables, with these flags.
+    Calibrate {
+        /// Folder of executables.
+        executables: PathBuf,
+        /// Flags.
+        flags: Vec<String>,
+    },
+}
+
+/// Places of a submission. All machines see them under the same paths.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Places {
+    /// The program.
+    pub program: PathBuf,
+    /// Package in which the program runs.
+    pub package: PathBuf,
+    /// Folder of the submission.
+    pub folder: PathBuf,
+}
+
+impl Places {
+    /// Where shards leave their records.
+    pub fn records(&self) -> PathBuf {
+        self.folder.join("records")
+    }
+
+    /// Where the merged result goes.
+    pub fn result(&self) -> PathBuf {
+        self.folder.join("result")
+    }
+
+    /// File with the exit code of the merge, written last.
+    pub fn exit(&self) -> PathBuf {
+        self.folder.join("exit")
+    }
+
+    /// Log of a shard, all attempts.
+    pub fn log(&self, shard: &str) -> PathBuf {
+        self.folder.join("logs").join(format!("{shard}.log"))
+    }
+}
+
+/// A word as one would type it in a shell.
+pub fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-~^:@=,+%".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', "'\\''"))
+}
+
+fn path(path: &Path) -> String {
+    quoted(&path.display().to_string())
+}
+
+fn words(flags: &[String]) -> String {
+    flags.iter().fold(String::new(), |line, flag| format!("{line} {}", quoted(flag)))
+}
+
+impl Work {
+    /// Shell lines that measure the shard in `KERNELGATE_SHARD`, and leave the worst exit code in
+    /// `code`. `attempt` is shell text that differs from one attempt to the next.
+    pub fn shard_lines(&self, places: &Places, attempt: &str) -> String {
+        let (records, program) = (path(&places.records()), path(&places.program));
+        let label = "${KERNELGATE_SHARD%/*}-of-${KERNELGATE_SHARD#*/}";
+        let mut lines = format!("cd {}\ncode=0\n", path(&places.package));
+        match self {
+            Self::Bench { executables, flags } => {
+                let _ = write!(
+                    lines,
+                    "export KERNELGATE_HISTORY={records}\n\
+                     export KERNELGATE_SESSION=\"shard-{label}-{attempt}\"\n"
+                );
+                for (executable, package) in executables {
+                    let _ = writeln!(
+                        lines,
+                        "(cd {} && CARGO_MANIFEST_DIR=$PWD {} --bench{}) || code=$?",
+                        path(package),
+                        path(executable),
+                        words(flags)
+                    );
+                }
+            }
+            Self::Compare { sides: [base, head], flags } => {
+                let _ = writeln!(
+                    lines,
+                    "{program} compare --base-dir {} --head-dir {} --shard \"$KERNELGATE_SHARD\" \
+                     \\\n  --shard-output {records}/\"{label}.json\"{} || code=$?",
+                    path(base),
+                    path(head),
+                    words(flags)
+                );
+            }
+            Self::Calibrate { executables, flags } => {
+                let _ = writeln!(
+                    lines,
+                    "{program} calibrate --dir {} --shard \"$KERNELGATE_SHARD\" \\\n  \
+                     --output {records}/\"{label}.json\"{} || code=$?",
+                    path(executables),
+                    words(flags)
+                );
+            }
+        }
+        lines
+    }
+
+    /// Shell lines that merge all shards, and write the exit code last.
+    pub fn merge_lines(&self, places: &Places, tolerance: Option<f64>) -> String {
+        let tolerance = tolerance
+            .map(|tolerance| format!(" --anchor-tolerance {tolerance}"))
+            .unwrap_or_default();
+        let result = places.result();
+        let output = match self {
+            Self::Bench { .. } => format!("--output {}", path(&result)),
+            Self::Compare { .. } => format!("--out {}", path(&result)),
+            Self::Calibrate { .. } => format!("--output {}", path(&result.with_extension("json"))),
+        };
+        let (exit, text) = (places.exit(), result.with_extension("txt"));
+        format!(
+            "cd {}\ncode=0\n{} merge {} {output}{tolerance} > {} || code=$?\n\
+             echo \"$code\" > {exit}.new\nmv {exit}.new {exit}\n",
+            path(&places.package),
+            path(&places.program),
+            path(&places.records()),
+            path(&text),
+            exit = path(&exit),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn places() -> Places {
+        Places {
+            program: "/opt/kernelgate".into(),
+            package: "/home/me/my kernels".into(),
+            folder: "/shared/run".into(),
+        }
+    }
+
+    #[test]
+    fn a_shard_of_a_bench_runs_each_executable_in_its_package() {
+        let executables = vec![("/shared/run/bin/spin".into(), "/home/me/my kernels".into())];
+        let flags = vec!["--effort".to_owned(), "thorough".to_owned(), "a(b|c)".to_owned()];
+        let work = Work::Bench { executables, flags };
+        insta::assert_snapshot!(work.shard_lines(&places(), "attempt-$attempt"), @r#"
+        cd '/home/me/my kernels'
+        code=0
+        export KERNELGATE_HISTORY=/shared/run/records
+        export KERNELGATE_SESSION="shard-${KERNELGATE_SHARD%/*}-of-${KERNELGATE_SHARD#*/}-attempt-$attempt"
+        (cd '/home/me/my kernels' && CARGO_MANIFEST_DIR=$PWD /shared/run/bin/spin --bench --effort thorough 'a(b|c)') || code=$?
+        "#);
+    }
+
+    #[test]
+    fn a_shard_of_a_comparison_alternates_both_builds_and_the_merge_decides() {
+        let sides = ["/shared/run/base".into(), "/shared/run/head".into()];
+        let work = Work::Compare { sides, flags: vec!["forward".to_owned()] };
+        let both =
+            work.shard_lines(&places(), "") + "--\n" + &work.merge_lines(&places(), Some(0.05));
+        insta::assert_snapshot!(both, @r#"
+        cd '/home/me/my kernels'
+        code=0
+        /opt/kernelgate compare --base-dir /shared/run/base --head-dir /shared/run/head --shard "$KERNELGATE_SHARD" \
+          --shard-output /shared/run/records/"${KERNELGATE_SHARD%/*}-of-${KERNELGATE_SHARD#*/}.json" forward || code=$?
+        --
+        cd '/home/me/my kernels'
+        code=0
+        /opt/kernelgate merge /shared/run/records --out /shared/run/result --anchor-tolerance 0.05 > /shared/run/result.txt || code=$?
+        echo "$code" > /shared/run/exit.new
+        mv /shared/run/exit.new /shared/run/exit
+        "#);
+    }
+}
