@@ -14,6 +14,7 @@ use kernelgate::record::{
 use kernelgate_cli::benches::{criterion, mark, package};
 use kernelgate_cli::bisect::state::State;
 use kernelgate_cli::gate::calibration::{Calibration, recommend, summarise};
+use kernelgate_cli::gate::comparison_shard::{self, ComparisonShard};
 use kernelgate_cli::gate::rules::rules_file;
 use kernelgate_cli::history::index::Index;
 use kernelgate_cli::verbs::Cli;
@@ -69,6 +70,15 @@ fn calibration(path: &Path, _: u64) -> bool {
     recommend(&calibration);
     let mut twice = calibration.clone();
     let _ = twice.merge(calibration);
+    true
+}
+
+fn comparison_shard(path: &Path, _: u64) -> bool {
+    let Some(shard) = record::<ComparisonShard>(path) else { return false };
+    assert_eq!(shard.mismatch(&shard), None);
+    let comparison = comparison_shard::merge(vec![shard]).expect("one shard makes a comparison");
+    report::verdicts::text(&comparison, Some(100));
+    comparison.exit();
     true
 }
 
@@ -240,6 +250,7 @@ pub const READERS: &[Reader] = &[
     reader("rocprof", Json, 10_000, trace),
     reader("ncu_csv", Lines, 8_000, trace),
     reader("calibration", Json, 12_000, calibration),
+    reader("comparison_shard", Json, 10_000, comparison_shard),
     reader("baseline", Json, 25_000, baseline),
     reader("run", Json, 40_000, run),
     reader("response", Json, 40_000, response),

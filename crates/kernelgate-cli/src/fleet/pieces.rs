@@ -85,7 +85,8 @@ impl Account {
 
     /// The account in lines for a person.
     pub fn lines(&self) -> Vec<String> {
-        let mut lines = vec![format!("{} shards merged", self.merged.len())];
+        let plural = if self.merged.len() == 1 { "" } else { "s" };
+        let mut lines = vec![format!("{} shard{plural} merged", self.merged.len())];
         if self.identical > 0 {
             lines.push(format!("{} records were read more than once", self.identical));
         }

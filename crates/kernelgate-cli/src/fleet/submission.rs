@@ -57,7 +57,7 @@ pub enum SubmissionError {
     Other {
         /// The folder.
         folder: String,
-        /// What differs.
+        /// The fact that differs.
         field: &'static str,
         /// Value of the submission that is there.
         there: String,
@@ -87,7 +87,7 @@ impl Submission {
     /// The submission in a folder, if it is this one.
     ///
     /// # Errors
-    /// When there is none, or it is another.
+    /// When the folder has no submission, or another one.
     pub fn resume(self, folder: &Path) -> Result<Self, SubmissionError> {
         let name = folder.display().to_string();
         let there: Self = match file::read(&folder.join(FILE)) {
@@ -160,8 +160,8 @@ mod tests {
         let nothing = submission(4).resume(folder.path()).unwrap_err().to_string();
         assert!(nothing.starts_with("--resume: no submission in "), "{nothing}");
         submission(4).claim(folder.path()).unwrap();
-        let taken = submission(4).claim(folder.path()).unwrap_err().to_string();
-        assert!(taken.contains("a submission is there already: --resume"), "{taken}");
+        let refused = submission(4).claim(folder.path()).unwrap_err().to_string();
+        assert!(refused.contains("a submission is there already: --resume"), "{refused}");
         assert_eq!(submission(4).resume(folder.path()).unwrap().arrays, [7]);
         let other = submission(5).resume(folder.path()).unwrap_err().to_string();
         assert!(other.ends_with("has shards `4`, not `5`"), "{other}");

@@ -41,12 +41,12 @@ pub struct Places {
 }
 
 impl Places {
-    /// Where shards leave their records.
+    /// Folder of the records of all shards.
     pub fn records(&self) -> PathBuf {
         self.folder.join("records")
     }
 
-    /// Where the merged result goes.
+    /// Folder of the merged result.
     pub fn result(&self) -> PathBuf {
         self.folder.join("result")
     }

@@ -351,6 +351,7 @@ impl Record for ComparisonShard {
                 }
             }
         }
+        self.limits.values().chain([&self.findings.limits]).try_for_each(Limits::validate)?;
         if self.planned < self.limits.len() {
             let (cases, planned) = (self.limits.len(), self.planned);
             return Err(format!("{cases} cases of a plan of {planned}"));

@@ -108,6 +108,25 @@ impl Limits {
     /// Default of [`Self::growth`].
     pub const GROWTH: f64 = 1.5;
 
+    /// Checks the numbers of limits that a file holds.
+    ///
+    /// # Errors
+    /// Names the limit and its value.
+    pub fn validate(&self) -> Result<(), String> {
+        let Self { relative, absolute_ns, growth, accepted } = *self;
+        for (field, value) in [
+            ("relative", relative.value),
+            ("absolute_ns", absolute_ns.value),
+            ("growth", growth.value),
+            ("accepted", accepted.unwrap_or(0.0)),
+        ] {
+            if !(0.0..1e12).contains(&value) {
+                return Err(format!("limits: {field} is {value}"));
+            }
+        }
+        Ok(())
+    }
+
     /// Limits of the program, with this relative one.
     pub const fn default_of(relative: f64) -> Self {
         Self {

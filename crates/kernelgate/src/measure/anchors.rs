@@ -16,8 +16,8 @@ use crate::workload::{Dtype, Unit, Work};
 
 /// Bytes read on a GPU, and as many written: far beyond its L2 cache.
 const GPU_BYTES: u64 = 512 << 20;
-/// Bytes read on the host, and as many written.
-const HOST_BYTES: u64 = 64 << 20;
+/// Bytes read on the host, and as many written: beyond the caches of a core.
+const HOST_BYTES: u64 = 16 << 20;
 
 /// Rates of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]

@@ -22,7 +22,7 @@ use crate::verbs::shared::interrupt;
 
 /// Flags of `compare` that name its sides, which the job has as folders.
 const SIDES: [&str; 5] = ["--base", "--head", "--base-dir", "--head-dir", "--leave-out"];
-/// Between two looks at the queue.
+/// Pause between two calls of `squeue`.
 const PAUSE: Duration = Duration::from_secs(2);
 /// Time in which the result of a job that has left the queue reaches this machine.
 const GRACE: Duration = Duration::from_secs(60);
@@ -300,8 +300,8 @@ fn slurm(arguments: &SlurmArguments, store: &Store) -> anyhow::Result<Exit> {
     followed.follow()
 }
 
-/// Makes executables that every node sees, and the work of the jobs. Where nothing is to be
-/// submitted, sides of a comparison are not built.
+/// Makes executables that every node sees, and the work of the jobs. Sides of a comparison are
+/// built only for a submission.
 fn build(
     arguments: &SlurmArguments,
     places: &Places,
@@ -505,12 +505,12 @@ fn sbatch(folder: &Path, script: &str, options: &[String]) -> anyhow::Result<u64
     let output = command.output().map_err(|cause| {
         anyhow::anyhow!("sbatch: {cause}: submit from a machine with Slurm's client programs")
     })?;
-    let said = String::from_utf8_lossy(&output.stderr);
+    let message = String::from_utf8_lossy(&output.stderr);
     anyhow::ensure!(
         output.status.success(),
         "sbatch refused {script} ({}): {}",
         output.status,
-        printable(said.trim())
+        printable(message.trim())
     );
     let printed = String::from_utf8_lossy(&output.stdout);
     // "12;cluster" where there are several clusters.

@@ -1,6 +1,6 @@
 //! A machine as it is built and set up: facts that a runner's label promises.
 //!
-//! Two machines of one kind have equal facts: serial numbers and names of hosts are no part of them.
+//! Two machines of one kind have equal facts, which exclude serial numbers and names of hosts.
 //! Deliberately absent: what a time means there ([`Environment`]).
 
 use serde::{Deserialize, Serialize};
