@@ -6,13 +6,23 @@ use std::path::Path;
 /// Opens one: a device or a pipe in its place would be read, or waited for, without end.
 ///
 /// # Errors
-/// When it is one, or cannot be opened.
+/// When it is one, or cannot be opened. A link to nothing is no missing file: somebody meant one.
 pub fn open(path: &Path) -> std::io::Result<std::fs::File> {
-    let kind = std::fs::metadata(path)?.file_type();
+    let kind = std::fs::metadata(path).map_err(|cause| without_target(path, cause))?.file_type();
     if !kind.is_file() && !kind.is_dir() {
         return Err(std::io::Error::other("it is no file but a device, a pipe or a socket"));
     }
     std::fs::File::open(path)
+}
+
+/// The error of a link whose target is missing, else `cause`.
+fn without_target(path: &Path, cause: std::io::Error) -> std::io::Error {
+    match std::fs::read_link(path) {
+        Ok(to) if cause.kind() == std::io::ErrorKind::NotFound => {
+            std::io::Error::other(format!("a link to nothing ({})", to.display()))
+        }
+        _ => cause,
+    }
 }
 
 /// What is in one.
@@ -36,6 +46,12 @@ mod tests {
         std::fs::write(&path, [7, 0, 255]).unwrap();
         assert_eq!(read(&path).unwrap(), [7, 0, 255]);
         assert!(read(folder.path()).is_err() && read(&folder.path().join("none")).is_err());
+        #[cfg(unix)]
+        {
+            let link = folder.path().join("link");
+            std::os::unix::fs::symlink("nowhere", &link).unwrap();
+            assert_eq!(read(&link).unwrap_err().to_string(), "a link to nothing (nowhere)");
+        }
         if cfg!(unix) {
             let why = read(Path::new("/dev/zero")).unwrap_err().to_string();
             assert_eq!(why, "it is no file but a device, a pipe or a socket");

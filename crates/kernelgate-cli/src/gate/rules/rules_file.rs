@@ -38,11 +38,6 @@ pub fn of_folder(folder: &Path) -> Result<Rules, RulesError> {
 pub fn read(path: &Path, shown: &str) -> Result<Rules, RulesError> {
     let failed = |problem: String| RulesError(format!("{shown}: {problem}"));
     let text = match file::text_of(path, MAX_BYTES) {
-        // A link to nothing is no file that is not there: somebody meant to set something.
-        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound && path.is_symlink() => {
-            let to = path.read_link().map(|to| format!(" ({})", to.display()));
-            return Err(failed(format!("a link to nothing{}", to.unwrap_or_default())));
-        }
         Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {
             return Ok(Rules::default());
         }

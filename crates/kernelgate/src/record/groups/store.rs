@@ -200,12 +200,6 @@ impl Store {
     pub fn baseline(&self, device: &str, name: &str) -> Result<Baseline, StoreError> {
         let path = self.baseline_path(device, name)?;
         match file::read(&path) {
-            // Somebody saved a baseline there once.
-            Err(error) if error.is_not_found() && path.is_symlink() => {
-                let to = path.read_link().unwrap_or_default();
-                let cause = std::io::Error::other(format!("a link to nothing ({})", to.display()));
-                Err(FileError::Io { action: "read", path, cause }.into())
-            }
             Err(error) if error.is_not_found() => {
                 let files = self.baseline_files()?;
                 let others =
