@@ -71,7 +71,7 @@ fn over_runs(runs: &[[f64; 3]]) -> Option<Metric> {
     Some(Metric { value: median(&middles), lower_value: Some(low), upper_value: Some(high) })
 }
 
-/// Of a comparison: the head's times, with the interval of the change around them.
+/// Metrics of a comparison: times of the head, with the interval of the change around them.
 pub fn of_comparison(comparison: &Comparison) -> Metrics {
     let timed = comparison.judged.iter().filter(|judged| judged.is_timed());
     let metric = |value: f64, low: f64, high: f64| {
