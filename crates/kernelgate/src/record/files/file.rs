@@ -12,7 +12,6 @@ use pretty::pretty;
 use scan::Scanned;
 
 use super::text;
-use crate::record::origin::package::Package;
 
 use kernelgate_cuda::regular_file::open;
 
@@ -242,14 +241,13 @@ pub(in crate::record) fn started(path: &Path) -> Option<String> {
 
 /// The package that a run's file names, without the rest of it in memory; an error where the file
 /// cannot be read as a run.
-pub(in crate::record) fn package(path: &Path) -> std::io::Result<Option<Package>> {
+pub(in crate::record) fn package<P: DeserializeOwned>(path: &Path) -> std::io::Result<Option<P>> {
     #[derive(serde::Deserialize)]
-    struct OfPackage {
-        #[serde(default)]
-        package: Option<Package>,
+    struct OfPackage<P> {
+        package: Option<P>,
     }
     let file = open(path)?;
-    let of_package: OfPackage = serde_json::from_reader(buffered(&file))?;
+    let of_package: OfPackage<P> = serde_json::from_reader(buffered(&file))?;
     Ok(of_package.package)
 }
 
