@@ -1,4 +1,4 @@
-//! What can go wrong with a file.
+//! Errors of files.
 
 use std::path::{Path, PathBuf};
 
@@ -14,12 +14,12 @@ pub enum TraceError {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// The content is none of the formats that are known.
+    /// The content has no known format.
     #[error("recognise {}: {reason}", path.display())]
     Unknown {
         /// The file.
         path: PathBuf,
-        /// What was looked for.
+        /// The missing range or table.
         reason: String,
     },
     /// The format is known, the content is broken.
@@ -27,7 +27,7 @@ pub enum TraceError {
     Broken {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
     /// Another program has to convert the file first.

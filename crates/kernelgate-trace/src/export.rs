@@ -2,7 +2,7 @@
 //! stream, arrows from each launch to its operations. Viewers drop spans of a track that overlap
 //! without nesting, so operations of one stream that overlap get tracks of their own.
 //!
-//! What is written can be read again: the tables of a trace stay the same. Absent: waits, calls of
+//! The file can be read again: the tables of a trace stay the same. Absent: waits, calls of
 //! the operating system, allocations and counters.
 
 use std::fmt::Write as _;
@@ -20,7 +20,7 @@ const STREAMS: i64 = 1_000_000_000;
 /// Writes a trace.
 ///
 /// # Errors
-/// What writing meets.
+/// An error of writing.
 pub fn perfetto(trace: &Trace, out: &mut impl Write) -> io::Result<()> {
     let mut events = Events { out, first: true };
     write!(events.out, "{{\"schemaVersion\":1,\"deviceProperties\":[")?;

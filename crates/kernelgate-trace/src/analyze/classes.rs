@@ -142,7 +142,7 @@ impl Brackets {
             '<' if self.open.is_empty() || named => self.open.push(character),
             '>' if self.open.last() == Some(&'<') && before != '-' => _ = self.open.pop(),
             ')' | ']' | '}' => {
-                // What compares with `<` is closed by none.
+                // A `<` that compares has no closing bracket.
                 while self.open.pop().is_some_and(|open| open == '<') {}
             }
             '<' | '>' => {}

@@ -29,7 +29,7 @@ pub fn nodes(trace: &Trace) -> Vec<GraphNode> {
     nodes_in(trace, around)
 }
 
-/// The same, where the names of the ranges around each creation are given, the outermost first.
+/// Nodes by the given names of the ranges around each creation, the outermost first.
 pub(crate) fn nodes_in(trace: &Trace, mut around: Vec<Vec<Name>>) -> Vec<GraphNode> {
     let events = &trace.node_events;
     let time = |event: u32| events.time[event as usize];

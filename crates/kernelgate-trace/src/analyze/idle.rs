@@ -82,7 +82,7 @@ impl GapBetween {
     }
 }
 
-/// What one process did on one device: the union of kernels, copies, sets and graph launches, so
+/// The work of one process on one device: the union of kernels, copies, sets and graph launches, so
 /// that operations that run at once count once.
 #[derive(Debug, Clone)]
 pub struct Activity {

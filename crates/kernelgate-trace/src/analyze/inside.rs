@@ -13,13 +13,13 @@ use crate::model::host::{Calls, Ranges};
 use crate::model::names::Name;
 use crate::read::{self, CallRow, RangeRow, Row, Streamed, Wanted};
 
-/// What of a file was launched inside the ranges whose path matches, as [`restrict::inside`] says.
+/// Reads the operations that were launched inside ranges whose path matches [`restrict::inside`].
 /// `None`: no range matches.
 ///
 /// # Errors
-/// As [`read::open`].
+/// Same errors as [`read::open`].
 pub fn open(path: &Path, wanted: &Wanted, pattern: &str) -> Result<Option<Trace>, TraceError> {
-    // What was launched where is known from calls and ranges.
+    // Calls and ranges show where operations were launched.
     let wanted = Wanted { operations: true, calls: true, ranges: true, ..*wanted };
     // Names are known when all ranges went by: which paths match is found first.
     let mut paths = Standing::default();
@@ -51,7 +51,7 @@ struct Open {
     kept: bool,
 }
 
-/// Where ranges stand; their names are labels.
+/// Paths of ranges; their names are labels.
 #[derive(Debug, Default)]
 struct Standing {
     open: OpenRanges<Open>,
@@ -78,7 +78,7 @@ impl Standing {
     }
 }
 
-/// Keeps what is inside, and what tells where that is: the ranges around it, and around nodes of
+/// Keeps the operations inside, and the ranges that show it: those around them, and around nodes of
 /// graphs when they were created, and the calls that launched such nodes.
 #[derive(Debug, Default)]
 struct Pass {

@@ -38,7 +38,7 @@ impl Launches {
             while next < callers.len() && callers[next].0 < key {
                 next += 1;
             }
-            // Of several calls with one id the first in the table is taken.
+            // The first of several calls with one id counts.
             if next < callers.len() && callers[next].0 == key {
                 call_of[operation as usize] = callers[next].1;
             }

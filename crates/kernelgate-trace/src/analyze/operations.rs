@@ -3,7 +3,7 @@
 use crate::model::Trace;
 use crate::model::gpu::{Operations, PlaceId};
 
-/// What kind of operation it is.
+/// The kind of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// A kernel.
@@ -49,7 +49,7 @@ impl<'a> AllOperations<'a> {
         self.bounds[3] as usize
     }
 
-    /// Whether there is none.
+    /// Whether the trace has no operation.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -59,7 +59,7 @@ impl<'a> AllOperations<'a> {
         0..self.bounds[3]
     }
 
-    /// What kind of operation it is, and its index in the columns of that kind.
+    /// Kind of an operation, and its index in the columns of that kind.
     pub fn part(&self, id: OperationId) -> (Kind, usize) {
         let [kernels, copies, sets, _] = self.bounds;
         match id {
@@ -93,7 +93,7 @@ impl<'a> AllOperations<'a> {
         columns.end[index]
     }
 
-    /// Where it ran.
+    /// Its place.
     pub fn place(&self, id: OperationId) -> PlaceId {
         let (columns, index) = self.columns(id);
         columns.place[index]

@@ -38,7 +38,7 @@ impl<S> OpenRanges<S> {
         &mut self.threads[thread]
     }
 
-    /// Opens a range. What it is the first to see as over goes to `closed`.
+    /// Opens a range. Ranges that it finds to be over go to `closed`.
     pub fn add(&mut self, row: RangeRow, state: S, closed: impl FnMut(Open<S>)) {
         let open = self.of(row.thread);
         if open.len() == open.capacity() {
@@ -91,7 +91,7 @@ impl Launched {
         Self { operations: by_correlation(trace), found, count, by_call: Vec::new(), next: 0 }
     }
 
-    /// What a call launched. Of several calls with one id the first that goes by did.
+    /// Operations of a call. The first of several calls with one id that goes by has them.
     pub fn by(&mut self, trace: &Trace, call: &CallRow) -> &[OperationId] {
         if call.correlation == 0 {
             return &[];

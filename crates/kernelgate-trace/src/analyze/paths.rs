@@ -1,4 +1,4 @@
-//! Where a range stands among the ranges around it: `step/layer_0/attention`.
+//! The path of a range through the ranges around it: `step/layer_0/attention`.
 
 use hashbrown::HashMap;
 
@@ -12,7 +12,7 @@ pub type PathId = u32;
 /// No range encloses it.
 pub const ROOT: PathId = 0;
 
-/// Where ranges stand. Ranges of the same name at the same place share a path.
+/// Paths of ranges. Ranges of the same name at the same place share a path.
 #[derive(Debug, Clone)]
 pub struct Paths {
     /// The parent and the last name of each path; the first is [`ROOT`], without a name.
@@ -80,7 +80,7 @@ impl Paths {
         self.nodes.len() == 1
     }
 
-    /// The same paths where names stood for others: the new ones, and what became of each.
+    /// These paths with other names: the new paths, and the new number of each.
     pub(crate) fn renamed(&self, name_of: impl Fn(Name) -> Name) -> (Self, Vec<PathId>) {
         let (mut renamed, mut now) = (Self::default(), vec![ROOT]);
         // A path is numbered behind the one around it.

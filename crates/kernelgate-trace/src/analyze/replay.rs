@@ -151,7 +151,7 @@ impl<'a> Dependencies<'a> {
             }
             let place = self.all.place(id).0 as usize;
             let last = last_of_place[place];
-            // What runs inside of another one, as migrations in a kernel, does not wait for its end.
+            // An operation inside of another one, as a migration in a kernel, does not wait for its end.
             let inside = last != NONE
                 && start < self.all.end(last)
                 && self.all.end(id) <= self.all.end(last);
@@ -370,7 +370,7 @@ impl<'d, 'a> Replay<'d, 'a> {
         let start = self.of.all.start(id);
         // By clocks that disagree an operation starts before its launch: it was replayed already.
         if start >= call.start {
-            // What starts before the call returns was held up by a part of it.
+            // A start before the call returns was held up by a part of it.
             let after = (call.end - start).clamp(0, length);
             self.by[id as usize] = self.thread[thread] + if change.launches { 0 } else { after };
         }
@@ -403,11 +403,11 @@ impl<'d, 'a> Replay<'d, 'a> {
 
 /// The critical path while it is walked back.
 pub struct Path {
-    /// Where it begins.
+    /// Its begin.
     pub first: i64,
-    /// Where it has come to.
+    /// The time that the walk has reached.
     pub at: i64,
-    /// What it went through.
+    /// Its segments so far.
     pub segments: Vec<(Segment, i64)>,
 }
 

@@ -16,7 +16,7 @@ use crate::read::RangeRow;
 /// Spans of one thread, or of all threads of a process.
 type Spans = Vec<(i64, i64)>;
 
-/// What of a trace was launched inside the ranges whose path matches, and those ranges with what
+/// The operations launched inside ranges whose path matches, and those ranges with what
 /// they enclose. `None`: no range matches.
 ///
 /// A pattern is a path, or the end of one (`layer_0/attention`); `*` stands for any text. A
@@ -74,7 +74,7 @@ pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
         work: trace.work.clone(),
         profiled: trace.profiled.clone(),
         streams: trace.streams.clone(),
-        // What was taken before is still held inside.
+        // Memory allocated before is still held inside.
         allocations: trace.allocations.clone(),
         metadata: trace.metadata.clone(),
         quality: trace.quality.clone(),
@@ -136,7 +136,7 @@ pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
 pub(super) struct Selection {
     by_thread: Vec<Spans>,
     by_process: Vec<Spans>,
-    /// Of both, whichever thread: what has no thread is inside if it lies in one of these.
+    /// All of them: an event without a thread is inside if it lies in one of these.
     any: Vec<Spans>,
 }
 
@@ -212,7 +212,7 @@ pub(super) fn matching(trace: &Trace, paths: &Paths, expression: &Regex) -> Vec<
         .collect()
 }
 
-/// What the paths of a pattern match.
+/// The paths that a pattern matches.
 pub(super) fn expression(pattern: &str) -> Regex {
     let parts: Vec<String> = pattern.split('*').map(regex::escape).collect();
     Regex::new(&format!("(?s)(^|/){}$", parts.join(".*")))

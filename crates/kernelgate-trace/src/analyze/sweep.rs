@@ -8,7 +8,7 @@ use crate::model::Trace;
 #[derive(Debug, Default)]
 pub(crate) struct ByThread {
     rows: Vec<u32>,
-    /// Where each thread's rows start, and the end of the last.
+    /// The start of each thread's rows, and the end of the last.
     bounds: Vec<usize>,
 }
 

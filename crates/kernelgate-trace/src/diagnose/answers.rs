@@ -1,4 +1,4 @@
-//! Where the time goes: top kernels, kinds of kernels, components of a run, how stable it repeats.
+//! The time by top kernels, kinds of kernels and components of a run, and how stable it repeats.
 
 use hashbrown::HashMap;
 
@@ -16,7 +16,7 @@ const TOP: usize = 10;
 pub struct KernelShare {
     /// The kernel.
     pub name: String,
-    /// What kind of work it does, by its name.
+    /// Its kind of work, by its name.
     pub class: KernelClass,
     /// Its launches.
     pub summary: Summary,
@@ -51,7 +51,7 @@ impl Component {
     }
 }
 
-/// Where the time goes.
+/// The time by kernel, kind and component.
 #[derive(Debug, Clone, Default)]
 pub struct Answers {
     /// The time of all kernels, in nanoseconds.

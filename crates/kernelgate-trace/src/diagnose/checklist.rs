@@ -15,7 +15,7 @@ pub enum Tick {
     Holds,
     /// It does not: a rule found something.
     Fails,
-    /// The trace does not tell.
+    /// The trace lacks the data.
     NotMeasured,
 }
 
@@ -43,15 +43,15 @@ impl Tick {
 pub struct ChecklistLine {
     /// The heading that it stands under.
     pub group: &'static str,
-    /// What is to hold.
+    /// The condition.
     pub text: &'static str,
     /// Whether it does.
     pub tick: Tick,
-    /// What was found, or what would measure it.
+    /// The finding, or how to measure it.
     pub why: String,
 }
 
-/// What decides a line.
+/// The rule or number that decides a line.
 enum By {
     /// Any of these rules.
     Rules(&'static [&'static str]),

@@ -1,4 +1,4 @@
-//! What all rules need of a trace, worked out once.
+//! Facts about a trace that all rules need, computed once.
 
 use crate::analyze::classes::{Class, Classes, Communication};
 use crate::analyze::idle::{Activity, Gap};
@@ -22,16 +22,16 @@ pub struct Context<'a> {
     pub all: AllOperations<'a>,
     /// The class of each operation.
     pub classes: Classes<'a>,
-    /// What each process did on each device.
+    /// The activity of each process on each device.
     pub activities: Vec<Activity>,
-    /// What the host did.
+    /// The host's part.
     pub host: Host,
     /// Its vendor and recorder.
     pub platform: Platform,
 }
 
 impl<'a> Context<'a> {
-    /// That of a trace in memory; ranges are kept for the tree of ranges.
+    /// Joins a trace in memory; ranges are kept for the tree of ranges.
     pub fn of(trace: &'a Trace, keep_ranges: bool) -> Self {
         let mut pass = HostPass::new(keep_ranges);
         read::rows_of(trace, |row| pass.add(trace, row));
@@ -57,7 +57,7 @@ impl<'a> Context<'a> {
         self.host.launches.get(&self.all, operation)
     }
 
-    /// The same as text, if there is a range.
+    /// The path of an operation as text, if it is in a range.
     pub fn path_of(&self, operation: OperationId) -> Option<String> {
         self.range(self.path_id(operation))
     }

@@ -154,7 +154,7 @@ impl Run<'_> {
 struct Changes {
     /// Part of the time of a function's kernels that is left.
     functions: HashMap<u32, f64>,
-    /// The same of those of a function and launch shape.
+    /// Part of the time that is left of kernels of a function and launch shape.
     shapes: HashMap<(u32, u32), f64>,
     /// Classes whose operations take no time.
     without: Vec<Class>,

@@ -23,7 +23,7 @@ pub struct MemoryUse {
     pub taken: usize,
     /// Those of them that were given back.
     pub given_back: usize,
-    /// What was given back and is not known to have been taken; it does not count.
+    /// Freed memory whose allocation is not in the trace; it does not count.
     pub unknown: usize,
     /// The outermost ranges in the order of their first start; what came before is the first.
     pub phases: Vec<MemoryPhase>,
@@ -78,7 +78,7 @@ impl MemoryUse {
     }
 }
 
-/// That of each process on each device that took memory.
+/// Memory of each process on each device that allocates.
 pub(super) fn of(trace: &Trace, outermost: &[Outermost]) -> Vec<MemoryUse> {
     let rows = &trace.allocations;
     let mut order: Vec<usize> = (0..rows.time.len()).collect();
@@ -102,7 +102,7 @@ pub(super) fn of(trace: &Trace, outermost: &[Outermost]) -> Vec<MemoryUse> {
     uses.into_iter().map(|held| held.finish(trace, outermost)).collect()
 }
 
-/// What is held, while allocations are added in the order of their times.
+/// Held memory, while allocations are added in the order of their times.
 struct Held {
     process: u32,
     of: MemoryUse,
@@ -128,7 +128,7 @@ impl Held {
 
     fn take(&mut self, time: i64, address: u64, bytes: u64) {
         self.of.taken += 1;
-        // What still stands there was given back unseen.
+        // An earlier entry at the address was freed without a record.
         self.bytes -= self.live.insert(address, bytes).unwrap_or(0);
         self.bytes += bytes;
         self.changed(time);

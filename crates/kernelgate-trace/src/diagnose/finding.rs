@@ -33,7 +33,7 @@ impl Severity {
 
 /// Part of a span from which what could be saved is severe, in percent.
 const SEVERE_SHARE: f64 = 10.0;
-/// The same for a warning.
+/// Part of the time from which a saving is a warning.
 const WARNING_SHARE: f64 = 2.0;
 
 impl Severity {
@@ -91,7 +91,7 @@ pub struct Evidence {
     pub total_ns: Option<i64>,
     /// The path of the innermost range that all of it was launched in.
     pub range: Option<String>,
-    /// Where one of them is, the longest if they differ, in nanoseconds of the trace.
+    /// The span of one of them, the longest if they differ, in nanoseconds of the trace.
     pub span: Option<(i64, i64)>,
     /// Process id and device.
     pub place: Option<(i64, u32)>,
@@ -125,7 +125,7 @@ pub enum Remedy {
     Shorter(Vec<ShorterKernels>),
 }
 
-/// What mending a finding gains, by the replay of the recorded dependencies.
+/// The gain of mending a finding, by the replay of the recorded dependencies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Replayed {
     /// Nanoseconds that the trace is shorter.
@@ -146,19 +146,19 @@ pub struct Finding {
     pub confidence: Confidence,
     /// One sentence.
     pub title: String,
-    /// What was measured.
+    /// The measured value.
     pub measured: Measure,
     /// The threshold of the rule.
     pub threshold: Measure,
-    /// Nanoseconds that mending it could save at most, where that can be said.
+    /// Nanoseconds that mending it could save at most, where known.
     pub recoverable_ns: Option<i64>,
     /// The change that mends it.
     pub remedy: Remedy,
-    /// What the change gains, where it can be replayed.
+    /// The gain of the change, where it can be replayed.
     pub replayed: Option<Replayed>,
-    /// Where it is seen, the most expensive first.
+    /// Its places, the most expensive first.
     pub evidence: Vec<Evidence>,
-    /// What to do.
+    /// The advice.
     pub advice: String,
     /// When it is on purpose.
     pub false_positive: &'static str,
@@ -294,7 +294,7 @@ impl Question {
     }
 }
 
-/// What a process did on a device.
+/// The work of a process on a device.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeviceUse {
     /// The system's id of the process.
@@ -309,7 +309,7 @@ pub struct DeviceUse {
     pub busy_ns: i64,
     /// Operations.
     pub operations: usize,
-    /// Where its time goes.
+    /// Its time by line.
     pub account: DeviceAccount,
     /// Times without an operation.
     pub gaps: GapReport,
@@ -318,9 +318,9 @@ pub struct DeviceUse {
 /// The diagnosis of a trace.
 #[derive(Debug, Clone)]
 pub struct Diagnosis {
-    /// Who recorded it, with the version where known.
+    /// Its recorder, with the version where known.
     pub recorder: String,
-    /// What the text counts its times from: the first activity of traces whose clock counts from
+    /// The time from which the text counts: the first activity of traces whose clock counts from
     /// 1970, else 0.
     pub origin_ns: i64,
     /// Kernels, copies, sets, graph launches, calls, ranges, profiled launches.
@@ -333,11 +333,11 @@ pub struct Diagnosis {
     pub memory: Vec<MemoryUse>,
     /// How far the trace can be believed, worst first.
     pub quality: Vec<Finding>,
-    /// What could be better, by what it could save.
+    /// Possible improvements, by what they could save.
     pub findings: Vec<Finding>,
     /// Every rule as a question.
     pub questions: Vec<Question>,
-    /// Where the time goes.
+    /// The time by kernel, kind and range.
     pub answers: Answers,
     /// Which share of the device's peaks is used.
     pub utilization: Utilization,

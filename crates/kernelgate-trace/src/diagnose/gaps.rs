@@ -36,7 +36,7 @@ pub struct Cause {
     pub total_ns: i64,
     /// The most of it in one gap, in nanoseconds.
     pub longest_ns: i64,
-    /// That gap.
+    /// The gap with the most of it.
     pub longest: (i64, i64),
 }
 
@@ -59,7 +59,7 @@ impl Cause {
     }
 }
 
-/// What ran before gaps and after them.
+/// The operations before gaps and after them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Transition {
     /// The operation that ended.
@@ -96,7 +96,7 @@ pub struct GapReport {
     pub long_ns: i64,
     /// Causes, the most expensive first.
     pub causes: Vec<Cause>,
-    /// What ran before and after, the most expensive first.
+    /// Operations before and after, the most expensive first.
     pub transitions: Vec<Transition>,
 }
 
@@ -235,7 +235,7 @@ pub(super) fn report(context: &Context<'_>, activity: &Activity) -> GapReport {
     report
 }
 
-/// The same for operations of the same name.
+/// A number that operations of one name share.
 fn kind_key(context: &Context<'_>, operation: u32) -> u64 {
     let (kind, index) = context.all.part(operation);
     let name = match kind {

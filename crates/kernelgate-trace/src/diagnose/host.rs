@@ -1,4 +1,4 @@
-//! What the host did around the operations of a GPU, from one pass over its ranges and calls in
+//! The host's work around the operations of a GPU, from one pass over its ranges and calls in
 //! order of time. None of them is kept, so that a trace of any length takes no more memory than its
 //! operations do. Absent: judgement.
 
@@ -86,14 +86,14 @@ pub struct Kept {
     pub of_operation: Vec<(u32, u32)>,
 }
 
-/// What the host did.
+/// The host's work.
 #[derive(Debug, Default)]
 pub struct Host {
     /// How many calls there are.
     pub calls: usize,
     /// How many ranges there are.
     pub ranges: usize,
-    /// Where ranges stand.
+    /// Paths of ranges.
     pub paths: Paths,
     /// The ranges of each path.
     pub of_path: Vec<RangeSum>,
@@ -152,7 +152,7 @@ impl Host {
     }
 }
 
-/// Where an open range stands.
+/// The place of an open range.
 #[derive(Debug, Clone, Copy)]
 struct Standing {
     path: PathId,
@@ -361,7 +361,7 @@ impl HostPass {
         }
     }
 
-    /// What is known at the end: names in place of labels, and the end of what was never closed.
+    /// Results at the end: names in place of labels, and the end of ranges that were never closed.
     pub(super) fn finish(
         mut self,
         trace: &Trace,

@@ -9,7 +9,7 @@ use crate::analyze::classes::Brackets;
 pub fn short_name(name: &str) -> String {
     let name = without_return_type(without_parameters(name));
     let mut short = String::with_capacity(name.len());
-    // Where the word that is being copied starts in `short`.
+    // Start in `short` of the word that is being copied.
     let mut word = 0;
     let mut rest = name;
     while let Some(c) = rest.chars().next() {
@@ -18,7 +18,7 @@ pub fn short_name(name: &str) -> String {
         } else if let Some(after) = rest.strip_prefix("<unnamed>::") {
             rest = after;
         } else if let Some(after) = rest.strip_prefix("::") {
-            // What stood before names a place, unless it closed brackets.
+            // The word before names a place, unless it closed brackets.
             short.truncate(word);
             rest = after;
         } else {

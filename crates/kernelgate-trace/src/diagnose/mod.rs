@@ -61,7 +61,7 @@ impl<'a> Joined<'a> {
         Self(Context::of(trace, true))
     }
 
-    /// What the device did in each range, outer ranges before those inside. Ranges that differ in
+    /// The device's work in each range, outer ranges before those inside. Ranges that differ in
     /// numbers only are one, but for those of these names.
     pub fn range_tree(&self, apart: &[&str]) -> Vec<RangeUse> {
         tree::of(&self.0, apart)
@@ -85,12 +85,12 @@ pub fn diagnose(trace: &Trace) -> Diagnosis {
 /// Systems.
 ///
 /// # Errors
-/// As [`read::open`].
+/// Same errors as [`read::open`].
 pub fn diagnose_streamed(path: &Path) -> Result<Option<Diagnosis>, TraceError> {
     of_stream(path, rules::apply)
 }
 
-/// What comes of an export whose ranges and calls go by.
+/// A result of an export whose ranges and calls go by.
 fn of_stream<T>(path: &Path, of: impl FnOnce(&Context<'_>) -> T) -> Result<Option<T>, TraceError> {
     let mut pass = HostPass::default();
     let streamed = read::stream(path, &Wanted::ALL, |trace, row| pass.add(trace, row))?;

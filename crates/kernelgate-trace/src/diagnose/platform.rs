@@ -2,7 +2,7 @@
 
 use crate::model::{Device, Recorder, Trace};
 
-/// Who made the devices.
+/// The maker of the devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Vendor {
     /// CUDA.
@@ -14,9 +14,9 @@ pub enum Vendor {
 /// The vendor and the recorder of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Platform {
-    /// Who made the devices.
+    /// The maker of the devices.
     pub vendor: Vendor,
-    /// Who recorded the trace.
+    /// The recorder of the trace.
     pub recorder: Recorder,
 }
 

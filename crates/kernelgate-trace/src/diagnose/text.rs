@@ -236,7 +236,7 @@ impl Diagnosis {
                     shorten(&short_name(&kernel.name), 41)
                 );
             }
-            let _ = writeln!(text, "\nKernel time by kind of work (told by the kernels' names)");
+            let _ = writeln!(text, "\nKernel time by kind of work (by the kernels' names)");
             for (class, ns, count) in &answers.classes {
                 let _ = writeln!(
                     text,
@@ -398,7 +398,7 @@ impl Finding {
         wrap(text, &format!("{severity}: {}", self.title), "  ", "     ");
     }
 
-    /// What was found and measured.
+    /// The findings and their measurements.
     fn head(&self, text: &mut String, number: usize) {
         let head = format!(
             "{number}. {} {}: {}",

@@ -1,4 +1,4 @@
-//! What the device did in each range: time, share, launches, and what bounds it.
+//! The device's work in each range: time, share, launches, and its bound.
 
 use hashbrown::HashMap;
 
@@ -16,10 +16,10 @@ const BUSY: f64 = 0.7;
 /// an implementation does besides (exponentials, addresses, reading again) is not in it, so that a
 /// kernel at its unit's limit reaches less than the whole.
 pub(super) const REACHED: f64 = 0.4;
-/// Between two limits, a difference of this part tells which.
+/// Between two limits, a difference of this part decides which.
 const APART: f64 = 0.1;
 
-/// What takes the time of a range.
+/// The bound of a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bound {
     /// The device waits for the host to launch.
@@ -75,9 +75,9 @@ pub struct RangeUse {
     pub share: f64,
     /// Kernels, copies, sets and graphs.
     pub operations: usize,
-    /// What takes its time.
+    /// Its bound.
     pub bound: Bound,
-    /// What of each limit it reaches, 0 to 1, where its work is declared.
+    /// The part of each limit that it reaches, 0 to 1, where its work is declared.
     pub of_limits: Vec<(String, f64)>,
 }
 
@@ -112,7 +112,7 @@ struct Tree<'a> {
     of_pattern: HashMap<(Option<usize>, String), usize>,
 }
 
-/// That of a trace whose ranges were kept.
+/// The tree of a trace whose ranges were kept.
 pub(super) fn of(context: &Context<'_>, apart: &[&str]) -> Vec<RangeUse> {
     let all = context.all;
     let mut tree = Tree { apart, ..Tree::default() };
@@ -254,7 +254,7 @@ impl Tree<'_> {
     }
 }
 
-/// What of its limits a range reaches, each time it is open on average.
+/// The part of its limits that a range reaches, each time it is open on average.
 #[allow(clippy::cast_precision_loss)]
 fn of_limits(work: Option<&DeclaredWork>, node: &Node, span_ns: i64) -> Vec<(String, f64)> {
     let each = span_ns as f64 / node.instances.len().max(1) as f64;

@@ -55,7 +55,7 @@ pub struct WaitSum {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WaitId(u32);
 
-/// Where waits count: by the path of their range, and by the launches before them.
+/// The key of waits: the path of their range, and the launches before them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Site {
     path: Option<PathId>,

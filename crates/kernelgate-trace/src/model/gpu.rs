@@ -1,8 +1,8 @@
-//! What the GPU did, as columns: one vector a field, all of the same length.
+//! The GPU's work as columns: one vector a field, all of the same length.
 
 use super::names::Name;
 
-/// Where an operation ran: an index into [`super::Trace::places`].
+/// The place of an operation: an index into [`super::Trace::places`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PlaceId(pub u32);
 
@@ -39,7 +39,7 @@ impl Operations {
         self.start.len()
     }
 
-    /// Whether there is none.
+    /// Whether it has no operation.
     pub fn is_empty(&self) -> bool {
         self.start.is_empty()
     }
@@ -144,17 +144,17 @@ pub struct Copies {
     pub target: Vec<MemoryKind>,
 }
 
-/// A kind of memory, told apart as far as findings need it.
+/// A kind of memory, as far as findings need it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum MemoryKind {
     /// Not recorded, or none of the others.
     #[default]
     Unknown,
-    /// Of the host, and may be swapped out: a copy goes through a staging buffer.
+    /// Host memory that may be swapped out: a copy goes through a staging buffer.
     Pageable,
-    /// Of the host, page-locked.
+    /// Host memory, page-locked.
     Pinned,
-    /// Of the device.
+    /// Device memory.
     Device,
     /// CUDA arrays.
     Array,
@@ -244,7 +244,7 @@ pub struct DeclaredPart {
 pub struct DeclaredWork {
     /// The path, names with `/` between them.
     pub path: String,
-    /// What sets each limit, [`Self::MEMORY`] or a unit, and the limit in nanoseconds.
+    /// The limits in nanoseconds, each with [`Self::MEMORY`] or the unit that sets it.
     pub limits: Vec<(String, f64)>,
     /// The work.
     pub work: WorkCount,
@@ -264,7 +264,7 @@ pub struct Synchronisations {
     pub kind: Vec<SyncKind>,
 }
 
-/// What a synchronisation waits for.
+/// The object that a synchronisation waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum SyncKind {
     /// Not recorded.
@@ -289,7 +289,7 @@ pub struct Allocations {
     pub place: Vec<PlaceId>,
     /// Address.
     pub address: Vec<u64>,
-    /// Bytes; 0 where what is given back is not told.
+    /// Bytes; 0 of freed memory whose size was not recorded.
     pub bytes: Vec<u64>,
     /// Whether it is given back.
     pub given_back: Vec<bool>,
@@ -351,7 +351,7 @@ pub struct Counters {
     pub time: Vec<i64>,
     /// The GPU.
     pub gpu: Vec<u32>,
-    /// What was counted. Ids differ between versions, names do not.
+    /// The counter. Ids differ between versions, names do not.
     pub metric: Vec<Name>,
     /// Its value.
     pub value: Vec<f64>,

@@ -1,4 +1,4 @@
-//! What the host did, as columns.
+//! The host's work as columns.
 
 use super::gpu::pick;
 use super::names::Name;
@@ -25,7 +25,7 @@ pub struct Calls {
     pub thread: Vec<u32>,
     /// The function, with the suffix of its version if it has one.
     pub name: Vec<Name>,
-    /// What joins it with what it launched, within its process; 0: nothing.
+    /// The id that joins it with its operations, within its process; 0: it launched nothing.
     pub correlation: Vec<u32>,
 }
 
@@ -35,7 +35,7 @@ impl Calls {
         self.start.len()
     }
 
-    /// Whether there is none.
+    /// Whether it has no row.
     pub fn is_empty(&self) -> bool {
         self.start.is_empty()
     }
@@ -122,7 +122,7 @@ impl Ranges {
         self.start.len()
     }
 
-    /// Whether there is none.
+    /// Whether it has no row.
     pub fn is_empty(&self) -> bool {
         self.start.is_empty()
     }

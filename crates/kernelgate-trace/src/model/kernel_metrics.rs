@@ -16,9 +16,9 @@ pub struct ProfiledLaunch {
     pub shape: LaunchShape,
     /// Device and compute capability, as written.
     pub device: String,
-    /// Metric by name, with its unit. A metric without a number is left out.
+    /// Metric by name, with its unit. A metric without a number is skipped.
     pub metrics: BTreeMap<Name, Metric>,
-    /// What the tool's own rules say: name and text.
+    /// Results of the tool's own rules: name and text.
     pub rules: Vec<(Name, Name)>,
     /// Source lines at which warps waited, those with most samples first; empty where the report
     /// has no samples or the kernel no line table.

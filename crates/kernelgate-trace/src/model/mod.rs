@@ -30,7 +30,7 @@ use quality::Quality;
 /// A process.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Process {
-    /// The recorder's key of it, unique among machines; equals `pid` where there is none.
+    /// The recorder's key of it, unique among machines; `pid` where the recorder has no key.
     pub key: u64,
     /// The system's id.
     pub pid: i64,
@@ -61,7 +61,7 @@ pub struct Device {
     pub warp: Option<u32>,
 }
 
-/// Who recorded a trace.
+/// The recorder of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Recorder {
     /// Nsight Systems.
@@ -96,7 +96,7 @@ impl Recorder {
 /// Everything that one file, or one recording, holds.
 #[derive(Debug, Clone, Default)]
 pub struct Trace {
-    /// Who recorded it.
+    /// Its recorder.
     pub recorder: Recorder,
     /// All texts.
     pub names: Names,
@@ -154,7 +154,7 @@ pub struct Trace {
     pub counters: Counters,
     /// Single launches, measured by Nsight Compute.
     pub profiled: Vec<ProfiledLaunch>,
-    /// What the file says of itself: versions, options, host.
+    /// The file's own description: versions, options, host.
     pub metadata: BTreeMap<String, String>,
     /// How far it can be believed.
     pub quality: Quality,

@@ -12,7 +12,7 @@ pub struct Name(pub(crate) u32);
 #[derive(Debug, Clone, Default)]
 pub struct Names {
     text: String,
-    /// Where each text ends.
+    /// The end of each text.
     ends: Vec<usize>,
     index: HashTable<u32>,
     hasher: DefaultHashBuilder,
@@ -34,7 +34,7 @@ impl Names {
         Name(new)
     }
 
-    /// The same for bytes that should be UTF-8; what is not becomes U+FFFD.
+    /// The name of bytes that should be UTF-8; other bytes become U+FFFD.
     pub fn intern_bytes(&mut self, bytes: &[u8]) -> Name {
         match std::str::from_utf8(bytes) {
             Ok(text) => self.intern(text),
@@ -60,7 +60,7 @@ impl Names {
         self.ends.len()
     }
 
-    /// Whether there is none.
+    /// Whether it holds no text.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }

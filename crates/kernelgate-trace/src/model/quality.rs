@@ -12,14 +12,14 @@ pub(crate) fn is_time(ns: &i64) -> bool {
     ns.unsigned_abs() < NO_TIME_NS.unsigned_abs()
 }
 
-/// What is missing or odd in a trace. Counts are of records.
+/// Missing and odd parts of a trace. Counts are of records.
 #[derive(Debug, Clone, Default)]
 pub struct Quality {
     /// Tables or fields that the file lacks, by the name of the format.
     pub missing: Vec<String>,
     /// Parts that could not be read to their end, with the reason.
     pub unreadable: Vec<String>,
-    /// What the profiler itself reported: dropped records, counters that were not available.
+    /// The profiler's own reports: dropped records, counters that were not available.
     pub messages: Vec<String>,
     /// How the reader understood the file, where it had to choose.
     pub notes: Vec<String>,
@@ -43,7 +43,7 @@ pub struct Quality {
 }
 
 impl Quality {
-    /// What another part of the same trace saw, too.
+    /// Adds the findings of another part of the trace.
     pub(crate) fn absorb(&mut self, other: Self) {
         self.missing.extend(other.missing);
         self.unreadable.extend(other.unreadable);
@@ -59,7 +59,7 @@ impl Quality {
         self.overhead.extend(other.overhead);
     }
 
-    /// A time in nanoseconds; what cannot be one is counted and is none.
+    /// A time in nanoseconds; an impossible one is counted, and `None`.
     pub(crate) fn time(&mut self, ns: Option<i64>) -> Option<i64> {
         let time = ns.filter(is_time);
         self.odd_values += u64::from(time != ns);

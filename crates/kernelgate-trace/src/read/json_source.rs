@@ -32,7 +32,7 @@ pub(super) fn open(path: &Path) -> std::io::Result<Limited> {
 /// The first bytes of a packed file, unpacked; fewer where it is damaged.
 pub(super) fn head(path: &Path, bytes: u64) -> std::io::Result<Vec<u8>> {
     let mut head = Vec::new();
-    // What is wrong with it is found again when it is read.
+    // Reading it finds the error again.
     let _ = open(path)?.take(bytes).read_to_end(&mut head);
     Ok(head)
 }

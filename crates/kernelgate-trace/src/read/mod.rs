@@ -1,4 +1,4 @@
-//! Files into the activity model: told apart by their content, not by their name.
+//! Files into the activity model: recognised by their content, not by their name.
 
 mod builder;
 mod chrome;
@@ -28,7 +28,7 @@ use crate::model::Trace;
 /// Chrome's JSON (as PyTorch writes it), also compressed by gzip, a recording of
 /// `kernelgate profile`.
 ///
-/// What is damaged is read as far as it goes; [`Trace::quality`] says what is missing.
+/// A damaged file is read as far as it goes; [`Trace::quality`] lists the missing parts.
 ///
 /// # Errors
 /// The file cannot be read, is of no known format, or holds nothing that can be used.
@@ -48,12 +48,12 @@ pub fn open(path: &Path, wanted: &Wanted) -> Result<Trace, TraceError> {
 }
 
 /// Reads what is wanted of a trace but its ranges and calls, and hands these out in order of time;
-/// `None` for a file that is no export or report of Nsight Systems. What is handed out is nowhere kept, so that an
+/// `None` for a file of another format than Nsight Systems. Rows are not kept, so that an
 /// export of any length takes no more memory than its kernels do. Calls without a correlation id
 /// are handed out only where the rest is wanted.
 ///
 /// # Errors
-/// As [`open`].
+/// Same errors as [`open`].
 pub fn stream(
     path: &Path,
     wanted: &Wanted,
@@ -96,7 +96,7 @@ enum Format {
     ComputeReport,
 }
 
-/// How much of a file is looked at to tell its format.
+/// Bytes of a file by which its format is recognised.
 const HEAD: u64 = 1 << 16;
 
 fn recognise(path: &Path) -> Result<Format, TraceError> {

@@ -41,11 +41,11 @@ pub struct CallRow {
     pub process: u32,
     /// The function.
     pub name: Name,
-    /// What joins it with what it launched, within its process; 0: nothing.
+    /// The id that joins it with its operations, within its process; 0: it launched nothing.
     pub correlation: u32,
 }
 
-/// What a stream hands out.
+/// A row of a stream.
 #[derive(Debug, Clone, Copy)]
 pub enum Row {
     /// It begins, maybe again: what came before does not count.
@@ -56,7 +56,7 @@ pub enum Row {
     Call(CallRow),
 }
 
-/// What is known when all rows were handed out.
+/// Results once all rows were handed out.
 #[derive(Debug)]
 pub struct Streamed {
     /// The trace, without ranges and calls.
@@ -67,7 +67,7 @@ pub struct Streamed {
     pub last: i64,
 }
 
-/// What has an order in time: what opens first, and of two the outer one.
+/// A row with an order in time: by its start, the outer one of two first.
 pub(super) trait InTime {
     fn key(&self) -> (i64, Reverse<i64>);
 }

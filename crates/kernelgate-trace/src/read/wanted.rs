@@ -1,4 +1,4 @@
-//! What is to be read.
+//! Parts of a file to read.
 
 /// Which parts of a trace a question needs. What is not wanted is not read, as far as the format
 /// allows that.
@@ -21,7 +21,7 @@ impl Wanted {
     pub const ALL: Self =
         Self { operations: true, shapes: true, calls: true, ranges: true, rest: true };
 
-    /// What either of two questions needs.
+    /// The parts that either of two questions needs.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! What several tables have in common.
+//! Parts that several tables share.
 
 use super::summary::Summary;
 use super::table::{Cell, Table};
@@ -16,7 +16,7 @@ fn summary_cells(summary: &Summary, total: i64) -> Vec<Cell> {
     cells
 }
 
-/// The same without the share.
+/// Cells of a summary without the share.
 pub(super) fn total_cells(summary: &Summary) -> Vec<Cell> {
     vec![
         Cell::Integer(summary.total),

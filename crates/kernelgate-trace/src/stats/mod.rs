@@ -91,7 +91,7 @@ impl Report {
         Self::ALL.into_iter().find(|report| report.name() == name)
     }
 
-    /// What has to be read for it.
+    /// The parts of a file that it needs.
     pub fn wanted(self) -> Wanted {
         let nothing = Wanted::default();
         match self {
@@ -131,11 +131,11 @@ fn of_rows(trace: &Trace, mut sums: impl Sums) -> Table {
     sums.table(&End { trace, name_of: Name, last: i64::MAX })
 }
 
-/// The same table of an export of any length: ranges and calls are summed while they are read, and
-/// not kept. `None` where that is of no use: a table of neither, a file that is no SQLite export.
+/// A table of an export of any length: ranges and calls are summed while they are read, and
+/// not kept. `None` for a table of neither, and for a file of another format.
 ///
 /// # Errors
-/// As [`read::open`].
+/// Same errors as [`read::open`].
 pub fn streamed(path: &Path, report: Report) -> Result<Option<Streamed>, TraceError> {
     match report {
         Report::Ranges => of_stream(path, report, RangeSums::new(false)),

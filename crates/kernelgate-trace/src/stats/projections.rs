@@ -35,7 +35,7 @@ pub(super) struct ProjectionSums {
 struct Projections {
     groups: Interner<(u32, RangeStyle)>,
     samples: Samples,
-    /// Of each group: host time, operations, levels, children.
+    /// By group: host time, operations, levels, children.
     sums: Vec<[i64; 4]>,
 }
 
@@ -77,7 +77,7 @@ impl ProjectionSums {
                 continue;
             }
             if range.state.is_none() {
-                // Whatever encloses the range encloses the call, too.
+                // A range around this one is around the call, too.
                 let mut level = 0;
                 let mut around = None;
                 for outer in outer.iter_mut().filter(|outer| outer.row.end >= last) {

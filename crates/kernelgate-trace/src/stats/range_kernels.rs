@@ -20,11 +20,11 @@ type KernelGroup = (Option<(u32, RangeStyle)>, Option<u32>, u32);
 #[derive(Default)]
 pub(super) struct KernelSums {
     launched: Launched,
-    /// Of each range the groups that it counts in, in order.
+    /// By range, the groups that it counts in, in order.
     open: OpenRanges<Vec<u32>>,
     groups: Interner<KernelGroup>,
     samples: Samples,
-    /// Of each group, the ranges that have kernels in it.
+    /// By group, the ranges that have kernels in it.
     instances: Vec<usize>,
 }
 

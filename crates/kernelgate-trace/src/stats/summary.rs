@@ -1,6 +1,6 @@
 //! Sums of groups of durations.
 
-/// What is said of a group of values, in nanoseconds or bytes.
+/// Summary of a group of values, in nanoseconds or bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Summary {
     /// How many values.
@@ -183,7 +183,7 @@ mod tests {
             samples.count();
         }
         assert_eq!(samples.counted.len(), 7, "{:?}", samples.counted);
-        // What was group 2 is group 0 from now on.
+        // Group 2 becomes group 0.
         samples.regroup(&[0, 1, 0]);
         let of = samples.summaries(2);
         assert_eq!(of[0], Summary::of(&mut [7, 7, 9, 8, 1, 3]));

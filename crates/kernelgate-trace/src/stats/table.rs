@@ -52,7 +52,7 @@ pub struct Table {
     pub columns: Vec<&'static str>,
     /// Each as long as `columns`.
     pub rows: Vec<Vec<Cell>>,
-    /// Which column `--filter` looks at.
+    /// The column that `--filter` searches.
     pub named_by: usize,
 }
 

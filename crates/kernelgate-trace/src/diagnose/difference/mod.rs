@@ -1,4 +1,4 @@
-//! What changed between two traces, and what that explains of the difference of the whole.
+//! The changes between two traces, and the part of the whole difference that each explains.
 //!
 //! The whole is the time from the first operation to the last. It is divided in two ways: by
 //! operation with the idle time by its cause, and by the range that it was launched in. Either way
@@ -32,26 +32,26 @@ pub struct Difference {
     pub places: Vec<PlaceChange>,
     /// Calls of CUDA.
     pub calls: Vec<CallChange>,
-    /// What the rules found in one trace only: rule and title.
+    /// Findings in one trace only: rule and title.
     pub findings: [Vec<(&'static str, String)>; 2],
-    /// What makes the traces hard to compare, in sentences.
+    /// Reasons why the traces are hard to compare, in sentences.
     pub notes: Vec<String>,
 }
 
-/// What a trace comes to as a whole.
+/// The totals of a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Whole {
-    /// Who recorded it.
+    /// Its recorder.
     pub recorder: String,
-    /// As [`Sums::whole_ns`].
+    /// The value of [`Sums::whole_ns`].
     pub whole_ns: i64,
-    /// As [`Sums::busy_ns`].
+    /// The value of [`Sums::busy_ns`].
     pub busy_ns: i64,
     /// Kernels that ran.
     pub kernels: usize,
 }
 
-/// What became of a part.
+/// The change of a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
     /// Only the second trace has it.
@@ -88,19 +88,19 @@ impl Change {
 /// A part in both traces.
 #[derive(Debug, Clone)]
 pub struct PartChange {
-    /// What it is.
+    /// Its kind.
     pub part: Part,
     /// How much there is of it.
     pub amounts: [Amount; 2],
 }
 
 impl PartChange {
-    /// What it adds to the difference of the whole, in nanoseconds.
+    /// Its share of the whole difference, in nanoseconds.
     pub fn change_ns(&self) -> i64 {
         self.amounts[1].own_ns - self.amounts[0].own_ns
     }
 
-    /// Of that, what its number explains: the added or missing ones, each as long as one was.
+    /// The part that its number explains: the added or missing ones, each as long as one was.
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
     pub fn by_number_ns(&self) -> i64 {
         let [base, head] = &self.amounts;
@@ -116,7 +116,7 @@ impl PartChange {
         self.change_ns() - self.by_number_ns()
     }
 
-    /// What became of it.
+    /// Its change.
     pub fn change(&self) -> Change {
         let [base, head] = &self.amounts;
         let by_number = self.by_number_ns().abs() >= self.by_length_ns().abs();
@@ -199,7 +199,7 @@ pub struct PlaceChange {
 }
 
 impl PlaceChange {
-    /// What was launched in it adds to the difference of the whole, in nanoseconds.
+    /// Share of the whole difference of the operations launched in it, in nanoseconds.
     pub fn change_ns(&self) -> i64 {
         self.places[1].launched.own_ns - self.places[0].launched.own_ns
     }
@@ -271,7 +271,7 @@ impl Difference {
         self.wholes[1].whole_ns - self.wholes[0].whole_ns
     }
 
-    /// Kernel time by kind of work, told by the kernels' names: nanoseconds in both traces, the
+    /// Kernel time by kind of work, by the kernels' names: nanoseconds in both traces, the
     /// largest first.
     pub fn kinds(&self) -> Vec<(KernelClass, [i64; 2])> {
         let mut kinds: BTreeMap<KernelClass, [i64; 2]> = BTreeMap::new();
@@ -284,7 +284,7 @@ impl Difference {
         kinds
     }
 
-    /// What of it is idle time whose cause is not in the traces.
+    /// The part that is idle time whose cause is not in the traces.
     pub fn unexplained_ns(&self) -> i64 {
         let unexplained = |change: &&PartChange| change.part.kind == PartKind::Unexplained;
         self.parts.iter().filter(unexplained).map(PartChange::change_ns).sum()

@@ -1,4 +1,4 @@
-//! What a trace comes to, in the parts that two traces are compared by.
+//! The totals of a trace, in the parts that two traces are compared by.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,7 +20,7 @@ use crate::error::TraceError;
 use crate::model::Trace;
 use crate::model::gpu::{LaunchShape, MemoryKind};
 
-/// What a part of the whole is.
+/// The kind of a part of the whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PartKind {
     /// Launches of a kernel.
@@ -33,7 +33,7 @@ pub enum PartKind {
     Graph,
     /// Idle time of a cause.
     Idle,
-    /// Idle time whose cause the trace does not tell.
+    /// Idle time whose cause is not in the trace.
     Unexplained,
 }
 
@@ -51,10 +51,10 @@ impl PartKind {
     }
 }
 
-/// A part of the whole, by what it is told in both traces.
+/// A part of the whole, by a key that is equal in both traces.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Part {
-    /// What it is.
+    /// Its kind.
     pub kind: PartKind,
     /// The kernel, `[CUDA memcpy …]` with the kinds of memory, or the cause of idle time.
     pub name: String,
@@ -83,7 +83,7 @@ impl Amount {
         self.own_ns += own_ns;
     }
 
-    /// How long one of them takes, in nanoseconds; 0 where there is none.
+    /// How long one of them takes, in nanoseconds; 0 without any.
     #[allow(clippy::cast_precision_loss)]
     pub fn mean_ns(&self) -> f64 {
         self.total_ns as f64 / self.count.max(1) as f64
@@ -110,17 +110,17 @@ pub struct CallSite {
     pub range: Option<String>,
 }
 
-/// What a trace comes to.
+/// The totals of a trace.
 #[derive(Debug, Clone)]
 pub struct Sums {
-    /// Who recorded it.
+    /// Its recorder.
     pub recorder: String,
     /// The machine and the options.
     pub setup: Setup,
     /// From the first operation to the last, over all processes and devices; of Nsight Compute the
     /// durations of all launches. Nanoseconds.
     pub whole_ns: i64,
-    /// Of that, with at least one operation running.
+    /// The part with at least one operation running.
     pub busy_ns: i64,
     /// Processes on devices.
     pub activities: usize,
@@ -130,7 +130,7 @@ pub struct Sums {
     pub places: BTreeMap<String, Place>,
     /// Calls of CUDA.
     pub calls: BTreeMap<CallSite, Calls>,
-    /// What the rules found: rule and title.
+    /// Findings: rule and title.
     pub findings: Vec<(&'static str, String)>,
 }
 
@@ -155,10 +155,10 @@ impl Sums {
     }
 
     /// Those of an export of any length, of which ranges and calls are not kept. `None` for a file
-    /// that is no export or report of Nsight Systems.
+    /// of other formats than exports and reports of Nsight Systems.
     ///
     /// # Errors
-    /// As [`crate::read::open`].
+    /// Same errors as [`crate::read::open`].
     pub fn streamed(path: &Path) -> Result<Option<Self>, TraceError> {
         of_stream(path, Self::of_context)
     }
@@ -270,7 +270,7 @@ impl Sums {
     }
 }
 
-/// What tells an operation within a trace.
+/// The key of an operation within a trace.
 #[derive(PartialEq, Eq, Hash)]
 enum OperationKey {
     Kernel(u32),
@@ -346,7 +346,7 @@ impl Places {
         places
     }
 
-    /// Where an operation was launched.
+    /// The place at which an operation was launched.
     fn at(&mut self, context: &Context<'_>, id: OperationId) -> &mut Place {
         let path = context.host.launched_in[id as usize];
         &mut self.sums[self.of_path[path as usize] as usize]

@@ -11,7 +11,7 @@ use crate::stats::{shorten, thousands};
 const TOP: usize = 10;
 /// Calls and parts that are only named.
 const NAMED: usize = 6;
-/// Where the words of a line begin.
+/// The column at which the words of a line begin.
 const INDENT: &str = "                         ";
 /// Columns for the words behind that.
 const WORDS: usize = 75;
@@ -144,8 +144,7 @@ impl Difference {
         }
         let side = |side: usize| kinds.iter().map(|(_, sums)| sums[side]).sum::<i64>();
         let totals = [side(0), side(1)];
-        let _ =
-            writeln!(text, "\nKernel time by kind of work, A and B (told by the kernels' names)");
+        let _ = writeln!(text, "\nKernel time by kind of work, A and B (by the kernels' names)");
         for (kind, sums) in &kinds {
             let [base, head] = [0, 1].map(|side| {
                 format!("{:>12}{:>7.1} %", time(sums[side]), percent(sums[side], totals[side]))
@@ -154,7 +153,7 @@ impl Difference {
         }
     }
 
-    /// Calls whose number changed, and waits; host time is no part of the whole.
+    /// Calls whose number changed, and waits; the whole has no host time.
     fn calls(&self, text: &mut String) {
         let waits = |change: &&CallChange| change.calls.iter().any(|calls| calls.wait);
         let counted = |change: &&CallChange| change.calls[0].count != change.calls[1].count;
@@ -188,7 +187,7 @@ impl Difference {
         }
     }
 
-    /// What a part adds to the whole, its share of the whole difference, and what it is.
+    /// The time that a part adds, its share of the whole difference, and its name.
     fn line(&self, text: &mut String, change_ns: i64, words: &str) {
         let share = match self.change_ns() {
             0 => "-".to_owned(),

@@ -19,7 +19,7 @@ use crate::model::Trace;
 /// Kernels that are replayed.
 const KERNELS: usize = 3;
 
-/// What a change of the job would gain.
+/// The gain of a change of the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobGain {
     /// The change.
@@ -88,7 +88,7 @@ impl<'a> Traces<'a> {
     }
 }
 
-/// What is faster.
+/// A change that makes a part faster.
 enum Faster {
     /// The kernels and the host of a rank take a part of their time.
     Rank { part: usize, compute: f64, host: f64 },

@@ -20,7 +20,7 @@ const EXPOSED: f64 = 5.0;
 /// Columns for a name.
 const NAME: usize = 60;
 
-/// What a device does, by class.
+/// The work of a device by class.
 struct Device<'a> {
     used: &'a DeviceUse,
     /// Kernels that compute, and whole graphs.

@@ -75,7 +75,7 @@ struct Shaped<'a> {
     device: &'a Device,
     count: usize,
     total_ns: i64,
-    /// Of it, with communication beside it.
+    /// The part with communication beside it.
     beside_ns: i64,
     first: u32,
     /// The range around all of them.
@@ -216,7 +216,7 @@ impl<'a> Shapes<'a> {
         }
     }
 
-    /// What is missing, the largest part first.
+    /// The missing facts, the largest part first.
     fn reason(&self) -> String {
         let mut missing: Vec<(&String, i64)> =
             self.missing.iter().map(|(of, ns)| (of, *ns)).collect();

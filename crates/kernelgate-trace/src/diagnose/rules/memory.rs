@@ -19,7 +19,7 @@ const CONFLICTS: f64 = 10.0;
 /// Threads of a warp that are active on average, below which it diverges.
 const ACTIVE: f64 = 24.0;
 
-/// A launch's value held against a threshold.
+/// A launch's value compared with a threshold.
 struct Held {
     value: f64,
     threshold: f64,
@@ -27,7 +27,7 @@ struct Held {
     words: String,
 }
 
-/// What is said of every launch whose value is on the wrong side.
+/// The finding about every launch whose value is on the wrong side.
 struct Words {
     id: &'static str,
     title: &'static str,

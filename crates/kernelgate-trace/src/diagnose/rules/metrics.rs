@@ -1,4 +1,4 @@
-//! What hardware counters say: sampled over time (Nsight Systems) or of single launches (Nsight
+//! Hardware counters: sampled over time (Nsight Systems) or of single launches (Nsight
 //! Compute).
 
 use super::super::context::Context;
@@ -15,7 +15,7 @@ use crate::model::kernel_metrics::ProfiledLaunch;
 const HIGH: f64 = 80.0;
 /// Units that are used less than this do not bound.
 const LOW: f64 = 60.0;
-/// Between, a difference of this many points tells which of two.
+/// In between, a difference of this many points decides which of two.
 const APART: f64 = 10.0;
 /// Samples below which nothing is concluded.
 const SAMPLES: usize = 100;
@@ -36,7 +36,7 @@ pub(super) fn launches(seen: usize, context: &Context<'_>, option: &str) -> Insp
     }
 }
 
-/// What bounds a kernel.
+/// The bound of a kernel.
 fn bound(compute: f64, memory: f64) -> &'static str {
     match (compute, memory) {
         _ if compute >= HIGH && compute >= memory => "compute-bound",

@@ -15,7 +15,7 @@ pub(super) enum Outcome {
 /// Data that a rule lacks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Lack {
-    /// What is missing.
+    /// The missing data.
     pub reason: String,
     /// How to get it.
     pub record: String,

@@ -190,7 +190,7 @@ fn whole_graphs(context: &Context<'_>, found: &mut Vec<Finding>) {
     found.push(finding);
 }
 
-/// What the profiler itself cost while the GPU was used.
+/// The cost of the profiler itself while the GPU was used.
 fn overhead(context: &Context<'_>, devices: &[DeviceUse], found: &mut Vec<Finding>) {
     let (Some(first), Some(last)) = (
         devices.iter().map(|device| device.span.0).min(),

@@ -1,4 +1,4 @@
-//! What bounds a range whose work is declared, by the times that the device's measured ceilings
+//! The bound of a range whose work is declared, by the times that the device's measured ceilings
 //! allow for it. No hardware counter is needed.
 
 use super::super::context::Context;

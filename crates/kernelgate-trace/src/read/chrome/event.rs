@@ -34,10 +34,10 @@ pub(super) struct Event<'a> {
 /// The arguments of an event that are used, each as written.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Arguments<'a> {
-    /// Of the process that launched; only what [`crate::export`] writes has it.
+    /// The process that launched; only files of [`crate::export`] have it.
     #[serde(borrow)]
     pub process: Option<&'a RawValue>,
-    /// Of a graph, likewise.
+    /// The graph, likewise.
     #[serde(borrow)]
     pub graph: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -93,7 +93,7 @@ pub(super) struct Arguments<'a> {
     pub group_name: Option<&'a RawValue>,
     #[serde(borrow, rename = "Process Group Ranks")]
     pub group_ranks: Option<&'a RawValue>,
-    /// Of memory: 1 on a GPU.
+    /// The kind of device of an allocation: 1 is a GPU.
     #[serde(borrow, rename = "Device Type")]
     pub device_type: Option<&'a RawValue>,
     #[serde(borrow, rename = "Device Id")]
@@ -111,7 +111,7 @@ impl<'a> Arguments<'a> {
         event.args.and_then(|args| serde_json::from_str(args.get()).ok()).unwrap_or_default()
     }
 
-    /// What joins a call with what it launched.
+    /// The id that joins a call with its operations.
     pub fn correlation(&self) -> Option<i64> {
         integer(self.correlation.or(self.correlation_id))
     }

@@ -1,7 +1,7 @@
 //! Chrome's trace format, as PyTorch's profiler (Kineto) writes it; packed by gzip or not.
 //!
 //! Events are read one by one, so that the file need not fit into memory. An event of another shape
-//! than expected is counted and left out. Absent: Python functions, flow arrows (operations and
+//! than expected is counted and skipped. Absent: Python functions, flow arrows (operations and
 //! calls are joined by their correlation ids), counters.
 
 mod collective;
@@ -154,7 +154,7 @@ impl Reader {
         allocations.push(time, place, address, bytes.unsigned_abs(), bytes < 0);
     }
 
-    /// The thread of an event; ids that are no numbers are texts of their own.
+    /// The thread of an event; an id that is not a number counts as -1.
     fn thread(&mut self, event: &Event<'_>) -> u32 {
         let pid = integer(event.pid).unwrap_or(-1);
         let process = self.builder.process(pid.cast_unsigned(), pid);

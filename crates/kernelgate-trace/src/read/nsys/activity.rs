@@ -1,4 +1,4 @@
-//! What the GPU did: kernels, copies, sets, graph launches, waits, allocations.
+//! The GPU's work: kernels, copies, sets, graph launches, waits, allocations.
 
 use hashbrown::HashMap;
 

@@ -1,4 +1,4 @@
-//! What the host did: calls of CUDA and of the operating system, and the scheduler's decisions.
+//! The host's work: calls of CUDA and of the operating system, and the scheduler's decisions.
 
 use super::Reader;
 use super::ids::{RUNTIME, split_global_id};

@@ -1,4 +1,4 @@
-//! What an export says of itself: devices, processes, versions, what went wrong while recording.
+//! An export's own description: devices, processes, versions, errors while recording.
 
 use super::Reader;
 use super::ids::split_global_id;

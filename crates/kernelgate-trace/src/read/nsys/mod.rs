@@ -1,6 +1,6 @@
 //! Nsight Systems exports (`nsys export --type sqlite`), schemas 2.9 to 3.25.
 //!
-//! Every table and column is optional. Texts need not be UTF-8. Processes are told apart by the
+//! Every table and column is optional. Texts need not be UTF-8. Processes are distinguished by the
 //! upper bits of their global id, so that correlation ids of two of them never meet. Absent: CPU
 //! samples and call chains, network and graphics tables.
 
@@ -29,7 +29,7 @@ use crate::model::names::Name;
 /// Reads an export.
 ///
 /// # Errors
-/// The file is no SQLite database, is locked, or is no export.
+/// The file is locked, or not an SQLite database of an export.
 pub(super) fn read(path: &Path, wanted: &Wanted) -> Result<Trace, TraceError> {
     let mut reader = open(path)?;
     // Ranges are the longest table: they are read while the others are.

@@ -19,7 +19,7 @@ const EVENTS: &str = "NVTX_EVENTS";
 /// Bytes before a payload: its domain, its schema, its size and where it begins.
 const HEADER: usize = 32;
 
-/// What a payload has.
+/// Content of a payload.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Payload {
     communicator: Option<u64>,

@@ -15,7 +15,7 @@ use crate::model::names::{Name, Names};
 use crate::model::quality::Quality;
 
 const EVENTS: &str = "NVTX_EVENTS";
-/// Events that are no ranges: a moment with a text, the name of a domain.
+/// Events other than ranges: a moment with a text, the name of a domain.
 const MARK: i64 = 34;
 const DOMAIN: i64 = 75;
 
@@ -29,7 +29,7 @@ enum Text {
     None,
 }
 
-/// What a row says, its thread and name by the numbers of its [`Labels`].
+/// Content of a row, its thread and name by the numbers of its [`Labels`].
 enum Event {
     /// `None`: it was never closed.
     Range(i64, Option<i64>, RangeStyle),

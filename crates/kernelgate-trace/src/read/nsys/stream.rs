@@ -1,6 +1,6 @@
 //! Ranges and calls of an export, handed out in order of time without being kept.
 //!
-//! Exports are stored almost in order: a buffer mends that. Where it does not, SQLite sorts.
+//! Exports are stored almost in order: a buffer mends that. If it does not suffice, SQLite sorts.
 
 use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -24,7 +24,7 @@ const BATCH: usize = 1 << 15;
 /// Reads what is wanted but ranges and calls, and hands these out.
 ///
 /// # Errors
-/// The file is no SQLite database, is locked, or is no export.
+/// The file is locked, or not an SQLite database of an export.
 pub fn read(
     path: &Path,
     wanted: &Wanted,
@@ -45,11 +45,11 @@ pub fn read(
     Ok(Streamed { trace: builder.finish(), names, last })
 }
 
-/// What one pass over the tables found.
+/// Result of one pass over the tables.
 struct Pass {
     in_order: bool,
     ranges: Part,
-    /// What is odd in the table of calls.
+    /// Oddities of the table of calls.
     calls: Quality,
 }
 
@@ -110,7 +110,7 @@ fn ranges_of(
     Ok(part)
 }
 
-/// What reads the calls, and which of them.
+/// The reader of the calls, and which of them.
 struct CallReader<'a> {
     path: &'a Path,
     order: Order,
@@ -203,7 +203,7 @@ struct Ordered<T> {
 }
 
 impl<T: InTime + Copy> Ordered<T> {
-    /// Makes the rows ready that were held, as many of the earliest as there were; `false`: there are
+    /// Makes the held rows ready, the same number of the earliest ones; `false`: there are
     /// no more.
     fn refill(&mut self) -> bool {
         let mut read = std::mem::take(&mut self.ready);

@@ -29,7 +29,7 @@ impl Database {
     /// Opens an export.
     ///
     /// # Errors
-    /// The file is no SQLite database, is locked, or its schema cannot be read. The folder cannot be
+    /// The file is locked, not an SQLite database, or its schema cannot be read. The folder cannot be
     /// read, or this build cannot read parquet.
     pub fn open(path: &Path) -> Result<Self, TraceError> {
         if !path.is_dir() {
@@ -104,7 +104,7 @@ impl Database {
         self.scan_in(Order::Stored, table, columns, each)
     }
 
-    /// The same in an order.
+    /// Every row of a table in an order.
     pub fn scan_in(
         &self,
         order: Order,

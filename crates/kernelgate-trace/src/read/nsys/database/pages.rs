@@ -271,7 +271,7 @@ impl RowReader {
         Ok(())
     }
 
-    /// Where each column lies.
+    /// The place of each column.
     #[inline]
     fn decode(&mut self, payload: &[u8]) -> Expected<()> {
         let (header, _) = varint(payload)?;

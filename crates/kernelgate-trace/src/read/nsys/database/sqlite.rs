@@ -54,7 +54,7 @@ impl Sqlite {
     /// Opens an export.
     ///
     /// # Errors
-    /// The file is no SQLite database, is locked, or its schema cannot be read.
+    /// The file is locked, not an SQLite database, or its schema cannot be read.
     pub fn open(path: &Path) -> Result<Self, TraceError> {
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let failed = |error: rusqlite::Error| TraceError::broken(path, explain(&error));
