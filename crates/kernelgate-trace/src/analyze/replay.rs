@@ -151,7 +151,7 @@ impl<'a> Dependencies<'a> {
             }
             let place = self.all.place(id).0 as usize;
             let last = last_of_place[place];
-            // An operation inside of another one, as a migration in a kernel, does not wait for its end.
+            // An operation inside of another one, as a migration in a kernel, does not wait for it.
             let inside = last != NONE
                 && start < self.all.end(last)
                 && self.all.end(id) <= self.all.end(last);
