@@ -2,12 +2,13 @@
 //! runs.
 
 use std::fmt;
+use std::io::Read as _;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::record::files::file::text_of;
 use crate::record::files::text::one_line;
+use kernelgate_cuda::regular_file;
 
 const MANIFEST: &str = "Cargo.toml";
 /// Longest manifest that is read, bytes.
@@ -44,7 +45,10 @@ impl fmt::Display for Package {
 }
 
 fn manifest_text(folder: &Path) -> Option<String> {
-    text_of(&folder.join(MANIFEST), MAX_MANIFEST).ok()
+    let mut text = String::new();
+    let file = regular_file::open(&folder.join(MANIFEST)).ok()?;
+    file.take(MAX_MANIFEST).read_to_string(&mut text).ok()?;
+    Some(text)
 }
 
 /// Header of the table that each line of a manifest belongs to, and the line.
