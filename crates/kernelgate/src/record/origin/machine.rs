@@ -31,7 +31,7 @@ pub struct Machine {
 /// A fact in which a machine is not as expected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OtherMachine {
-    /// Name of the fact: "gpus[0].driver".
+    /// Name of the fact: `gpus[0].driver`.
     pub field: String,
     /// Value in the file.
     pub expected: String,
