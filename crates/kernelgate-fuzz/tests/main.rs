@@ -2,7 +2,7 @@
 //! memory without end.
 //!
 //! Mutations are deterministic: input N of a reader is the same on every machine. 10^5 inputs are
-//! read, in CI 10^6 (`MUTATED_INPUTS=1000000`), and `MUTATED_READER` names a single reader. An input
+//! read, with `MUTATED_INPUTS=1000000` 10^6, and `MUTATED_READER` names a single reader. An input
 //! that a reader fails on is kept in `target/tmp`; with the mend it belongs in `corpus/`, where every
 //! file is read as it is and mutated.
 
