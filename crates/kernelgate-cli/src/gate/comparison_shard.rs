@@ -52,27 +52,30 @@ pub struct ComparisonShard {
     pub second: BTreeMap<String, Series>,
     /// Errors that kept a case from being measured, or measured to the end.
     pub errors: BTreeMap<String, Vec<Reason>>,
-    /// Everything besides the verdicts.
-    pub findings: Findings,
+    /// Everything besides the verdicts, which follow from the times.
+    #[serde(with = "Findings")]
+    pub findings: Comparison,
 }
 
-/// Findings of a comparison besides its verdicts; fields as in
+/// Form of a comparison in the file, without verdicts; fields as in
 /// [`Verdicts`](super::verdicts::Verdicts).
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs)]
-pub struct Findings {
-    pub device: String,
-    pub limits: Limits,
-    pub refused: Vec<Refusal>,
-    pub new: Vec<String>,
-    pub skipped: BTreeMap<String, String>,
-    pub failed: BTreeMap<String, String>,
-    pub unverified: Vec<String>,
-    pub verification: Vec<VerificationLoss>,
-    pub numerics: NumericsReport,
-    pub costs: Vec<CostGrowth>,
-    pub rules: RulesReport,
-    pub facts: BuildFacts,
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Comparison")]
+struct Findings {
+    device: String,
+    limits: Limits,
+    #[serde(skip)]
+    judged: Vec<Judgement>,
+    refused: Vec<Refusal>,
+    new: Vec<String>,
+    skipped: BTreeMap<String, String>,
+    failed: BTreeMap<String, String>,
+    unverified: Vec<String>,
+    verification: Vec<VerificationLoss>,
+    numerics: NumericsReport,
+    costs: Vec<CostGrowth>,
+    rules: RulesReport,
+    facts: BuildFacts,
 }
 
 impl ComparisonShard {
@@ -182,59 +185,20 @@ impl ComparisonShard {
     }
 }
 
-impl From<Comparison> for Findings {
-    fn from(comparison: Comparison) -> Self {
-        let Comparison { device, limits, judged: _, refused, new, skipped, failed, .. } =
-            comparison;
-        let Comparison { unverified, verification, numerics, costs, rules, facts, .. } = comparison;
-        Self {
-            device,
-            limits,
-            refused,
-            new,
-            skipped,
-            failed,
-            unverified,
-            verification,
-            numerics,
-            costs,
-            rules,
-            facts,
-        }
-    }
-}
-
 /// The comparison that shards make together, whatever their order; absent without a shard. The
 /// shards are of one plan ([`ComparisonShard::mismatch`]), each is there once.
 pub fn merge(mut shards: Vec<ComparisonShard>) -> Option<Comparison> {
     shards.sort_by_key(|shard| shard.shard);
     let judged = shards.par_iter().flat_map_iter(ComparisonShard::judge).collect();
-    let mut shards = shards.into_iter().map(|shard| shard.findings);
-    let mut all = shards.next()?;
-    shards.for_each(|shard| all.add(shard));
+    let mut findings = shards.into_iter().map(|shard| shard.findings);
+    let mut all = findings.next()?;
+    findings.for_each(|more| all.add(more));
+    all.judged = judged;
     all.put_in_order();
-    let Findings { device, limits, refused, new, skipped, failed, unverified, .. } = all;
-    let Findings { verification, numerics, costs, rules, facts, .. } = all;
-    let mut comparison = Comparison {
-        device,
-        limits,
-        judged,
-        refused,
-        new,
-        skipped,
-        failed,
-        unverified,
-        verification,
-        numerics,
-        costs,
-        rules,
-        facts,
-    };
-    comparison.sort();
-    Some(comparison)
+    Some(all)
 }
 
-impl Findings {
+impl Comparison {
     fn add(&mut self, other: Self) {
         self.refused.extend(other.refused);
         self.new.extend(other.new);
@@ -260,6 +224,7 @@ impl Findings {
 
     /// Puts lists that several shards filled in order, and drops what several of them report.
     fn put_in_order(&mut self) {
+        self.sort();
         let mut refused: BTreeMap<(String, String, String), BTreeSet<String>> = BTreeMap::new();
         for Refusal { field, base, head, cases } in std::mem::take(&mut self.refused) {
             refused.entry((field, base, head)).or_default().extend(cases);

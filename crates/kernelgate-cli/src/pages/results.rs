@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use kernelgate::display::medium::MarkdownText;
 use kernelgate::display::table::Table;
 use kernelgate::display::{joules, rate, time};
-use kernelgate::measure::power::PowerState;
+use kernelgate::measure::limits::TimeLimit;
 use kernelgate::stats::half_range;
 
 use super::measured::{Case, Measured, PeerTime};
@@ -108,64 +108,79 @@ fn table(measured: &Measured, cases: &[&Case]) -> Table {
     for of_problem in cases.chunk_by(|a, b| (&a.problem, &a.cache) == (&b.problem, &b.cache)) {
         // The fastest comes first.
         let best = of_problem[0];
-        for case in of_problem {
-            table.row(case_row(case, best.time_ns(), with_energy));
-        }
-        let peers = measured.peers_of(best);
-        for peer in peers {
-            table.row(peer_row(peer, best, with_energy));
+        let rows = of_problem.iter().map(|case| Row::from(*case));
+        let peers = measured.peers_of(best).into_iter();
+        for row in rows.chain(peers.map(|peer| Row::from_peer(peer, best))) {
+            table.row(row.cells(best, with_energy));
         }
     }
     table
 }
 
-const NOTHING: &str = "-";
-
-fn case_row(case: &Case, best_ns: f64, with_energy: bool) -> Vec<String> {
-    let dash = || NOTHING.to_owned();
-    let elapsed_ns = case.time_ns();
-    let mut cells = vec![
-        case.problem.clone(),
-        case.cache.clone(),
-        case.implementation.clone(),
-        time(elapsed_ns),
-        match case.medians_ns.len() {
-            1 => dash(),
-            _ => format!("{:.1}%", 100.0 * half_range(&case.medians_ns)),
-        },
-        format!("{:.2}", best_ns / elapsed_ns),
-        case.amount().map_or_else(dash, |(amount, unit)| rate(amount as u64, unit, elapsed_ns)),
-        clock(case.clock_mhz),
-        Some(case.power_states()).filter(|states| !states.is_empty()).unwrap_or_else(dash),
-        case.limit.as_ref().map_or_else(dash, |limit| time(limit.time_ns)),
-        case.limit.as_ref().map_or_else(dash, |limit| limit.by.clone()),
-        case.of_limit().map_or_else(dash, |share| format!("{:.1}%", 100.0 * share)),
-    ];
-    cells.extend(with_energy.then(|| case.launch_j.map_or_else(dash, joules)));
-    cells
+/// Numbers of a row that depend on who computes the problem.
+struct Row<'a> {
+    name: String,
+    elapsed_ns: f64,
+    /// Amount that the rate counts, and its unit.
+    amount: Option<(f64, &'static str)>,
+    /// Half the range of the process runs, relative.
+    spread: Option<f64>,
+    clock_mhz: Option<f64>,
+    power: String,
+    limit: Option<&'a TimeLimit>,
+    launch_j: Option<f64>,
 }
 
-fn peer_row(peer: &PeerTime, best: &Case, with_energy: bool) -> Vec<String> {
-    let dash = || NOTHING.to_owned();
-    let share = best.limit.as_ref().map(|limit| 100.0 * limit.fraction(peer.peer_ns));
-    let mut cells = vec![
-        best.problem.clone(),
-        best.cache.clone(),
-        format!("{} (peer)", peer.peer),
-        time(peer.peer_ns),
-        dash(),
-        format!("{:.2}", best.time_ns() / peer.peer_ns),
-        best.amount().map_or_else(dash, |(amount, unit)| rate(amount as u64, unit, peer.peer_ns)),
-        clock(peer.clock_mhz),
-        peer.power.map_or_else(dash, |state| PowerState::name(state).to_owned()),
-        best.limit.as_ref().map_or_else(dash, |limit| time(limit.time_ns)),
-        best.limit.as_ref().map_or_else(dash, |limit| limit.by.clone()),
-        share.map_or_else(dash, |share| format!("{share:.1}%")),
-    ];
-    cells.extend(with_energy.then(dash));
-    cells
+impl<'a> From<&'a Case> for Row<'a> {
+    fn from(case: &'a Case) -> Self {
+        Self {
+            name: case.implementation.clone(),
+            elapsed_ns: case.time_ns(),
+            amount: case.amount(),
+            spread: (case.medians_ns.len() > 1).then(|| half_range(&case.medians_ns)),
+            clock_mhz: case.clock_mhz,
+            power: case.power_states(),
+            limit: case.limit.as_ref(),
+            launch_j: case.launch_j,
+        }
+    }
 }
 
-fn clock(mhz: Option<f64>) -> String {
-    mhz.map_or_else(|| NOTHING.to_owned(), |mhz| format!("{mhz:.0} MHz"))
+impl<'a> Row<'a> {
+    /// A peer, beside the fastest case of its problem, whose limit it shares.
+    fn from_peer(peer: &PeerTime, best: &'a Case) -> Self {
+        Self {
+            name: format!("{} (peer)", peer.peer),
+            elapsed_ns: peer.peer_ns,
+            amount: best.amount(),
+            spread: None,
+            clock_mhz: peer.clock_mhz,
+            power: peer.power.map_or_else(String::new, |state| state.name().to_owned()),
+            limit: best.limit.as_ref(),
+            launch_j: None,
+        }
+    }
+
+    /// Its cells, in the order of the header. `best` is the fastest case of the problem.
+    fn cells(self, best: &Case, with_energy: bool) -> Vec<String> {
+        let dash = || "-".to_owned();
+        let Self { name, elapsed_ns, amount, spread, clock_mhz, power, limit, launch_j } = self;
+        let rate_text = |(amount, unit)| rate(amount as u64, unit, elapsed_ns);
+        let mut cells = vec![
+            best.problem.clone(),
+            best.cache.clone(),
+            name,
+            time(elapsed_ns),
+            spread.map_or_else(dash, |spread| format!("{:.1}%", 100.0 * spread)),
+            format!("{:.2}", best.time_ns() / elapsed_ns),
+            amount.map_or_else(dash, rate_text),
+            clock_mhz.map_or_else(dash, |mhz| format!("{mhz:.0} MHz")),
+            Some(power).filter(|power| !power.is_empty()).unwrap_or_else(dash),
+            limit.map_or_else(dash, |limit| time(limit.time_ns)),
+            limit.map_or_else(dash, |limit| limit.by.clone()),
+            limit.map_or_else(dash, |it| format!("{:.1}%", 100.0 * it.fraction(elapsed_ns))),
+        ];
+        cells.extend(with_energy.then(|| launch_j.map_or_else(dash, joules)));
+        cells
+    }
 }

@@ -239,7 +239,7 @@ impl<'a> Engine<'a> {
             first,
             second,
             errors: BTreeMap::new(),
-            findings: comparison.clone().into(),
+            findings: Comparison { judged: Vec::new(), ..comparison.clone() },
         };
         kept.keep(comparison, |case| self.rules.resolve(case, &self.limits));
         Box::new(kept)
