@@ -2,7 +2,7 @@
 //! memory without end.
 //!
 //! Mutations are deterministic: input N of a reader is the same on every machine. 10^5 inputs are
-//! read, with `MUTATED_INPUTS=1000000` 10^6, and `MUTATED_READER` names a single reader. An input
+//! read, in CI 10^6 (`MUTATED_INPUTS=1000000`), and `MUTATED_READER` names a single reader. An input
 //! that a reader fails on is kept in `target/tmp`; with the mend it belongs in `corpus/`, where every
 //! file is read as it is and mutated.
 
@@ -21,9 +21,10 @@ use std::time::{Duration, Instant};
 use mutate::{Seed, Syntax};
 use readers::READERS;
 
-/// Inputs of all readers together, where `MUTATED_INPUTS` sets no other number. The shares of the
-/// readers are of it.
+/// Inputs of all readers together, where `MUTATED_INPUTS` sets no other number.
 const INPUTS: u64 = 100_000;
+/// Inputs of all readers together of which each reader's share is a part.
+const SHARED: u64 = 1_000_000;
 /// An input that takes longer is a hang, also on a loaded machine.
 const LONGEST: Duration = Duration::from_secs(120);
 /// Memory that all readers may take at once, KiB.
@@ -158,7 +159,7 @@ fn no_reader_panics_on_mutated_files() {
     let work = || {
         while let Some(reader) = { queue.lock().unwrap().next() } {
             let folder = new_folder().unwrap();
-            let (inputs, started) = (reader.inputs * asked / INPUTS, Instant::now());
+            let (inputs, started) = (reader.inputs * asked / SHARED, Instant::now());
             let Outcome { inputs, accepted, failed: panics } = check(reader, inputs, folder.path());
             let (name, count, s) = (reader.name, panics.len(), started.elapsed().as_secs_f64());
             println!("{name}: {inputs} inputs, {accepted} accepted, {count} panics, {s:.1} s");

@@ -252,7 +252,7 @@ pub const READERS: &[Reader] = &[
     reader("rocprof", Json, 10_000, trace),
     reader("ncu_csv", Lines, 8_000, trace),
     reader("calibration", Json, 12_000, calibration),
-    reader("comparison_shard", Json, 300, comparison_shard),
+    reader("comparison_shard", Json, 10_000, comparison_shard),
     reader("baseline", Json, 25_000, baseline),
     reader("run", Json, 40_000, run),
     reader("response", Json, 40_000, response),
@@ -267,7 +267,7 @@ pub const READERS: &[Reader] = &[
     reader("criterion", Json, 80_000, criterion_sample),
     reader("safetensors", Bytes, 110_000, safetensors),
     reader("tensors", Bytes, 100_000, |path, _| tensors::read(path).is_some()),
-    reader("printed", Lines, 73_670, printed),
+    reader("printed", Lines, 63_970, printed),
 ];
 
 const fn reader(
