@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use crate::package::{CASE, Outcome, Package, fixture_path};
+use crate::package::{CASE, Outcome, Package, copy_executable, fixture_path};
 
 /// Begins every sequence that a terminal obeys.
 const ESCAPE: char = '\u{1b}';
@@ -127,7 +127,7 @@ fn a_tensor_without_a_plain_name_fails_its_case() {
 fn what_a_broken_bench_process_said_is_cleaned() {
     let package = Package::new();
     std::fs::create_dir(package.path("bin")).unwrap();
-    std::fs::copy(fixture_path(), package.path("bin/fixture")).unwrap();
+    copy_executable(fixture_path(), package.path("bin/fixture"));
     let line = "compare --base-dir bin --head-dir bin --time-identical --backend cpu --axis n=64 \
                 --axis fault=crash --max-blocks 1";
     let outcome = package.kernelgate(line);
@@ -262,7 +262,7 @@ fn a_run_that_names_a_path_is_refused() {
 fn what_lies_beside_the_benches_is_not_run() {
     let package = Package::new();
     std::fs::create_dir(package.path("bin")).unwrap();
-    std::fs::copy(fixture_path(), package.path("bin/fixture")).unwrap();
+    copy_executable(fixture_path(), package.path("bin/fixture"));
     let script = package.path("bin/script");
     std::fs::write(&script, format!("#!/bin/sh\necho > {}\n", package.path("ran").display()))
         .unwrap();

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use kernelgate_cuda::driver::device;
 use serde_json::Value;
 
-use crate::package::{Package, fixture_path};
+use crate::package::{Package, copy_executable, fixture_path};
 
 /// One test at a time on the device, or none.
 fn gpu() -> Option<MutexGuard<'static, ()>> {
@@ -209,7 +209,7 @@ fn calibrate_delays_what_it_can_and_leaves_out_the_rest() {
     let package = Package::new();
     std::fs::create_dir(package.path("bin")).unwrap();
     let example = Path::new(env!("CARGO_BIN_EXE_kernelgate")).parent().unwrap().join("examples");
-    std::fs::copy(example.join("saxpy_cuda"), package.path("bin/saxpy_cuda")).unwrap();
+    copy_executable(example.join("saxpy_cuda"), package.path("bin/saxpy_cuda"));
     let line = "calibrate --dir bin --bench saxpy_cuda --backend cuda \
                 --axis n=1000,16777216 /hot --case-time 0.04s --relative 0.06 --max-blocks 8 \
                 --comparisons 1 --inject 20 --work 20 --power-comparisons 1 --sham 0";
@@ -242,7 +242,7 @@ fn calibrate_delays_what_it_can_and_leaves_out_the_rest() {
 fn timing_measures_every_part() {
     let Some(_gpu) = gpu() else { return };
     let folder = tempfile::tempdir().unwrap();
-    std::fs::copy(fixture_path(), folder.path().join("fixture")).unwrap();
+    copy_executable(fixture_path(), folder.path().join("fixture"));
     let output = Command::new(env!("CARGO_BIN_EXE_kernelgate"))
         .args(["timing", "--format", "json", "--dir"])
         .arg(folder.path())

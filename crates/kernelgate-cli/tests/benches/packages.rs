@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::package::{Outcome, rustflags};
+use crate::package::{Outcome, copy_executable, rustflags};
 use tempfile::TempDir;
 
 const MANIFEST: &str =
@@ -324,7 +324,7 @@ fn a_folder_of_executables_is_asked_without_a_build() {
     run("list --bench other").expect(2, &["--bench other", "no such executable"]);
     // The program itself, which may lie beside them, is no bench.
     let program = Path::new(env!("CARGO_BIN_EXE_kernelgate"));
-    std::fs::copy(program, folder.path("executables/kernelgate")).unwrap();
+    copy_executable(program, folder.path("executables/kernelgate"));
     run("list").expect(0, &["left alone: bench `kernelgate`: it is the kernelgate program"]);
     outside.run(".", "list").expect(2, &["no package here", "--dir names"]);
     outside.run(".", "list --dir nowhere").expect(2, &["failed to read nowhere"]);

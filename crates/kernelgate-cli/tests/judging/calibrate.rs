@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::package::{CASE, Outcome, fixture_path};
+use crate::package::{CASE, Outcome, copy_executable, fixture_path};
 
 /// A package with a folder of executables that holds the fixture.
 struct Package(crate::package::Package);
@@ -13,7 +13,7 @@ impl Package {
     fn new() -> Self {
         let package = Self(crate::package::Package::new());
         std::fs::create_dir(package.path("bin")).unwrap();
-        std::fs::copy(fixture_path(), package.path("bin/fixture")).unwrap();
+        copy_executable(fixture_path(), package.path("bin/fixture"));
         package
     }
 

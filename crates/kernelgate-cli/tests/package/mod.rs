@@ -25,6 +25,14 @@ pub struct Outcome {
     pub stderr: String,
 }
 
+/// Copies an executable that a test starts. Another process does it: while a thread of this one
+/// writes, a process that another thread starts inherits the open file, and the copy cannot be
+/// executed until that process has replaced itself ("Text file busy").
+pub fn copy_executable(from: impl AsRef<Path>, to: impl AsRef<Path>) {
+    let status = Command::new("cp").arg(from.as_ref()).arg(to.as_ref()).status();
+    assert!(status.unwrap().success());
+}
+
 impl From<Output> for Outcome {
     fn from(output: Output) -> Self {
         Self {
@@ -137,7 +145,7 @@ impl Package {
         std::fs::create_dir_all(&folder).unwrap();
         let at = folder.join(format!("fixture{}", std::env::consts::EXE_SUFFIX));
         if !at.exists() {
-            std::fs::copy(fixture_path(), &at).unwrap();
+            copy_executable(fixture_path(), &at);
         }
         format!("--dir {}", folder.display())
     }

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use super::{Outcome, linked_with};
+use super::{Outcome, copy_executable, linked_with};
 
 /// A package with benches of its own, and its target folder inside.
 pub struct Outside {
@@ -76,7 +76,7 @@ impl Outside {
         let built = &text[from..from + text[from..].find('"').unwrap()];
         for side in ["base", "head"] {
             std::fs::create_dir(self.path(side)).unwrap();
-            std::fs::copy(built, self.path(side).join(bench)).unwrap();
+            copy_executable(built, self.path(side).join(bench));
         }
         let head = self.path("head").join(bench);
         let longer = [std::fs::read(&head).unwrap(), vec![0]].concat();
