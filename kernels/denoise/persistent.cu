@@ -21,7 +21,7 @@
 // a block's last store to the first copy of it elsewhere; GEMMs are 5.5 us, attention 2.5, what is
 // exchanged in the cluster and follows it 3.5. Reading the weights is 8 us, concurrent with all
 // that. So weights of eight or four bits gain nothing by themselves: handing them through one more
-// warpgroup takes longer than the bytes that they save (RESULTS).
+// warpgroup takes longer than the bytes that they save (docs/results).
 #include "denoise/actions.cuh"
 #include "denoise/persistent.cuh"
 #include "denoise/persistent_attention.cuh"

@@ -29,7 +29,7 @@
 //! two), and multiplied again. An implementation quantises while it prepares, as a deployment does
 //! once; what is verified is the loop of the quantised weights. What quantising itself changes is a
 //! property of the weights, not of an implementation, and larger here than with trained ones:
-//! random weights have no structure that survives. RESULTS states it.
+//! random weights have no structure that survives. docs/results/denoise.md has figures.
 //!
 //! With int4 weights it is the same with another `W`: of each 128 of k of a column (the last group
 //! may be shorter) a seventh of the largest element, rounded to five significant bits, is the scale;

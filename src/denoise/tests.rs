@@ -151,7 +151,7 @@ fn the_loop_of_quantised_weights_is_that_of_the_dequantised_ones() {
 
 /// What quantising itself changes on the full model; takes minutes.
 #[test]
-#[ignore = "prints numbers for RESULTS"]
+#[ignore = "prints figures of docs/results/denoise.md"]
 fn what_quantising_changes_on_the_full_model() {
     let sizes = [(50, 968, 1), (10, 712, 10), (50, 968, 10)];
     for (s, p, steps) in sizes {

@@ -154,7 +154,7 @@ fn with_enough_steps_the_network_is_the_quantised_one_unit_for_unit() {
 }
 
 /// With few steps only some units end at the quantised network's value: most near the images, and
-/// all of them once the last layer has had time. RESULTS has the shares.
+/// all of them once the last layer has had time. docs/results/resnet18.md has the shares.
 #[test]
 fn with_few_steps_a_share_of_units_is_the_quantised_networks() {
     let sizes = Sizes { stem: Stem::ImageNet, width: 64, blocks: 2, side: 32 };
@@ -208,7 +208,7 @@ fn silent(
 
 /// Why no row skips operands without a spike. `cuda/best` multiplies fragments of 16 rows, all
 /// steps of two images at one pixel, by 16 channels; a layout with one step in a tile would multiply
-/// eight images of that step. RESULTS has the shares.
+/// eight images of that step. docs/results/resnet18.md has the shares.
 #[test]
 fn few_operands_are_without_a_spike() {
     let sizes = Sizes { stem: Stem::ImageNet, width: 64, blocks: 2, side: 32 };

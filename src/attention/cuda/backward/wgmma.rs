@@ -74,7 +74,7 @@ pub const fn key_sum_bytes(extents: &Extents) -> u64 {
 }
 
 /// Heads of queries of a block, of those that read the same keys: the divisor with which the steps
-/// take the least time, by a model of measurements (RESULTS.md, "Grouped heads").
+/// take the least time, by a model of measured times.
 ///
 /// Loading the keys and storing the gradients of a block takes as long as some steps, and as more of
 /// them where gradients are added to sums. Blocks of many heads are at different heads at the same

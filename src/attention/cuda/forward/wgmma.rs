@@ -26,7 +26,7 @@ const THREADS: usize = 512;
 const GROUP_ROWS: usize = 64;
 
 /// Keys of a block: as many as leave a thread's scores and output in its 160 registers, and 64 where
-/// so few keys fill larger blocks badly. RESULTS has the measurements.
+/// so few keys fill larger blocks badly.
 const fn block_keys(extents: &Extents) -> usize {
     let (few, usual) = match (extents.d, extents.causal) {
         (64, false) => (0, 128),

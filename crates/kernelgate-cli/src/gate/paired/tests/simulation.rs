@@ -1,6 +1,6 @@
 //! The promised error rates and the power, by simulation: whole comparisons, asked after every
 //! block, cases no longer measured once decided. `KERNELGATE_SIMULATIONS=1000 cargo test --lib
-//! simulation -- --nocapture --test-threads 1` prints the table of docs/evidence.md; without
+//! simulation -- --nocapture --test-threads 1` prints the table of docs/evidence-decision.md; without
 //! the variable there are few comparisons a row, which would show a gross error and no more.
 
 use std::path::Path;
