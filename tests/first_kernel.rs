@@ -1,5 +1,5 @@
-//! docs/tutorial.md shows examples/tutorial.rs, piece by piece and whole, and the README begins with
-//! examples/own_kernel.rs; the compiler checks the examples, these tests that the pages show them.
+//! docs/first-kernel.md shows examples/first_kernel.rs, piece by piece and whole, and the README
+//! begins with examples/own_kernel.rs. The compiler checks the examples, these tests the pages.
 
 #![allow(clippy::unwrap_used)]
 
@@ -18,12 +18,12 @@ fn dense(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn the_tutorial_shows_the_example() {
+fn the_first_guide_shows_its_example() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
-    let page = read("docs/tutorial.md");
+    let page = read("docs/first-kernel.md");
     let rust = fences(&page, "rust").join("\n");
-    assert_eq!(dense(&rust), dense(&read("examples/tutorial.rs")));
+    assert_eq!(dense(&rust), dense(&read("examples/first_kernel.rs")));
     assert_eq!(dense(&fences(&page, "cuda").join("\n")), dense(&read("examples/saxpy.cu")));
 }
 

@@ -1,6 +1,6 @@
 //! `out = a x + y`: its definition, a row for the CPU and a row for the GPU.
 //!
-//! The bench of docs/tutorial.md, which shows this file piece by piece.
+//! The bench of docs/first-kernel.md, which shows this file piece by piece.
 
 use std::process::ExitCode;
 
@@ -8,7 +8,7 @@ use kernelgate::prelude::*;
 
 const A: f32 = 2.5;
 
-/// What is computed, without any device.
+/// The computation, without any device.
 struct Saxpy {
     n: usize,
 }
@@ -57,7 +57,7 @@ const SAXPY: Workload<Saxpy> = Workload {
 
 const THREADS: usize = 256;
 const KERNEL: cuda::KernelSpec<Saxpy> = cuda::KernelSpec {
-    // What `kernelgate resources` compiles: one build, because the source has no macros.
+    // One build for `kernelgate resources`, because the source has no macros.
     variants: || vec![Saxpy { n: 1 }],
     ..cuda::KernelSpec::new(
         cuda::Source::new("saxpy", include_str!("saxpy.cu")),
