@@ -24,6 +24,7 @@ pub mod resnet18;
 #[cfg(test)]
 mod selection_tests;
 pub mod st_bif;
+pub mod transformer;
 
 use std::process::ExitCode;
 
@@ -33,8 +34,14 @@ use kernelgate::suite::Suite;
 use kernelgate_cuda::spec::ListedKernel;
 
 /// Every family, in the order in which its cases are shown.
-const FAMILIES: &[&Family] =
-    &[&st_bif::FAMILY, &attention::FAMILY, &denoise::FAMILY, &resnet18::FAMILY, &mlp::FAMILY];
+const FAMILIES: &[&Family] = &[
+    &st_bif::FAMILY,
+    &attention::FAMILY,
+    &denoise::FAMILY,
+    &resnet18::FAMILY,
+    &mlp::FAMILY,
+    &transformer::FAMILY,
+];
 
 /// Every workload of every family.
 pub fn all() -> Vec<Suite> {

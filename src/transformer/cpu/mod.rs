@@ -1,0 +1,128 @@
+//! The language model on the host in f32: GEMMs on all threads, the steps between them row by row.
+//!
+//! Deliberately absent: the published sizes, of which a launch takes seconds.
+
+mod backward;
+mod forward;
+mod steps;
+
+use super::definition::{Forward, TrainStep};
+use super::shape::{ADAM_EPSILON, BETA_1, BETA_2, LEARNING_RATE, STATE, Shape, WEIGHT_DECAY};
+use forward::Model;
+use kernelgate::backend::cpu::CpuTask;
+use kernelgate::backend::{Implementation, Prepare};
+use kernelgate::workload::{Dtype, Tensors};
+
+/// Parameters of the largest model that a row computes.
+const LARGEST: usize = 8 << 20;
+
+/// Forward rows.
+pub const FORWARD: &[Implementation<Forward>] = &[Implementation {
+    name: "cpu",
+    about: "GEMMs on all threads, the steps between them row by row",
+    supports: |problem| supported(&problem.shape),
+    prepare: Prepare::Cpu(|problem, inputs| {
+        let shape = problem.shape;
+        let mut model = Model::new(&shape);
+        let logits = [shape.batch, shape.context, shape.padded()];
+        let outputs = Tensors::new().with_output("logits", logits, Dtype::F32).with_output(
+            "loss",
+            [shape.batch, 1],
+            Dtype::F32,
+        );
+        CpuTask::new(inputs, outputs, move |inputs, outputs| {
+            model.forward(inputs, outputs.f32_mut("logits"));
+            model.losses(inputs, outputs.f32_mut("loss"));
+        })
+    }),
+}];
+
+/// Training rows.
+pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[Implementation {
+    name: "cpu",
+    about: "forward, GEMMs with transposed operands on all threads, AdamW",
+    supports: |problem| supported(&problem.shape),
+    prepare: Prepare::Cpu(|problem, inputs| {
+        let shape = problem.shape;
+        let mut model = Model::new(&shape);
+        let mut logits = vec![0.0; shape.tokens() * shape.padded()];
+        let mut gradient = vec![0.0; shape.parameters()];
+        let outputs = STATE.into_iter().fold(Tensors::new(), |outputs, name| {
+            outputs.with_output(name, [shape.rows(), shape.d], Dtype::F32)
+        });
+        let outputs = outputs.with_output("loss", [shape.batch, 1], Dtype::F32);
+        CpuTask::new(inputs, outputs, move |inputs, outputs| {
+            model.forward(inputs, &mut logits);
+            model.losses(inputs, outputs.f32_mut("loss"));
+            model.backward(inputs, &mut logits, &mut gradient);
+            update(inputs, &gradient, outputs);
+        })
+    }),
+}];
+
+fn supported(shape: &Shape) -> Result<(), String> {
+    match shape.dtype {
+        Dtype::F32 if shape.parameters() <= LARGEST => Ok(()),
+        Dtype::F32 => Err("computes models of at most 8 million parameters".to_owned()),
+        _ => Err("computes f32 only".to_owned()),
+    }
+}
+
+/// AdamW.
+fn update(inputs: &Tensors, gradient: &[f32], outputs: &mut Tensors) {
+    let [beta_1, beta_2] = [BETA_1, BETA_2].map(|beta| beta as f32);
+    let steps = f64::from(inputs.f32("steps")[0]) + 1.0;
+    let [first, second] = [BETA_1, BETA_2].map(|beta| (1.0 / (1.0 - beta.powf(steps))) as f32);
+    let [rate, decay] = [LEARNING_RATE, LEARNING_RATE * WEIGHT_DECAY];
+    let (rate, decay) = (rate as f32, decay as f32);
+    let epsilon = ADAM_EPSILON as f32;
+    let m = outputs.f32_mut("first_moments").iter_mut().zip(inputs.f32("first_moments"));
+    m.zip(gradient).for_each(|((to, m), g)| *to = beta_1 * m + (1.0 - beta_1) * g);
+    let v = outputs.f32_mut("second_moments").iter_mut().zip(inputs.f32("second_moments"));
+    v.zip(gradient).for_each(|((to, v), g)| *to = beta_2 * v + (1.0 - beta_2) * g * g);
+    let updated: Vec<f32> = inputs
+        .f32("parameters")
+        .iter()
+        .zip(outputs.f32("first_moments").iter().zip(outputs.f32("second_moments")))
+        .map(|(p, (m, v))| p - decay * p - rate * m * first / ((v * second).sqrt() + epsilon))
+        .collect();
+    outputs.f32_mut("parameters").copy_from_slice(&updated);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use kernelgate::verify::precision::Bounds;
+    use kernelgate::verify::verify;
+    use kernelgate::workload::Problem;
+
+    use super::*;
+
+    fn agrees<P: Problem>(row: &Implementation<P>, problem: &P) {
+        let inputs = Arc::new(problem.inputs(3));
+        let Prepare::Cpu(prepare) = row.prepare else { panic!("a CPU row") };
+        let expected = problem.reference(&inputs);
+        let mut task = prepare(problem, inputs);
+        let found = verify(&mut task, &expected, Bounds::of(problem)).unwrap();
+        assert_eq!(found.checked, found.total);
+    }
+
+    #[test]
+    fn rows_agree_with_the_reference_at_odd_shapes() {
+        let shape = Shape {
+            vocabulary: 101,
+            d: 24,
+            ff: 40,
+            layers: 3,
+            heads: 3,
+            context: 19,
+            batch: 2,
+            dtype: Dtype::F32,
+        };
+        for shape in [shape, Shape { context: 1, batch: 1, vocabulary: 3, ..shape }] {
+            agrees(&FORWARD[0], &Forward { shape });
+            agrees(&TRAIN_STEP[0], &TrainStep { shape });
+        }
+    }
+}

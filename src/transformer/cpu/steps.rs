@@ -1,0 +1,114 @@
+//! Steps between GEMMs, on all threads.
+
+use kernelgate_numerics::gemm::{MatMut, MatRef, multiply_on_all_threads};
+
+use crate::math::exp;
+use crate::parallel;
+use crate::transformer::shape::{NORM_EPSILON, ROPE_BASE, Shape};
+
+/// Elements of a task.
+const ELEMENTS: usize = 1 << 12;
+
+pub fn view(values: &[f32], rows: usize, columns: usize) -> MatRef<'_, f32> {
+    MatRef::from_row_major_slice(values, rows, columns)
+}
+
+pub fn multiply(out: &mut [f32], a: MatRef<'_, f32>, b: MatRef<'_, f32>) {
+    let out = MatMut::from_row_major_slice_mut(out, a.nrows(), b.ncols());
+    multiply_on_all_threads(out, a, b);
+}
+
+/// Calls `f(row, values)` for each row.
+pub fn each_row(values: &mut [f32], columns: usize, f: &(dyn Fn(usize, &mut [f32]) + Sync)) {
+    let rows = ELEMENTS.div_ceil(columns);
+    parallel::chunks_mut(values, rows * columns, &|number, chunk| {
+        for (row, values) in chunk.chunks_mut(columns).enumerate() {
+            f(number * rows + row, values);
+        }
+    });
+}
+
+pub fn add(to: &mut [f32], values: &[f32]) {
+    to.iter_mut().zip(values).for_each(|(to, value)| *to += value);
+}
+
+pub fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
+/// The inverse root of a row's mean square.
+pub fn inverse_root(row: &[f32]) -> f32 {
+    let sum: f32 = row.iter().map(|x| x * x).sum();
+    1.0 / (sum / row.len() as f32 + NORM_EPSILON as f32).sqrt()
+}
+
+/// RMSNorm of each row.
+pub fn norm(x: &[f32], gain: &[f32], out: &mut [f32]) {
+    let d = gain.len();
+    each_row(out, d, &|row, out| {
+        let x = &x[row * d..][..d];
+        let root = inverse_root(x);
+        out.iter_mut().zip(x.iter().zip(gain)).for_each(|(out, (x, gain))| *out = x * root * gain);
+    });
+}
+
+/// Adds the gradient of the rows before a norm to `grad_x`, and that of its gain to `grad_gain`,
+/// which begins at 0.
+pub fn norm_backward(
+    x: &[f32],
+    gain: &[f32],
+    grad: &[f32],
+    grad_x: &mut [f32],
+    grad_gain: &mut [f32],
+) {
+    let d = gain.len();
+    each_row(grad_x, d, &|row, to| {
+        let (x, grad) = (&x[row * d..][..d], &grad[row * d..][..d]);
+        let root = inverse_root(x);
+        let products = || grad.iter().zip(gain).zip(x);
+        let sum: f32 = products().map(|((grad, gain), x)| grad * gain * x).sum();
+        let mean = sum * root * root / d as f32;
+        for (to, ((grad, gain), x)) in to.iter_mut().zip(products()) {
+            *to += root * (grad * gain - x * mean);
+        }
+    });
+    for (x, grad) in x.chunks(d).zip(grad.chunks(d)) {
+        let root = inverse_root(x);
+        for (to, (x, grad)) in grad_gain.iter_mut().zip(x.iter().zip(grad)) {
+            *to += grad * x * root;
+        }
+    }
+}
+
+/// Cosines and sines of every position and pair.
+pub fn rotations(shape: &Shape) -> Vec<[f32; 2]> {
+    let head_dim = shape.head_dim();
+    let angle = |position: usize, pair: usize| {
+        let (sin, cos) =
+            (position as f64 * ROPE_BASE.powf(-2.0 * pair as f64 / head_dim as f64)).sin_cos();
+        [cos as f32, sin as f32]
+    };
+    let pairs = head_dim / 2;
+    (0..shape.context * pairs).map(|index| angle(index / pairs, index % pairs)).collect()
+}
+
+/// Rotates queries and keys of `[T, 3·d]`; backwards where `direction` is -1.
+pub fn rotate(shape: &Shape, table: &[[f32; 2]], qkv: &mut [f32], direction: f32) {
+    let (d, pairs) = (shape.d, shape.head_dim() / 2);
+    each_row(qkv, 3 * d, &|token, row| {
+        let table = &table[token % shape.context * pairs..][..pairs];
+        for head in row[..2 * d].chunks_mut(2 * pairs) {
+            for (values, [cos, sin]) in head.chunks_exact_mut(2).zip(table) {
+                let ([a, b], sin) = ([values[0], values[1]], sin * direction);
+                values.copy_from_slice(&[a * cos - b * sin, a * sin + b * cos]);
+            }
+        }
+    });
+}
+
+pub fn softmax(row: &mut [f32]) {
+    let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    row.iter_mut().for_each(|x| *x = exp(*x - largest));
+    let sum: f32 = row.iter().sum();
+    row.iter_mut().for_each(|x| *x /= sum);
+}

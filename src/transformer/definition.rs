@@ -1,0 +1,229 @@
+//! A decoder-only language model: pre-norm blocks with RMSNorm, rotary embedding, causal attention
+//! and SwiGLU, an untied head, cross entropy and AdamW.
+//!
+//! Weights have the dtype of the problem. A training step in bf16 rounds its f32 parameters to it
+//! before the forward pass. A step reads the state and writes the next one to outputs, so that
+//! launches repeat; an update in place moves the same bytes.
+//!
+//! Deliberately absent: activation recomputation, gradient accumulation and clipping, dropout.
+
+use std::collections::BTreeMap;
+
+use super::gradients::step;
+use super::reference::Reference;
+use super::shape::{SIZES, Shape};
+use kernelgate::workload::{
+    Axis, Breakdown, Dtype, Expected, Part, Problem, Symmetry, Tensors, Tolerance, Unit, Work,
+    Workload,
+};
+
+const AXES: &[Axis] = &[
+    Axis::one_of("size", SIZES, "width, layers and heads"),
+    Axis::number("ctx", "tokens of a sequence"),
+    Axis::number("b", "sequences"),
+    Axis::one_of("dtype", &["f32", "bf16"], "dtype of weights and activations; sums are f32"),
+];
+
+/// Logits and loss.
+pub const FORWARD: Workload<Forward> = Workload {
+    name: "transformer/forward",
+    about: "language model: logits of every token and the loss of every sequence",
+    revision: 1,
+    axes: AXES,
+    default: &["size=reduced ctx=64 b=2 dtype=f32"],
+    accelerator: &["size=small ctx=512 b=4 dtype=bf16", "size=reduced ctx=100 b=3 dtype=f32,bf16"],
+    thorough: &[
+        "size=small ctx=128,256,1024 b=4 dtype=bf16",
+        "size=medium,large ctx=512 b=4 dtype=bf16",
+        "size=xl ctx=1024 b=4 dtype=bf16",
+        "size=2.7B ctx=512 b=4 dtype=bf16",
+        "size=small ctx=512 b=1,16 dtype=bf16",
+        "size=small ctx=512 b=4 dtype=f32",
+    ],
+    bind: |point| Ok(Forward { shape: Shape::bind(point)? }),
+};
+
+/// The state after a step of AdamW, and the loss.
+pub const TRAIN_STEP: Workload<TrainStep> = Workload {
+    name: "transformer/train_step",
+    about: "language model: forward, gradients of every parameter, AdamW over f32 state",
+    revision: 1,
+    axes: AXES,
+    default: FORWARD.default,
+    accelerator: FORWARD.accelerator,
+    thorough: FORWARD.thorough,
+    bind: |point| Ok(TrainStep { shape: Shape::bind(point)? }),
+};
+
+/// `transformer/forward`: `tokens` and `targets` `[batch, context]`, `parameters [R, d]` to
+/// `logits [batch, context, padded]` in the dtype of the problem, 0 in the padding, and the mean
+/// `loss [batch, 1]` of each sequence in f32.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Forward {
+    /// Extents and dtype.
+    pub shape: Shape,
+}
+
+impl Problem for Forward {
+    fn inputs(&self, seed: u64) -> Tensors {
+        let mut inputs = self.shape.text(seed);
+        inputs.insert("parameters", self.shape.weights(seed, self.shape.dtype));
+        inputs
+    }
+
+    fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
+        let Shape { batch, context, .. } = self.shape;
+        let rows = self.shape.compared_tokens();
+        let shape = [batch, context, self.shape.padded()];
+        let reference = Reference::new(&self.shape, inputs, |x| x);
+        let logits = reference.logits_of(&rows);
+        let whole = rows.len() == self.shape.tokens();
+        let rows = (!whole).then_some(rows);
+        let (name, shape) = ("logits".to_owned(), shape.to_vec());
+        vec![
+            Expected { name, shape, rows, values: logits.into() },
+            Expected::all("loss", [batch, 1], reference.losses()),
+        ]
+    }
+
+    /// Sequences are independent.
+    fn symmetries(&self) -> Vec<Symmetry> {
+        let inputs = &[("tokens", 0), ("targets", 0)];
+        vec![Symmetry::Roll { inputs, outputs: &[("logits", 0), ("loss", 0)] }]
+    }
+
+    fn work(&self) -> Work {
+        self.shape.forward_work()
+    }
+
+    fn breakdown(&self) -> Breakdown {
+        breakdown(&self.shape, &["forward"])
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        match self.shape.dtype {
+            Dtype::Bf16 => Tolerance { max_error: 4e-2, relative_l2: 3e-2 },
+            _ => Tolerance { max_error: 1e-4, relative_l2: 4e-5 },
+        }
+    }
+
+    fn tolerances(&self) -> BTreeMap<String, Tolerance> {
+        BTreeMap::from([("loss".to_owned(), loss_tolerance(self.shape.dtype))])
+    }
+
+    fn host_bytes(&self) -> u64 {
+        self.work().total_bytes() * 2 + self.shape.reference_bytes()
+    }
+}
+
+/// `transformer/train_step`: `tokens` and `targets` `[batch, context]`, `parameters`,
+/// `first_moments` and `second_moments` `[R, d]` in f32 and the number of `steps [1]` done, to the
+/// three tensors after one more step, and the mean `loss [batch, 1]` of each sequence before it.
+/// The gradient is that of the mean over all tokens.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TrainStep {
+    /// Extents and dtype.
+    pub shape: Shape,
+}
+
+impl Problem for TrainStep {
+    fn inputs(&self, seed: u64) -> Tensors {
+        let text = self.shape.text(seed);
+        text.iter().fold(self.shape.state(seed), |mut inputs, (name, tensor)| {
+            inputs.insert(name, tensor.clone());
+            inputs
+        })
+    }
+
+    fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
+        step(&self.shape, inputs, |x| x)
+    }
+
+    fn work(&self) -> Work {
+        self.shape.step_work()
+    }
+
+    fn breakdown(&self) -> Breakdown {
+        breakdown(&self.shape, &["forward", "backward", "optimizer"])
+    }
+
+    /// The moments have it; the first one is linear in the gradient.
+    fn tolerance(&self) -> Tolerance {
+        match self.shape.dtype {
+            Dtype::Bf16 => Tolerance { max_error: 4e-2, relative_l2: 2e-2 },
+            _ => Tolerance { max_error: 1e-4, relative_l2: 2e-5 },
+        }
+    }
+
+    fn tolerances(&self) -> BTreeMap<String, Tolerance> {
+        let parameters = match self.shape.dtype {
+            Dtype::Bf16 => Tolerance { max_error: 1e-3, relative_l2: 5e-4 },
+            _ => Tolerance { max_error: 4e-6, relative_l2: 1e-6 },
+        };
+        let loss = ("loss".to_owned(), loss_tolerance(self.shape.dtype));
+        BTreeMap::from([loss, ("parameters".to_owned(), parameters)])
+    }
+
+    fn host_bytes(&self) -> u64 {
+        self.work().total_bytes() * 2 + self.shape.reference_bytes()
+    }
+}
+
+fn loss_tolerance(dtype: Dtype) -> Tolerance {
+    let most = if dtype == Dtype::Bf16 { 2e-3 } else { 1e-5 };
+    Tolerance { max_error: most, relative_l2: most }
+}
+
+/// Phases of a step, and the operations of attention that an unfused row shows by the names of
+/// `scaled_dot_product_attention`.
+fn breakdown(shape: &Shape, phases: &[&str]) -> Breakdown {
+    let Shape { layers, heads, context, dtype, .. } = *shape;
+    let phase = |name: &&str| Part {
+        table: "phase",
+        label: (*name).to_owned(),
+        range: (*name).to_owned(),
+        work: match *name {
+            "forward" => shape.forward_work(),
+            "backward" => {
+                let flops = 2 * shape.forward_flops();
+                Work::default().with_flops(Unit::Matmul, dtype, flops)
+            }
+            _ => Work::bytes(16 * shape.parameters() as u64, 12 * shape.parameters() as u64),
+        },
+    };
+    let pairs = (layers * heads * shape.tokens() * context) as u64;
+    let gemm = 2 * pairs * shape.head_dim() as u64;
+    let attention = [
+        ("scores", "computing_attention_scores", Unit::Matmul, gemm),
+        ("softmax", "computing_softmax", Unit::Vector, 5 * pairs),
+        ("values", "final_matmul", Unit::Matmul, gemm),
+    ]
+    .map(|(label, name, unit, flops)| Part {
+        table: "attention",
+        label: label.to_owned(),
+        range: format!("scaled_dot_product_attention/{name}"),
+        work: Work::default().with_flops(unit, dtype, flops),
+    });
+    Breakdown {
+        samples: Some(shape.tokens() as u64),
+        parts: phases.iter().map(phase).chain(attention).collect(),
+    }
+}
+
+/// Whether tokens and targets are of the vocabulary.
+///
+/// # Errors
+/// The first that is not.
+pub fn check_text(shape: &Shape, inputs: &Tensors) -> Result<(), String> {
+    for name in ["tokens", "targets"] {
+        let valid = |x: f32| x >= 0.0 && x < shape.vocabulary as f32 && x.fract() == 0.0;
+        let tokens = inputs.f32(name);
+        if let Some(place) = tokens.iter().position(|token| !valid(*token)) {
+            let (token, vocabulary) = (tokens[place], shape.vocabulary);
+            return Err(format!(
+                "`{name}` has {token} at {place}, a vocabulary of {vocabulary} ends before"
+            ));
+        }
+    }
+    Ok(())
+}

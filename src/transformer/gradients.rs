@@ -1,0 +1,243 @@
+//! Gradients of every parameter in fp64, and the step of AdamW that follows from them.
+
+use super::reference::{Layer, Matrix, Normalized, Reference, each_row, sigmoid, softmax};
+use super::shape::{
+    ADAM_EPSILON, ArenaRows, BETA_1, BETA_2, LEARNING_RATE, STATE, Shape, WEIGHT_DECAY, Weight,
+};
+use crate::parallel;
+use kernelgate::workload::{Expected, Tensors};
+use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f64};
+
+/// Rows of the gradient of a tensor.
+pub struct Gradient {
+    /// The tensor.
+    pub tensor: ArenaRows,
+    /// Its rows, ascending, counted from its first.
+    pub rows: Vec<usize>,
+    /// Their gradients.
+    pub values: Vec<f64>,
+}
+
+/// The outputs of a training step.
+pub fn step(shape: &Shape, inputs: &Tensors, round: fn(f64) -> f64) -> Vec<Expected> {
+    let reference = Reference::new(shape, inputs, round);
+    let mut expected = vec![Expected::all("loss", [shape.batch, 1], reference.losses())];
+    for gradient in reference.gradients() {
+        let updated = update(shape, inputs, &gradient);
+        let rows: Vec<usize> =
+            gradient.rows.iter().map(|row| gradient.tensor.first + row).collect();
+        for (name, values) in STATE.into_iter().zip(updated) {
+            let shape = [shape.rows(), shape.d];
+            expected.push(Expected::sampled(name, shape, rows.clone(), values));
+        }
+    }
+    expected
+}
+
+/// The rows of a gradient in each tensor of the state after a step.
+fn update(shape: &Shape, inputs: &Tensors, gradient: &Gradient) -> [Vec<f64>; 3] {
+    let steps = f64::from(inputs.f32("steps")[0]) + 1.0;
+    let corrections = [BETA_1, BETA_2].map(|beta| 1.0 - beta.powf(steps));
+    let mut updated: [Vec<f64>; 3] = Default::default();
+    for (row, gradient_row) in gradient.rows.iter().zip(gradient.values.chunks(shape.d)) {
+        let from = (gradient.tensor.first + row) * shape.d;
+        let [p, m, v] = STATE.map(|name| inputs.tensor(name).to_f64(from, shape.d));
+        for (column, g) in gradient_row.iter().enumerate() {
+            let m = BETA_1 * m[column] + (1.0 - BETA_1) * g;
+            let v = BETA_2 * v[column] + (1.0 - BETA_2) * g * g;
+            let direction = m / corrections[0] / ((v / corrections[1]).sqrt() + ADAM_EPSILON);
+            let p = p[column] - LEARNING_RATE * (WEIGHT_DECAY * p[column] + direction);
+            updated.iter_mut().zip([p, m, v]).for_each(|(to, value)| to.push(value));
+        }
+    }
+    updated
+}
+
+impl Reference<'_> {
+    /// Gradients of the mean loss over all tokens: the compared rows of every tensor.
+    pub fn gradients(&self) -> Vec<Gradient> {
+        let Shape { layers, d, .. } = self.shape;
+        let mut gradients = Vec::new();
+        let mut gains = vec![vec![0.0; d]; self.shape.norms()];
+        let grad_logits = self.grad_logits();
+        let (normalized, head_input) = self.normalize(2 * layers, self.last_stream());
+        gradients.push(self.products(Weight::Head, &grad_logits, &head_input));
+        let head = self.weight(Weight::Head);
+        let grad = grad_logits.times(head.view()).rounded(self.round);
+        let (mut grad_x, gain) = self.norm_backward(2 * layers, &normalized, &grad);
+        gains[2 * layers] = gain;
+        for layer in (0..layers).rev() {
+            let activations = self.layer(layer, &self.streams[layer]);
+            let (grad_middle, gain) =
+                self.mlp_backward(layer, &activations, &grad_x, &mut gradients);
+            gains[2 * layer + 1] = gain;
+            let (grad, gain) =
+                self.attention_backward(layer, &activations, &grad_middle, &mut gradients);
+            gains[2 * layer] = gain;
+            grad_x = grad;
+        }
+        let tensor = self.shape.rows_of(Weight::Gains);
+        let rows = (0..tensor.rows).collect();
+        gradients.push(Gradient { tensor, rows, values: gains.concat() });
+        gradients.push(self.grad_embedding(&grad_x));
+        gradients
+    }
+
+    fn grad_logits(&self) -> Matrix {
+        let targets = self.inputs.f32("targets");
+        let (vocabulary, tokens) = (self.shape.vocabulary, self.shape.tokens() as f64);
+        let mut grad = Matrix { values: self.logits.values.clone(), columns: vocabulary };
+        each_row(&mut grad.values, vocabulary, &|token, row| {
+            softmax(row);
+            row[targets[token] as usize] -= 1.0;
+            row.iter_mut().for_each(|x| *x = (self.round)(*x / tokens));
+        });
+        grad
+    }
+
+    /// The gradient of a matrix whose row r is the sum over tokens t of `left[t, r] · right[t]`.
+    fn products(&self, weight: Weight, left: &Matrix, right: &Matrix) -> Gradient {
+        let tensor = self.shape.rows_of(weight);
+        let rows = self.shape.compared_rows(weight, self.inputs);
+        let tokens = left.rows();
+        let mut picked = Matrix::zeros(rows.len(), tokens);
+        each_row(&mut picked.values, tokens, &|number, to| {
+            let column = rows[number];
+            for (token, to) in to.iter_mut().enumerate() {
+                *to = left.values[token * left.columns + column];
+            }
+        });
+        let values = picked.times(right.view()).rounded(self.round).values;
+        Gradient { tensor, rows, values }
+    }
+
+    /// Gradients of the rows before a norm and of its gain.
+    fn norm_backward(
+        &self,
+        norm: usize,
+        normalized: &Normalized,
+        grad: &Matrix,
+    ) -> (Matrix, Vec<f64>) {
+        let d = self.shape.d;
+        let gains = self.weight(Weight::Gains);
+        let gains = gains.row(norm);
+        let mut grad_gain = vec![0.0; d];
+        let mut grad_x = Matrix::zeros(grad.rows(), d);
+        for (token, to) in grad_x.values.chunks_mut(d).enumerate() {
+            let (grad, x) = (grad.row(token), normalized.rows.row(token));
+            let products = || grad.iter().zip(gains).zip(x);
+            let mean = products().map(|((grad, gain), x)| grad * gain * x).sum::<f64>() / d as f64;
+            let root = normalized.inverse_roots[token];
+            for (to, ((grad, gain), x)) in to.iter_mut().zip(products()) {
+                *to = root * (grad * gain - x * mean);
+            }
+            for (to, (grad, x)) in grad_gain.iter_mut().zip(grad.iter().zip(x)) {
+                *to += grad * x;
+            }
+        }
+        (grad_x, grad_gain)
+    }
+
+    /// The gradient of the stream before SwiGLU's norm, and of its gain.
+    fn mlp_backward(
+        &self,
+        layer: usize,
+        activations: &Layer,
+        grad_x: &Matrix,
+        gradients: &mut Vec<Gradient>,
+    ) -> (Matrix, Vec<f64>) {
+        let (ff, round) = (self.shape.ff, self.round);
+        let grad = Matrix { values: grad_x.values.clone(), columns: grad_x.columns }.rounded(round);
+        gradients.push(self.products(Weight::Down(layer), &activations.hidden, &grad));
+        let down = self.weight(Weight::Down(layer));
+        let grad_hidden = grad.times(down.view().transpose()).rounded(round);
+        let mut grad_gate_up = Matrix::zeros(grad.rows(), 2 * ff);
+        each_row(&mut grad_gate_up.values, 2 * ff, &|token, to| {
+            let (gate, up) = activations.gate_up.row(token).split_at(ff);
+            let (to_gate, to_up) = to.split_at_mut(ff);
+            for (column, grad) in grad_hidden.row(token).iter().enumerate() {
+                let (x, s) = (gate[column], sigmoid(gate[column]));
+                to_gate[column] = round(grad * up[column] * s * (1.0 + x * (1.0 - s)));
+                to_up[column] = round(grad * x * s);
+            }
+        });
+        let input = &activations.mlp_input;
+        gradients.push(self.products(Weight::GateUp(layer), &grad_gate_up, input));
+        let weights = self.weight(Weight::GateUp(layer));
+        let grad = grad_gate_up.times(weights.view()).rounded(round);
+        let (grad, gain) = self.norm_backward(2 * layer + 1, &activations.before_mlp, &grad);
+        (grad.plus(grad_x), gain)
+    }
+
+    /// The gradient of the stream before attention's norm, and of its gain.
+    fn attention_backward(
+        &self,
+        layer: usize,
+        activations: &Layer,
+        grad_x: &Matrix,
+        gradients: &mut Vec<Gradient>,
+    ) -> (Matrix, Vec<f64>) {
+        let round = self.round;
+        let grad = Matrix { values: grad_x.values.clone(), columns: grad_x.columns }.rounded(round);
+        gradients.push(self.products(Weight::Out(layer), &grad, &activations.attended));
+        let out = self.weight(Weight::Out(layer));
+        let grad_attended = grad.times(out.view()).rounded(round);
+        let mut grad_qkv = self.grad_qkv(&activations.qkv, &grad_attended).rounded(round);
+        self.rotate(&mut grad_qkv, -1.0);
+        gradients.push(self.products(Weight::Qkv(layer), &grad_qkv, &activations.qkv_input));
+        let weights = self.weight(Weight::Qkv(layer));
+        let grad = grad_qkv.times(weights.view()).rounded(round);
+        let (grad, gain) = self.norm_backward(2 * layer, &activations.before_attention, &grad);
+        (grad.plus(grad_x), gain)
+    }
+
+    /// The gradient of rotated queries and keys, and of values.
+    fn grad_qkv(&self, qkv: &Matrix, grad_attended: &Matrix) -> Matrix {
+        let Shape { d, heads, batch, context, .. } = self.shape;
+        let head_dim = self.shape.head_dim();
+        let scale = 1.0 / (head_dim as f64).sqrt();
+        let product = |a: MatRef<'_, f64>, b: MatRef<'_, f64>, factor| {
+            let mut out = Matrix::zeros(a.nrows(), b.ncols());
+            let to = MatMut::from_row_major_slice_mut(&mut out.values, a.nrows(), b.ncols());
+            multiply_f64(to, Accum::Replace, a, b, factor);
+            out
+        };
+        let gradients = parallel::map(batch * heads, &|number| {
+            let [query, key, value] = [0, 1, 2].map(|operand| self.head(qkv, operand, number));
+            let grad = self.head(grad_attended, 0, number);
+            let p = self.probabilities(&query, &key);
+            let mut grad_scores = product(grad.view(), value.view().transpose(), 1.0);
+            for (row, p) in grad_scores.values.chunks_mut(context).zip(p.values.chunks(context)) {
+                let mean: f64 = row.iter().zip(p).map(|(grad, p)| grad * p).sum();
+                row.iter_mut().zip(p).for_each(|(grad, p)| *grad = p * (*grad - mean));
+            }
+            [
+                product(grad_scores.view(), key.view(), scale).values,
+                product(grad_scores.view().transpose(), query.view(), scale).values,
+                product(p.view().transpose(), grad.view(), 1.0).values,
+            ]
+        });
+        let mut grad_qkv = Matrix::zeros(self.shape.tokens(), 3 * d);
+        let mut operands: [Vec<Vec<f64>>; 3] = Default::default();
+        for head in gradients {
+            operands.iter_mut().zip(head).for_each(|(heads, values)| heads.push(values));
+        }
+        for (operand, heads) in operands.iter().enumerate() {
+            self.scatter(&mut grad_qkv, operand * d, heads);
+        }
+        grad_qkv
+    }
+
+    fn grad_embedding(&self, grad_x: &Matrix) -> Gradient {
+        let d = self.shape.d;
+        let tensor = self.shape.rows_of(Weight::Embedding);
+        let rows = self.shape.compared_rows(Weight::Embedding, self.inputs);
+        let mut values = vec![0.0; rows.len() * d];
+        for (token, grad) in self.inputs.f32("tokens").iter().zip(grad_x.values.chunks(d)) {
+            if let Ok(row) = rows.binary_search(&(*token as usize)) {
+                values[row * d..][..d].iter_mut().zip(grad).for_each(|(to, grad)| *to += grad);
+            }
+        }
+        Gradient { tensor, rows, values }
+    }
+}

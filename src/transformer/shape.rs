@@ -1,0 +1,347 @@
+//! Extents of the language model, the arena that holds its parameters, seeded inputs, counted work.
+//!
+//! Layouts that every row and kernel shares, row-major, T = batch · context tokens:
+//!
+//! - tokens and targets: `[batch, context]` in f32, whole numbers below the vocabulary. Tensors of
+//!   the library hold no wider integers, and f32 is exact up to 2^24.
+//! - parameters: one arena `[R, d]`, every tensor a range of whole rows ([`Shape::tensors`]):
+//!   `embedding [V, d]`, norm gains `[2·layers + 1, d]`, then by layer `qkv [3d, d]`, `out [d, d]`,
+//!   `gate_up [2·ff, d]`, `down [ff, d]`, then `head [V, d]`. `down` lies as `[in, out]`, the other
+//!   matrices as `[out, in]`. Gradients and moments have the same rows.
+//! - residual stream: f32 `[T, d]`. What GEMMs read and write has the dtype of the problem:
+//!   `qkv [T, 3, heads, head_dim]`, gate and up `[T, 2, ff]`, logits `[T, padded]`.
+
+use half::bf16;
+
+use kernelgate::workload::{AxisError, Data, Dtype, Point, Tensor, Tensors, Unit, Work, random};
+
+/// Added to the mean square before the root of RMSNorm.
+pub const NORM_EPSILON: f64 = 1e-5;
+/// Base of the wavelengths of the rotary embedding.
+pub const ROPE_BASE: f64 = 1e4;
+/// Decay of the first moment.
+pub const BETA_1: f64 = 0.9;
+/// Decay of the second moment.
+pub const BETA_2: f64 = 0.999;
+/// Added to the root of the second moment.
+pub const ADAM_EPSILON: f64 = 1e-8;
+/// Decoupled weight decay, of every parameter.
+pub const WEIGHT_DECAY: f64 = 0.1;
+/// Learning rate.
+pub const LEARNING_RATE: f64 = 1e-3;
+
+/// Logits are padded to a multiple of so many columns, which are 0.
+const PADDED: usize = 8;
+/// Parameters of a model that is compared with the reference whole.
+const WHOLE: usize = 4 << 20;
+/// Rows of each tensor, and of the logits, that a larger model is compared in.
+const SAMPLED_ROWS: usize = 64;
+
+/// Extents and dtype.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Tokens that there are.
+    pub vocabulary: usize,
+    /// Elements of a token between layers.
+    pub d: usize,
+    /// Elements of the hidden layer of SwiGLU.
+    pub ff: usize,
+    /// Layers.
+    pub layers: usize,
+    /// Heads of a layer.
+    pub heads: usize,
+    /// Tokens of a sequence.
+    pub context: usize,
+    /// Sequences.
+    pub batch: usize,
+    /// Dtype of weights and activations, bf16 or f32.
+    pub dtype: Dtype,
+}
+
+/// Tensors of the state that a step writes.
+pub const STATE: [&str; 3] = ["parameters", "first_moments", "second_moments"];
+
+/// Names of the sizes.
+pub const SIZES: &[&str] = &["reduced", "small", "medium", "large", "xl", "2.7B"];
+
+/// A tensor of parameters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Weight {
+    /// Vectors of the tokens.
+    Embedding,
+    /// Gains of all norms: before attention and before SwiGLU of each layer, and before the head.
+    Gains,
+    /// Queries, keys and values of a layer.
+    Qkv(usize),
+    /// Output of a layer's attention.
+    Out(usize),
+    /// Gate and up of a layer's SwiGLU.
+    GateUp(usize),
+    /// Output of a layer's SwiGLU.
+    Down(usize),
+    /// Logits.
+    Head,
+}
+
+/// Rows of the arena that hold a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ArenaRows {
+    /// The tensor.
+    pub weight: Weight,
+    /// Its first row.
+    pub first: usize,
+    /// How many.
+    pub rows: usize,
+}
+
+impl Shape {
+    /// The extents of a point.
+    pub fn bind(point: &Point) -> Result<Self, AxisError> {
+        let [d, ff, layers, heads, vocabulary] = match point.word("size")? {
+            "reduced" => [128, 384, 2, 2, 1000],
+            "small" => [768, 3072, 12, 12, 10_000],
+            "medium" => [1024, 4096, 24, 16, 10_000],
+            "large" => [1280, 5120, 36, 20, 10_000],
+            "xl" => [1600, 6400, 48, 25, 10_000],
+            _ => [2560, 10_240, 32, 32, 10_000],
+        };
+        let dtype = Dtype::parse(point.word("dtype")?).expect("the axis lists dtypes");
+        let (context, batch) = (point.number("ctx")?, point.number("b")?);
+        let shape = Self { vocabulary, d, ff, layers, heads, context, batch, dtype };
+        let widest = [shape.padded(), 2 * ff, 3 * d].into_iter().max().unwrap_or(1);
+        let elements = batch.checked_mul(context).and_then(|tokens| tokens.checked_mul(widest));
+        if elements.is_none_or(|elements| elements > i32::MAX as usize) {
+            let message = "an activation has more than 2^31 elements".to_owned();
+            return Err(AxisError::Combination(message));
+        }
+        Ok(shape)
+    }
+
+    /// Tokens of all sequences.
+    pub const fn tokens(&self) -> usize {
+        self.batch * self.context
+    }
+
+    /// Elements of a head.
+    pub const fn head_dim(&self) -> usize {
+        self.d / self.heads
+    }
+
+    /// Columns of the logits.
+    pub const fn padded(&self) -> usize {
+        self.vocabulary.next_multiple_of(PADDED)
+    }
+
+    /// Rows of the arena.
+    pub const fn rows(&self) -> usize {
+        self.matrices() + self.layers * self.layer_rows() + self.vocabulary
+    }
+
+    /// Parameters.
+    pub const fn parameters(&self) -> usize {
+        self.rows() * self.d
+    }
+
+    /// The first row of the arena behind the embedding and the gains.
+    pub const fn matrices(&self) -> usize {
+        self.vocabulary + self.norms()
+    }
+
+    /// Norms of the model.
+    pub const fn norms(&self) -> usize {
+        2 * self.layers + 1
+    }
+
+    const fn layer_rows(&self) -> usize {
+        4 * self.d + 3 * self.ff
+    }
+
+    /// The rows of a tensor.
+    pub const fn rows_of(&self, weight: Weight) -> ArenaRows {
+        let Self { vocabulary, d, ff, .. } = *self;
+        let matrices = self.matrices();
+        let (first, rows) = match weight {
+            Weight::Embedding => (0, vocabulary),
+            Weight::Gains => (vocabulary, self.norms()),
+            Weight::Qkv(layer) => (matrices + layer * self.layer_rows(), 3 * d),
+            Weight::Out(layer) => (matrices + layer * self.layer_rows() + 3 * d, d),
+            Weight::GateUp(layer) => (matrices + layer * self.layer_rows() + 4 * d, 2 * ff),
+            Weight::Down(layer) => (matrices + layer * self.layer_rows() + 4 * d + 2 * ff, ff),
+            Weight::Head => (matrices + self.layers * self.layer_rows(), vocabulary),
+        };
+        ArenaRows { weight, first, rows }
+    }
+
+    /// Every tensor, in the order of the arena.
+    pub fn tensors(&self) -> Vec<ArenaRows> {
+        let layer = |layer| {
+            [Weight::Qkv(layer), Weight::Out(layer), Weight::GateUp(layer), Weight::Down(layer)]
+        };
+        let layers = (0..self.layers).flat_map(layer);
+        let all = [Weight::Embedding, Weight::Gains].into_iter().chain(layers);
+        all.chain([Weight::Head]).map(|weight| self.rows_of(weight)).collect()
+    }
+
+    /// Rows of a tensor that are compared with the reference, ascending, counted from the tensor's
+    /// first. The rows of some tokens that occur are among those of the embedding.
+    pub fn compared_rows(&self, weight: Weight, inputs: &Tensors) -> Vec<usize> {
+        let ArenaRows { rows, .. } = self.rows_of(weight);
+        if self.parameters() <= WHOLE || weight == Weight::Gains {
+            return (0..rows).collect();
+        }
+        let mut sampled = random::indices(1, &format!("{weight:?}"), rows, SAMPLED_ROWS);
+        if weight == Weight::Embedding {
+            let tokens = inputs.f32("tokens").iter().take(SAMPLED_ROWS);
+            sampled.extend(tokens.map(|token| *token as usize));
+            sampled.sort_unstable();
+            sampled.dedup();
+        }
+        sampled
+    }
+
+    /// Tokens whose logits are compared with the reference.
+    pub fn compared_tokens(&self) -> Vec<usize> {
+        let count = if self.parameters() <= WHOLE { self.tokens() } else { 4 * SAMPLED_ROWS };
+        random::indices(1, "logits", self.tokens(), count)
+    }
+
+    /// Tokens and their targets.
+    pub fn text(&self, seed: u64) -> Tensors {
+        ["tokens", "targets"].into_iter().fold(Tensors::new(), |text, name| {
+            let vocabulary = self.vocabulary as f32;
+            // About uniform: the digits of a normal number behind the third.
+            let token = |x: f32| ((x * 997.0).abs().fract() * vocabulary).floor();
+            let tokens =
+                random::map_normal(seed, name, self.tokens(), |x| token(x).min(vocabulary - 1.0));
+            text.with(name, [self.batch, self.context], tokens)
+        })
+    }
+
+    /// The arena in that dtype: N(0, 1) in the embedding, gains around 1, matrices that keep the
+    /// variance of a row.
+    pub fn weights(&self, seed: u64, dtype: Dtype) -> Tensor {
+        let draw = |name: &str, len, spread: f32, mean: f32| match dtype {
+            Dtype::Bf16 => Data::Bf16(random::map_normal(seed, name, len, |x| {
+                bf16::from_f32(x.mul_add(spread, mean))
+            })),
+            _ => Data::F32(random::map_normal(seed, name, len, |x| x.mul_add(spread, mean))),
+        };
+        let mut arena = Tensor::zeroed([self.rows(), self.d], dtype);
+        for ArenaRows { weight, first, rows } in self.tensors() {
+            let (spread, mean) = match weight {
+                Weight::Embedding => (1.0, 0.0),
+                Weight::Gains => (0.1, 1.0),
+                Weight::Down(_) => (1.0 / (self.ff as f32).sqrt(), 0.0),
+                _ => (1.0 / (self.d as f32).sqrt(), 0.0),
+            };
+            let len = rows * self.d;
+            let tensor = Tensor::new([len], draw(&format!("{weight:?}"), len, spread, mean));
+            let from = first * self.d * dtype.bytes();
+            arena.as_bytes_mut()[from..][..tensor.bytes()].copy_from_slice(tensor.as_bytes());
+        }
+        arena
+    }
+
+    /// The state of AdamW: parameters in f32, both moments of a training that is under way, and the
+    /// steps that it has done.
+    pub fn state(&self, seed: u64) -> Tensors {
+        let moments = |name: &str, value: fn(f32) -> f32| {
+            random::map_normal(seed, name, self.parameters(), value)
+        };
+        let shape = [self.rows(), self.d];
+        let mut state = Tensors::new()
+            .with("first_moments", shape, moments("first_moments", |x| 1e-4 * x))
+            .with("second_moments", shape, moments("second_moments", |x| 1e-7 * (0.5 + x.abs())))
+            .with("steps", [1], vec![999.0f32]);
+        state.insert("parameters", self.weights(seed, Dtype::F32));
+        state
+    }
+
+    /// Operations of the GEMMs of a forward pass, the masked half of attention not counted.
+    pub const fn forward_flops(&self) -> u64 {
+        let matrices = self.layers * self.layer_rows() + self.vocabulary;
+        let attention = 2 * self.layers * self.context * self.d;
+        self.tokens() as u64 * (2 * (matrices * self.d) as u64 + attention as u64)
+    }
+
+    /// Work of a forward pass: norms, rotary embedding, softmax, SwiGLU and cross entropy beside the
+    /// GEMMs.
+    pub fn forward_work(&self) -> Work {
+        let tokens = self.tokens() as u64;
+        let element = self.dtype.bytes() as u64;
+        let matrices = (self.parameters() - self.vocabulary * self.d) as u64;
+        let used = (self.tokens().min(self.vocabulary) * self.d) as u64;
+        let read = element * (matrices + used) + 8 * tokens;
+        let write = element * tokens * self.padded() as u64 + 4 * self.batch as u64;
+        Work::bytes(read, write)
+            .with_flops(Unit::Matmul, self.dtype, self.forward_flops())
+            .with_flops(Unit::Vector, Dtype::F32, self.vector_flops())
+    }
+
+    /// Operations of a forward pass outside the GEMMs.
+    const fn vector_flops(&self) -> u64 {
+        let scores = 5 * self.heads * self.context / 2;
+        let layer = 2 * 4 * self.d + 2 * 3 * self.d + 6 * self.ff + scores;
+        (self.tokens() * (self.layers * layer + 5 * self.vocabulary)) as u64
+    }
+
+    /// Work of a training step: the state is read and written once.
+    pub fn step_work(&self) -> Work {
+        let parameters = self.parameters() as u64;
+        let read = 12 * parameters + 8 * self.tokens() as u64;
+        Work::bytes(read, 12 * parameters + 4 * self.batch as u64)
+            .with_flops(Unit::Matmul, self.dtype, 3 * self.forward_flops())
+            .with_flops(Unit::Vector, Dtype::F32, 3 * self.vector_flops() + 14 * parameters)
+    }
+
+    /// Floats of f64 that the reference holds beside inputs and outputs: a layer's activations and
+    /// their gradients, and the residual stream before every layer.
+    pub const fn reference_bytes(&self) -> u64 {
+        let layer = 10 * self.d + 6 * self.ff + self.heads * self.context;
+        let tokens = self.tokens() as u64;
+        let activations = tokens * (layer + self.layers * self.d + 3 * self.padded()) as u64;
+        let widest = if self.vocabulary > 2 * self.ff { self.vocabulary } else { 2 * self.ff };
+        8 * (activations + (widest * self.d) as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensors_fill_the_arena_in_order() {
+        let [d, ff, layers, heads] = [768, 3072, 12, 12];
+        let (vocabulary, context, batch, dtype) = (10_000, 512, 4, Dtype::Bf16);
+        let small = Shape { vocabulary, d, ff, layers, heads, context, batch, dtype };
+        let end = small.tensors().into_iter().fold(0, |end, tensor| {
+            assert_eq!(tensor.first, end, "{:?}", tensor.weight);
+            end + tensor.rows
+        });
+        assert_eq!(end, small.rows());
+        assert_eq!(small.parameters() / 100_000, 1286, "128.6 million");
+        // The published count is of full attention.
+        let masked = 2 * (small.batch * context * context * d * layers) as u64;
+        assert_eq!((small.forward_flops() + masked + 500_000_000) / 1_000_000_000, 534);
+    }
+
+    #[test]
+    fn text_is_of_the_vocabulary_and_repeats_tokens() {
+        let shape = Shape {
+            vocabulary: 13,
+            d: 8,
+            ff: 8,
+            layers: 1,
+            heads: 1,
+            context: 50,
+            batch: 2,
+            dtype: Dtype::F32,
+        };
+        let text = shape.text(1);
+        for name in ["tokens", "targets"] {
+            let valid = |x: &f32| *x >= 0.0 && *x < 13.0 && x.fract() == 0.0;
+            assert!(text.f32(name).iter().all(valid));
+        }
+        assert_ne!(text.f32("tokens"), text.f32("targets"));
+    }
+}

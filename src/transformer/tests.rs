@@ -1,0 +1,212 @@
+//! The reference against differences of the loss, the curve of a training, and what rounding to
+//! bf16 costs.
+
+use half::bf16;
+
+use super::gradients::step;
+use super::reference::Reference;
+use super::shape::{ArenaRows, STATE, Shape, Weight};
+use super::{FORWARD, Forward, TRAIN_STEP, TrainStep, check_text};
+use kernelgate::verify::precision::Bounds;
+use kernelgate::workload::{
+    Data, Dtype, Effort, Expected, Problem, Scale, Tensor, Tensors, symmetry,
+};
+
+const TINY: Shape = Shape {
+    vocabulary: 21,
+    d: 16,
+    ff: 24,
+    layers: 2,
+    heads: 2,
+    context: 7,
+    batch: 2,
+    dtype: Dtype::F32,
+};
+
+fn mean_loss(shape: &Shape, inputs: &Tensors) -> f64 {
+    let losses = Reference::new(shape, inputs, |x| x).losses();
+    losses.iter().sum::<f64>() / losses.len() as f64
+}
+
+#[test]
+fn gradients_are_differences_of_the_loss() {
+    let inputs = TrainStep { shape: TINY }.inputs(2);
+    let gradients = Reference::new(&TINY, &inputs, |x| x).gradients();
+    assert_eq!(gradients.len(), TINY.tensors().len());
+    for gradient in gradients {
+        let ArenaRows { weight, first, rows } = gradient.tensor;
+        assert_eq!(gradient.rows.len(), rows, "{weight:?}");
+        let largest = gradient.values.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+        for element in [1, gradient.values.len() / 2, gradient.values.len() - 1] {
+            let at = |step: f32| {
+                let mut moved = inputs.clone();
+                let value = &mut moved.f32_mut("parameters")[first * TINY.d + element];
+                *value += step;
+                (f64::from(*value), mean_loss(&TINY, &moved))
+            };
+            let ((low, below), (high, above)) = (at(-1e-2), at(1e-2));
+            let difference = (above - below) / (high - low);
+            let error = (difference - gradient.values[element]).abs();
+            assert!(error < 1e-3 * largest, "{weight:?} {element}: {error:e} of {largest:e}");
+        }
+    }
+}
+
+/// The state after a step, in f32.
+fn next_state(shape: &Shape, inputs: &Tensors, expected: &[Expected]) -> Tensors {
+    let mut state = inputs.only(&["tokens", "targets"]);
+    state = state.with("steps", [1], vec![inputs.f32("steps")[0] + 1.0]);
+    for name in STATE {
+        let mut values = inputs.f32(name).to_vec();
+        for one in expected.iter().filter(|one| one.name == name) {
+            let Data::F64(rows) = &one.values else { panic!("fp64") };
+            for (row, from) in one.rows.iter().flatten().zip(rows.chunks(shape.d)) {
+                let to = &mut values[row * shape.d..][..shape.d];
+                to.iter_mut().zip(from).for_each(|(to, from)| *to = *from as f32);
+            }
+        }
+        state = state.with(name, [shape.rows(), shape.d], values);
+    }
+    state
+}
+
+/// A training from the beginning: no moments and no steps.
+fn beginning(shape: &Shape, seed: u64) -> Tensors {
+    let zeros = || vec![0.0f32; shape.parameters()];
+    let extents = [shape.rows(), shape.d];
+    let moments = Tensors::new()
+        .with("first_moments", extents, zeros())
+        .with("second_moments", extents, zeros())
+        .with("steps", [1], vec![0.0f32]);
+    TrainStep { shape: *shape }.inputs(seed).replaced_by(&moments)
+}
+
+#[test]
+fn the_first_step_moves_each_parameter_by_the_rate_and_the_decay() {
+    let inputs = beginning(&TINY, 3);
+    let next = next_state(&TINY, &inputs, &step(&TINY, &inputs, |x| x));
+    let gradients = Reference::new(&TINY, &inputs, |x| x).gradients();
+    let head = gradients.iter().find(|gradient| gradient.tensor.weight == Weight::Head).unwrap();
+    let from = head.tensor.first * TINY.d;
+    for (element, g) in head.values.iter().enumerate().filter(|(_, g)| g.abs() > 1e-5) {
+        let before = f64::from(inputs.f32("parameters")[from + element]);
+        let after = f64::from(next.f32("parameters")[from + element]);
+        let moved = before - after - 1e-4 * before;
+        assert!((moved - 1e-3 * g.signum()).abs() < 2e-6, "{element}: {moved}");
+    }
+}
+
+#[test]
+fn a_training_learns_its_text() {
+    let mut state = beginning(&TINY, 4);
+    let mut losses = vec![];
+    for _ in 0..8 {
+        losses.push(mean_loss(&TINY, &state));
+        let expected = step(&TINY, &state, |x| x);
+        state = next_state(&TINY, &state, &expected);
+    }
+    assert!(losses.windows(2).all(|pair| pair[1] < pair[0]), "{losses:?}");
+    assert_eq!(state.f32("steps"), [8.0]);
+}
+
+/// Largest error and relative L2 norm of a reference against another one, the worst by output.
+fn errors(name: &str, found: &[Expected], exact: &[Expected]) -> [f64; 2] {
+    let mut worst = [0.0f64; 2];
+    for (found, exact) in found.iter().zip(exact).filter(|(found, _)| found.name == name) {
+        let (Data::F64(found), Data::F64(exact)) = (&found.values, &exact.values) else { continue };
+        let norm = |values: &[f64]| values.iter().map(|x| x * x).sum::<f64>().sqrt();
+        let largest = |values: &[f64]| values.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+        let apart: Vec<f64> = found.iter().zip(exact).map(|(x, y)| x - y).collect();
+        worst[0] = worst[0].max(largest(&apart) / largest(exact));
+        worst[1] = worst[1].max(norm(&apart) / norm(exact));
+    }
+    worst
+}
+
+#[test]
+fn rounding_to_bf16_stays_within_the_tolerance() {
+    let shape = Shape {
+        vocabulary: 300,
+        d: 64,
+        ff: 128,
+        layers: 3,
+        heads: 2,
+        context: 48,
+        batch: 2,
+        dtype: Dtype::Bf16,
+    };
+    let round = |x: f64| bf16::from_f64(x).to_f64();
+    let step_problem = TrainStep { shape };
+    let inputs = step_problem.inputs(1);
+    let [exact, rounded] =
+        [(|x| x) as fn(f64) -> f64, round].map(|round| step(&shape, &inputs, round));
+    let forward = Forward { shape };
+    let forward_inputs = forward.inputs(1);
+    let logits = [(|x| x) as fn(f64) -> f64, round].map(|round| {
+        let reference = Reference::new(&shape, &forward_inputs, round);
+        let rows: Vec<usize> = (0..shape.tokens()).collect();
+        let extents = [shape.tokens(), shape.padded()];
+        vec![Expected::all("logits", extents, reference.logits_of(&rows))]
+    });
+    let bounds = [Bounds::of(&step_problem), Bounds::of(&forward)];
+    let mut worst = vec![("logits", errors("logits", &logits[1], &logits[0]), &bounds[1])];
+    for name in STATE.into_iter().chain(["loss"]) {
+        worst.push((name, errors(name, &rounded, &exact), &bounds[0]));
+    }
+    for (name, [max, l2], bounds) in worst {
+        let allowed = bounds.tolerance_of(name);
+        eprintln!(
+            "{name}: {max:.1e} of {:.1e}, {l2:.1e} of {:.1e}",
+            allowed.max_error, allowed.relative_l2
+        );
+        assert!(max < allowed.max_error / 2.0 && l2 < allowed.relative_l2 / 2.0, "{name}");
+        assert!(max > allowed.max_error / 40.0 || l2 > allowed.relative_l2 / 40.0, "{name}");
+    }
+}
+
+#[test]
+fn sequences_are_independent() {
+    assert_eq!(symmetry::check(&Forward { shape: TINY }, 5, 1e-12), Ok(1));
+}
+
+/// The gradient of a batch is the mean of those of its sequences.
+#[test]
+fn gradients_add_up_over_the_batch() {
+    let inputs = TrainStep { shape: TINY }.inputs(6);
+    let whole = Reference::new(&TINY, &inputs, |x| x).gradients();
+    let one = Shape { batch: 1, ..TINY };
+    let halves = [0, 1].map(|sequence| {
+        let text = ["tokens", "targets"].into_iter().fold(Tensors::new(), |text, name| {
+            let tokens = &inputs.f32(name)[sequence * TINY.context..][..TINY.context];
+            text.with(name, [1, TINY.context], tokens.to_vec())
+        });
+        Reference::new(&one, &inputs.replaced_by(&text), |x| x).gradients()
+    });
+    for (whole, (first, second)) in whole.iter().zip(halves[0].iter().zip(&halves[1])) {
+        for (whole, (first, second)) in
+            whole.values.iter().zip(first.values.iter().zip(&second.values))
+        {
+            assert!((whole - (first + second) / 2.0).abs() < 1e-14);
+        }
+    }
+}
+
+#[test]
+fn a_token_outside_of_the_vocabulary_is_named() {
+    let mut text = TINY.text(1);
+    assert_eq!(check_text(&TINY, &text), Ok(()));
+    text.insert("targets", Tensor::new([2, 7], Data::F32(vec![21.0; 14])));
+    let message = "`targets` has 21 at 0, a vocabulary of 21 ends before";
+    assert_eq!(check_text(&TINY, &text), Err(message.to_owned()));
+    for wrong in [-1.0, 0.5, f32::NAN] {
+        text.f32_mut("tokens")[3] = wrong;
+        assert!(check_text(&TINY, &text).unwrap_err().starts_with("`tokens` has"));
+    }
+}
+
+#[test]
+fn every_point_binds() {
+    for point in FORWARD.points(Effort::Thorough, Scale::Accelerator, &[]).unwrap() {
+        assert!((FORWARD.bind)(&point).is_ok() && (TRAIN_STEP.bind)(&point).is_ok());
+    }
+}
