@@ -78,6 +78,19 @@ impl Graph {
         self.nodes - self.separators
     }
 
+    /// Nodes that wait for no other node: more than one where a launch begins on several streams.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn roots(&self) -> Result<usize, BackendError> {
+        let mut count = 0;
+        // SAFETY: the graph is alive; a null array requests only the number.
+        unsafe { sys::cuGraphGetRootNodes(self.graph.cu_graph(), ptr::null_mut(), &raw mut count) }
+            .result()
+            .map_err(|error| failed("count the roots of a graph", &error))?;
+        Ok(count)
+    }
+
     /// Whether memory is allocated in it, which a launch should not do.
     ///
     /// # Errors

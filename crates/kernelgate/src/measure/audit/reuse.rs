@@ -115,14 +115,21 @@ fn compare_short(others_ns: &[f64], same_ns: &[f64]) -> Result<(), BackendError>
 /// Additional time of a launch that is captured alone, beyond each captured with others, that is
 /// noise: share of a launch, and nanoseconds.
 const ALONE_NOISE: (f64, f64) = (0.25, 2000.0);
+/// Time by which a graph begins and ends later for each root beyond the first, nanoseconds: a launch
+/// of 4 kernels on 4 streams takes 4.4 µs in a batch and 8.8 µs alone on an H100. Launches that are
+/// captured together pay it once.
+const ROOT_NS: f64 = 1000.0;
+/// Roots that count, so that a row cannot hide a reuse behind many of them.
+const MAX_ROOTS: usize = 4;
 
-/// Checks that launches that are captured together take as long as one that is captured alone: the
-/// first of a capture may compute what the others return.
+/// Checks that launches that are captured together take as long as one that is captured alone, whose
+/// graph has `roots` root nodes: the first of a capture may compute what the others return.
 ///
 /// # Errors
 /// If they take less.
-pub fn check_batch(alone_ns: f64, together_ns: f64) -> Result<(), Refusal> {
+pub fn check_batch(alone_ns: f64, together_ns: f64, roots: usize) -> Result<(), Refusal> {
     let (share, noise_ns) = ALONE_NOISE;
+    let noise_ns = noise_ns + ROOT_NS * (roots.clamp(1, MAX_ROOTS) - 1) as f64;
     if alone_ns > (1.0 + share) * together_ns + noise_ns {
         return Err(Refusal::ReusesInBatch { alone_ns, together_ns });
     }
@@ -201,9 +208,12 @@ mod tests {
 
     #[test]
     fn a_launch_alone_takes_as_long_as_each_of_a_batch() {
-        assert_eq!(check_batch(14_000.0, 10_000.0), Ok(()));
-        assert_eq!(check_batch(2_000.0, 3_000.0), Ok(()));
-        let why = check_batch(40_000.0, 4_000.0).unwrap_err().to_string();
+        assert_eq!(check_batch(14_000.0, 10_000.0, 1), Ok(()));
+        assert_eq!(check_batch(2_000.0, 3_000.0, 1), Ok(()));
+        assert!(check_batch(8_800.0, 4_400.0, 1).is_err());
+        assert_eq!(check_batch(8_800.0, 4_400.0, 4), Ok(()));
+        assert!(check_batch(12_000.0, 4_400.0, 100).is_err());
+        let why = check_batch(40_000.0, 4_000.0, 1).unwrap_err().to_string();
         assert!(why.contains("alone takes 40.0 µs") && why.contains("together 4.0 µs"), "{why}");
     }
 

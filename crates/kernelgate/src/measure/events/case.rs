@@ -114,7 +114,8 @@ impl EventTimer {
             Ok(elapsed_ns / launches as f64)
         };
         let alone_ns = launch_ns(&alone, 1)?;
-        Ok(reuse::check_batch(alone_ns, launch_ns(&batch.graph, batch.launches)?)?)
+        let together_ns = launch_ns(&batch.graph, batch.launches)?;
+        Ok(reuse::check_batch(alone_ns, together_ns, alone.roots()?)?)
     }
 
     /// A sample of so many launches, or somewhat more where they are captured together; taken again
