@@ -1,16 +1,17 @@
 //! Energy of a launch, by NVML's counter of the card's energy.
 //!
-//! The counter steps (each 100 ms on an H100), so a pass of launches back to back begins and ends on
-//! a step, at least 1 s apart; the energy between both, over the launches between both, is that
-//! of a launch. What the card draws without work is part of it, and so are the pauses of the host
-//! between two groups of launches. Deliberately absent: the energy of the host, and passes whose
-//! launches read memory that is not in the caches (filling them would be in the energy).
+//! The counter steps (each 100 ms on an H100). A thread reads it each millisecond while launches run
+//! back to back, so a pass begins and ends on a step, at least 1 s apart; the energy between both,
+//! over the launches between both, is that of a launch. Idle power of the card is part of it.
+//! Deliberately absent: the energy of the host, and passes whose launches read memory that is not in
+//! the caches (filling them would be in the energy).
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::power::PowerMeter;
 use super::{Stopwatch, possible};
 use crate::backend::{BackendError, Executable};
 use crate::stats::median;
@@ -19,9 +20,11 @@ use crate::stats::median;
 const WINDOW: Duration = Duration::from_secs(1);
 /// Time after which a counter without a step is not waited for.
 const LONGEST_STEP: Duration = Duration::from_millis(500);
-/// Length of a group of launches, after each of which the counter is read: half a step, so that the
-/// host's pauses between groups take a small share of the time.
-const GROUP_S: f64 = 0.05;
+/// Pause between two readings of the counter.
+const READ_EVERY: Duration = Duration::from_millis(1);
+/// Time of the launches that are enqueued together, nanoseconds: the device is idle for some 20 µs
+/// behind them.
+const GROUP_NS: f64 = 25e6;
 /// Smallest number of steps in the window.
 const FEWEST_STEPS: usize = 8;
 /// Smallest share of the time in which launches run.
@@ -79,124 +82,151 @@ impl Energy {
     }
 }
 
-/// A reading of the counter behind a group of launches.
+/// The energy counter at the moment of a step.
 #[derive(Debug, Clone, Copy)]
-struct CounterReading {
+struct Step {
     at: Duration,
-    /// Launches so far.
-    launches: u64,
     energy_mj: u64,
 }
 
-/// Measures the energy of a launch: about 1.2 s of launches, more where one is longer than a step.
+/// Launches that had ended at a moment.
+#[derive(Debug, Clone, Copy)]
+struct Mark {
+    at: Duration,
+    launches: u64,
+}
+
+/// Measures the energy of a launch that takes `launch_ns`: about 1.2 s of launches.
 ///
 /// # Errors
 /// When a launch fails.
 pub fn measure(
     executable: &mut dyn Executable,
     stopwatch: &mut dyn Stopwatch,
+    launch_ns: f64,
 ) -> Result<Energy, BackendError> {
-    let counter = |stopwatch: &dyn Stopwatch| stopwatch.power().and_then(PowerMeter::energy_mj);
-    if counter(stopwatch).is_none() {
+    let Some(meter) = stopwatch.power().filter(|meter| meter.energy_mj().is_some()).cloned() else {
         return Ok(Energy::NotResolved("NVML has no energy counter for this device".to_owned()));
-    }
-    let (started, mut busy_ns, mut launches, mut group) = (Instant::now(), 0.0, 0, 1);
-    let mut readings = Steps::default();
-    loop {
-        let begun = Instant::now();
-        let sample = stopwatch.time(executable, group)?;
-        launches += sample.launches;
-        busy_ns += sample.elapsed_ns;
-        let launch_s = begun.elapsed().as_secs_f64() / sample.launches as f64;
-        group = ((GROUP_S / launch_s.max(1e-9)).ceil() as u64).clamp(1, 2 * sample.launches);
-        let at = started.elapsed();
-        let Some(energy_mj) = counter(stopwatch) else {
-            return Ok(Energy::NotResolved("NVML's energy counter failed".to_owned()));
-        };
-        readings.add(CounterReading { at, launches, energy_mj });
-        let waited = readings.steps.last().map_or(at, |last| at - last.at);
-        if waited > LONGEST_STEP.max(Duration::from_secs_f64(2.0 * launch_s)) {
-            let why =
-                format!("NVML's energy counter did not step for {:.1} s", waited.as_secs_f64());
-            return Ok(Energy::NotResolved(why));
-        }
-        if readings.is_whole() {
-            let busy = busy_ns * 1e-9 / at.as_secs_f64();
-            return Ok(readings.energy(busy));
-        }
-    }
+    };
+    let group = (GROUP_NS / launch_ns.max(1.0)).ceil() as u64;
+    let (started, done) = (Instant::now(), AtomicBool::new(false));
+    let (marks, steps) = thread::scope(|scope| {
+        let watch = scope.spawn(|| {
+            let steps = watch(|| meter.energy_mj(), started, &done);
+            done.store(true, Ordering::Relaxed);
+            steps
+        });
+        let marks = launch_until(&done, executable, stopwatch, group, started);
+        done.store(true, Ordering::Relaxed);
+        (marks, watch.join().unwrap_or_default())
+    });
+    Ok(energy(&steps, &marks?, launch_ns))
 }
 
-/// Readings at which the counter had stepped.
-#[derive(Debug, Default)]
-struct Steps {
-    before: Option<u64>,
-    steps: Vec<CounterReading>,
+/// Enqueues groups of launches until `done`; when each group had ended.
+fn launch_until(
+    done: &AtomicBool,
+    executable: &mut dyn Executable,
+    stopwatch: &mut dyn Stopwatch,
+    group: u64,
+    started: Instant,
+) -> Result<Vec<Mark>, BackendError> {
+    let mut marks = vec![Mark { at: started.elapsed(), launches: 0 }];
+    let mut launches = 0;
+    while !done.load(Ordering::Relaxed) {
+        launches += stopwatch.enqueue(executable, group)?;
+        executable.synchronize()?;
+        marks.push(Mark { at: started.elapsed(), launches });
+    }
+    Ok(marks)
 }
 
-impl Steps {
-    fn add(&mut self, reading: CounterReading) {
-        if self.before.is_some_and(|before| reading.energy_mj > before) {
-            self.steps.push(reading);
+/// Reads the counter until its steps fill a window, it stops, or `done`.
+fn watch(counter: impl Fn() -> Option<u64>, started: Instant, done: &AtomicBool) -> Vec<Step> {
+    let (mut steps, mut before) = (Vec::<Step>::new(), counter());
+    while !done.load(Ordering::Relaxed) {
+        thread::sleep(READ_EVERY);
+        let (at, now) = (started.elapsed(), counter());
+        let (Some(energy_mj), Some(last)) = (now, before) else { break };
+        if energy_mj > last {
+            steps.push(Step { at, energy_mj });
+            before = now;
         }
-        self.before = Some(reading.energy_mj);
-    }
-
-    fn window(&self) -> Option<(&CounterReading, &CounterReading)> {
-        self.steps.first().zip(self.steps.last())
-    }
-
-    fn is_whole(&self) -> bool {
-        self.steps.len() > FEWEST_STEPS
-            && self.window().is_some_and(|(first, last)| last.at - first.at >= WINDOW)
-    }
-
-    /// The energy of a launch, of which launches kept the device busy for this share of the time.
-    fn energy(&self, busy: f64) -> Energy {
-        let Some((first, last)) = self.window() else {
-            return Energy::NotResolved("NVML's energy counter did not step".to_owned());
-        };
-        if busy < LEAST_BUSY {
-            let why =
-                format!("launches kept the device busy for {:.0} % of the time", 100.0 * busy);
-            return Energy::NotResolved(why);
+        let waited = at.saturating_sub(steps.last().map_or(Duration::ZERO, |step| step.at));
+        if is_whole(&steps) || waited > LONGEST_STEP {
+            break;
         }
-        let steps: Vec<f64> =
-            self.steps.windows(2).map(|pair| (pair[1].at - pair[0].at).as_secs_f64()).collect();
-        let window_s = (last.at - first.at).as_secs_f64();
-        let energy_j = (last.energy_mj - first.energy_mj) as f64 * 1e-3;
-        Energy::Measured(MeasuredEnergy {
-            launch_j: energy_j / (last.launches - first.launches).max(1) as f64,
-            relative: (median(&steps) / window_s).min(1.0),
-            power_w: energy_j / window_s,
-            window_s,
-        })
     }
+    steps
+}
+
+fn is_whole(steps: &[Step]) -> bool {
+    steps.len() > FEWEST_STEPS
+        && steps.first().zip(steps.last()).is_some_and(|(first, last)| last.at - first.at >= WINDOW)
+}
+
+/// Launches that had ended at a moment between two marks, evenly spread between both.
+fn launches_at(marks: &[Mark], at: Duration) -> Option<f64> {
+    let behind = marks.partition_point(|mark| mark.at < at);
+    let (left, right) = (marks.get(behind.checked_sub(1)?)?, marks.get(behind)?);
+    let share = (at - left.at).as_secs_f64() / (right.at - left.at).as_secs_f64().max(1e-9);
+    Some(share.mul_add((right.launches - left.launches) as f64, left.launches as f64))
+}
+
+/// The energy of a launch from the counter's steps and the launches meanwhile.
+fn energy(steps: &[Step], marks: &[Mark], launch_ns: f64) -> Energy {
+    let not_resolved = |why: String| Energy::NotResolved(why);
+    // The launches end behind the last step; those before the first mark are not counted.
+    let covered: Vec<(Step, f64)> =
+        steps.iter().filter_map(|step| Some((*step, launches_at(marks, step.at)?))).collect();
+    let (Some((first, from)), Some((last, to))) = (covered.first(), covered.last()) else {
+        return not_resolved("NVML's energy counter did not step".to_owned());
+    };
+    let window_s = (last.at - first.at).as_secs_f64();
+    if covered.len() <= FEWEST_STEPS {
+        return not_resolved(format!("NVML's energy counter stepped {} times", covered.len()));
+    }
+    let busy = (to - from) * launch_ns * 1e-9 / window_s;
+    if busy < LEAST_BUSY {
+        return not_resolved(format!(
+            "launches kept the device busy for {:.0} % of the time",
+            100.0 * busy
+        ));
+    }
+    let lengths: Vec<f64> =
+        covered.windows(2).map(|pair| (pair[1].0.at - pair[0].0.at).as_secs_f64()).collect();
+    let energy_j = (last.energy_mj - first.energy_mj) as f64 * 1e-3;
+    Energy::Measured(MeasuredEnergy {
+        launch_j: energy_j / (to - from),
+        relative: (median(&lengths) / window_s).min(1.0),
+        power_w: energy_j / window_s,
+        window_s,
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A card of 500 W whose counter steps each 100 ms, read each 10 ms behind 100 launches.
-    fn steps(count: u64) -> Steps {
-        let mut steps = Steps::default();
-        for group in 1..=count {
-            steps.add(CounterReading {
-                at: Duration::from_millis(10 * group),
-                launches: 100 * group,
-                energy_mj: 50_000 * (group / 10),
-            });
-        }
-        steps
+    /// A card of 500 W whose counter steps each 100 ms.
+    fn steps(count: u64) -> Vec<Step> {
+        (1..=count)
+            .map(|step| Step { at: Duration::from_millis(100 * step), energy_mj: 50_000 * step })
+            .collect()
+    }
+
+    /// Groups of 30 ms, with so many launches each, for 2 s.
+    fn marks(launches: u64) -> Vec<Mark> {
+        (0..67)
+            .map(|group| Mark { at: Duration::from_millis(30 * group), launches: launches * group })
+            .collect()
     }
 
     #[test]
     fn a_window_begins_and_ends_on_a_step() {
-        assert!(!steps(109).is_whole(), "from 0.1 s to 1.0 s");
-        let whole = steps(117);
-        assert!(whole.is_whole());
-        let energy = whole.energy(0.99);
+        assert!(!is_whole(&steps(10)), "from 0.1 s to 1.0 s");
+        assert!(is_whole(&steps(11)));
+        let energy = energy(&steps(11), &marks(300), 99e3);
         let MeasuredEnergy { launch_j, relative, power_w, window_s } = *energy.measured().unwrap();
         assert!((window_s - 1.0).abs() < 1e-9 && (power_w - 500.0).abs() < 1e-9, "{energy:?}");
         assert!((launch_j - 0.05).abs() < 1e-9 && (relative - 0.1).abs() < 1e-9, "{energy:?}");
@@ -204,11 +234,26 @@ mod tests {
     }
 
     #[test]
+    fn steps_outside_of_the_launches_do_not_count() {
+        let energy = energy(&steps(40), &marks(300), 99e3);
+        assert!((energy.measured().unwrap().window_s - 1.8).abs() < 1e-9, "{energy:?}");
+        assert!(energy.measured().is_some_and(|energy| (energy.launch_j - 0.05).abs() < 1e-9));
+    }
+
+    #[test]
     fn an_idle_device_and_a_counter_without_steps_have_no_energy() {
-        assert!(steps(117).energy(0.5).measured().is_none());
-        assert!(steps(9).energy(0.99).measured().is_none());
+        assert!(energy(&steps(11), &marks(150), 99e3).measured().is_none());
+        assert!(energy(&steps(4), &marks(300), 99e3).measured().is_none());
+        assert!(energy(&[], &marks(300), 99e3).measured().is_none());
         let wrong = MeasuredEnergy { launch_j: -1.0, relative: 0.1, power_w: 1.0, window_s: 1.0 };
         let why = Energy::Measured(wrong).validate().unwrap_err();
         assert_eq!(why, "an energy with launch_j of -1");
+    }
+
+    #[test]
+    fn a_counter_that_stops_ends_the_pass() {
+        let done = AtomicBool::new(false);
+        assert!(watch(|| None, Instant::now(), &done).is_empty());
+        assert!(watch(|| Some(7), Instant::now(), &done).is_empty());
     }
 }

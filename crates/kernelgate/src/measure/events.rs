@@ -51,7 +51,7 @@ pub struct EventTimer {
     overhead: Overhead,
     typical_clock_mhz: Option<f64>,
     clock: ClockWatch,
-    power: PowerMeter,
+    power: Arc<PowerMeter>,
 }
 
 /// What a burst of launches took.
@@ -117,7 +117,7 @@ impl EventTimer {
             overhead: nothing,
             typical_clock_mhz: None,
             clock: ClockWatch::new(device.facts()),
-            power: PowerMeter::open(device.facts()),
+            power: Arc::new(PowerMeter::open(device.facts())),
             devices,
         };
         timer.overhead = timer.calibrate()?;

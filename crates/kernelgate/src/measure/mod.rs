@@ -18,6 +18,8 @@ pub mod power;
 mod queue;
 pub mod wall;
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use self::power::PowerMeter;
@@ -142,8 +144,21 @@ pub trait Stopwatch {
     }
 
     /// Reads the power state of the card that is timed; absent on the host.
-    fn power(&self) -> Option<&PowerMeter> {
+    fn power(&self) -> Option<&Arc<PowerMeter>> {
         None
+    }
+
+    /// Starts at least so many launches back to back, without waiting for them; returns their
+    /// number.
+    ///
+    /// # Errors
+    /// When a launch fails.
+    fn enqueue(
+        &mut self,
+        executable: &mut dyn Executable,
+        launches: u64,
+    ) -> Result<u64, BackendError> {
+        (0..launches).try_for_each(|_| executable.launch()).map(|()| launches)
     }
 
     /// Sets the SM clock that the following samples are compared with.

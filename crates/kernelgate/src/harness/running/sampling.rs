@@ -15,6 +15,7 @@ use crate::measure::limits::TimeLimit;
 use crate::measure::power::PowerMode;
 use crate::measure::{Cache, Stopwatch, energy};
 use crate::record::{Samples, Store, TrialSampling};
+use crate::stats;
 use crate::workload::Effort;
 
 /// Takes the samples of a process.
@@ -88,7 +89,8 @@ impl GroupSampler<'_> {
         let timed = settings.mode == Mode::Bench && sampled.case.cache == Cache::Hot;
         if settings.energy && timed {
             let _activity = spent::on("energy");
-            samples.energy = Some(energy::measure(executable, stopwatch)?);
+            let launch_ns = stats::median(&samples.per_launch_ns());
+            samples.energy = Some(energy::measure(executable, stopwatch, launch_ns)?);
         }
         Ok(samples)
     }

@@ -254,8 +254,21 @@ impl Stopwatch for CaseTimer<'_> {
         cupti::check(devices.one(), stream.holder(), instruments, executable)
     }
 
-    fn power(&self) -> Option<&PowerMeter> {
+    fn power(&self) -> Option<&Arc<PowerMeter>> {
         Some(&self.timer.power)
+    }
+
+    fn enqueue(
+        &mut self,
+        executable: &mut dyn Executable,
+        launches: u64,
+    ) -> Result<u64, BackendError> {
+        let Some(batch) = &self.plan.batch else {
+            return (0..launches).try_for_each(|_| executable.launch()).map(|()| launches);
+        };
+        let replays = launches.div_ceil(batch.launches);
+        (0..replays).try_for_each(|_| batch.graph.launch())?;
+        Ok(replays * batch.launches)
     }
 
     fn settle_clock(&mut self, clock_mhz: Option<f64>) {
