@@ -5,14 +5,20 @@ prints one JSON line for its environment, then one for each peer and problem: {"
 "about", "median_ns", "power", "clock_mhz"}, or {"id", "peer", "error"} where the peer cannot compute
 the problem.
 """
+import contextlib
 import ctypes
 import json
+import signal
 import sys
 import time
 
 import torch
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+# All compilation ends so long after the start, so that a program takes about a minute.
+START = time.monotonic()
+COMPILE_SECONDS = 50
 
 # The steady state of the benches: see measure/power.rs.
 WINDOW_NS = 100e6  # Windows that must agree.
@@ -113,6 +119,49 @@ def steady(launch):
         "power": "steady" if settled else "unsettled",
         "clock_mhz": median(clocks) if clocks else None,
     }
+
+
+@contextlib.contextmanager
+def within(seconds):
+    """Raises TimeoutError in what takes longer.
+
+    The signal is sent again each second, because a library may swallow the first. Errors become one
+    line; what the code prints goes to standard error, so that it is not taken for a result.
+    """
+    left = min(seconds, START + COMPILE_SECONDS - time.monotonic())
+    if left < 1:
+        raise TimeoutError(f"not compiled: the program's {COMPILE_SECONDS} s are spent")
+    late = []
+
+    def stop(*_):
+        late.append(True)
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, left, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except Exception as error:
+        if late:
+            raise TimeoutError(f"not compiled within {left:.0f} s") from error
+        raise RuntimeError(" ".join(str(error).split())[:200] or repr(error)) from error
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def captured(run):
+    """A graph of it, and the output that a replay writes."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run()
+    return graph, out
 
 
 def main(peers):

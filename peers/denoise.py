@@ -9,14 +9,11 @@ weights here. Each peer is compared with the same functions, eager, in fp32.
 
 Three functions are compiled: before the layers, a layer, after the layers. Eighteen unrolled layers
 would compile for minutes. Tuning tries tiles for every GEMM, which can matter from 16 rows on. It
-ends after 25 s, and all compilation ends 50 s after the start, so that the program takes a minute.
+ends after 25 s, so that the program takes a minute.
 """
-import contextlib
 import functools
 import math
-import signal
 import sys
-import time
 
 import torch
 from torch.nn.functional import gelu, linear, silu
@@ -24,8 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention as attention
 
 import common
 
-START = time.monotonic()
-ALL_SECONDS, TUNING_SECONDS = 50, 25
+TUNING_SECONDS = 25
 DEVICE = "cuda"
 ACTION, STEP_TIME = 32, 0.7
 # width, depth, mlp, heads, head_dim
@@ -167,36 +163,6 @@ def made(model, s, p, steps, dtype):
     return problem(s, p, steps, dtype, outer, layers, x), expected
 
 
-@contextlib.contextmanager
-def within(seconds):
-    """Raises TimeoutError in what takes longer.
-
-    The signal is sent again each second, because a library may swallow the first. Errors become one
-    line; what the code prints goes to standard error, so that it is not taken for a result.
-    """
-    left = min(seconds, START + ALL_SECONDS - time.monotonic())
-    if left < 1:
-        raise TimeoutError(f"not compiled: the program's {ALL_SECONDS} s are spent")
-    late = []
-
-    def stop(*_):
-        late.append(True)
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, left, 1)
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    except Exception as error:
-        if late:
-            raise TimeoutError(f"not compiled within {left:.0f} s") from error
-        raise RuntimeError(" ".join(str(error).split())[:200] or repr(error)) from error
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
 @functools.cache
 def compiled(mode):
     """The parts, compiled anew for each shape that they meet."""
@@ -205,19 +171,6 @@ def compiled(mode):
         if hasattr(torch._dynamo.config, name):
             setattr(torch._dynamo.config, name, 64)
     return tuple(torch.compile(part, mode=mode, dynamic=False, fullgraph=True) for part in EAGER)
-
-
-def captured(run):
-    """A graph of it, and the output that a replay writes."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = run()
-    return graph, out
 
 
 def check(name, dtype, actual, expected):
@@ -244,7 +197,7 @@ def peers(workload, axes):
 
     def graphed(name, parts):
         run, expected = make()
-        graph, out = captured(lambda: run(parts))
+        graph, out = common.captured(lambda: run(parts))
         graph.replay()
         check(name, dtype, out, expected)
         return graph.replay
@@ -252,14 +205,14 @@ def peers(workload, axes):
     def compiled_graph(name, mode, seconds):
         run, _ = make()
         parts = compiled(mode)
-        with within(seconds):
+        with common.within(seconds):
             run(parts)
         return graphed(name, parts)
 
     yield "torch/eager", "one kernel an operation", eager
     graph = lambda: graphed("torch/cuda_graph", EAGER)
     yield "torch/cuda_graph", "the kernels of torch/eager in one CUDA graph", graph
-    default = lambda: compiled_graph("torch/compile", "default", ALL_SECONDS)
+    default = lambda: compiled_graph("torch/compile", "default", common.COMPILE_SECONDS)
     yield "torch/compile", "torch.compile of a layer, all in one CUDA graph", default
     if s >= 16:
         mode = "max-autotune-no-cudagraphs"
