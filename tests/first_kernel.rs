@@ -37,3 +37,11 @@ fn the_readme_begins_with_the_shortest_bench() {
     assert_eq!(first.trim_end(), format!("rust\n{}", example.trim_end()));
     assert!(example.lines().count() <= 30);
 }
+
+#[test]
+fn the_bench_of_init_is_the_shortest_one() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
+    let template = read("crates/kernelgate-cli/templates/bench.rs");
+    assert_eq!(template, read("examples/own_kernel.rs"));
+}

@@ -161,7 +161,7 @@ const CRATES: &[Rules] = &[
             ("png", &["plot/render.rs"]),
             ("maud", &["pages/"]),
             ("csv", &["pages/tables.rs"]),
-            ("toml", &["gate/rules/rules_file.rs", "compare/sides/seed.rs"]),
+            ("toml", &["gate/rules/rules_file.rs", "compare/sides/seed.rs", "verbs/init.rs"]),
             ("sysinfo", &["verbs/doctor.rs"]),
             ("rayon", &["fleet/merge.rs", "gate/comparison_shard.rs", "gate/paired/tests/"]),
             ("rustix", &["benches/child.rs"]),

@@ -31,7 +31,7 @@ pub mod verbs;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, FromArgMatches};
+use clap::FromArgMatches as _;
 use kernelgate::exit::Exit;
 use kernelgate::harness::{guard, variables};
 use kernelgate::protocol;
@@ -46,7 +46,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
     guard::keep_panics(variables::has_backtrace());
     let arguments: Vec<OsString> = arguments.into_iter().collect();
-    let command = || variables::without_empty(verbs::Cli::command());
+    let command = || variables::without_empty(verbs::command());
     let parsed = command()
         .try_get_matches_from(&arguments)
         .and_then(|matches| verbs::Cli::from_arg_matches(&matches));

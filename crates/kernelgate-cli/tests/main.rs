@@ -10,4 +10,6 @@ mod judging;
 mod outputs;
 mod package;
 mod reading;
+mod reference;
+mod setup;
 mod untrusted;

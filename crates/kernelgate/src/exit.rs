@@ -17,6 +17,21 @@ pub enum Exit {
 }
 
 impl Exit {
+    /// All of them, by code.
+    pub const ALL: [Self; 5] =
+        [Self::Fine, Self::Regression, Self::Usage, Self::Inconclusive, Self::Refused];
+
+    /// Meaning of the code, for the help and the reference.
+    pub const fn meaning(self) -> &'static str {
+        match self {
+            Self::Fine => "fine",
+            Self::Regression => "regression or failed verification",
+            Self::Usage => "usage or broken input",
+            Self::Inconclusive => "inconclusive",
+            Self::Refused => "refused (not comparable)",
+        }
+    }
+
     /// Ended by Ctrl-C or a termination signal: what shells report for SIGINT.
     pub const INTERRUPTED: i32 = 130;
     /// Broken pipe: what shells report for SIGPIPE.

@@ -19,6 +19,7 @@ struct Metadata {
 
 #[derive(Deserialize)]
 struct Package {
+    name: String,
     manifest_path: PathBuf,
     #[serde(default)]
     targets: Vec<Target>,
@@ -73,6 +74,58 @@ pub fn unbuilt_benches(folder: &Path) -> BTreeMap<String, String> {
         (target.name, format!("Cargo does not build it without the features {features}"))
     };
     benches.map(why).collect()
+}
+
+/// A package of a workspace.
+#[derive(Debug)]
+pub struct Member {
+    /// Its name.
+    pub name: String,
+    /// Its `Cargo.toml`.
+    pub manifest_path: PathBuf,
+}
+
+impl Member {
+    /// The folder of its manifest.
+    pub fn folder(&self) -> &Path {
+        self.manifest_path.parent().unwrap_or(Path::new("."))
+    }
+}
+
+/// The package of a name in the workspace around a folder. Without a name: the package whose folder
+/// is nearest upwards, or the only one.
+///
+/// # Errors
+/// When there is no such package, or several without a name.
+pub fn member(folder: &Path, name: Option<&str>) -> Result<Member, MemberError> {
+    let packages = metadata(folder).ok_or(MemberError::NoPackage)?.packages;
+    let members = packages
+        .into_iter()
+        .map(|Package { name, manifest_path, .. }| Member { name, manifest_path });
+    let mut members: Vec<Member> = members.collect();
+    let names = members.iter().map(|member| member.name.clone()).collect();
+    let found = match name {
+        Some(name) => members.iter().position(|member| member.name == name),
+        None if members.len() == 1 => Some(0),
+        None => members.iter().position(|member| member.folder() == folder),
+    };
+    let missing =
+        name.map_or(MemberError::Ambiguous(names), |name| MemberError::Unknown(name.to_owned()));
+    found.map(|index| members.swap_remove(index)).ok_or(missing)
+}
+
+/// No package was found.
+#[derive(Debug, thiserror::Error)]
+pub enum MemberError {
+    /// No manifest upwards, or cargo cannot read it.
+    #[error("no package here: run `cargo init` first, or check `cargo metadata`")]
+    NoPackage,
+    /// No package of that name.
+    #[error("--package {0}: the workspace has no such package")]
+    Unknown(String),
+    /// Several packages, and none named.
+    #[error("the workspace has several packages: pass --package with one of {}", .0.join(", "))]
+    Ambiguous(Vec<String>),
 }
 
 /// Whether a folder, or one above it, has a manifest.

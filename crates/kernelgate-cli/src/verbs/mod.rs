@@ -6,10 +6,13 @@
 //!
 //! A new verb is one file and one arm here.
 
+mod completions;
 mod correct;
 mod doctor;
 mod fast;
 mod fleet;
+mod help;
+mod init;
 mod shared;
 mod slower;
 mod why;
@@ -18,31 +21,37 @@ pub use fast::peers::read as read_peers;
 
 use std::path::PathBuf;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 use kernelgate::exit::Exit;
 
 use crate::benches::package;
 use correct::{list, verify};
-use fast::{history, peers, report, runs, timing};
+use fast::{diff, history, peers, report, runs, timing};
 use fleet::{merge, submit};
 use slower::{baseline, bisect, calibrate, check, compare, gate, resources};
 use why::{diagnose, export, profile, stats};
 
-/// Verified GPU-kernel benchmarks with a gate: is it right, how fast, did it get slower
+/// Heading of the flags that every verb takes.
+const GLOBAL: &str = "Global options";
+
+/// Version and commit of this build.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("BUILD_COMMIT"), ")");
+
+/// Verify, time and gate GPU kernels
 #[derive(Debug, Parser)]
 #[command(
     name = "kernelgate",
-    version,
+    version = VERSION,
     after_help = "Exit codes: 0 fine, 1 regression or failed verification, 2 usage or broken \
                   input, 3 inconclusive, 4 refused (not comparable), 130 interrupted, 141 broken \
                   pipe."
 )]
 pub struct Cli {
-    /// Where committed baselines lie [default: baselines/ of the package]
-    #[arg(long, global = true, value_name = "DIR")]
+    /// Folder of committed baselines [default: baselines/ of the package]
+    #[arg(long, global = true, value_name = "DIR", help_heading = GLOBAL)]
     baselines: Option<PathBuf>,
-    /// Where bench processes record their runs [default: kernelgate/runs/ of the target folder]
-    #[arg(long, global = true, value_name = "DIR")]
+    /// Folder of recorded runs [default: kernelgate/runs/ of the target folder]
+    #[arg(long, global = true, value_name = "DIR", help_heading = GLOBAL)]
     records: Option<PathBuf>,
     #[command(subcommand)]
     verb: Verb,
@@ -50,54 +59,61 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// The device, the build, the folders: what is there, what is missing and how to get it
+    /// Check the device, the build and the folders, and name what is missing
     Doctor(doctor::Arguments),
-    /// Workloads, problems and implementations, which can run here and why not
+    /// List workloads, cases and implementations, with the reason of each skip
     List(list::Arguments),
-    /// Every case against the fp64 reference
+    /// Compare the outputs of every case with the fp64 reference
     Verify(verify::Arguments),
-    /// The last run against a committed baseline
+    /// Compare the last run with a committed baseline
     Gate(gate::Arguments),
-    /// Two builds, their processes interleaved: did it get slower?
+    /// Compare two builds by interleaved processes
     Compare(Box<compare::Arguments>),
-    /// Judge a pull request in CI: compare, else gate; check kernel resources; leave a comment
+    /// Judge a pull request: compare, else gate; check resources; write a comment
     Check(check::Arguments),
-    /// Measure in shards: jobs of a scheduler, followed to the verdict
+    /// Submit shards as jobs of a scheduler, and follow them to the verdict
     #[command(subcommand)]
     Submit(submit::Scheduler),
-    /// Put the records of shards together
+    /// Merge the records of shards
     Merge(merge::Arguments),
-    /// What the last run measured, as a table or for another program
+    /// Show the last run as a table or for another program
     Runs(runs::Arguments),
-    /// The first slower commit between two revisions, by paired comparisons
+    /// Find the first slower commit between two revisions
     Bisect(Box<bisect::Arguments>),
-    /// Times over commits, with the changes of their level; the store of all runs
+    /// Show times over commits and where their level changed
     History(Box<history::Arguments>),
-    /// A page to look at: curves, ladders, roofline, tables, verdicts
+    /// Draw runs as one page: curves, ladders, roofline, tables
     Report(report::Arguments),
-    /// How good `compare` is on this machine: false alarms, slow-downs found, recommended
-    /// thresholds
+    /// Measure how often `compare` is wrong here, and recommend thresholds
     Calibrate(Box<calibrate::Arguments>),
-    /// Registers, spills, shared memory and instructions of every kernel; a gate that needs no GPU
+    /// Compile every kernel and check registers, spills and instructions, without a GPU
     Resources(resources::Arguments),
-    /// How good timing is on this GPU: overheads, accuracy against known lengths and CUPTI, cold
-    /// caches, ceilings
+    /// Measure how accurate timing is on this GPU
     Timing(timing::Arguments),
-    /// What the time of each case goes to and why: on a GPU what the hardware recorded, by range and
-    /// kernel; on the CPU its phases
+    /// Record where the time of each case goes
     Profile(profile::Arguments),
-    /// What is wrong with a trace, or with a case, which is recorded now: why the GPU waits, for what,
-    /// and what to do
+    /// Diagnose a trace or a case: why the GPU waits, and what to do
     Diagnose(diagnose::Arguments),
-    /// A trace as a timeline for ui.perfetto.dev or chrome://tracing
+    /// Export a trace as a timeline for ui.perfetto.dev or chrome://tracing
     Export(export::Arguments),
-    /// The tables of `nsys stats` for traces of Nsight Systems and PyTorch's profiler
+    /// Print the tables of `nsys stats` for a trace
     Stats(stats::Arguments),
-    /// The last run compared with PyTorch's and other kernels for the same problems, timed now
+    /// Time kernels of other libraries for the problems of the last run
     Peers(peers::Arguments),
+    /// Show two recorded runs side by side, without a verdict
+    Diff(diff::Arguments),
+    /// Add a bench and a workflow to a package
+    Init(init::Arguments),
+    /// Print a script that completes verbs and flags in a shell
+    Completions(completions::Arguments),
     /// Save, list, show, extend, import and export baselines
     #[command(subcommand)]
     Baseline(baseline::BaselineVerb),
+}
+
+/// The command line, with help by question.
+pub fn command() -> clap::Command {
+    help::arrange(Cli::command())
 }
 
 impl Cli {
@@ -134,6 +150,9 @@ impl Cli {
             Verb::Export(arguments) => export::run(&arguments),
             Verb::Stats(arguments) => stats::run(&arguments),
             Verb::Peers(arguments) => peers::run(&arguments, &store),
+            Verb::Diff(arguments) => diff::run(&arguments, &store),
+            Verb::Init(arguments) => init::run(&arguments),
+            Verb::Completions(arguments) => Ok(completions::run(&arguments, command())),
             Verb::Baseline(verb) => baseline::run(&verb, &store),
         }
     }
@@ -141,12 +160,10 @@ impl Cli {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
-    use super::Cli;
+    use super::command;
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        command().debug_assert();
     }
 }

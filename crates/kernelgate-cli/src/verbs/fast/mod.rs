@@ -1,5 +1,6 @@
 //! How fast is it? Verbs that show times, of one run and over commits.
 
+pub mod diff;
 pub mod history;
 pub mod peers;
 pub mod report;

@@ -42,6 +42,11 @@ const KNOWN: &[&str] = &[
     "KERNELGATE_UNFILLED",
 ];
 
+/// Every variable that something here reads.
+pub const fn names() -> &'static [&'static str] {
+    KNOWN
+}
+
 /// A command line whose flags ignore empty variables, subcommands included.
 pub fn without_empty(command: Command) -> Command {
     let ignoring = |arg: clap::Arg| {

@@ -1,0 +1,191 @@
+//! `kernelgate init`: a bench, its lines in the manifest, and a workflow. Existing files are never
+//! overwritten; nothing is written unless everything can be.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, anyhow, bail, ensure};
+use kernelgate::exit::Exit;
+use kernelgate::record::file;
+use kernelgate::record::text::printable_path;
+
+use crate::benches::package::{self, Member};
+
+/// The bench of the README.
+const BENCH: &str = include_str!("../../templates/bench.rs");
+/// Its name there.
+const BENCH_NAME: &str = "own_kernel";
+const WORKFLOW: &str = include_str!("../../templates/perf.yml");
+/// Stands for the package's folder in the workflow.
+const FOLDER: &str = "PACKAGE_FOLDER";
+/// Largest manifest that is read.
+const MAX_MANIFEST: u64 = 1 << 20;
+
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// Package to add the bench to; required in a workspace of several packages
+    #[arg(long, value_name = "NAME")]
+    package: Option<String>,
+    /// Name of the bench
+    #[arg(long, value_name = "NAME", default_value = "kernels", value_parser = bench_name)]
+    bench: String,
+    /// Folder of the crate `kernelgate` in a clone, in place of the registry
+    #[arg(long, value_name = "DIR")]
+    path: Option<PathBuf>,
+    /// Write no GitHub workflow
+    #[arg(long)]
+    no_workflow: bool,
+    /// Print the files and write none
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// A file with its new text.
+struct NewFile {
+    path: PathBuf,
+    text: String,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
+    let folder = std::env::current_dir()?;
+    let member = package::member(&folder, arguments.package.as_deref())?;
+    let root = member.folder();
+    let mut new = vec![NewFile {
+        path: root.join("benches").join(format!("{}.rs", arguments.bench)),
+        text: BENCH.replace(BENCH_NAME, &arguments.bench),
+    }];
+    if !arguments.no_workflow {
+        let repository = root.ancestors().find(|it| it.join(".git").exists()).unwrap_or(root);
+        let relative = root.strip_prefix(repository).ok().and_then(Path::to_str);
+        let relative = relative.filter(|it| !it.is_empty()).unwrap_or(".");
+        new.push(NewFile {
+            path: repository.join(".github/workflows/perf.yml"),
+            text: WORKFLOW.replace(FOLDER, relative),
+        });
+    }
+    for NewFile { path, .. } in &new {
+        ensure!(!path.exists(), "{} exists: nothing was written", printable_path(path));
+    }
+    let dependency = dependency(arguments.path.as_deref())?;
+    let manifest = NewFile {
+        text: manifest(&member, &arguments.bench, &dependency)?,
+        path: member.manifest_path,
+    };
+    for NewFile { path, text } in new.iter().chain([&manifest]) {
+        if arguments.dry_run {
+            println!("# {}\n{text}", printable_path(path));
+        } else {
+            path.parent().map(std::fs::create_dir_all).transpose()?;
+            file::write_text(path, text).map_err(|error| anyhow!("failed to {error}"))?;
+            println!("wrote {}", printable_path(path));
+        }
+    }
+    if !arguments.dry_run {
+        println!("next: cargo bench --bench {}", arguments.bench);
+    }
+    Ok(Exit::Fine)
+}
+
+/// A name that is a file, a Cargo target and an identifier at once.
+fn bench_name(name: &str) -> Result<String, String> {
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    let begins = name.starts_with(|c: char| c.is_ascii_lowercase());
+    (begins && name.len() <= 64 && name.chars().all(plain))
+        .then(|| name.to_owned())
+        .ok_or_else(|| "use lowercase letters, digits and `_`".to_owned())
+}
+
+/// The dependency's line. A path is absolute, because `compare` builds revisions elsewhere.
+fn dependency(clone: Option<&Path>) -> anyhow::Result<String> {
+    let Some(folder) = clone else {
+        return Ok(format!("kernelgate = \"{}\"", env!("CARGO_PKG_VERSION")));
+    };
+    let shown = printable_path(folder);
+    let folder = folder.canonicalize().with_context(|| format!("--path {shown}"))?;
+    ensure!(folder.join("Cargo.toml").is_file(), "--path {shown}: no Cargo.toml there");
+    // JSON's quotes and escapes are TOML's too.
+    let quoted = serde_json::to_string(&folder.display().to_string())?;
+    Ok(format!("kernelgate = {{ path = {quoted} }}"))
+}
+
+/// The manifest with the dependency and the bench.
+fn manifest(member: &Member, bench: &str, dependency: &str) -> anyhow::Result<String> {
+    let path = &member.manifest_path;
+    let shown = printable_path(path).to_string();
+    let text = file::text_of(path, MAX_MANIFEST).with_context(|| shown.clone())?;
+    let before: toml::Table = toml::from_str(&text).with_context(|| shown.clone())?;
+    let named = |table: &str, name: &str| {
+        before.get(table).and_then(toml::Value::as_table).is_some_and(|it| it.contains_key(name))
+    };
+    let mut added = text.clone();
+    if !named("dev-dependencies", "kernelgate") && !named("dependencies", "kernelgate") {
+        added = with_line(&added, "dev-dependencies", dependency);
+    }
+    let has_library = before.contains_key("lib") || member.folder().join("src/lib.rs").is_file();
+    if has_library && !named("lib", "bench") {
+        added = with_line(&added, "lib", "bench = false");
+    }
+    added.push_str(&format!("\n[[bench]]\nname = \"{bench}\"\nharness = false\n"));
+    // Text was added to text: the result must still be a manifest with this bench.
+    let after: toml::Table = toml::from_str(&added).with_context(|| {
+        format!("{shown}: its tables leave no place for a bench; add it by hand")
+    })?;
+    let benches = after.get("bench").and_then(toml::Value::as_array);
+    let same = |it: &&toml::Value| it.get("name").and_then(toml::Value::as_str) == Some(bench);
+    match benches.map_or(0, |all| all.iter().filter(same).count()) {
+        1 => Ok(added),
+        _ => bail!("{shown} has a bench `{bench}`: nothing was written"),
+    }
+}
+
+/// The text with a line in a table, which is appended if it is missing.
+fn with_line(text: &str, table: &str, line: &str) -> String {
+    let header = format!("[{table}]");
+    let place = text.lines().position(|it| it.trim() == header);
+    let Some(place) = place else {
+        return format!("{}\n\n{header}\n{line}\n", text.trim_end());
+    };
+    let mut lines: Vec<&str> = text.lines().collect();
+    lines.insert(place + 1, line);
+    lines.join("\n") + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(text: &str) -> (tempfile::TempDir, Member) {
+        let folder = tempfile::tempdir().unwrap();
+        let manifest_path = folder.path().join("Cargo.toml");
+        std::fs::write(&manifest_path, text).unwrap();
+        std::fs::create_dir(folder.path().join("src")).unwrap();
+        std::fs::write(folder.path().join("src/lib.rs"), "").unwrap();
+        (folder, Member { name: "a".to_owned(), manifest_path })
+    }
+
+    const LINE: &str = "kernelgate = \"1\"";
+
+    #[test]
+    fn existing_tables_get_lines_and_missing_ones_are_appended() {
+        let (_folder, member) =
+            member("[package]\nname = \"a\"\n\n[dev-dependencies]\nx = \"1\"\n");
+        let text = manifest(&member, "kernels", LINE).unwrap();
+        let expected = "[package]\nname = \"a\"\n\n[dev-dependencies]\nkernelgate = \"1\"\nx = \"1\"\n\n\
+                        [lib]\nbench = false\n\n[[bench]]\nname = \"kernels\"\nharness = false\n";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn a_bench_of_that_name_is_refused() {
+        let (_folder, member) = member("[package]\nname = \"a\"\n[[bench]]\nname = \"kernels\"\n");
+        let error = manifest(&member, "kernels", LINE).unwrap_err().to_string();
+        assert!(error.contains("has a bench `kernels`"), "{error}");
+    }
+
+    #[test]
+    fn names_that_no_target_can_have_are_refused() {
+        for name in ["", "9a", "../x", "A", "a-b"] {
+            assert!(bench_name(name).is_err(), "{name}");
+        }
+        assert_eq!(bench_name("my_kernels2"), Ok("my_kernels2".to_owned()));
+    }
+}
