@@ -67,7 +67,7 @@ fn a_dry_run_prints_its_commands_and_runs_none() {
 fn a_slower_head_fails_the_check_with_a_comment_and_files() {
     let scratch = Scratch::new();
     // Sixteen times as slow, which no noise hides.
-    scratch.bench("ROUNDS: usize = 400", "ROUNDS: usize = 6400");
+    scratch.bench("ROUNDS: usize = 100", "ROUNDS: usize = 1600");
     let outcome = check(&scratch, "--base main --out told --budget 5m --case-time 0.1s");
     let words = ["**1 regressed", "- base: ", "noise floor", "Kernel resources"];
     outcome.expect(1, &words).expect(1, &["kernelgate compare --base", "nothing is recorded for"]);

@@ -39,7 +39,7 @@ fn all(criterion: &mut Criterion) {
     group.bench_function(format!("{long}2"), |bencher| bencher.iter(|| work(50)));
     group.finish();
     let mut group = criterion.benchmark_group("fixed");
-    group.sample_size(12).measurement_time(Duration::from_millis(250));
+    group.sample_size(12).measurement_time(Duration::from_millis(180));
     group.bench_function("long", |bencher| bencher.iter(|| work(50)));
     group.finish();
     for _ in 0..2 {

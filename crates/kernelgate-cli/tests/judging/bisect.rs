@@ -24,7 +24,7 @@ fn history() -> Scratch {
     scratch.bench("fn main() -> ExitCode {", faster);
     scratch.commit("mended");
     scratch.git("checkout --quiet -b side");
-    scratch.bench("ROUNDS: usize = 400", "ROUNDS: usize = 6400");
+    scratch.bench("ROUNDS: usize = 100", "ROUNDS: usize = 1600");
     scratch.commit("slow");
     scratch.git("checkout --quiet main");
     scratch.git("merge --quiet --no-ff -m merged side");
@@ -79,7 +79,7 @@ fn a_range_that_does_not_build_is_a_range_and_ends_that_do_not_differ_are_refuse
     scratch.git("tag good");
     scratch.bench("fn main() -> ExitCode {", "fn main() -> ExitCode { mistake");
     scratch.commit("mistake");
-    scratch.bench("ROUNDS: usize = 400", "ROUNDS: usize = 6400");
+    scratch.bench("ROUNDS: usize = 100", "ROUNDS: usize = 1600");
     scratch.commit("slow");
     let outcome: Outcome = bisect(&scratch, "").output().unwrap().into();
     outcome.expect(3, &["one of 2 commits made it slower", "mistake", "slow", "does not build"]);
@@ -114,7 +114,7 @@ fn a_commit_that_costs_a_tenth_is_found_among_64() {
             // Another executable each time, as of commits that change code elsewhere.
             let line =
                 format!("const ROUNDS: usize = {rounds};\n#[used]\nstatic N: u32 = {number};");
-            scratch.bench("const ROUNDS: usize = 400;", &line);
+            scratch.bench("const ROUNDS: usize = 100;", &line);
             scratch.commit(&format!("number-{number}"));
             if number == 0 {
                 scratch.git("tag good");

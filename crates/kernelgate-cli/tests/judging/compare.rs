@@ -31,7 +31,7 @@ fn unchanged_code_is_fine_and_slower_code_is_not() {
     let first = "the two builds are the same file, byte by byte: 1 case was not timed";
     plainly.expect(0, &["0 inconclusive of 0", same]);
     assert!(plainly.stdout.starts_with(first), "{}", plainly.stdout);
-    scratch.bench("ROUNDS: usize = 400", "ROUNDS: usize = 6400");
+    scratch.bench("ROUNDS: usize = 100", "ROUNDS: usize = 1600");
     // Uncommitted, and a new file beside it.
     scratch.write("notes.txt", "new");
     let before = (
@@ -116,13 +116,13 @@ fn an_edit_inside_a_submodule_is_compared() {
     let inside = |line: &str| {
         scratch.git(&format!("-c protocol.file.allow=always -C {} {line}", other.path().display()))
     };
-    std::fs::write(other.path().join("rounds.in"), "400").unwrap();
+    std::fs::write(other.path().join("rounds.in"), "100").unwrap();
     let _ = ["init --quiet", "add rounds.in", "commit --quiet -m rounds"].map(inside);
     let path = other.path().display();
     scratch.git(&format!("-c protocol.file.allow=always submodule --quiet add {path} parts"));
-    scratch.bench("usize = 400", "usize = include!(\"../parts/rounds.in\")");
+    scratch.bench("usize = 100", "usize = include!(\"../parts/rounds.in\")");
     scratch.commit("submodule");
-    scratch.write("parts/rounds.in", "6400");
+    scratch.write("parts/rounds.in", "1600");
     // What was built is another executable; how much slower it is takes processes that say no more.
     let edited = scratch.compare("--base main --max-blocks 1");
     edited.expect(3, &["working tree, with changes in submodule parts (", "too few pairs"]);
@@ -154,9 +154,9 @@ fn lost_accuracy_is_found_and_what_the_package_accepts_lasts_until_the_base_has_
     }
     scratch.write("kernelgate.toml", "[[accept]]\ncases = 'sum'\nslower = 'x'\nreason = 'why'");
     scratch.compare("--base main").expect(2, &["kernelgate.toml of the head, line 3 (`slower"]);
-    scratch.write("kernelgate.toml", "[[accept]]\ncases = 'sum'\nslower = 49\nreason = 'why'");
-    scratch.bench("ROUNDS: usize = 400", "ROUNDS: usize = 6400");
-    let accepted = format!("accepted in kernelgate.toml: {CASE}: up to 4900% slower: why");
+    scratch.write("kernelgate.toml", "[[accept]]\ncases = 'sum'\nslower = 199\nreason = 'why'");
+    scratch.bench("ROUNDS: usize = 100", "ROUNDS: usize = 1600");
+    let accepted = format!("accepted in kernelgate.toml: {CASE}: up to 19900% slower: why");
     scratch.compare("--base main").expect(0, &["1 accepted, 0 improved, 0 unchanged", &accepted]);
     scratch.git("add kernelgate.toml");
     scratch.git("commit --quiet -m accepted");
@@ -329,17 +329,17 @@ fn a_case_that_was_asked_for_ends_in_the_table_with_a_reason() {
     );
     assert_eq!(row, unmeasured);
     // After the first block: what that block measured is told, and decides nothing.
-    let (outcome, row) = compare("skip", "\"r1-b1-p0\"", "");
+    let (outcome, row) = compare("skip", "\"r1-b1-p0\"", "--max-blocks 2");
     outcome.expect(
         3,
         &["inconclusive: too few pairs; skipped in the head: needs 1152921505 GB of memory"],
     );
     assert_eq!((&*row[1], &**row.last().unwrap()), ("inconclusive", "2"));
-    let (outcome, row) = compare("absent", "\"r1-b0-p1\"", "");
+    let (outcome, row) = compare("absent", "\"r1-b0-p1\"", "--max-blocks 1");
     outcome.expect(3, &["inconclusive: skipped in the head: the bench did not list it"]);
     assert_eq!(row, unmeasured);
     // What was interrupted knows it still, and asks for nothing again.
-    compare("", "", "--resume")
+    compare("", "", "--max-blocks 1 --resume")
         .0
         .expect(3, &["resuming with", "skipped in the head: the bench did not list it"]);
     let (outcome, row) = compare("exit", "\"r1-", "");
@@ -352,7 +352,7 @@ fn a_case_that_was_asked_for_ends_in_the_table_with_a_reason() {
     outcome.expect(3, &["inconclusive: no block of it ended within 0 s and 24 blocks"]);
     assert_eq!(row, unmeasured);
     // While the base was verified: the head verified it, and there is nothing to compare with.
-    scratch.write("benches/spin.rs", &text.replace("ROUNDS: usize = 400", "ROUNDS: usize = 399"));
+    scratch.write("benches/spin.rs", &text.replace("ROUNDS: usize = 100", "ROUNDS: usize = 99"));
     let mut command = scratch.compare_with("--base main --case-time 0.05s");
     command.env("SCRATCH_FAULT", "skip").env("SCRATCH_WHEN", "base/verified");
     Outcome::from(command.output().unwrap())

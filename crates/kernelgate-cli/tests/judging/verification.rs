@@ -23,7 +23,7 @@ fn a_build_without_the_reference_is_compared_with_the_outputs_of_its_base() {
     scratch.bench(WORK, NO_REFERENCE);
     let less = "less verified: compared with the base's outputs only (before: every element \
                 verified)";
-    let outcome = scratch.compare("--base main --format json");
+    let outcome = scratch.compare("--base main --max-blocks 1 --format json");
     outcome.expect(3, &["1 cases of spin are no longer verified"]);
     let json: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
     assert_eq!(json["judged"][0]["verdict"], "inconclusive");
@@ -32,7 +32,7 @@ fn a_build_without_the_reference_is_compared_with_the_outputs_of_its_base() {
         (&loss["case"], &loss["head"]["kind"]),
         (&CASE.into(), &"compared_with_base".into())
     );
-    scratch.compare("--base main --resume").expect(3, &[less, "1 less verified"]);
+    scratch.compare("--base main --max-blocks 1 --resume").expect(3, &[less, "1 less verified"]);
     // Accepted, it is judged by its time.
     scratch.write(
         "kernelgate.toml",
@@ -56,7 +56,9 @@ fn fewer_compared_elements_are_inconclusive_and_more_are_fine() {
     assert!(BENCH.contains(ALL));
     scratch.write("benches/spin.rs", &rows.replace(&in_rows(ALL), one));
     let less = "less verified: 1 of 1024 elements verified (before: every element verified)";
-    scratch.compare("--base main").expect(3, &[less, "1 less verified", "1 inconclusive"]);
+    scratch
+        .compare("--base main --max-blocks 1")
+        .expect(3, &[less, "1 less verified", "1 inconclusive"]);
     scratch.commit("one");
     scratch.compare("--base HEAD --head main~1").expect(0, &["1 unchanged"]);
 }

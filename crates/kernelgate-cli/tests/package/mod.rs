@@ -86,7 +86,7 @@ pub fn rustflags() -> String {
 pub fn linked_with(libraries: &[&str]) -> String {
     let deps = Path::new(env!("CARGO_BIN_EXE_kernelgate")).parent().unwrap().join("deps");
     let mut flags = vec!["-L".to_owned(), format!("dependency={}", deps.display())];
-    flags.extend(["-Copt-level=1", "-Ccodegen-units=1"].map(str::to_owned));
+    flags.extend(["-Copt-level=1", "-Ccodegen-units=1", "-Cstrip=symbols"].map(str::to_owned));
     for name in libraries {
         let prefix = format!("lib{name}-");
         let built =
