@@ -119,26 +119,87 @@ pub fn command(wanted: BuildTargets<'_>) -> Command {
     command
 }
 
-/// Runs such a command; the executables, or what cargo said last.
+/// Progress without a terminal: lines that end with a carriage return. Colours would be in them.
+pub const PROGRESS: [(&str, &str); 3] = [
+    ("CARGO_TERM_PROGRESS_WHEN", "always"),
+    ("CARGO_TERM_PROGRESS_WIDTH", "80"),
+    ("CARGO_TERM_COLOR", "never"),
+];
+
+/// How far a build is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BuildProgress {
+    /// Crates and build scripts that are compiled.
+    pub done: usize,
+    /// Those and the rest.
+    pub all: usize,
+}
+
+impl BuildProgress {
+    /// From a line such as "Building [=> ] 3/83: syn".
+    fn parse(line: &str) -> Option<Self> {
+        let (_, counts) = line.trim_start().strip_prefix("Building [")?.split_once(']')?;
+        let (done, all) = counts.split(':').next()?.trim().split_once('/')?;
+        Some(Self { done: done.parse().ok()?, all: all.parse().ok()? })
+    }
+}
+
+/// Pieces of a text that end with a line feed or a carriage return.
+fn pieces(stream: impl Read) -> impl Iterator<Item = String> {
+    let mut reader = BufReader::new(stream);
+    std::iter::from_fn(move || {
+        let mut piece = Vec::new();
+        loop {
+            let read = reader.fill_buf().ok()?;
+            let end = read.iter().position(|byte| matches!(byte, b'\n' | b'\r'));
+            let ended = end.is_some() || read.is_empty();
+            piece.extend(&read[..end.unwrap_or(read.len())]);
+            let count = end.map_or(read.len(), |end| end + 1);
+            if count == 0 && piece.is_empty() {
+                return None;
+            }
+            reader.consume(count);
+            if ended {
+                return Some(String::from_utf8_lossy(&piece).trim_end().to_owned());
+            }
+        }
+    })
+}
+
+/// Output of cargo while it builds.
+pub enum CargoLine<'a> {
+    /// A message.
+    Message(&'a str),
+    /// With the variables of [`PROGRESS`].
+    Progress(BuildProgress),
+}
+
+/// Runs such a command; the executables, or cargo's last lines.
 pub fn build(
     command: &mut Command,
     (running, timeout): (&Running, Duration),
-    said: impl Fn(&str) + Send,
+    show: impl Fn(CargoLine<'_>) + Send,
 ) -> Result<BuildOutput, BuildError> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let (stdout, stderr) = running.start(command).map_err(BuildError::Cargo)?;
-    let lines_of = |stream: Option<Box<dyn Read + Send>>| {
-        stream.into_iter().flat_map(|stream| BufReader::new(stream).lines())
-    };
-    let (stdout, stderr) = (stdout.map(|it| Box::new(it) as _), stderr.map(|it| Box::new(it) as _));
     let (messages, ended, lines) = std::thread::scope(|scope| {
         let lines = scope.spawn(move || {
-            let lines = lines_of(stderr).map_while(Result::ok).inspect(|line| said(line.trim()));
-            lines.collect::<Vec<String>>()
+            let pieces = stderr.into_iter().flat_map(pieces);
+            let mut messages = Vec::new();
+            for line in pieces {
+                match BuildProgress::parse(&line) {
+                    Some(progress) => show(CargoLine::Progress(progress)),
+                    None => {
+                        show(CargoLine::Message(line.trim()));
+                        messages.push(line);
+                    }
+                }
+            }
+            messages
         });
         let built = scope.spawn(move || {
             let mut built = BuildOutput::default();
-            lines_of(stdout).map_while(Result::ok).for_each(|line| built.note(&line));
+            stdout.into_iter().flat_map(pieces).for_each(|line| built.note(&line));
             built
         });
         // Concurrent with the readers: a build that hangs holds its streams open.
@@ -190,6 +251,24 @@ mod tests {
             "not json".to_owned(),
         ] {
             assert_eq!(noted(&other).benches, []);
+        }
+    }
+
+    #[test]
+    fn progress_is_read_between_the_lines_of_cargo() {
+        let text = "   Compiling syn v2.0.119\n    Building [=> ] 3/83: syn, quote   \r    Building \
+                    [==>] 10/83: syn\rerror: no\n\nlast";
+        let pieces: Vec<String> = pieces(text.as_bytes()).collect();
+        let progress: Vec<_> = pieces.iter().filter_map(|it| BuildProgress::parse(it)).collect();
+        assert_eq!(progress, [3, 10].map(|done| BuildProgress { done, all: 83 }));
+        let rest: Vec<&str> = pieces
+            .iter()
+            .map(String::as_str)
+            .filter(|it| BuildProgress::parse(it).is_none())
+            .collect();
+        assert_eq!(rest, ["   Compiling syn v2.0.119", "error: no", "", "last"]);
+        for other in ["Building x", "Building [=> ]", "Building [=> ] 1 of 2: x", ""] {
+            assert_eq!(BuildProgress::parse(other), None);
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use kernelgate::protocol;
 
-use super::cargo::{self, BuildError, BuildTargets};
+use super::cargo::{self, BuildError, BuildTargets, CargoLine};
 use super::child::Running;
 use super::mark::{self, Kind};
 use super::prebuilt::prebuilt;
@@ -108,10 +108,14 @@ impl BenchChoice {
             here.display()
         );
         let mut command = cargo::command(wanted);
-        let said = |line: &str| eprintln!("{}", kernelgate::record::text::printable(line));
-        let built = cargo::build(&mut command, (running, cargo::TIMEOUT), said).map_err(
+        let show = |line: CargoLine<'_>| {
+            if let CargoLine::Message(text) = line {
+                eprintln!("{}", kernelgate::record::text::printable(text));
+            }
+        };
+        let built = cargo::build(&mut command, (running, cargo::TIMEOUT), show).map_err(
             |error| match error {
-                // What cargo said was repeated as it came.
+                // Its messages were shown as they came.
                 BuildError::Failed(_) => anyhow::anyhow!("the package does not build"),
                 other => anyhow::anyhow!("the package {other}"),
             },

@@ -20,6 +20,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use engine::kernels::list_kernels;
 pub use engine::{Compared, build, run};
 pub use error::CompareError;
 use kernelgate::record::{Shard, TrialSampling};
@@ -73,6 +74,8 @@ pub struct ComparisonRequest {
     pub head: SideSource,
     /// Only these bench targets; all where there are none.
     pub benches: Vec<String>,
+    /// Only the benches of this package of the workspace.
+    pub member: Option<String>,
     /// The part of the problems that is compared.
     pub shard: Option<Shard>,
     /// Criterion's filter.
@@ -95,8 +98,6 @@ pub struct ComparisonRequest {
     pub time_identical: bool,
     /// Time only cases whose machine code or launches changed, or are not known.
     pub affected: bool,
-    /// Architectures for which all kernels of both builds are compiled and compared.
-    pub kernels: Vec<String>,
     /// Profile both builds where a case regressed.
     pub profile_slower: bool,
     /// Cargo's profile.

@@ -4,12 +4,15 @@
 use std::collections::BTreeSet;
 use std::io::IsTerminal as _;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
 pub use kernelgate::display::duration::{parse as parse_duration, text as duration};
 use kernelgate::record::text::printable;
+
+/// Time between lines that stay, of what changes often.
+const LINES_APART: Duration = Duration::from_secs(15);
 
 /// Prints to standard error. What it is given may be what others wrote, such as a bench process.
 #[derive(Clone)]
@@ -19,6 +22,8 @@ pub struct ComparisonProgress {
     within: Option<String>,
     /// What is said once only.
     said: Arc<Mutex<BTreeSet<String>>>,
+    /// When the last line came that says what is going on.
+    latest: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Default for ComparisonProgress {
@@ -30,7 +35,7 @@ impl Default for ComparisonProgress {
             line.enable_steady_tick(Duration::from_millis(200));
             line
         });
-        Self { line, within: None, said: Arc::default() }
+        Self { line, within: None, said: Arc::default(), latest: Arc::default() }
     }
 }
 
@@ -42,6 +47,7 @@ impl ComparisonProgress {
 
     /// What is going on: replaces the line before on a terminal.
     pub fn now(&self, text: &str) {
+        *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         let text = printable(text);
         match (&self.line, &self.within) {
             (Some(line), None) => line.set_message(text.into_owned()),
@@ -59,10 +65,11 @@ impl ComparisonProgress {
         }
     }
 
-    /// A detail that is only worth a line that changes.
-    pub fn passing(&self, text: &str) {
-        if let Some(line) = &self.line {
-            line.set_message(printable(text).into_owned());
+    /// Progress that changes often: a line that stays comes every [`LINES_APART`].
+    pub fn often(&self, text: &str) {
+        let latest = *self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.line.is_some() || latest.is_none_or(|at| at.elapsed() >= LINES_APART) {
+            self.now(text);
         }
     }
 

@@ -148,6 +148,20 @@ impl Prepared {
         taken.into_iter().collect()
     }
 
+    /// The number of cases that `--affected` cannot judge: no kernels are listed, or one cannot be
+    /// compared.
+    pub fn affected_unknown(&self, code: &BTreeMap<String, CodeComparison>) -> String {
+        let known = |case: &&String| code.get(*case).is_some_and(CodeComparison::is_known);
+        let (all, known) = (self.cases().len(), self.cases().iter().filter(known).count());
+        match all - known {
+            0 => format!("--affected: the machine code of all {all} cases is known"),
+            unknown => format!(
+                "--affected: the machine code of {unknown} of {all} cases is unknown, and they are \
+                 timed: benches of Criterion alone and rows on the CPU list no kernels"
+            ),
+        }
+    }
+
     /// Takes out the cases whose machine code and launches are known to be the same; which they
     /// are.
     pub fn take_unaffected(&mut self, code: &BTreeMap<String, CodeComparison>) -> Vec<String> {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::kernels::code::{CodeComparison, KernelsCompared};
+use super::kernels::code::CodeComparison;
 use super::kernels::explanation::Explanation;
 use super::paired::{Arm, TestPlan};
 use super::reason::{Failure, Reason};
@@ -49,8 +49,6 @@ pub struct BuildFacts {
     pub rounds: Vec<Round>,
     /// The kernels of each case in both builds, where the bench lists them.
     pub code: BTreeMap<String, CodeComparison>,
-    /// All kernels of both builds, for the architectures that were asked for.
-    pub kernels: Vec<KernelsCompared>,
     /// Why cases regressed, as far as a profile of each build shows; changes no verdict.
     pub explanations: BTreeMap<String, Explanation>,
     /// Cases that were verified and not timed, as was asked: their machine code and launches are

@@ -109,7 +109,6 @@ impl Entries for BuildFacts {
         map.serialize_entry("delays", &self.delays)?;
         map.serialize_entry("rounds", &self.rounds)?;
         map.serialize_entry("code", &self.code)?;
-        map.serialize_entry("kernels", &self.kernels)?;
         map.serialize_entry("explanations", &self.explanations)?;
         map.serialize_entry("unaffected", &self.unaffected)?;
         map.serialize_entry("missing_shards", &self.missing_shards)

@@ -68,7 +68,7 @@ impl Wording for BaselineFacts {
         )
     }
 
-    fn remedy(_: &[&Judgement]) -> String {
+    fn remedy(_: &GateReport, _: &[&Judgement]) -> String {
         "; more runs judged, or `kernelgate compare`, would decide".to_owned()
     }
 

@@ -1,6 +1,7 @@
 //! The words of `compare`: both builds, what was not timed and why, what changed in their code.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use super::summary::{self, Unjudged, UnjudgedKind};
 use super::verdicts::{Wording, first_of, with_reason};
@@ -9,6 +10,7 @@ use crate::gate::judgement::Judgement;
 use crate::gate::kernels::code::KernelsCompared;
 use crate::gate::paired::{Arm, Decision};
 use crate::gate::rules::RemovedCases;
+use kernelgate::display::duration;
 use kernelgate::record::text::indented;
 
 /// What is known of the times of benches that use Criterion alone.
@@ -90,9 +92,24 @@ impl Wording for BuildFacts {
         format!("{seeds} seeds would tell, which the time did not suffice for")
     }
 
-    fn remedy(cases: &[&Judgement]) -> String {
-        let needed = cases.iter().filter_map(|judged| judged.pairs()?.decision.pairs_needed).max();
-        needed.map(|pairs| format!("; about {pairs} pairs would settle it")).unwrap_or_default()
+    /// The time that more pairs of these cases would take, at the cost of the pairs so far.
+    fn remedy(comparison: &Comparison, cases: &[&Judgement]) -> String {
+        fn decision<'a>(judged: &&'a Judgement) -> Option<&'a Decision> {
+            Some(&judged.pairs()?.decision)
+        }
+        let pairs: usize =
+            comparison.judged.iter().filter_map(|it| Some(decision(&it)?.pairs)).sum();
+        let Some(round) = comparison.facts.rounds.first().filter(|_| pairs > 0) else {
+            return String::new();
+        };
+        let more = |it: &Decision| Some(it.pairs_needed?.saturating_sub(it.pairs));
+        let more: Vec<usize> = cases.iter().filter_map(decision).filter_map(more).collect();
+        if more.is_empty() {
+            return String::new();
+        }
+        let seconds = more.iter().sum::<usize>() as f64 * round.wall_s / pairs as f64;
+        let time = duration::text(Duration::from_secs_f64(seconds.clamp(1.0, 1e9)));
+        format!("; about {time} more would settle {}", if more.len() == 1 { "it" } else { "them" })
     }
 
     fn others(comparison: &Comparison) -> Vec<Unjudged> {
@@ -137,7 +154,6 @@ impl Wording for BuildFacts {
             .map(|(case, why)| format!("{case}: {}", why.words()))
             .collect();
         lines.extend(unaffected(facts));
-        lines.extend(kernels(facts));
         lines.extend(first_of(&facts.removed, "removed"));
         lines
     }
@@ -257,25 +273,18 @@ fn code(comparison: &Comparison) -> Vec<String> {
     lines
 }
 
-/// The kernels that differ for each architecture that was asked for.
-fn kernels(facts: &BuildFacts) -> Vec<String> {
-    let mut lines = Vec::new();
-    for KernelsCompared { arch, same, changed, not_compared } in &facts.kernels {
-        let differ = changed.len();
-        let how_many = match (differ + same, not_compared.is_empty()) {
-            (0, true) => "none compared, as no bench lists one".to_owned(),
-            (0, false) => "none compared".to_owned(),
-            (all, _) => format!("{differ} of {all} differ"),
-        };
-        lines.push(format!("kernels for {arch}: {how_many}"));
-        let shown = changed.iter().take(SHOWN);
-        lines.extend(shown.map(|(kernel, what)| format!("{arch}: {kernel}: {what}")));
-        let more = differ.saturating_sub(SHOWN);
-        lines.extend((more > 0).then(|| format!("{arch}: {more} more kernels")));
-        let not = not_compared.iter();
-        lines.extend(not.map(|(what, why)| format!("{arch}: {what} not compared: {why}")));
-    }
-    lines
+/// The kernels that differ for an architecture.
+pub fn kernels(compared: &KernelsCompared) -> Vec<String> {
+    let KernelsCompared { arch, same, changed, not_compared } = compared;
+    let differ = changed.len();
+    let how_many = match (differ + same, not_compared.is_empty()) {
+        (0, true) => "none compared, as no bench lists one".to_owned(),
+        (0, false) => "none compared".to_owned(),
+        (all, _) => format!("{differ} of {all} differ"),
+    };
+    let changed = changed.iter().map(|(kernel, what)| format!("{arch}: {kernel}: {what}"));
+    let not = not_compared.iter().map(|(what, why)| format!("{arch}: {what} not compared: {why}"));
+    [format!("kernels for {arch}: {how_many}")].into_iter().chain(changed).chain(not).collect()
 }
 
 /// Cases that were not timed, as asked, and what that does not exclude.

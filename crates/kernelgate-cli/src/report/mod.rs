@@ -5,7 +5,7 @@ pub mod bisection;
 pub mod calibration;
 pub mod cells;
 pub mod comment;
-mod comparison;
+pub mod comparison;
 pub mod costs;
 pub mod history;
 pub mod intervals;

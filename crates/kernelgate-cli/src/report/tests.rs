@@ -7,7 +7,7 @@ use kernelgate::display::{bytes, rate, time};
 
 use kernelgate::record::Verification;
 
-use super::{comment, junit, metrics, verdicts};
+use super::{comment, comparison, junit, metrics, verdicts};
 use crate::gate::baseline::{BaselineFacts, GateReport, Policy, Staleness};
 use crate::gate::comparison::{Broken, BuildFacts, Comparison, CriterionBench, Round};
 use crate::gate::costs::{Cost, CostGrowth, FurtherPairs};
@@ -225,16 +225,9 @@ fn a_slower_case_is_explained_and_what_was_left_out_is_said() {
         evidence: vec![change.clone()],
         ..Explanation::default()
     };
-    let kernels = KernelsCompared {
-        arch: "sm_90a".to_owned(),
-        same: 40,
-        changed: BTreeMap::from([("attention/flash_mma D=64".to_owned(), "registers".to_owned())]),
-        not_compared: BTreeMap::from([("other".to_owned(), "it hung".to_owned())]),
-    };
     let facts = BuildFacts {
         code: BTreeMap::from([(case.clone(), code)]),
         explanations: BTreeMap::from([(case.clone(), why)]),
-        kernels: vec![kernels],
         unaffected: vec!["a/b/n1/cuda/x/hot".to_owned()],
         ..compared().facts
     };
@@ -245,8 +238,6 @@ fn a_slower_case_is_explained_and_what_was_left_out_is_said() {
         format!("code changed: {change} (in {case})"),
         "machine code: other code or launches in 1 of 7 cases, the same in 0, not known of 6"
             .to_owned(),
-        "kernels for sm_90a: 1 of 41 differ".to_owned(),
-        "sm_90a: other not compared: it hung".to_owned(),
         "--affected: 1 case with the same machine code".to_owned(),
     ] {
         assert!(text.contains(&format!("\n{line}")), "`{line}` is not in:\n{text}");
@@ -317,22 +308,19 @@ fn what_decides_the_exit_code_is_in_the_headline_and_what_is_accepted_in_junit()
 
 #[test]
 fn kernels_of_which_none_was_compared_are_no_kernels_without_a_difference() {
-    let with = |not_compared: &[(&str, &str)]| {
-        let not_compared = not_compared.iter().map(|(what, why)| (*what, *why));
-        let not_compared = not_compared.map(|(what, why)| (what.to_owned(), why.to_owned()));
-        let kernels = KernelsCompared {
+    let with = |not_compared: Option<(&str, &str)>| {
+        let owned = |(what, why): (&str, &str)| (what.to_owned(), why.to_owned());
+        let compared = KernelsCompared {
             arch: "sm_90a".to_owned(),
-            not_compared: not_compared.collect(),
+            not_compared: not_compared.map(owned).into_iter().collect(),
             ..KernelsCompared::default()
         };
-        let facts = BuildFacts { kernels: vec![kernels], ..compared().facts };
-        verdicts::text(&Comparison { facts, ..compared() }, None)
+        comparison::kernels(&compared)
     };
-    let text = with(&[("spin", "NVRTC is missing")]);
-    let lines = "\nkernels for sm_90a: none compared\nsm_90a: spin not compared: NVRTC is missing";
-    assert!(text.contains(lines), "{text}");
-    let text = with(&[]);
-    assert!(text.contains("\nkernels for sm_90a: none compared, as no bench lists one"), "{text}");
+    let lines =
+        ["kernels for sm_90a: none compared", "sm_90a: spin not compared: NVRTC is missing"];
+    assert_eq!(with(Some(("spin", "NVRTC is missing"))), lines);
+    assert_eq!(with(None), ["kernels for sm_90a: none compared, as no bench lists one"]);
 }
 
 #[test]
@@ -405,12 +393,6 @@ fn compared_with_everything() -> Comparison {
         optimised: false,
         delays: Some("x=100".to_owned()),
         code: BTreeMap::from([(slower.clone(), code)]),
-        kernels: vec![KernelsCompared {
-            arch: "sm_90a".to_owned(),
-            same: 40,
-            changed: BTreeMap::from([("flash".to_owned(), "registers".to_owned())]),
-            not_compared: BTreeMap::from([("other".to_owned(), "it hung".to_owned())]),
-        }],
         explanations: BTreeMap::from([(
             slower,
             Explanation {

@@ -50,7 +50,7 @@ pub trait Wording: Facts {
     /// How to get so many seeds.
     fn more_seeds(&self, seeds: usize) -> String;
     /// What would decide these inconclusive cases, after "; ".
-    fn remedy(cases: &[&Judgement]) -> String;
+    fn remedy(verdicts: &Verdicts<Self>, cases: &[&Judgement]) -> String;
     /// What has no row.
     fn others(verdicts: &Verdicts<Self>) -> Vec<Unjudged>;
     /// Lines before all others.
@@ -186,7 +186,7 @@ fn inconclusive<F: Wording>(verdicts: &Verdicts<F>) -> Vec<String> {
     }
     let line = |(reason, cases): (String, Vec<&Judgement>)| {
         let names: Vec<&String> = cases.iter().map(|judged| &judged.case).collect();
-        format!("inconclusive: {reason}: {}{}", in_short(&names), F::remedy(&cases))
+        format!("inconclusive: {reason}: {}{}", in_short(&names), F::remedy(verdicts, &cases))
     };
     by_reason.into_iter().map(line).collect()
 }

@@ -1,40 +1,72 @@
 //! Which kernels differ between the builds, whether or not there is a GPU: every bench of both sides
 //! compiles its kernels for a stated architecture, by NVRTC.
 
-use super::Engine;
-use crate::compare::session::Bench;
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use super::preparation::VERIFY_TIMEOUT;
+use super::{Engine, index};
+use crate::compare::session::{Session, Tools};
 use crate::compare::sides::install::Driver;
 use crate::compare::trials::by_protocol;
+use crate::compare::{CompareError, ComparisonRequest};
 use crate::gate::kernels::code::KernelsCompared;
 use crate::gate::paired::Arm;
 use kernelgate::protocol::{Action, ResourcesReport, ResponseBody};
+use kernelgate::record::{TrialRequest, TrialSampling, Trials};
+
+/// Builds both sides and compares their kernels, compiled for each of these architectures. Nothing
+/// is verified or timed.
+///
+/// # Errors
+/// When a side cannot be made ready.
+pub fn list_kernels(
+    request: &ComparisonRequest,
+    architectures: &[String],
+) -> Result<Vec<KernelsCompared>, CompareError> {
+    let session = Session::open(request, false, Tools::watched()?)?;
+    let engine = Engine::new(request, &session, Trials::default());
+    let of = |arch: &String| engine.kernels(arch);
+    let kernels = architectures.iter().map(of).collect();
+    session.progress.end();
+    Ok(kernels)
+}
 
 impl Engine<'_> {
-    /// The kernels of these benches, for each architecture that was asked for.
-    pub(super) fn kernels(&self, benches: &[Bench]) -> Vec<KernelsCompared> {
-        let of = |arch: &String| {
-            let mut all = KernelsCompared { arch: arch.clone(), ..KernelsCompared::default() };
-            for bench in benches {
-                let compiled = [Arm::Base, Arm::Head].map(|arm| self.compiled(arm, bench, arch));
-                match compiled {
-                    [Ok(base), Ok(head)] => all.add(&base, &head),
-                    [Err(why), _] | [_, Err(why)] => {
-                        all.not_compared.insert(bench.name.clone(), why);
-                    }
+    fn kernels(&self, arch: &str) -> KernelsCompared {
+        let mut all = KernelsCompared { arch: arch.to_owned(), ..KernelsCompared::default() };
+        let driven = self.session.sides.iter().flat_map(|side| side.executables.driven.keys());
+        for bench in driven.collect::<BTreeSet<_>>() {
+            match [Arm::Base, Arm::Head].map(|arm| self.compiled(arm, bench, arch)) {
+                [Ok(base), Ok(head)] => all.add(&base, &head),
+                [Err(why), _] | [_, Err(why)] => {
+                    all.not_compared.insert(bench.clone(), why);
                 }
             }
-            all
-        };
-        self.request.kernels.iter().map(of).collect()
+        }
+        all
     }
 
-    fn compiled(&self, arm: Arm, bench: &Bench, arch: &str) -> Result<ResourcesReport, String> {
-        if bench.driver == Driver::Criterion {
-            return Err("it uses Criterion alone".to_owned());
+    fn compiled(&self, arm: Arm, bench: &str, arch: &str) -> Result<ResourcesReport, String> {
+        let executable = self.session.sides[index(arm)].executables.driven.get(bench);
+        if executable.is_none_or(|it| it.driver == Driver::Criterion) {
+            return Err(format!("in the {arm} no bench of this harness has that name"));
         }
-        self.progress.now(&format!("compiling the kernels of {} for {arch}", bench.name));
-        let request = self.trial_request(bench, arm, "kernels".to_owned(), bench.cases.clone());
-        let trial = self.trial(arm, &bench.name, &request, bench.timeout)?;
+        self.progress.now(&format!("compiling the kernels of {bench} for {arch}"));
+        let request = TrialRequest {
+            session: "kernels".to_owned(),
+            record: PathBuf::new(),
+            cases: None,
+            verified: None,
+            inputs: None,
+            keep_outputs: None,
+            keep_verified: false,
+            base_outputs: None,
+            first: BTreeSet::new(),
+            sampling: TrialSampling::VERIFICATION_PASS,
+        };
+        let timeout = self.request.wait.unwrap_or(VERIFY_TIMEOUT);
+        let trial = self.trial(arm, bench, &request, timeout)?;
         let action = Action::Resources { arch: arch.to_owned(), filter: None };
         match by_protocol::ask(&self.setup(), &trial, action)? {
             ResponseBody::Resources(report) => Ok(report),

@@ -14,6 +14,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rounds::TimeLeft;
+
 use super::plan::ResolvedPlan;
 use super::progress::{self, ComparisonProgress};
 use super::session::{Bench, PlannedShard, Prepared, Session, TRIALS, Tools, open_trials};
@@ -58,6 +60,16 @@ pub struct Engine<'a> {
     pub(super) broken: Vec<Broken>,
     /// Benches that Criterion's flags do not drive, with the reason.
     pub(super) undrivable: BTreeMap<String, String>,
+}
+
+/// Progress of a round as it was shown last.
+#[derive(Default)]
+struct RoundProgress {
+    /// Estimate of the time left, and when it was made.
+    estimate: Option<TimeLeft>,
+    estimated: Option<Instant>,
+    /// Decided cases; none before the first line.
+    decided: Option<usize>,
 }
 
 /// What is said of a comparison, its cases apart.
@@ -127,7 +139,10 @@ pub fn run(request: &ComparisonRequest) -> Result<Compared, CompareError> {
         prepared.changed_first(&findings.code);
         let benches = prepared.benches.clone();
         let unaffected = match request.affected {
-            true => prepared.take_unaffected(&findings.code),
+            true => {
+                engine.progress.detail(&prepared.affected_unknown(&findings.code));
+                prepared.take_unaffected(&findings.code)
+            }
             false => Vec::new(),
         };
         let in_part =
@@ -135,11 +150,10 @@ pub fn run(request: &ComparisonRequest) -> Result<Compared, CompareError> {
         let all_ids = (!in_part).then(|| prepared.matched.ids());
         let ids: Option<Vec<&str>> =
             all_ids.as_ref().map(|ids| ids.iter().map(String::as_str).collect());
-        let kernels = engine.kernels(&benches);
         let mut comparison = engine.compare(prepared)?;
         comparison.judged.retain(|it| !findings.failed.contains_key(&it.case));
         comparison.failed.extend(findings.failed);
-        (comparison.facts.code, comparison.facts.kernels) = (findings.code, kernels);
+        comparison.facts.code = findings.code;
         if request.profile_slower {
             comparison.facts.explanations = engine.explanations(&comparison, &benches);
         }
@@ -385,6 +399,7 @@ impl<'a> Engine<'a> {
         wanted: &BTreeSet<String>,
     ) -> Result<Outcome, CompareError> {
         let plan = self.plan;
+        let mut shown = RoundProgress::default();
         loop {
             let spent = self.facts_of(round).map_or(0.0, |facts| facts.wall_s);
             let left = self.request.budget.saturating_sub(Duration::from_secs_f64(spent));
@@ -410,7 +425,7 @@ impl<'a> Engine<'a> {
             if alive.is_empty() || left.is_zero() || left < block / 2 {
                 return Ok(decide_each(&observed, &plan, &of_case, self.family, true));
             }
-            self.tell(round, wanted.len(), &todo, &outcome, left);
+            self.show(round, (wanted.len(), &todo), &outcome, left, &mut shown);
             for bench in alive {
                 self.block(round, bench, &todo)?;
             }
@@ -424,28 +439,39 @@ impl<'a> Engine<'a> {
         })
     }
 
-    fn tell(
+    /// Shows how far a round is and how long it will take.
+    fn show(
         &self,
         round: u32,
-        wanted: usize,
-        todo: &BTreeSet<String>,
+        (wanted, todo): (usize, &BTreeSet<String>),
         outcome: &Outcome,
         left: Duration,
+        shown: &mut RoundProgress,
     ) {
-        let facts = self.facts_of(round);
-        let blocks = facts.map_or(0, |facts| facts.blocks);
-        let block = self.block_time(round);
-        let most = progress::duration(left);
+        let trials = &self.trials.trials;
+        let blocks = self.facts_of(round).map_or(0, |facts| facts.blocks);
+        let estimate = rounds::time_left(trials, round, todo, outcome, &self.plan);
+        let most_s = if blocks == 0 { f64::INFINITY } else { estimate.most_s };
+        let at_most = |seconds: f64| {
+            progress::duration(Duration::try_from_secs_f64(seconds).unwrap_or(left).min(left))
+        };
+        let most = at_most(most_s);
         let ahead = if blocks < ESTIMATED_FROM {
             format!("at most {most} left")
         } else {
-            let likely = rounds::time_left(outcome, blocks, &self.plan, block, left);
-            format!("about {} left, at most {most}", progress::duration(likely))
+            let passed_s = shown.estimated.map_or(0.0, |at| at.elapsed().as_secs_f64());
+            let smoothed = estimate.smoothed(shown.estimate, passed_s);
+            (shown.estimate, shown.estimated) = (Some(smoothed), Some(Instant::now()));
+            format!("about {} left, at most {most}", at_most(smoothed.likely_s))
         };
         let decided = wanted.saturating_sub(todo.len());
-        self.progress.now(&format!(
+        let text = format!(
             "round {round}: {blocks} blocks done, {decided} of {wanted} cases decided, {ahead}"
-        ));
+        );
+        match shown.decided.replace(decided) == Some(decided) {
+            true => self.progress.often(&text),
+            false => self.progress.now(&text),
+        }
     }
 
     pub(super) fn trial_request(

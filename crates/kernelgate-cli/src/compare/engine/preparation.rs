@@ -21,7 +21,7 @@ use kernelgate::record::{
 };
 
 /// A process that only verifies: references may take long.
-const VERIFY_TIMEOUT: Duration = Duration::from_secs(1800);
+pub(super) const VERIFY_TIMEOUT: Duration = Duration::from_secs(1800);
 /// A process that only lists its cases: what it sets up before is to be had.
 const LIST_TIMEOUT: Duration = Duration::from_secs(60);
 /// What a measuring process may take beyond ten times what verifying took.

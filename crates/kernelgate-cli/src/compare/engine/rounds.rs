@@ -1,7 +1,6 @@
 //! From trials to what the gate decides on, and what is left to do: pure functions.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use crate::gate::paired::{Arm, Block, Observed, Outcome, TestPlan};
 use crate::gate::reason::{Failure, Reason};
@@ -155,29 +154,59 @@ pub fn next_block(trials: &[TrialRecord], round: u32, bench: &str) -> usize {
         .unwrap_or(0)
 }
 
-/// About how long a round will still take: the blocks that the undecided cases probably need, at
-/// the speed of the last block, within what is left of the budget.
+/// About how long a round will still take: the blocks that each open case probably needs, at the
+/// wall time a case that the last block of its bench had.
 pub fn time_left(
+    trials: &[TrialRecord],
+    round: u32,
+    open: &BTreeSet<String>,
     outcome: &Outcome,
-    done: usize,
     plan: &TestPlan,
-    block: Duration,
-    budget_left: Duration,
-) -> Duration {
-    let of = |id: &String| {
-        outcome.of(id).and_then(|decision| {
-            Some((decision.pairs_needed?.saturating_sub(decision.pairs)).div_ceil(2))
-        })
-    };
-    let most = plan.max_blocks.saturating_sub(done);
-    let blocks = outcome
-        .undecided
-        .iter()
-        .map(|id| of(id).unwrap_or(most))
-        .max()
-        .unwrap_or(most)
-        .clamp(1, most.max(1));
-    (block * blocks as u32).min(budget_left)
+) -> TimeLeft {
+    let (mut likely_s, mut most_s) = (0.0, 0.0);
+    let of_round = || trials.iter().filter(|trial| trial.round == round);
+    let benches: BTreeSet<&str> = of_round().map(|trial| trial.bench.as_str()).collect();
+    for bench in benches {
+        let done = next_block(trials, round, bench);
+        let last: Vec<&TrialRecord> =
+            of_round().filter(|it| it.bench == bench && it.block + 1 == done).collect();
+        let cases: BTreeSet<&String> = last.iter().flat_map(|trial| trial.cases.keys()).collect();
+        let wall_s: f64 = last.iter().map(|trial| trial.wall_s).sum();
+        let most = plan.max_blocks.saturating_sub(done);
+        let likely = |id: &String| {
+            let decision = outcome.of(id)?;
+            Some(decision.pairs_needed?.saturating_sub(decision.pairs).div_ceil(2).clamp(1, most))
+        };
+        for id in cases.iter().filter(|id| open.contains(**id)) {
+            let block_s = wall_s / cases.len() as f64;
+            likely_s += block_s * likely(id).unwrap_or(most) as f64;
+            most_s += block_s * most as f64;
+        }
+    }
+    TimeLeft { likely_s, most_s }
+}
+
+/// How long a round will still take, seconds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TimeLeft {
+    /// If the pairs to come scatter as those so far.
+    pub likely_s: f64,
+    /// If no open case is decided before the blocks end.
+    pub most_s: f64,
+}
+
+impl TimeLeft {
+    /// Weight of the newest estimate: a single block moves it a lot while blocks are few.
+    const NEWEST: f64 = 0.25;
+
+    /// The estimate that a person sees after the one before, from which `passed_s` seconds have
+    /// passed: their weighted mean, at least one block.
+    pub fn smoothed(self, before: Option<Self>, passed_s: f64) -> Self {
+        let Some(before) = before else { return self };
+        let counted_down = (before.likely_s - passed_s).max(0.0);
+        let likely_s = Self::NEWEST * self.likely_s + (1.0 - Self::NEWEST) * counted_down;
+        Self { likely_s: likely_s.min(self.most_s), ..self }
+    }
 }
 
 #[cfg(test)]
@@ -291,26 +320,41 @@ pub(super) mod tests {
             environment_sound: true,
         };
         assert_eq!(undecided(&wanted, &observed(&trials, 1), &outcome), ["y".to_owned()].into());
-        let second = Duration::from_secs(1);
-        assert_eq!(
-            time_left(
-                &outcome,
-                20,
-                &TestPlan { max_blocks: 24, ..TestPlan::default() },
-                second,
-                9 * second
-            ),
-            4 * second
-        );
-        assert_eq!(
-            time_left(
-                &outcome,
-                0,
-                &TestPlan { max_blocks: 24, ..TestPlan::default() },
-                second,
-                9 * second
-            ),
-            9 * second
-        );
+    }
+
+    /// Two cases of a bench whose block takes 4 s: one needs 10 more pairs, nobody knows how many
+    /// the other needs.
+    #[test]
+    fn time_left_counts_every_open_case_at_its_cost() {
+        let mut trials: Vec<_> = (0..8).map(|i| trial(i / 4, i % 4, 1.0)).collect();
+        for trial in &mut trials {
+            trial.cases.insert("y".to_owned(), Timing::default());
+        }
+        let plan = TestPlan { max_blocks: 24, ..TestPlan::default() };
+        let mut outcome = crate::gate::paired::decide(&observed(&trials, 1), &plan, false);
+        for decision in &mut outcome.decisions {
+            decision.pairs_needed = (decision.case == "x").then_some(14);
+        }
+        let open = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect();
+        let left = |open| time_left(&trials, 1, &open, &outcome, &plan);
+        assert_eq!(left(open(&["x"])), TimeLeft { likely_s: 10.0, most_s: 44.0 });
+        assert_eq!(left(open(&["x", "y"])), TimeLeft { likely_s: 54.0, most_s: 88.0 });
+        assert_eq!(left(open(&[])), TimeLeft { likely_s: 0.0, most_s: 0.0 });
+    }
+
+    /// The estimates of a comparison in which nothing was decided for a minute: 1 s, 3 min, 1 s.
+    #[test]
+    fn a_smoothed_estimate_does_not_jump() {
+        let raw = [180.0, 4.0, 176.0, 2.0, 172.0, 1.0, 168.0];
+        let mut shown: Option<TimeLeft> = None;
+        for likely_s in raw {
+            let next = TimeLeft { likely_s, most_s: 400.0 }.smoothed(shown, 2.0);
+            let before = shown.map_or(180.0, |before| before.likely_s);
+            assert!((next.likely_s - before).abs() <= 48.0, "{before} then {}", next.likely_s);
+            shown = Some(next);
+        }
+        assert!(shown.is_some_and(|shown| shown.likely_s > 60.0), "{shown:?}");
+        let end = TimeLeft { likely_s: 1.0, most_s: 4.0 }.smoothed(shown, 2.0);
+        assert_eq!(end.likely_s, 4.0, "not more than the blocks that are left");
     }
 }

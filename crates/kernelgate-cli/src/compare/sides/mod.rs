@@ -12,10 +12,11 @@ pub mod surroundings;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
-use super::progress::ComparisonProgress;
+use super::progress::{ComparisonProgress, duration};
 use super::{CompareError, ComparisonRequest, SideSource};
-use crate::benches::cargo::{self, BuildError, BuildTargets, Built};
+use crate::benches::cargo::{self, BuildError, BuildProgress, BuildTargets, Built, CargoLine};
 use crate::benches::child::Running;
 use crate::benches::package::unbuilt_benches;
 use crate::benches::prebuilt::prebuilt;
@@ -219,6 +220,7 @@ fn from_revision(
     let notes = checkout.check_out(revision)?;
     notes.iter().for_each(|note| progress.say(&format!("{side_name}: {note}")));
     progress.now(&format!("building {side_name}: {label}"));
+    let started = Instant::now();
     let seeded = match arm {
         Arm::Head => seed(&folder.side(Arm::Base), &folder.side(arm)),
         Arm::Base => seed_from_user(request, repository, &folder.side(arm)),
@@ -227,8 +229,11 @@ fn from_revision(
         // Cargo then compiles the dependencies once more; on a full disk it reports that.
         let _ = leftovers::remove(&folder.side(arm).join("target.partial"));
     }
-    let wanted =
-        BuildTargets { benches: &request.benches, package: None, profile: &request.profile };
+    let wanted = BuildTargets {
+        benches: &request.benches,
+        package: request.member.as_deref(),
+        profile: &request.profile,
+    };
     let build = |wanted: BuildTargets<'_>| {
         folder.in_slot(arm, |slot| {
             let manifest = package_in(slot).join("Cargo.toml");
@@ -241,9 +246,15 @@ fn from_revision(
                 .arg("--manifest-path")
                 .arg(&manifest)
                 .current_dir(manifest.parent().unwrap_or(slot));
-            command.env("CARGO_TARGET_DIR", slot.join("target"));
-            let said = |line: &str| progress.passing(&format!("building {side_name}: {line}"));
-            let built = cargo::build(&mut command, (running, request.build_wait), said);
+            command.env("CARGO_TARGET_DIR", slot.join("target")).envs(cargo::PROGRESS);
+            let show = |line: CargoLine<'_>| {
+                if let CargoLine::Progress(BuildProgress { done, all }) = line {
+                    let elapsed = duration(started.elapsed());
+                    progress
+                        .often(&format!("building {side_name}: {done} of {all} crates, {elapsed}"));
+                }
+            };
+            let built = cargo::build(&mut command, (running, request.build_wait), show);
             let unbuilt = unbuilt_benches(manifest.parent().unwrap_or(slot));
             let not_built = |cause| {
                 let (label, notes, slot) = (label.clone(), notes.clone(), slot.to_owned());
@@ -261,6 +272,7 @@ fn from_revision(
         }
         other => other?,
     };
+    progress.now(&format!("built {side_name} in {}", duration(started.elapsed())));
     let relocated = |path: PathBuf| match path.strip_prefix(folder.slot()) {
         Ok(below) => folder.side(arm).join(below),
         Err(_) => path,

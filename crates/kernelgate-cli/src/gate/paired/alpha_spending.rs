@@ -64,6 +64,11 @@ impl AlphaSpending {
         self.early.iter().copied().filter(move |analysis| analysis.pairs <= pairs).chain(last)
     }
 
+    /// The first interim analysis of at least so many pairs; none where only the end comes after.
+    pub fn next_from(&self, pairs: usize) -> Option<usize> {
+        self.early.iter().map(|analysis| analysis.pairs).find(|analysis| *analysis >= pairs)
+    }
+
     /// Fewest pairs with which a test at `level` can be significant at its end.
     pub fn fewest(&self, level: f64) -> usize {
         fewest(level * self.last)

@@ -208,11 +208,10 @@ impl Tests<'_> {
         }
     }
 
-    /// The first interim analysis at which so many pairs may settle a case: the end, where there
-    /// are no more, unless they are beyond it.
-    fn settling_from(&self, pairs: usize) -> usize {
-        let end = self.plan.max_blocks.saturating_mul(2).max(pairs);
-        self.settling.iter().copied().find(|analysis| *analysis >= pairs).unwrap_or(end)
+    /// Pairs at the interim analysis that decides with so many: the end, where no other comes,
+    /// unless they are beyond it.
+    fn analysed_at(&self, analysis: Option<usize>, pairs: usize) -> usize {
+        analysis.unwrap_or_else(|| self.plan.max_blocks.saturating_mul(2).max(pairs))
     }
 
     /// Whether contention with the base may hide a slow-down.
@@ -265,11 +264,15 @@ impl Tests<'_> {
         };
         let needed = || {
             if center > threshold {
-                return shown(center - threshold, level);
+                return shown(center - threshold, level)
+                    .map(|pairs| self.analysed_at(self.change.next_from(pairs), pairs));
             }
+            let settling = |pairs: usize| self.settling.iter().copied().find(|it| *it >= pairs);
             let settled = shown(plan.tolerated.ln_1p().max(threshold) - center, self.tail)
-                .map(|pairs| self.settling_from(pairs));
-            [shown(threshold - center, tail), settled].into_iter().flatten().min()
+                .map(|pairs| self.analysed_at(settling(pairs), pairs));
+            let same = shown(threshold - center, tail)
+                .map(|pairs| self.analysed_at(self.same.next_from(pairs), pairs));
+            [same, settled].into_iter().flatten().min()
         };
         let middle = |times: &[f64]| if times.is_empty() { 0.0 } else { median(times) };
         Decision {

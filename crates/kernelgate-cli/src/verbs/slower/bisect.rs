@@ -28,6 +28,9 @@ pub struct Arguments {
     /// is built
     #[arg(long, value_name = "NAME")]
     bench: Vec<String>,
+    /// Only benches of this package of the workspace
+    #[arg(short, long, value_name = "NAME")]
+    package: Option<String>,
     /// Time for measuring each comparison; twice and four times as much where it does not decide
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
     budget: Duration,
@@ -54,12 +57,12 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         base: SideSource::Revision(arguments.good.clone()),
         head: SideSource::Revision(arguments.bad.clone()),
         benches: arguments.bench.clone(),
+        member: arguments.package.clone(),
         shard: None,
         filter: None,
         settings: arguments.settings.variables_without_shard(),
         planted: Planted::default(),
         affected: false,
-        kernels: Vec::new(),
         profile_slower: false,
         time_identical: false,
         wait: arguments.timeouts.wait,

@@ -28,6 +28,9 @@ pub struct Arguments {
     /// Only this bench binary (repeatable)
     #[arg(long, value_name = "NAME")]
     bench: Vec<String>,
+    /// Only benches of this package of the workspace
+    #[arg(short, long, value_name = "NAME", conflicts_with = "dir")]
+    package: Option<String>,
     /// Folder with bench executables, in place of a build of the working tree
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
@@ -184,13 +187,13 @@ fn comparison(
         base: arguments.dir.clone().map_or(SideSource::WorkTree, SideSource::Folder),
         head: SideSource::WorkTree,
         benches: arguments.bench.clone(),
+        member: arguments.package.clone(),
         shard: None,
         filter: arguments.filter.clone(),
         settings: arguments.settings.variables_without_shard(),
         planted: Planted::default(),
         time_identical: true,
         affected: false,
-        kernels: Vec::new(),
         profile_slower: false,
         wait: arguments.timeouts.wait,
         build_wait: arguments.timeouts.build_wait,

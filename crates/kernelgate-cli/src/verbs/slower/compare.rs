@@ -7,12 +7,12 @@ use std::time::Duration;
 use anyhow::Context as _;
 
 use super::resources::check_architecture;
-use super::verdict::VerdictOutput;
+use super::verdict::{VerdictFormat, VerdictOutput};
 use crate::compare::progress::parse_duration;
 use crate::compare::{self, Compared, ComparisonRequest, PlanBasis, Planted, SideSource};
 use crate::gate::rules::rules_file::MAX_RATIO;
-use crate::report::{metrics, verdicts};
-use crate::verbs::shared::output::{arguments_of_process, command_line};
+use crate::report::{comparison, metrics, verdicts};
+use crate::verbs::shared::output::{arguments_of_process, command_line, print_json};
 use crate::verbs::shared::settings::{
     Settings, ThresholdFlags, Timeouts, check_number, nothing_planted,
 };
@@ -44,6 +44,9 @@ pub struct Arguments {
     /// Only this bench binary (repeatable)
     #[arg(long, value_name = "NAME")]
     bench: Vec<String>,
+    /// Only benches of this package of the workspace
+    #[arg(short, long, value_name = "NAME")]
+    package: Option<String>,
     /// Time for measuring, after which undecided cases are inconclusive; as much again where
     /// slower cases must be confirmed
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
@@ -62,9 +65,13 @@ pub struct Arguments {
     /// the host is not compared
     #[arg(long)]
     affected: bool,
-    /// Also compile all kernels of both builds for this architecture (repeatable) and list those
-    /// that differ; needs NVRTC and no GPU
-    #[arg(long, value_name = "ARCH")]
+    /// Only list the kernels that differ, compiled for this architecture (repeatable): nothing is
+    /// timed; needs NVRTC and no GPU
+    #[arg(
+        long,
+        value_name = "ARCH",
+        conflicts_with_all = ["affected", "resume", "shard_output", "build_only", "out"]
+    )]
     kernels: Vec<String>,
     /// Do not profile both builds where a case got slower
     #[arg(long)]
@@ -89,6 +96,18 @@ pub struct Arguments {
     output: VerdictOutput,
 }
 
+/// Prints the kernels that differ. Passes if each architecture has a compared kernel.
+fn list_kernels(request: &ComparisonRequest, arguments: &Arguments) -> anyhow::Result<Exit> {
+    let kernels = compare::list_kernels(request, &arguments.kernels)?;
+    let lines: Vec<String> = kernels.iter().flat_map(comparison::kernels).collect();
+    match arguments.output.format() {
+        VerdictFormat::Json => print_json(&serde_json::json!({ "kernels": kernels }))?,
+        _ => terminal::print(&printable(&lines.join("\n"))),
+    }
+    let compared = kernels.iter().all(|it| it.same + it.changed.len() > 0);
+    Ok(if compared { Exit::Fine } else { Exit::Inconclusive })
+}
+
 /// Paths as they are from here; git runs elsewhere.
 fn absolute(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     let here = std::env::current_dir().context("failed to tell the working folder")?;
@@ -101,6 +120,9 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     check_number("--growth", arguments.growth, 1.0..=MAX_RATIO)?;
     for arch in &arguments.kernels {
         check_architecture("--kernels", arch)?;
+        let format = arguments.output.format();
+        let has_form = matches!(format, VerdictFormat::Text | VerdictFormat::Json);
+        anyhow::ensure!(has_form, "--kernels prints text or JSON only");
     }
     let source = |folder: &Option<PathBuf>, revision: &Option<String>| match (folder, revision) {
         (Some(folder), _) => SideSource::Folder(folder.clone()),
@@ -118,13 +140,13 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         base: source(&arguments.base_dir, &arguments.base),
         head: source(&arguments.head_dir, &arguments.head),
         benches: arguments.bench.clone(),
+        member: arguments.package.clone(),
         shard,
         filter: arguments.filter.clone(),
         settings: arguments.settings.variables(),
         planted: Planted::default(),
         time_identical: arguments.time_identical,
         affected: arguments.affected,
-        kernels: arguments.kernels.clone(),
         profile_slower: !arguments.no_profile,
         wait: arguments.timeouts.wait,
         build_wait: arguments.timeouts.build_wait,
@@ -144,6 +166,9 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         return Ok(Exit::Fine);
     }
     arguments.output.check()?;
+    if !arguments.kernels.is_empty() {
+        return list_kernels(&request, arguments);
+    }
     let Compared { comparison: outcome, shard: kept } = match compare::run(&request) {
         Ok(outcome) => outcome,
         Err(refused) if refused.exit() == Exit::Refused => {
