@@ -383,6 +383,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(16))]
+
         /// At the boundary a seed is as likely above the ratio as below: eight agree in one of 256.
         #[test]
         fn alarms_are_as_rare_as_said(start in 0u64..1_000_000) {

@@ -62,9 +62,11 @@ struct World {
     effect: f64,
     /// Growth of the time from process to process, relative.
     drift: f64,
-    /// Standard deviation of the steps of a random walk from process to process that all cases
-    /// share.
+    /// Width of the steps from process to process that all cases share.
     wander: f64,
+    /// Part of the sum of earlier steps that a process keeps: 1 is a random walk, less a level with
+    /// that autocorrelation.
+    persistence: f64,
     /// Whether the processes know what others took of the CPU (a little, at random).
     host: bool,
     load: Option<Load>,
@@ -83,6 +85,7 @@ fn world(name: &'static str, cases: usize, noise: Noise, sd: f64) -> World {
         effect: 0.0,
         drift: 0.0,
         wander: 0.0,
+        persistence: 1.0,
         host: true,
         load: None,
         clock: 1.0,
@@ -133,8 +136,7 @@ impl World {
             let other = if block % 2 == 0 { Arm::Head } else { Arm::Base };
             let order = [leader, other, other, leader];
             let mut process = |(position, arm): (usize, &Arm)| {
-                let step: f64 = StandardNormal.sample(&mut random);
-                walk += self.wander * step;
+                walk = self.persistence * walk + self.noise.draw(self.wander, &mut random);
                 self.process(*arm, walk + self.drift * (4 * block + position) as f64, &mut random)
             };
             let runs: Vec<_> = order.iter().enumerate().map(&mut process).collect();
@@ -293,6 +295,38 @@ fn at_the_edge_false_alarms_keep_the_promised_level() {
     }
 }
 
+/// The level of a process persists, with steps of heavy tails, as on a shared host: pairs are then
+/// not independent of each other.
+#[test]
+fn autocorrelated_trials_keep_the_promised_level() {
+    let edge = TestPlan {
+        relative: 0.0,
+        absolute_ns: 0.0,
+        false_alarms: 0.05,
+        max_blocks: 24,
+        ..TestPlan::default()
+    };
+    for (name, persistence, noise, plan, promised) in [
+        ("edge, level 5 %, autocorrelation 0.5, normal", 0.5, Noise::Normal, edge, 0.05),
+        ("edge, level 5 %, autocorrelation 0.9, normal", 0.9, Noise::Normal, edge, 0.05),
+        ("edge, level 5 %, autocorrelation 0.5, Student t (2)", 0.5, Noise::Student, edge, 0.05),
+        ("edge, level 5 %, autocorrelation 0.9, Student t (2)", 0.9, Noise::Student, edge, 0.05),
+        ("edge, level 5 %, random walk, Student t (2)", 1.0, Noise::Student, edge, 0.05),
+        (
+            "A/A, autocorrelation 0.5, one in ten five times wider, 2 %",
+            0.5,
+            Noise::Contaminated,
+            TestPlan::default(),
+            0.01,
+        ),
+    ] {
+        // Almost all that differs between processes is the level that persists.
+        let of = World { persistence, wander: 0.02, plan, ..world(name, 3, noise, 0.002) };
+        let row = run(&of, 8);
+        assert!(kept(&row, promised), "{name}: {row:?}");
+    }
+}
+
 #[test]
 fn identical_builds_are_not_called_slower() {
     for (name, cases, noise, sd) in [
@@ -404,6 +438,8 @@ fn what_is_called_detectable_is_found() {
 
 #[test]
 fn load_from_others_is_never_a_regression() {
+    // Nothing is decided before the blocks end.
+    let plan = TestPlan { max_blocks: 48, ..TestPlan::default() };
     for (name, beside, share, slowdown) in [
         ("load beside the head: 33 %, 1.8 times", [0.0, 1.0], 0.33, 1.8),
         ("load beside the head: 3 %, 1.06 times", [0.0, 1.0], 0.03, 1.06),
@@ -412,13 +448,8 @@ fn load_from_others_is_never_a_regression() {
         ("load beside a third of all: 33 %, 1.8 times", [0.33, 0.33], 0.33, 1.8),
         ("load beside all: 33 %, 1.8 times", [1.0, 1.0], 0.33, 1.8),
     ] {
-        let row = run(
-            &World {
-                load: Some(Load { beside, share, slowdown }),
-                ..world(name, 4, Noise::Normal, 0.01)
-            },
-            10,
-        );
+        let load = Some(Load { beside, share, slowdown });
+        let row = run(&World { load, plan, ..world(name, 4, Noise::Normal, 0.01) }, 10);
         assert_eq!(row.alarmed, 0, "{name}: {row:?}");
     }
 }
@@ -429,6 +460,7 @@ fn a_lower_clock_is_never_a_regression() {
         &World {
             clock: 0.97,
             host: false,
+            plan: TestPlan { max_blocks: 48, ..TestPlan::default() },
             ..world("clock of the head 3 % lower, 0.3 %", 4, Noise::Normal, 0.003)
         },
         10,
