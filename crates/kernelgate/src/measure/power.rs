@@ -224,6 +224,12 @@ impl PowerMeter {
         }
     }
 
+    /// Meter of a card without NVML.
+    #[cfg(test)]
+    pub const fn blind(shared: Option<&'static str>) -> Self {
+        Self { highest_mhz: 1980.0, telemetry: None, shared }
+    }
+
     /// Whether heat or a slow-down of the hardware holds the clock down now; absent where NVML does
     /// not report reasons.
     pub fn slowed(&self) -> Option<bool> {
@@ -480,6 +486,39 @@ mod tests {
         assert!(settling.add(Duration::from_millis(60), 1, 14.0, Some(1500.0)));
         assert_eq!(settling.last_ns(), Some(11.0));
         assert_eq!(settling.elapsed(), Duration::from_millis(120));
+    }
+
+    /// One launch of 400 ms is a sample, and a window.
+    #[test]
+    fn a_launch_longer_than_a_window_is_one() {
+        let settle = |launches_ns: &[f64]| {
+            let mut settling = Settling::default();
+            for &launch_ns in launches_ns {
+                assert!(settling.add(Duration::from_millis(400), 1, launch_ns, Some(1430.0)));
+                if let Some(settled) = settling.decide(&CAPPED) {
+                    return (settling.elapsed().as_millis(), Some(settled));
+                }
+            }
+            (settling.elapsed().as_millis(), None)
+        };
+        assert_eq!(settle(&[4e8]), (400, None));
+        assert_eq!(settle(&[4e8, 4.01e8]), (800, Some(Settled::AtCap)));
+        assert_eq!(settle(&[4e8, 4.4e8, 4.8e8]), (1200, Some(Settled::Unsettled)));
+    }
+
+    #[test]
+    fn cards_whose_power_cannot_be_read_have_no_state() {
+        let record = |meter: &PowerMeter| {
+            let load = (Settling::default(), Settled::Unsettled);
+            PowerRecord::behind_load(&load, &[1.0, 2.0], 1.5, meter)
+        };
+        for (shared, reason) in [(None, "NVML is missing"), (Some(MIG), "a MIG partition")] {
+            let PowerRecord { state, reason: found, at_cap, range, .. } =
+                record(&PowerMeter::blind(shared));
+            assert_eq!((state, at_cap, range), (PowerState::NotApplicable, false, None));
+            assert!(found.is_some_and(|found| found.starts_with(reason)), "{reason}");
+        }
+        assert_eq!(PowerMeter::blind(Some(MIG)).energy_mj(), None);
     }
 
     #[test]

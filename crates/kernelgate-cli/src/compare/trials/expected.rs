@@ -127,6 +127,7 @@ mod tests {
     use super::*;
     use crate::compare::Planted;
     use crate::compare::sides::install::Driver;
+    use kernelgate::measure::power::PowerRecord;
     use kernelgate::record::{Provenance, TrialRequest, TrialSampling};
     use std::path::PathBuf;
     use std::time::Duration;
@@ -169,6 +170,32 @@ mod tests {
         let why = "its record of x has no power state".to_owned();
         assert_eq!(check(Some(PowerState::Steady)), Err(why));
         assert_eq!(check(None), Ok(()));
+    }
+
+    #[test]
+    fn a_record_in_another_power_state_than_the_requested_is_refused() {
+        let in_state = |state| {
+            let mut run = run();
+            run.environment.device_kind = "cuda".to_owned();
+            let power = PowerRecord { state, ..PowerRecord::not_applicable("why") };
+            run.cases.get_mut("x").unwrap().samples.power = Some(power);
+            run
+        };
+        let check = |requested, found| {
+            let run = in_state(found);
+            Expected::from_verified(&run, &["x".to_owned()].into(), Some(requested)).check(&run)
+        };
+        use PowerState::{Burst, NotApplicable, Steady, Unsettled};
+        for fits in [(Steady, Steady), (Steady, Unsettled), (Burst, Burst), (Burst, NotApplicable)]
+        {
+            assert_eq!(check(fits.0, fits.1), Ok(()), "{fits:?}");
+        }
+        for (requested, found) in [(Steady, Burst), (Burst, Steady), (Burst, Unsettled)] {
+            let why = check(requested, found).unwrap_err();
+            let words =
+                format!("power state `{}`, the request `{}`", found.name(), requested.name());
+            assert!(why.contains(&words), "{why}");
+        }
     }
 
     #[test]

@@ -422,3 +422,50 @@ fn collect(
         contention,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::backend::cpu::CpuTask;
+    use crate::measure::power::PowerMeter;
+    use crate::measure::{Replay, Technique};
+    use crate::workload::Tensors;
+
+    /// A card on which a launch takes so many milliseconds.
+    struct Card(f64, Arc<PowerMeter>);
+
+    impl Stopwatch for Card {
+        fn time(&mut self, _: &mut dyn Executable, launches: u64) -> Result<Sample, BackendError> {
+            let elapsed = Duration::from_secs_f64(self.0 * 1e-3) * launches as u32;
+            std::thread::sleep(elapsed);
+            let elapsed_ns = elapsed.as_nanos() as f64;
+            Ok(Sample { launches, elapsed_ns, clock_mhz: None, discarded: 0, throttled: false })
+        }
+
+        fn replay(&mut self, _: &mut dyn Executable) -> Result<Option<Replay>, BackendError> {
+            Ok(None)
+        }
+
+        fn power(&self) -> Option<&Arc<PowerMeter>> {
+            Some(&self.1)
+        }
+
+        fn technique(&self) -> Technique {
+            Technique::default()
+        }
+    }
+
+    #[test]
+    fn a_burst_refuses_launches_of_more_than_ten_milliseconds() {
+        let lead = |launch_ms| {
+            let mut task = CpuTask::new(Arc::new(Tensors::new()), Tensors::new(), |_, _| {});
+            let mut card = Card(launch_ms, Arc::new(PowerMeter::blind(None)));
+            Lead::run(&mut task, &mut card, PowerMode::Burst)
+        };
+        assert!(lead(1.0).is_ok_and(|lead| lead.pause > Duration::ZERO));
+        let refused = lead(12.0).err().map(|error| error.to_string());
+        assert!(refused.is_some_and(|why| why.contains("at most 10 ms, this one takes 12 ms")));
+    }
+}
