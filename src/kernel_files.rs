@@ -25,6 +25,7 @@ const HEADERS: &[Header] = kernelgate_cuda::headers!(
     "resnet18/tiles.cuh",
     "st_bif/columns.cuh",
     "st_bif/neuron.cuh",
+    "transformer/quads.cuh",
 );
 
 /// A kernel file of `kernels/`, which may include every header there.

@@ -35,7 +35,7 @@ pub fn step(shape: &Shape, inputs: &Tensors, round: fn(f64) -> f64) -> Vec<Expec
 }
 
 /// The rows of a gradient in each tensor of the state after a step.
-fn update(shape: &Shape, inputs: &Tensors, gradient: &Gradient) -> [Vec<f64>; 3] {
+pub fn update(shape: &Shape, inputs: &Tensors, gradient: &Gradient) -> [Vec<f64>; 3] {
     let steps = f64::from(inputs.f32("steps")[0]) + 1.0;
     let corrections = [BETA_1, BETA_2].map(|beta| 1.0 - beta.powf(steps));
     let mut updated: [Vec<f64>; 3] = Default::default();

@@ -1,6 +1,8 @@
 //! A transformer language model: definition, fp64 reference, CPU and CUDA rows.
 
+mod components;
 mod cpu;
+mod cuda;
 mod definition;
 mod gradients;
 mod reference;
@@ -9,18 +11,17 @@ pub mod shape;
 mod tests;
 
 use crate::family::Family;
+pub use cuda::kernels;
 pub use definition::*;
 use kernelgate::suite::{Suite, suite};
-use kernelgate_cuda::spec::ListedKernel;
-
-/// Every kernel of the family.
-pub fn kernels() -> Vec<ListedKernel> {
-    Vec::new()
-}
 
 /// The workloads of the family, each with its rows.
 pub fn suites() -> Vec<Suite> {
-    vec![suite(&FORWARD, cpu::FORWARD.iter()), suite(&TRAIN_STEP, cpu::TRAIN_STEP.iter())]
+    vec![
+        suite(&FORWARD, cpu::FORWARD.iter()),
+        suite(&TRAIN_STEP, cpu::TRAIN_STEP.iter()),
+        suite(&components::COMPONENT, cuda::COMPONENT.iter()),
+    ]
 }
 
 /// The family.

@@ -1,0 +1,115 @@
+// Token embedding and its gradient, in a fixed order and with atomic additions.
+//
+//   x[t] = table[token[t]],  dtable[w] = sum over t with token[t] = w of dx[t]
+//
+// Tokens are whole numbers in fp32. The row of any other token, or of one outside the vocabulary, is
+// NaN, and it adds nothing to the gradient.
+// Threads: embed and embedding_gradient_atomic, four elements each. embedding_gradient, a warp a row
+// of the vocabulary and 128 x QUADS of its columns: it scans all tokens, 128 at once, and adds the
+// rows that match in the order of their positions, so that bits do not differ between runs. It
+// writes every row of the gradient.
+// Shared memory: TOKENS tokens a block.
+// Bound: memory of x, and of the gradient, which is as large as the table.
+#define STREAM_STORE "st.global"
+#include "common/cluster.cuh"
+#include "common/memory.cuh"
+#include "common/types.cuh"
+#include "transformer/quads.cuh"
+
+constexpr int kThreads = THREADS, kQuads = QUADS, kTokens = TOKENS;
+constexpr int kWarps = kThreads / static_cast<int>(kWarpSize);
+constexpr int kWarpTokens = 4 * kWarpSize;  // tokens that a warp compares at once
+static_assert(kTokens % kWarpTokens == 0, "a warp compares whole groups of tokens");
+
+__device__ __forceinline__ bool valid(float token, int vocabulary) {
+  return token >= 0.f && token < static_cast<float>(vocabulary) &&
+         token == static_cast<float>(static_cast<int>(token));
+}
+
+// x fp32 [tokens, d], table [vocabulary, d]; d a multiple of 4
+extern "C" __global__ void __launch_bounds__(kThreads)
+    transformer_embed(const float* tokens, const Element* table, float* x, i64 count, int d,
+                      int vocabulary) {
+  wait_for_previous_kernels();
+  allow_next_kernel();
+  const int row_quads = d / 4;
+  const i64 at = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
+  if (at >= count * row_quads) return;
+  const i64 row = quotient(at, row_quads);
+  const int column = static_cast<int>(at - row * row_quads) * 4;
+  const float token = tokens[row];
+  Quad values;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) values[i] = __uint_as_float(0x7fc00000u);
+  if (valid(token, vocabulary)) {
+    load_quad(table + static_cast<i64>(token) * d + column, values);
+  }
+  store_f32_quad(x + row * d + column, values);
+}
+
+// Adds to grad_table fp32 [vocabulary, d], which is zero before.
+extern "C" __global__ void __launch_bounds__(kThreads)
+    transformer_embedding_gradient_atomic(const float* tokens, const float* grad_x,
+                                          float* grad_table, i64 count, int d, int vocabulary) {
+  wait_for_previous_kernels();
+  allow_next_kernel();
+  const int row_quads = d / 4;
+  const i64 at = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
+  if (at >= count * row_quads) return;
+  const i64 row = quotient(at, row_quads);
+  const int column = static_cast<int>(at - row * row_quads) * 4;
+  const float token = tokens[row];
+  if (!valid(token, vocabulary)) return;
+  Quad values;
+  load_f32_quad(grad_x + row * d + column, values);
+  float* to = grad_table + static_cast<i64>(token) * d + column;
+  reduce_add_f32x4(to, values[0], values[1], values[2], values[3]);
+}
+
+// blocks x: kWarps rows of the vocabulary, y: 128 kQuads columns
+extern "C" __global__ void __launch_bounds__(kThreads)
+    transformer_embedding_gradient(const float* tokens, const float* grad_x, float* grad_table,
+                                   i64 count, int d, int vocabulary) {
+  __shared__ __align__(16) float staged[kTokens];
+  wait_for_previous_kernels();
+  allow_next_kernel();
+  const int lane = threadIdx.x % kWarpSize;
+  const int word = blockIdx.x * kWarps + threadIdx.x / kWarpSize;
+  const int first = blockIdx.y * (kWarpTokens * kQuads) + lane * 4;
+  const float own = static_cast<float>(word);
+  Quad sums[kQuads] = {};
+  for (i64 begin = 0; begin < count; begin += kTokens) {
+    __syncthreads();
+    for (int i = threadIdx.x; i < kTokens; i += kThreads) {
+      staged[i] = begin + i < count ? tokens[begin + i] : -1.f;
+    }
+    __syncthreads();
+    const int here = static_cast<int>(min_of<i64>(kTokens, count - begin));
+    for (int group = 0; group < here; group += kWarpTokens) {
+      const float4 four = *reinterpret_cast<const float4*>(staged + group + lane * 4);
+      const u32 matches = (four.x == own ? 1u : 0u) | (four.y == own ? 2u : 0u) |
+                          (four.z == own ? 4u : 0u) | (four.w == own ? 8u : 0u);
+      for (u32 lanes = __ballot_sync(kFullWarp, matches != 0); lanes != 0; lanes &= lanes - 1) {
+        const int source = __ffs(static_cast<int>(lanes)) - 1;
+        for (u32 rest = __shfl_sync(kFullWarp, matches, source); rest != 0; rest &= rest - 1) {
+          const i64 token = begin + group + source * 4 + __ffs(static_cast<int>(rest)) - 1;
+#pragma unroll
+          for (int i = 0; i < kQuads; ++i) {
+            const int column = first + i * kWarpTokens;
+            if (column >= d) break;
+            Quad values;
+            load_f32_quad(grad_x + token * d + column, values);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) sums[i][j] += values[j];
+          }
+        }
+      }
+    }
+  }
+  if (word >= vocabulary) return;
+#pragma unroll
+  for (int i = 0; i < kQuads; ++i) {
+    const int column = first + i * kWarpTokens;
+    if (column < d) store_f32_quad(grad_table + static_cast<i64>(word) * d + column, sums[i]);
+  }
+}

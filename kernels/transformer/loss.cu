@@ -1,0 +1,138 @@
+// Cross entropy of the logits, and its gradient, which may lie in their place.
+//
+//   loss[t] = log(sum_w e^logits[t,w]) - logits[t,target[t]]
+//   dlogits[t,w] = (softmax(logits[t])[w] - [w = target[t]]) scale
+//
+// Layout: logits and gradients [tokens, stride] in the element, of which the first `vocabulary`
+// columns count; the padding behind them is written as 0. Targets are whole numbers in fp32. Any other target, or one
+// outside the vocabulary, makes the token's loss and gradients NaN.
+// Threads: a block a token, which reads its row once, PACKETS packets of 16 bytes a thread, and
+// keeps it in registers.
+// Shared memory: block reductions only.
+// Bound: memory, one element read and one written; without the gradient, one read.
+// mean_loss: a block a sequence; thread i adds tokens i, i + THREADS and so on, so that bits do not
+// differ between runs.
+#define STREAM_STORE "st.global"
+#include "common/cluster.cuh"
+#include "common/element.cuh"
+#include "common/math.cuh"
+#include "common/reduce.cuh"
+#include "common/types.cuh"
+
+constexpr int kThreads = THREADS, kPackets = PACKETS;
+constexpr int kPacket = 16 / kElementBytes;  // elements of a packet
+
+using Values = float[kPacket];
+
+__device__ __forceinline__ float not_a_number() { return __uint_as_float(0x7fc00000u); }
+
+// Values of a packet from column `column` on, -inf behind the vocabulary.
+__device__ __forceinline__ void unpack_masked(const ElementPacket<kPacket>& packet, int column,
+                                              int vocabulary, Values& values) {
+  unpack<kPacket>(packet, values);
+  if (column + kPacket <= vocabulary) return;
+#pragma unroll
+  for (int j = 0; j < kPacket; ++j) {
+    if (column + j >= vocabulary) values[j] = negative_infinity();
+  }
+}
+
+template <bool kGradient>
+__device__ __forceinline__ void cross_entropy(const Element* logits, const float* targets,
+                                              float* losses, Element* gradients, int vocabulary,
+                                              int stride, float scale) {
+  __shared__ float scratch[kThreads / 32];
+  wait_for_previous_kernels();
+  allow_next_kernel();
+  const i64 row = static_cast<i64>(blockIdx.x) * stride;
+  const int first = threadIdx.x * kPacket;
+  ElementPacket<kPacket> packets[kPackets];
+#pragma unroll
+  for (int i = 0; i < kPackets; ++i) {
+    const int column = first + i * (kThreads * kPacket);
+    if (column < stride) packets[i] = load_coherent<16>(logits + row + column);
+  }
+  const float target = targets[blockIdx.x];
+  const bool valid = target >= 0.f && target < static_cast<float>(vocabulary) &&
+                     target == static_cast<float>(static_cast<int>(target));
+  const int hit = valid ? static_cast<int>(target) : -1;
+
+  float top = negative_infinity(), hit_logit = 0.f;
+  bool holds_hit = false;
+#pragma unroll
+  for (int i = 0; i < kPackets; ++i) {
+    const int column = first + i * (kThreads * kPacket);
+    if (column >= stride) break;
+    Values values;
+    unpack_masked(packets[i], column, vocabulary, values);
+#pragma unroll
+    for (int j = 0; j < kPacket; ++j) top = max_f32(top, values[j]);
+    if (hit >= column && hit < column + kPacket) {
+      holds_hit = true;
+#pragma unroll
+      for (int j = 0; j < kPacket; ++j) {
+        if (column + j == hit) hit_logit = values[j];
+      }
+    }
+  }
+  top = block_max<kThreads>(top, scratch);
+  float sum = 0.f;
+#pragma unroll
+  for (int i = 0; i < kPackets; ++i) {
+    const int column = first + i * (kThreads * kPacket);
+    if (column >= stride) break;
+    Values values;
+    unpack_masked(packets[i], column, vocabulary, values);
+#pragma unroll
+    for (int j = 0; j < kPacket; ++j) sum += exp2_approx((values[j] - top) * kLog2E);
+  }
+  sum = block_sum<kThreads>(sum, scratch);
+  if (holds_hit) losses[blockIdx.x] = logf(sum) + top - hit_logit;
+  if (!valid && threadIdx.x == 0) losses[blockIdx.x] = not_a_number();
+
+  const float factor = valid ? scale / sum : not_a_number();
+#pragma unroll
+  for (int i = 0; i < kPackets; ++i) {
+    const int column = first + i * (kThreads * kPacket);
+    if (column >= stride) break;
+    if (!kGradient && column + kPacket <= vocabulary) continue;
+    Values values;
+    unpack<kPacket>(packets[i], values);
+#pragma unroll
+    for (int j = 0; j < kPacket; ++j) {
+      if (kGradient) {
+        values[j] = exp2_approx((values[j] - top) * kLog2E) * factor;
+        if (column + j == hit) values[j] -= scale;
+      }
+      if (column + j >= vocabulary) values[j] = 0.f;
+    }
+    store_stream<16>(gradients + row + column, pack<kPacket>(values));
+  }
+}
+
+// losses fp32 [tokens]; stride a multiple of a packet
+extern "C" __global__ void __launch_bounds__(kThreads)
+    transformer_loss(const Element* logits, const float* targets, float* losses,
+                     Element* gradients, int vocabulary, int stride, float scale) {
+  cross_entropy<true>(logits, targets, losses, gradients, vocabulary, stride, scale);
+}
+
+// Logits stay as they are, but for the padding.
+extern "C" __global__ void __launch_bounds__(kThreads)
+    transformer_loss_forward(Element* logits, const float* targets, float* losses, int vocabulary,
+                             int stride) {
+  cross_entropy<false>(logits, targets, losses, logits, vocabulary, stride, 0.f);
+}
+
+// losses fp32 [sequences, context] to means fp32 [sequences]
+extern "C" __global__ void __launch_bounds__(kThreads)
+    transformer_mean_loss(const float* losses, float* means, int context) {
+  __shared__ float scratch[kThreads / 32];
+  wait_for_previous_kernels();
+  allow_next_kernel();
+  const float* from = losses + static_cast<i64>(blockIdx.x) * context;
+  float sum = 0.f;
+  for (int i = threadIdx.x; i < context; i += kThreads) sum += from[i];
+  sum = block_sum<kThreads>(sum, scratch);
+  if (threadIdx.x == 0) means[blockIdx.x] = sum / static_cast<float>(context);
+}

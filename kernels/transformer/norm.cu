@@ -1,0 +1,206 @@
+// RMSNorm of rows of the fp32 residual stream, with or without the addition of a branch before it,
+// and its gradients.
+//
+//   x = residual + branch,  r = 1 / sqrt(mean_i x_i^2 + eps),  y_i = x_i r gain_i
+//   dx_i = residual gradient_i + r (gain_i dy_i - x_i r^2 mean_j (gain_j dy_j x_j))
+//   dgain_i = sum over rows of dy_i x_i r
+//
+// Threads: GROUP threads a row, which hold it in registers, QUADS groups of four elements each.
+// Forward has a row a block. Backward has THREADS / GROUP rows at once in a block, which strides
+// over the rows and sums its gain gradients in registers.
+// Shared memory: row sums of each group; backward also one row of gain gradients.
+// gain_gradient: a block 32 columns of one gain, 32 threads each, which sum partial rows in a fixed
+// order: the same bits in every run.
+// Bound: memory. Bytes an element with 16-bit elements: forward 6, with the addition 12, backward 16
+// with a residual gradient and 12 without.
+#define STREAM_STORE "st.global"
+#include "common/cluster.cuh"
+#include "common/memory.cuh"
+#include "common/reduce.cuh"
+#include "common/types.cuh"
+#include "transformer/quads.cuh"
+
+constexpr int kThreads = THREADS, kGroup = GROUP, kQuads = QUADS;
+constexpr int kGroups = kThreads / kGroup, kWarps = kGroup / static_cast<int>(kWarpSize);
+constexpr int kRow = kGroup * kQuads * 4;  // elements that a group has room for
+constexpr float kEpsilon = 1e-5f;
+static_assert(kThreads % kGroup == 0 && kGroup % 32 == 0 && kGroups <= 15,
+              "groups are whole warps, and each has a named barrier");
+
+// Sum over the threads of a group. Two calls in a row use the two halves of `scratch`, so that one
+// barrier is enough.
+__device__ __forceinline__ float group_sum(float x, float (&scratch)[2][kWarps], int half,
+                                           int group) {
+  x = lanes_sum<32>(x);
+  const int thread = threadIdx.x % kGroup;
+  if (thread % kWarpSize == 0) scratch[half][thread / kWarpSize] = x;
+  barrier_sync(1 + group, kGroup);
+  float total = 0.f;
+#pragma unroll
+  for (int i = 0; i < kWarps; ++i) total += scratch[half][i];
+  return total;
+}
+
+// Normalises the row of block blockIdx.x.
+template <bool kAdds>
+__device__ __forceinline__ void normalize(const float* x, const Element* branch, float* sum,
+                                          const Element* gain, Element* y, float* inverse, int d) {
+  __shared__ float scratch[2][kWarps];
+  wait_for_previous_kernels();
+  allow_next_kernel();
+  const i64 row = static_cast<i64>(blockIdx.x) * d;
+  const int first = threadIdx.x * 4;
+  Quad values[kQuads], added[kQuads];
+#pragma unroll
+  for (int i = 0; i < kQuads; ++i) {
+    const int column = first + i * (kGroup * 4);
+    if (column < d) {
+      load_f32_quad(x + row + column, values[i]);
+      if (kAdds) load_quad(branch + row + column, added[i]);
+    }
+  }
+  float squares = 0.f;
+#pragma unroll
+  for (int i = 0; i < kQuads; ++i) {
+    const int column = first + i * (kGroup * 4);
+    if (column >= d) break;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (kAdds) values[i][j] += added[i][j];
+      squares += values[i][j] * values[i][j];
+    }
+    if (kAdds) store_f32_quad(sum + row + column, values[i]);
+  }
+  const float r = rsqrtf(group_sum(squares, scratch, 0, 0) / static_cast<float>(d) + kEpsilon);
+#pragma unroll
+  for (int i = 0; i < kQuads; ++i) {
+    const int column = first + i * (kGroup * 4);
+    if (column >= d) break;
+    Quad gains;
+    load_quad(gain + column, gains);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) values[i][j] *= r * gains[j];
+    store_quad(y + row + column, values[i]);
+  }
+  if (threadIdx.x == 0) inverse[blockIdx.x] = r;
+}
+
+// x fp32 [tokens, d], gain [d], y [tokens, d], inverse fp32 [tokens]; d a multiple of 4, at most
+// kRow
+extern "C" __global__ void __launch_bounds__(kGroup)
+    transformer_norm(const float* x, const Element* gain, Element* y, float* inverse, int d) {
+  normalize<false>(x, nullptr, nullptr, gain, y, inverse, d);
+}
+
+// The branch [tokens, d] is added first; the sum, fp32, may lie where x does.
+extern "C" __global__ void __launch_bounds__(kGroup)
+    transformer_norm_add(const float* x, const Element* branch, float* sum, const Element* gain,
+                         Element* y, float* inverse, int d) {
+  normalize<true>(x, branch, sum, gain, y, inverse, d);
+}
+
+// grad_x fp32 [tokens, d] may lie where residual_gradient does, which may be null; rounded is
+// grad_x in the element, or null; partials fp32 [gridDim.x, d]
+extern "C" __global__ void __launch_bounds__(kThreads)
+    transformer_norm_backward(const float* x, const float* inverse, const Element* gain,
+                              const Element* grad_y, const float* residual_gradient, float* grad_x,
+                              Element* rounded, float* partials, i64 tokens, int d) {
+  __shared__ float scratch[kGroups][2][kWarps];
+  __shared__ __align__(16) float sums[kRow];
+  wait_for_previous_kernels();
+  allow_next_kernel();
+  const int group = threadIdx.x / kGroup, first = threadIdx.x % kGroup * 4;
+  Quad gain_sums[kQuads] = {};
+  int half = 0;
+  for (i64 token = static_cast<i64>(blockIdx.x) * kGroups + group; token < tokens;
+       token += static_cast<i64>(gridDim.x) * kGroups) {
+    const i64 row = token * d;
+    Quad values[kQuads], slopes[kQuads], passed[kQuads] = {};
+    const float r = inverse[token];
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+      const int column = first + i * (kGroup * 4);
+      if (column >= d) break;
+      load_f32_quad(x + row + column, values[i]);
+      load_quad(grad_y + row + column, slopes[i]);
+      if (residual_gradient != nullptr) {
+        load_f32_quad(residual_gradient + row + column, passed[i]);
+      }
+    }
+    float product = 0.f;
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+      const int column = first + i * (kGroup * 4);
+      if (column >= d) break;
+      Quad gains;
+      load_quad(gain + column, gains);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        gain_sums[i][j] += slopes[i][j] * values[i][j] * r;
+        slopes[i][j] *= gains[j];
+        product += slopes[i][j] * values[i][j];
+      }
+    }
+    product = group_sum(product, scratch[group], half, group);
+    half ^= 1;
+    const float pull = product / static_cast<float>(d) * r * r;
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+      const int column = first + i * (kGroup * 4);
+      if (column >= d) break;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) passed[i][j] += r * (slopes[i][j] - values[i][j] * pull);
+      store_f32_quad(grad_x + row + column, passed[i]);
+      if (rounded != nullptr) store_quad(rounded + row + column, passed[i]);
+    }
+  }
+  // Group 0 adds the other groups' sums one after the other.
+#pragma unroll 1
+  for (int other = 1; other < kGroups; ++other) {
+    if (group == other) {
+#pragma unroll
+      for (int i = 0; i < kQuads; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sums[first + i * (kGroup * 4) + j] = gain_sums[i][j];
+      }
+    }
+    __syncthreads();
+    if (group == 0) {
+#pragma unroll
+      for (int i = 0; i < kQuads; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) gain_sums[i][j] += sums[first + i * (kGroup * 4) + j];
+      }
+    }
+    __syncthreads();
+  }
+  if (group > 0) return;
+#pragma unroll
+  for (int i = 0; i < kQuads; ++i) {
+    const int column = first + i * (kGroup * 4);
+    if (column >= d) break;
+    store_f32_quad(partials + static_cast<i64>(blockIdx.x) * d + column, gain_sums[i]);
+  }
+}
+
+// partials fp32 [gains, rows, d] to grad_gain fp32 [gains, d]; blocks x: 32 columns, y: a gain
+extern "C" __global__ void __launch_bounds__(1024)
+    transformer_gain_gradient(const float* partials, float* grad_gain, int rows, int d) {
+  __shared__ float sums[32][33];
+  wait_for_previous_kernels();
+  allow_next_kernel();
+  const int lane = threadIdx.x % 32, part = threadIdx.x / 32;
+  const int column = blockIdx.x * 32 + lane;
+  const float* from = partials + static_cast<i64>(blockIdx.y) * rows * d;
+  float sum = 0.f;
+  if (column < d) {
+#pragma unroll 8
+    for (int row = part; row < rows; row += 32) sum += from[static_cast<i64>(row) * d + column];
+  }
+  sums[part][lane] = sum;
+  __syncthreads();
+  // Warp w sums column w.
+  const float total = lanes_sum<32>(sums[lane][part]);
+  const int own = blockIdx.x * 32 + part;
+  if (lane == 0 && own < d) grad_gain[static_cast<i64>(blockIdx.y) * d + own] = total;
+}

@@ -1,0 +1,30 @@
+// Four neighbouring elements a thread: 16 bytes in fp32, 8 or 16 in the row's element. A warp that
+// reads fp32 and 16-bit tensors together then touches whole sectors of both.
+//
+// Loads are coherent, because an output may lie where an input does: a thread reads its elements
+// before it writes them, and no other thread reads them.
+#pragma once
+#include "common/element.cuh"
+
+using Quad = float[4];
+
+__device__ __forceinline__ void load_f32_quad(const float* from, Quad& values) {
+  const Packet<16> packet = load_coherent<16>(from);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) values[i] = __uint_as_float(packet.word[i]);
+}
+
+__device__ __forceinline__ void load_quad(const Element* from, Quad& values) {
+  unpack<4>(load_coherent<4 * kElementBytes>(from), values);
+}
+
+__device__ __forceinline__ void store_f32_quad(float* to, const Quad& values) {
+  Packet<16> packet;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) packet.word[i] = __float_as_uint(values[i]);
+  store_stream<16>(to, packet);
+}
+
+__device__ __forceinline__ void store_quad(Element* to, const Quad& values) {
+  store_stream<4 * kElementBytes>(to, pack<4>(values));
+}

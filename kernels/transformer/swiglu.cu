@@ -1,0 +1,97 @@
+// SwiGLU and its gradient.
+//
+//   h = silu(gate) up,  silu(z) = z s(z),  s(z) = 1 / (1 + e^-z)
+//   dup = dh silu(gate),  dgate = dh up s(gate) (1 + gate (1 - s(gate)))
+//
+// Layout: gate_up [tokens, 2, ff], the gate first; h [tokens, ff]; ff a multiple of a packet.
+// Threads: PACKETS packets of 16 bytes of h each, a block apart, all loads before the first store.
+// Shared memory: none.
+// Bound: memory, 3 elements moved an element of h forward and 5 backward.
+#define STREAM_STORE "st.global"
+#include "common/cluster.cuh"
+#include "common/element.cuh"
+#include "common/math.cuh"
+#include "common/types.cuh"
+
+constexpr int kThreads = THREADS, kPackets = PACKETS;
+constexpr int kPacket = 16 / kElementBytes;  // elements of a packet
+
+using Values = float[kPacket];
+
+__device__ __forceinline__ float sigmoid(float z) {
+  return reciprocal_approx(1.f + exp2_approx(-kLog2E * z));
+}
+
+// Index of this thread's packet `i` of h, in packets.
+__device__ __forceinline__ i64 packet_index(int i) {
+  return static_cast<i64>(blockIdx.x) * (kThreads * kPackets) + i * kThreads + threadIdx.x;
+}
+
+// Offset of the gate of packet `at` of h, elements.
+__device__ __forceinline__ i64 gate_offset(i64 at, int ff) {
+  return at * kPacket + quotient(at, ff / kPacket) * ff;
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads)
+    transformer_swiglu(const Element* gate_up, Element* h, i64 tokens, int ff) {
+  wait_for_previous_kernels();
+  allow_next_kernel();
+  const i64 packets = tokens * (ff / kPacket);
+  ElementPacket<kPacket> gates[kPackets], ups[kPackets];
+#pragma unroll
+  for (int i = 0; i < kPackets; ++i) {
+    const i64 at = packet_index(i);
+    if (at >= packets) break;
+    const Element* from = gate_up + gate_offset(at, ff);
+    gates[i] = load_stream<16>(from);
+    ups[i] = load_stream<16>(from + ff);
+  }
+#pragma unroll
+  for (int i = 0; i < kPackets; ++i) {
+    const i64 at = packet_index(i);
+    if (at >= packets) break;
+    Values gate, up;
+    unpack<kPacket>(gates[i], gate);
+    unpack<kPacket>(ups[i], up);
+#pragma unroll
+    for (int j = 0; j < kPacket; ++j) up[j] *= gate[j] * sigmoid(gate[j]);
+    store_stream<16>(h + at * kPacket, pack<kPacket>(up));
+  }
+}
+
+// grad_gate_up may lie where gate_up does.
+extern "C" __global__ void __launch_bounds__(kThreads)
+    transformer_swiglu_backward(const Element* gate_up, const Element* grad_h,
+                                Element* grad_gate_up, i64 tokens, int ff) {
+  wait_for_previous_kernels();
+  allow_next_kernel();
+  const i64 packets = tokens * (ff / kPacket);
+  ElementPacket<kPacket> gates[kPackets], ups[kPackets], slopes[kPackets];
+#pragma unroll
+  for (int i = 0; i < kPackets; ++i) {
+    const i64 at = packet_index(i);
+    if (at >= packets) break;
+    const Element* from = gate_up + gate_offset(at, ff);
+    gates[i] = load_coherent<16>(from);
+    ups[i] = load_coherent<16>(from + ff);
+    slopes[i] = load_stream<16>(grad_h + at * kPacket);
+  }
+#pragma unroll
+  for (int i = 0; i < kPackets; ++i) {
+    const i64 at = packet_index(i);
+    if (at >= packets) break;
+    Values gate, up, slope;
+    unpack<kPacket>(gates[i], gate);
+    unpack<kPacket>(ups[i], up);
+    unpack<kPacket>(slopes[i], slope);
+#pragma unroll
+    for (int j = 0; j < kPacket; ++j) {
+      const float s = sigmoid(gate[j]), silu = gate[j] * s;
+      gate[j] = slope[j] * up[j] * (s + silu * (1.f - s));
+      up[j] = slope[j] * silu;
+    }
+    Element* to = grad_gate_up + gate_offset(at, ff);
+    store_stream<16>(to, pack<kPacket>(gate));
+    store_stream<16>(to + ff, pack<kPacket>(up));
+  }
+}

@@ -1,0 +1,619 @@
+//! The kernels between the GEMMs of the language model, each on inputs of its own: a problem for
+//! each, with its reference and the bytes that it has to move. Verification and the ceilings of
+//! memory then cover every kernel at every size.
+//!
+//! Deliberately absent: a chain. Inputs are drawn, with about the spread that they have in the
+//! network.
+
+use std::collections::BTreeMap;
+
+use half::bf16;
+
+use super::gradients::{Gradient, update};
+use super::reference::{sigmoid, softmax};
+use super::shape::{ArenaRows, NORM_EPSILON, ROPE_BASE, SIZES, Shape, Weight};
+use crate::parallel;
+use kernelgate::workload::{
+    Axis, AxisError, Data, Dtype, Expected, Point, Problem, Tensor, Tensors, Tolerance, Unit, Work,
+    Workload, random,
+};
+
+/// One kernel, or two that always follow each other.
+pub const COMPONENT: Workload<ComponentProblem> = Workload {
+    name: "transformer/kernel",
+    about: "a kernel of the language model on inputs of its own",
+    revision: 1,
+    axes: &[
+        Axis::one_of("kernel", NAMES, "the kernel"),
+        Axis::one_of("size", SIZES, "width, layers and heads"),
+        Axis::number("ctx", "tokens of a sequence"),
+        Axis::number("b", "sequences"),
+        Axis::one_of("dtype", &["f32", "bf16"], "dtype of activations; sums are f32"),
+    ],
+    default: &["kernel=norm_backward,loss size=small ctx=512 b=4 dtype=bf16"],
+    accelerator: &[],
+    // At least 256 MB a launch.
+    thorough: &[
+        "kernel=embed,norm,norm_add,norm_backward,rope size=small ctx=1024 b=64 dtype=bf16",
+        "kernel=embedding_gradient size=small ctx=1024 b=64 dtype=bf16",
+        "kernel=swiglu,swiglu_backward size=small ctx=1024 b=24 dtype=bf16",
+        "kernel=softmax,softmax_f32,softmax_backward,softmax_backward_f32 size=small ctx=1024 b=16 \
+         dtype=bf16",
+        "kernel=loss,loss_forward size=small ctx=1024 b=16 dtype=bf16",
+        "kernel=adamw size=small ctx=64 b=1 dtype=bf16",
+    ],
+    bind: ComponentProblem::bind,
+};
+
+/// A kernel between the GEMMs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Component {
+    /// Rows of the embedding.
+    Embed,
+    /// Gradient of the embedding.
+    EmbeddingGradient,
+    /// RMSNorm.
+    Norm,
+    /// RMSNorm of the sum of the residual stream and a branch.
+    NormAdd,
+    /// Gradients of the residual stream and of the gain.
+    NormBackward,
+    /// Rotary embedding of queries and keys.
+    Rope,
+    /// SwiGLU.
+    Swiglu,
+    /// Gradients of gates and ups.
+    SwigluBackward,
+    /// Causal softmax.
+    Softmax,
+    /// Causal softmax of f32 scores.
+    SoftmaxF32,
+    /// Gradients of the scores.
+    SoftmaxBackward,
+    /// Gradients of the scores, from f32 gradients of the probabilities.
+    SoftmaxBackwardF32,
+    /// Losses, and gradients of the logits.
+    Loss,
+    /// Losses.
+    LossForward,
+    /// A step of AdamW.
+    AdamW,
+}
+
+impl Component {
+    /// Every kernel, in the order of [`NAMES`].
+    pub const ALL: [Self; NAMES.len()] = [
+        Self::Embed,
+        Self::EmbeddingGradient,
+        Self::Norm,
+        Self::NormAdd,
+        Self::NormBackward,
+        Self::Rope,
+        Self::Swiglu,
+        Self::SwigluBackward,
+        Self::Softmax,
+        Self::SoftmaxF32,
+        Self::SoftmaxBackward,
+        Self::SoftmaxBackwardF32,
+        Self::Loss,
+        Self::LossForward,
+        Self::AdamW,
+    ];
+}
+
+/// Their values of the axis.
+const NAMES: &[&str] = &[
+    "embed",
+    "embedding_gradient",
+    "norm",
+    "norm_add",
+    "norm_backward",
+    "rope",
+    "swiglu",
+    "swiglu_backward",
+    "softmax",
+    "softmax_f32",
+    "softmax_backward",
+    "softmax_backward_f32",
+    "loss",
+    "loss_forward",
+    "adamw",
+];
+
+/// Parameters of a model whose whole step of AdamW is compared; of a larger one, some rows are.
+const WHOLE: usize = 4 << 20;
+
+/// A tensor of a component.
+pub struct Declared {
+    /// Its name.
+    pub name: &'static str,
+    /// Its shape.
+    pub extents: Vec<usize>,
+    /// Its dtype.
+    pub dtype: Dtype,
+}
+
+impl Declared {
+    fn new(name: &'static str, extents: impl Into<Vec<usize>>, dtype: Dtype) -> Self {
+        Self { name, extents: extents.into(), dtype }
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        self.extents.iter().product::<usize>() * self.dtype.bytes()
+    }
+}
+
+/// `transformer/kernel`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ComponentProblem {
+    /// The kernel.
+    pub component: Component,
+    /// Extents and dtype.
+    pub shape: Shape,
+}
+
+impl ComponentProblem {
+    fn bind(point: &Point) -> Result<Self, AxisError> {
+        let name = point.word("kernel")?;
+        let number = NAMES.iter().position(|known| *known == name);
+        let component = Component::ALL[number.expect("the axis lists the names")];
+        Ok(Self { component, shape: Shape::bind(point)? })
+    }
+
+    /// Its inputs.
+    pub fn operands(&self) -> Vec<Declared> {
+        let shape = self.shape;
+        let Shape { d, ff, dtype, context, .. } = shape;
+        let tokens = shape.tokens();
+        let f32 = |name, extents| Declared::new(name, extents, Dtype::F32);
+        let element = |name, extents| Declared::new(name, extents, dtype);
+        let token_numbers = |name| f32(name, vec![shape.batch, context]);
+        let stream = |name| f32(name, vec![tokens, d]);
+        let gain = || element("gain", vec![d]);
+        let logits = || element("logits", vec![tokens, shape.padded()]);
+        let gate_up = || element("gate_up", vec![tokens, 2, ff]);
+        let pairs = vec![shape.batch * shape.heads, context, context];
+        match self.component {
+            Component::Embed => {
+                vec![token_numbers("tokens"), element("table", vec![shape.vocabulary, d])]
+            }
+            Component::EmbeddingGradient => vec![token_numbers("tokens"), stream("grad_x")],
+            Component::Norm => vec![stream("x"), gain()],
+            Component::NormAdd => vec![stream("x"), element("branch", vec![tokens, d]), gain()],
+            Component::NormBackward => vec![
+                stream("x"),
+                f32("inverse", vec![tokens]),
+                gain(),
+                element("grad_y", vec![tokens, d]),
+                stream("residual_gradient"),
+            ],
+            Component::Rope => {
+                vec![element("qkv", vec![tokens, 3, shape.heads, shape.head_dim()])]
+            }
+            Component::Swiglu => vec![gate_up()],
+            Component::SwigluBackward => vec![gate_up(), element("grad_h", vec![tokens, ff])],
+            Component::Softmax => vec![element("scores", pairs)],
+            Component::SoftmaxF32 => vec![f32("scores", pairs)],
+            Component::SoftmaxBackward => {
+                vec![element("probabilities", pairs.clone()), element("grad_probabilities", pairs)]
+            }
+            Component::SoftmaxBackwardF32 => {
+                vec![element("probabilities", pairs.clone()), f32("grad_probabilities", pairs)]
+            }
+            Component::Loss | Component::LossForward => vec![logits(), token_numbers("targets")],
+            Component::AdamW => {
+                let rows = |name, rows| f32(name, vec![rows, d]);
+                let matrices = shape.rows() - shape.matrices();
+                vec![
+                    rows("parameters", shape.rows()),
+                    rows("first_moments", shape.rows()),
+                    rows("second_moments", shape.rows()),
+                    rows("f32_gradients", shape.matrices()),
+                    element("gradients", vec![matrices, d]),
+                    f32("steps", vec![1]),
+                ]
+            }
+        }
+    }
+
+    /// Its outputs.
+    pub fn outputs(&self) -> Vec<Declared> {
+        let shape = self.shape;
+        let Shape { d, ff, dtype, context, batch, .. } = shape;
+        let tokens = shape.tokens();
+        let f32 = |name, extents| Declared::new(name, extents, Dtype::F32);
+        let element = |name, extents| Declared::new(name, extents, dtype);
+        let inverse = || f32("inverse", vec![tokens, 1]);
+        let y = || element("y", vec![tokens, d]);
+        let pairs = vec![batch * shape.heads, context, context];
+        match self.component {
+            Component::Embed => vec![f32("x", vec![tokens, d])],
+            Component::EmbeddingGradient => vec![f32("grad_table", vec![shape.vocabulary, d])],
+            Component::Norm => vec![y(), inverse()],
+            Component::NormAdd => vec![f32("sum", vec![tokens, d]), y(), inverse()],
+            Component::NormBackward => vec![
+                f32("grad_x", vec![tokens, d]),
+                element("rounded", vec![tokens, d]),
+                f32("grad_gain", vec![d]),
+            ],
+            Component::Rope => vec![element("rotated", vec![tokens, 2 * d])],
+            Component::Swiglu => vec![element("h", vec![tokens, ff])],
+            Component::SwigluBackward => vec![element("grad_gate_up", vec![tokens, 2 * ff])],
+            Component::Softmax | Component::SoftmaxF32 => vec![element("probabilities", pairs)],
+            Component::SoftmaxBackward | Component::SoftmaxBackwardF32 => {
+                vec![element("grad_scores", pairs)]
+            }
+            Component::Loss => vec![
+                f32("loss", vec![batch, 1]),
+                element("grad_logits", vec![tokens, shape.padded()]),
+            ],
+            Component::LossForward => vec![f32("loss", vec![batch, 1])],
+            Component::AdamW => {
+                let state = |name| f32(name, vec![shape.rows(), d]);
+                let mut outputs = vec![state("new_p"), state("new_m"), state("new_v")];
+                if dtype != Dtype::F32 {
+                    outputs.push(element("copy", vec![shape.rows(), d]));
+                }
+                outputs
+            }
+        }
+    }
+
+    /// Values of an input from N(0, 1).
+    fn spread(&self, name: &str) -> fn(f32) -> f32 {
+        match name {
+            "gain" => |x| 1.0 + 0.1 * x,
+            "inverse" => |x| 0.5 + x.abs(),
+            "scores" | "logits" => |x| 3.0 * x,
+            "probabilities" => |x| 0.01 * x * x,
+            "parameters" => |x| 0.03 * x,
+            "first_moments" | "f32_gradients" | "gradients" => |x| 1e-3 * x,
+            "second_moments" => |x| 1e-6 * (0.5 + x.abs()),
+            _ => |x| x,
+        }
+    }
+
+    fn references(&self, inputs: &Tensors) -> Vec<Vec<f64>> {
+        let rows = Rows { inputs, shape: self.shape };
+        match self.component {
+            Component::Embed => vec![rows.embed()],
+            Component::EmbeddingGradient => vec![rows.embedding_gradient()],
+            Component::Norm => vec![rows.norm(&[]), rows.inverse_roots(&[])],
+            Component::NormAdd => {
+                vec![rows.sum(), rows.norm(&["branch"]), rows.inverse_roots(&["branch"])]
+            }
+            Component::NormBackward => {
+                let grad_x = rows.norm_backward();
+                vec![grad_x.clone(), grad_x, rows.gain_gradient()]
+            }
+            Component::Rope => vec![rows.rotated()],
+            Component::Swiglu => vec![rows.swiglu()],
+            Component::SwigluBackward => vec![rows.swiglu_backward()],
+            Component::Softmax | Component::SoftmaxF32 => vec![rows.causal_softmax()],
+            Component::SoftmaxBackward | Component::SoftmaxBackwardF32 => {
+                vec![rows.causal_softmax_backward()]
+            }
+            Component::Loss => vec![rows.losses(), rows.grad_logits()],
+            Component::LossForward => vec![rows.losses()],
+            Component::AdamW => rows.adamw(&self.compared_rows()),
+        }
+    }
+
+    /// Rows of the arena that are compared.
+    fn compared_rows(&self) -> Vec<usize> {
+        let whole = self.shape.parameters() <= WHOLE;
+        let count = if whole { self.shape.rows() } else { 1000 };
+        random::indices(1, "rows", self.shape.rows(), count)
+    }
+}
+
+impl Problem for ComponentProblem {
+    fn inputs(&self, seed: u64) -> Tensors {
+        let mut inputs = Tensors::new();
+        for Declared { name, extents, dtype } in self.operands() {
+            let spread = self.spread(name);
+            let len = extents.iter().product();
+            let data = match (name, dtype) {
+                ("tokens" | "targets", _) => Data::F32(self.shape.text(seed).f32(name).to_vec()),
+                ("steps", _) => Data::F32(vec![3.0]),
+                (_, Dtype::Bf16) => {
+                    let rounded = |x| bf16::from_f32(spread(x));
+                    Data::Bf16(random::map_normal(seed, name, len, rounded))
+                }
+                _ => Data::F32(random::map_normal(seed, name, len, spread)),
+            };
+            inputs.insert(name, Tensor::new(extents, data));
+        }
+        inputs
+    }
+
+    fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
+        let sampled = (self.component == Component::AdamW).then(|| self.compared_rows());
+        let outputs = self.outputs().into_iter().zip(self.references(inputs));
+        outputs
+            .map(|(Declared { name, extents, .. }, values)| Expected {
+                rows: sampled.clone().filter(|rows| rows.len() < extents[0]),
+                ..Expected::all(name, extents, values)
+            })
+            .collect()
+    }
+
+    fn work(&self) -> Work {
+        let sum = |tensors: Vec<Declared>| tensors.iter().map(Declared::bytes).sum::<usize>();
+        let Shape { d, dtype, .. } = self.shape;
+        let (all, write) = (sum(self.operands()), sum(self.outputs()));
+        let used_rows = self.shape.tokens().min(self.shape.vocabulary);
+        let read = match self.component {
+            Component::Embed => all - (self.shape.vocabulary - used_rows) * d * dtype.bytes(),
+            Component::Rope => all / 3 * 2,
+            // Keys behind the diagonal are not read.
+            Component::Softmax
+            | Component::SoftmaxF32
+            | Component::SoftmaxBackward
+            | Component::SoftmaxBackwardF32 => {
+                all / (2 * self.shape.context) * (self.shape.context + 1)
+            }
+            _ => all,
+        };
+        let elements: usize =
+            self.outputs().iter().map(|output| output.extents.iter().product::<usize>()).sum();
+        // About four operations an element of the outputs.
+        Work::bytes(read as u64, write as u64).with_flops(
+            Unit::Vector,
+            Dtype::F32,
+            4 * elements as u64,
+        )
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        match self.shape.dtype {
+            Dtype::Bf16 => Tolerance { max_error: 6e-3, relative_l2: 3e-3 },
+            _ => Tolerance { max_error: 1e-5, relative_l2: 4e-6 },
+        }
+    }
+
+    /// Outputs in f32 are not rounded any further.
+    fn tolerances(&self) -> BTreeMap<String, Tolerance> {
+        let f32s = self.outputs().into_iter().filter(|output| output.dtype == Dtype::F32);
+        let tolerance = Tolerance { max_error: 1e-5, relative_l2: 4e-6 };
+        f32s.map(|output| (output.name.to_owned(), tolerance)).collect()
+    }
+
+    fn host_bytes(&self) -> u64 {
+        let elements = |tensors: Vec<Declared>| {
+            tensors.iter().map(|tensor| tensor.extents.iter().product::<usize>()).sum::<usize>()
+        };
+        let outputs = elements(self.outputs());
+        // Inputs, outputs, and the reference while its rows are joined.
+        (4 * elements(self.operands()) + (4 + 2 * 8) * outputs) as u64
+    }
+}
+
+/// Inputs row by row in fp64.
+struct Rows<'a> {
+    inputs: &'a Tensors,
+    shape: Shape,
+}
+
+impl Rows<'_> {
+    fn row(&self, name: &str, row: usize, columns: usize) -> Vec<f64> {
+        self.inputs.tensor(name).to_f64(row * columns, columns)
+    }
+
+    /// The rows that `f` makes of each token, one after the other.
+    fn tokens(&self, f: &(dyn Fn(usize) -> Vec<f64> + Sync)) -> Vec<f64> {
+        parallel::map(self.shape.tokens(), f).concat()
+    }
+
+    fn embed(&self) -> Vec<f64> {
+        let tokens = self.inputs.f32("tokens");
+        self.tokens(&|token| self.row("table", tokens[token] as usize, self.shape.d))
+    }
+
+    fn embedding_gradient(&self) -> Vec<f64> {
+        let Shape { d, vocabulary, .. } = self.shape;
+        let mut positions = vec![Vec::new(); vocabulary];
+        for (position, token) in self.inputs.f32("tokens").iter().enumerate() {
+            positions[*token as usize].push(position);
+        }
+        let sum = |token: usize| {
+            let mut sum = vec![0.0; d];
+            for position in &positions[token] {
+                let row = self.row("grad_x", *position, d);
+                sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
+            }
+            sum
+        };
+        parallel::map(vocabulary, &sum).concat()
+    }
+
+    /// A row of x, with the rows of the same number of `added`.
+    fn stream(&self, token: usize, added: &[&str]) -> Vec<f64> {
+        let d = self.shape.d;
+        let mut x = self.row("x", token, d);
+        for name in added {
+            x.iter_mut().zip(self.row(name, token, d)).for_each(|(x, y)| *x += y);
+        }
+        x
+    }
+
+    fn sum(&self) -> Vec<f64> {
+        self.tokens(&|token| self.stream(token, &["branch"]))
+    }
+
+    fn inverse_roots(&self, added: &[&str]) -> Vec<f64> {
+        self.tokens(&|token| vec![inverse_root(&self.stream(token, added))])
+    }
+
+    fn norm(&self, added: &[&str]) -> Vec<f64> {
+        let gain = self.row("gain", 0, self.shape.d);
+        self.tokens(&|token| {
+            let x = self.stream(token, added);
+            let root = inverse_root(&x);
+            x.iter().zip(&gain).map(|(x, gain)| x * root * gain).collect()
+        })
+    }
+
+    fn norm_backward(&self) -> Vec<f64> {
+        let d = self.shape.d;
+        let gain = self.row("gain", 0, d);
+        self.tokens(&|token| {
+            let (x, grad) = (self.row("x", token, d), self.row("grad_y", token, d));
+            let root = self.row("inverse", token, 1)[0];
+            let scaled: Vec<f64> = grad.iter().zip(&gain).map(|(grad, gain)| grad * gain).collect();
+            let mean = scaled.iter().zip(&x).map(|(grad, x)| grad * x).sum::<f64>() / d as f64;
+            let mut out = self.row("residual_gradient", token, d);
+            for (out, (grad, x)) in out.iter_mut().zip(scaled.iter().zip(&x)) {
+                *out += root * (grad - x * root * root * mean);
+            }
+            out
+        })
+    }
+
+    fn gain_gradient(&self) -> Vec<f64> {
+        const TOKENS: usize = 256;
+        let (d, tokens) = (self.shape.d, self.shape.tokens());
+        let partial = |number: usize| {
+            let mut sum = vec![0.0; d];
+            for token in number * TOKENS..tokens.min((number + 1) * TOKENS) {
+                let (x, grad) = (self.row("x", token, d), self.row("grad_y", token, d));
+                let root = self.row("inverse", token, 1)[0];
+                let products = x.iter().zip(&grad).map(|(x, grad)| x * grad * root);
+                sum.iter_mut().zip(products).for_each(|(sum, product)| *sum += product);
+            }
+            sum
+        };
+        let mut total = vec![0.0; d];
+        for sum in parallel::map(tokens.div_ceil(TOKENS), &partial) {
+            total.iter_mut().zip(sum).for_each(|(total, x)| *total += x);
+        }
+        total
+    }
+
+    fn rotated(&self) -> Vec<f64> {
+        let Shape { d, context, .. } = self.shape;
+        let head_dim = self.shape.head_dim();
+        self.tokens(&|token| {
+            let mut row = self.row("qkv", token, 3 * d);
+            row.truncate(2 * d);
+            for (number, pair) in row.chunks_exact_mut(2).enumerate() {
+                let power = (2 * number % head_dim) as f64 / head_dim as f64;
+                let (sin, cos) = ((token % context) as f64 * ROPE_BASE.powf(-power)).sin_cos();
+                let [a, b] = [pair[0], pair[1]];
+                pair.copy_from_slice(&[a * cos - b * sin, a * sin + b * cos]);
+            }
+            row
+        })
+    }
+
+    fn swiglu(&self) -> Vec<f64> {
+        let ff = self.shape.ff;
+        self.tokens(&|token| {
+            let row = self.row("gate_up", token, 2 * ff);
+            let (gate, up) = row.split_at(ff);
+            gate.iter().zip(up).map(|(gate, up)| gate * sigmoid(*gate) * up).collect()
+        })
+    }
+
+    fn swiglu_backward(&self) -> Vec<f64> {
+        let ff = self.shape.ff;
+        self.tokens(&|token| {
+            let row = self.row("gate_up", token, 2 * ff);
+            let grad = self.row("grad_h", token, ff);
+            let (gate, up) = row.split_at(ff);
+            let grad_gate = gate.iter().zip(up).zip(&grad).map(|((gate, up), grad)| {
+                let s = sigmoid(*gate);
+                grad * up * s * (1.0 + gate * (1.0 - s))
+            });
+            let grad_up = gate.iter().zip(&grad).map(|(gate, grad)| grad * gate * sigmoid(*gate));
+            grad_gate.chain(grad_up).collect()
+        })
+    }
+
+    /// Rows of all heads: `f` gets a row's number and how many of its keys are seen.
+    fn causal_rows(&self, f: &(dyn Fn(usize, usize) -> Vec<f64> + Sync)) -> Vec<f64> {
+        let Shape { context, batch, heads, .. } = self.shape;
+        let row = |row: usize| {
+            let mut values = f(row, row % context + 1);
+            values.resize(context, 0.0);
+            values
+        };
+        parallel::map(batch * heads * context, &row).concat()
+    }
+
+    fn scale(&self) -> f64 {
+        1.0 / (self.shape.head_dim() as f64).sqrt()
+    }
+
+    fn causal_softmax(&self) -> Vec<f64> {
+        self.causal_rows(&|row, seen| {
+            let scores = self.inputs.tensor("scores").to_f64(row * self.shape.context, seen);
+            let mut scores: Vec<f64> = scores.iter().map(|x| x * self.scale()).collect();
+            softmax(&mut scores);
+            scores
+        })
+    }
+
+    fn causal_softmax_backward(&self) -> Vec<f64> {
+        self.causal_rows(&|row, seen| {
+            let [p, grad] = ["probabilities", "grad_probabilities"]
+                .map(|name| self.inputs.tensor(name).to_f64(row * self.shape.context, seen));
+            let mean: f64 = p.iter().zip(&grad).map(|(p, grad)| p * grad).sum();
+            p.iter().zip(&grad).map(|(p, grad)| self.scale() * p * (grad - mean)).collect()
+        })
+    }
+
+    /// Logits of a token, without padding.
+    fn logits(&self, token: usize) -> Vec<f64> {
+        let mut logits = self.row("logits", token, self.shape.padded());
+        logits.truncate(self.shape.vocabulary);
+        logits
+    }
+
+    fn losses(&self) -> Vec<f64> {
+        let targets = self.inputs.f32("targets");
+        let losses = self.tokens(&|token| {
+            let logits = self.logits(token);
+            let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = logits.iter().map(|x| (x - largest).exp()).sum();
+            vec![sum.ln() + largest - logits[targets[token] as usize]]
+        });
+        let context = self.shape.context;
+        losses.chunks(context).map(|losses| losses.iter().sum::<f64>() / context as f64).collect()
+    }
+
+    fn grad_logits(&self) -> Vec<f64> {
+        let targets = self.inputs.f32("targets");
+        self.tokens(&|token| {
+            let mut row = self.logits(token);
+            softmax(&mut row);
+            row[targets[token] as usize] -= 1.0;
+            row.iter_mut().for_each(|x| *x /= self.shape.tokens() as f64);
+            row.resize(self.shape.padded(), 0.0);
+            row
+        })
+    }
+
+    /// Rows of the new parameters, moments and of the copy.
+    fn adamw(&self, rows: &[usize]) -> Vec<Vec<f64>> {
+        let Shape { d, dtype, .. } = self.shape;
+        let gradient = |number: usize| match rows[number].checked_sub(self.shape.matrices()) {
+            None => self.row("f32_gradients", rows[number], d),
+            Some(row) => self.row("gradients", row, d),
+        };
+        let values = parallel::map(rows.len(), &gradient).concat();
+        let tensor = ArenaRows { first: 0, rows: self.shape.rows(), weight: Weight::Embedding };
+        let gradient = Gradient { tensor, rows: rows.to_vec(), values };
+        let mut outputs = update(&self.shape, self.inputs, &gradient).to_vec();
+        if dtype != Dtype::F32 {
+            outputs.push(outputs[0].clone());
+        }
+        outputs
+    }
+}
+
+fn inverse_root(x: &[f64]) -> f64 {
+    let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
+    1.0 / (mean + NORM_EPSILON).sqrt()
+}

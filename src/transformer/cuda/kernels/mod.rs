@@ -1,0 +1,30 @@
+//! The kernels between the GEMMs, a file of rows for each file of `kernels/transformer`.
+//!
+//! Layouts are those of [`shape`](crate::transformer::shape); parameters, alignment and units are in
+//! the kernels' headers. Rows have a multiple of 8 elements. Every kernel computes in f32 and waits
+//! for its predecessors itself, so that it may be launched with programmatic dependent launch.
+
+pub mod adamw;
+pub mod embedding;
+pub mod loss;
+pub mod norm;
+pub mod rope;
+mod row;
+pub mod softmax;
+pub mod swiglu;
+
+use kernelgate_cuda::spec::{ListedKernel, list};
+
+/// Every kernel of this folder.
+pub fn kernels() -> Vec<ListedKernel> {
+    [
+        list(embedding::KERNELS),
+        list(norm::KERNELS),
+        list(rope::KERNELS),
+        list(swiglu::KERNELS),
+        list(softmax::KERNELS),
+        list(loss::KERNELS),
+        list(adamw::KERNELS),
+    ]
+    .concat()
+}

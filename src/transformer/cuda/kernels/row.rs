@@ -1,0 +1,37 @@
+//! Parts that the rows of the kernels share.
+
+use crate::transformer::shape::Shape;
+use kernelgate::workload::Dtype;
+
+/// The macro that selects the element type.
+pub fn element(shape: &Shape) -> String {
+    let name = if shape.dtype == Dtype::Bf16 { "ELEMENT_BF16" } else { "ELEMENT_F32" };
+    name.to_owned()
+}
+
+/// Elements of 16 bytes.
+pub const fn packet(shape: &Shape) -> usize {
+    16 / shape.dtype.bytes()
+}
+
+/// Blocks of so many threads, of which each moves so many elements.
+pub const fn covering(elements: usize, threads: usize, each: usize) -> [usize; 3] {
+    [elements.div_ceil(threads * each), 1, 1]
+}
+
+/// The two dtypes of a shape.
+pub fn both_dtypes(shape: Shape) -> [Shape; 2] {
+    [Dtype::Bf16, Dtype::F32].map(|dtype| Shape { dtype, ..shape })
+}
+
+/// The size whose builds are recorded.
+pub const SMALL: Shape = Shape {
+    vocabulary: 10_000,
+    d: 768,
+    ff: 3072,
+    layers: 12,
+    heads: 12,
+    context: 512,
+    batch: 4,
+    dtype: Dtype::Bf16,
+};

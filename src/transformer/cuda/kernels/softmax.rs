@@ -1,0 +1,49 @@
+//! Causal softmax of scores in memory.
+
+use super::row::{SMALL, both_dtypes, element};
+use crate::kernel_files::kernel_file;
+use crate::transformer::shape::Shape;
+use kernelgate::workload::Dtype;
+use kernelgate_cuda::KernelSpec;
+
+/// The kernels.
+pub const KERNELS: &[KernelSpec<Shape>] =
+    &[SOFTMAX, BACKWARD, SOFTMAX_OF_F32_SCORES, BACKWARD_OF_F32_SCORES];
+
+const THREADS: usize = 128;
+
+/// Probabilities from scores of the dtype.
+pub const SOFTMAX: KernelSpec<Shape> = KernelSpec {
+    defines: |shape| vec![element(shape), quads(shape)],
+    constants: |_| vec![("THREADS", THREADS)],
+    variants: || both_dtypes(SMALL).to_vec(),
+    ..KernelSpec::new(
+        kernel_file(
+            "transformer/softmax",
+            include_str!("../../../../kernels/transformer/softmax.cu"),
+        ),
+        "transformer_causal_softmax",
+        THREADS,
+        |shape| [(shape.heads * shape.batch * shape.context).div_ceil(THREADS / 32), 1, 1],
+    )
+};
+
+/// Gradients of the scores, of the dtype.
+pub const BACKWARD: KernelSpec<Shape> =
+    KernelSpec { symbol: "transformer_causal_softmax_backward", ..SOFTMAX };
+
+/// Probabilities from f32 scores.
+pub const SOFTMAX_OF_F32_SCORES: KernelSpec<Shape> = KernelSpec {
+    defines: |shape| vec![element(shape), quads(shape), "SCORES_F32".to_owned()],
+    variants: || vec![Shape { dtype: Dtype::Bf16, ..SMALL }],
+    ..SOFTMAX
+};
+
+/// Gradients of f32 scores, of f32 gradients of the probabilities.
+pub const BACKWARD_OF_F32_SCORES: KernelSpec<Shape> =
+    KernelSpec { symbol: "transformer_causal_softmax_backward", ..SOFTMAX_OF_F32_SCORES };
+
+/// The macro of the groups of four keys that a lane holds.
+fn quads(shape: &Shape) -> String {
+    format!("QUADS={}", shape.context.div_ceil(4 * 32))
+}

@@ -1,0 +1,118 @@
+use std::sync::Arc;
+
+use super::COMPONENT;
+use crate::gpu_tests::{gpu, prepare};
+use crate::kernel_tests::check_launches;
+use crate::transformer::components::{Component, ComponentProblem};
+use crate::transformer::shape::Shape;
+use kernelgate::backend::{Executable, Prepare};
+use kernelgate::verify::{Bounds, launch_on_poison, repeats, verify};
+use kernelgate::workload::{Dtype, Problem, Tensors};
+use kernelgate_cuda::Device;
+
+/// Heads whose pairs no packet begins with, rows that no group of keys is aligned to.
+const NARROW: Shape = Shape {
+    vocabulary: 1003,
+    d: 40,
+    ff: 104,
+    layers: 1,
+    heads: 4,
+    context: 37,
+    batch: 3,
+    dtype: Dtype::Bf16,
+};
+
+/// More tokens than a block holds, each of them many times, and two blocks of columns.
+const REPEATED: Shape =
+    Shape { vocabulary: 13, d: 776, ff: 8, heads: 1, context: 701, batch: 3, ..NARROW };
+
+/// Heads of 80 elements and several sums of gains a block.
+const WIDE: Shape =
+    Shape { vocabulary: 515, d: 2560, ff: 264, heads: 32, context: 130, batch: 9, ..NARROW };
+
+const ONE_TOKEN: Shape = Shape { context: 1, batch: 1, ..NARROW };
+
+fn problems(shape: Shape) -> impl Iterator<Item = ComponentProblem> {
+    Component::ALL.into_iter().map(move |component| ComponentProblem { component, shape })
+}
+
+#[test]
+fn launches_have_the_arguments_of_their_kernels() {
+    for problem in [NARROW, REPEATED, WIDE, ONE_TOKEN].into_iter().flat_map(problems) {
+        for row in COMPONENT.iter().filter(|row| (row.supports)(&problem).is_ok()) {
+            let Prepare::Program(write, _) = row.prepare else { panic!("{}", row.name) };
+            let program = write(&problem);
+            assert_eq!(program.check(), Ok(()), "{problem:?}");
+            check_launches(&program);
+        }
+    }
+}
+
+#[test]
+fn kernels_agree_with_the_reference_at_odd_shapes_on_a_gpu() {
+    let Some((device, _alone)) = gpu() else { return };
+    let f32 = [NARROW, WIDE].map(|shape| Shape { dtype: Dtype::F32, ..shape });
+    let bf16 = [NARROW, REPEATED, WIDE, ONE_TOKEN];
+    let mut wrong = Vec::new();
+    for problem in bf16.into_iter().chain(f32).flat_map(problems) {
+        let inputs = problem.inputs(3);
+        let expected = problem.reference(&inputs);
+        for row in COMPONENT.iter().filter(|row| (row.supports)(&problem).is_ok()) {
+            let Some(mut task) = prepare(row, &problem, &inputs, &device) else { continue };
+            if let Err(error) = verify(&mut task, &expected, Bounds::of(&problem)) {
+                wrong.push(format!("{} {problem:?}: {error}", row.name));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// The outputs of the first row.
+fn outputs(problem: &ComponentProblem, inputs: &Tensors, device: &Arc<Device>) -> Tensors {
+    let mut task = prepare(&COMPONENT[0], problem, inputs, device).expect("needs no library");
+    launch_on_poison(&mut task).unwrap();
+    task.outputs().unwrap().clone()
+}
+
+/// Numbers outside the vocabulary of [`NARROW`], or between two of its tokens.
+const INVALID: [f32; 6] = [1003.0, -1.0, 0.5, f32::NAN, f32::INFINITY, 1e20];
+
+#[test]
+fn invalid_tokens_are_nan_where_they_are_and_nowhere_else_on_a_gpu() {
+    let Some((device, _alone)) = gpu() else { return };
+    for component in [Component::Embed, Component::Loss] {
+        let problem = ComponentProblem { component, shape: NARROW };
+        let (name, output) = match component {
+            Component::Embed => ("tokens", "x"),
+            _ => ("targets", "grad_logits"),
+        };
+        let mut inputs = problem.inputs(5);
+        inputs.f32_mut(name)[10..16].copy_from_slice(&INVALID);
+        let outputs = outputs(&problem, &inputs, &device);
+        let output = outputs.tensor(output);
+        let columns = output.len() / NARROW.tokens();
+        let used = if component == Component::Embed { columns } else { NARROW.vocabulary };
+        for token in 0..NARROW.tokens() {
+            let row = output.to_f64(token * columns, used);
+            let nan = (10..16).contains(&token);
+            assert!(row.iter().all(|x| x.is_nan() == nan), "{component:?} {token}");
+        }
+    }
+}
+
+#[test]
+fn the_embedding_gradient_skips_invalid_tokens_and_repeats_its_bits_on_a_gpu() {
+    let Some((device, _alone)) = gpu() else { return };
+    let problem = ComponentProblem { component: Component::EmbeddingGradient, shape: NARROW };
+    let mut inputs = problem.inputs(5);
+    // Rows of the invalid tokens add nothing, as rows of zeros do.
+    let mut without = inputs.clone();
+    without.f32_mut("grad_x")[10 * NARROW.d..16 * NARROW.d].fill(0.0);
+    let expected = problem.reference(&without);
+    inputs.f32_mut("tokens")[10..16].copy_from_slice(&INVALID);
+    for row in COMPONENT {
+        let mut task = prepare(row, &problem, &inputs, &device).unwrap();
+        verify(&mut task, &expected, Bounds::of(&problem)).unwrap();
+        assert!(row.name == "cuda/atomic" || repeats(&mut task).unwrap(), "{}", row.name);
+    }
+}
