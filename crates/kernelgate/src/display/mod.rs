@@ -64,6 +64,14 @@ pub fn natural(id: &str) -> Vec<(String, u64)> {
     parts
 }
 
+/// Value of a flag among the words of a command line, after "=" or as the next word.
+pub fn flag_value<'a>(words: &'a [String], flag: &str) -> Option<&'a str> {
+    words.iter().enumerate().find_map(|(place, word)| match word.strip_prefix(flag)? {
+        "" => words.get(place + 1).map(String::as_str),
+        rest => rest.strip_prefix('='),
+    })
+}
+
 /// The words of a command line without some flags; those of the first list have a value, after "="
 /// or as the next word.
 pub fn without_flags(
@@ -100,6 +108,15 @@ impl std::fmt::Display for Significant {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_flag_has_its_value_after_an_equals_sign_or_a_space() {
+        let words =
+            ["--base-directory=x", "--base=a=b", "--head", "c", "--last"].map(str::to_owned);
+        let value = |flag| flag_value(&words, flag);
+        assert_eq!([value("--base"), value("--head")], [Some("a=b"), Some("c")]);
+        assert_eq!([value("--last"), value("--none")], [None, None]);
+    }
 
     #[test]
     fn ids_are_ordered_by_their_numbers() {

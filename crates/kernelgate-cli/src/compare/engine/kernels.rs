@@ -63,6 +63,7 @@ impl Engine<'_> {
             keep_verified: false,
             base_outputs: None,
             first: BTreeSet::new(),
+            anchors: false,
             sampling: TrialSampling::VERIFICATION_PASS,
         };
         let timeout = self.request.wait.unwrap_or(VERIFY_TIMEOUT);

@@ -189,6 +189,7 @@ impl Engine<'_> {
             keep_verified: false,
             base_outputs: None,
             first: BTreeSet::new(),
+            anchors: false,
             sampling: TrialSampling::VERIFICATION_PASS,
         };
         let mut settings = self.request.settings.clone();

@@ -225,6 +225,7 @@ impl Engine<'_> {
             keep_verified: false,
             base_outputs: outputs.filter(|_| arm == Arm::Head),
             first: BTreeSet::new(),
+            anchors: self.request.shard.is_some(),
             sampling: TrialSampling::VERIFICATION_PASS,
         };
         let started = Instant::now();
@@ -276,6 +277,7 @@ impl Engine<'_> {
             keep_verified: false,
             base_outputs: None,
             first: BTreeSet::new(),
+            anchors: false,
             sampling: self.request.sampling.unwrap_or(TrialSampling::MEASURED),
         };
         let started = Instant::now();
@@ -348,6 +350,7 @@ impl Engine<'_> {
                 keep_verified: arm == Arm::Base,
                 base_outputs: Some(outputs.clone()).filter(|_| arm == Arm::Head),
                 first: BTreeSet::new(),
+                anchors: false,
                 sampling: TrialSampling::VERIFICATION_PASS,
             };
             self.process(arm, bench, &request, timeout).unwrap_or_else(|why| {

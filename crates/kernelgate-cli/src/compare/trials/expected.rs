@@ -210,6 +210,7 @@ mod tests {
             keep_outputs: None,
             keep_verified: false,
             base_outputs: None,
+            anchors: false,
             sampling: TrialSampling::MEASURED,
         };
         let trial = |delays_ns| TrialProcess {

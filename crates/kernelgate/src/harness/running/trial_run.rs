@@ -141,7 +141,7 @@ pub fn carry_out(
         let _activity = spent::on("timer");
         Timer::new(&target)?
     };
-    run.anchors = run.plan.as_ref().map(|_| timer.anchors(settings.power));
+    run.anchors = request.anchors.then(|| timer.anchors(settings.power));
     let telemetry = {
         let _activity = spent::on("telemetry");
         let telemetry = target.telemetry();

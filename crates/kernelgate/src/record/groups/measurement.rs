@@ -162,6 +162,8 @@ impl Measurement {
 struct Together<'a> {
     benches: BTreeMap<&'a str, Vec<&'a ProcessRun>>,
     cases: BTreeMap<&'a str, Vec<&'a ProcessRun>>,
+    /// First run with a case of each workload, by bench: shards have no case in common.
+    workloads: BTreeMap<[&'a str; 2], (&'a ProcessRun, &'a CaseRecord)>,
 }
 
 impl<'a> Together<'a> {
@@ -181,8 +183,9 @@ impl<'a> Together<'a> {
 
     fn insert(&mut self, run: &'a ProcessRun) {
         self.benches.entry(&run.bench).or_default().push(run);
-        for id in run.cases.keys() {
+        for (id, case) in &run.cases {
             self.cases.entry(id).or_default().push(run);
+            self.workloads.entry([&run.bench, &case.workload]).or_insert((run, case));
         }
     }
 
@@ -194,7 +197,18 @@ impl<'a> Together<'a> {
             let together = named.iter().any(|other| other.session == run.session);
             return named.first().filter(|_| !together).and_then(|other| other_run(other, run));
         };
-        other_run(first, run).or_else(|| {
+        let of_workload = || {
+            run.cases.iter().find_map(|(id, case)| {
+                let &(other, known) = self.workloads.get(&[&*run.bench, &*case.workload])?;
+                let same_package = other_package(other, run).is_none();
+                let [base, head] = [known, case].map(|case| case.revision.to_string());
+                (same_package && base != head).then(|| {
+                    let mismatch = Mismatch { field: "revision", base, head };
+                    Differing { case: Some(id.clone()), ..between(other, run, mismatch) }
+                })
+            })
+        };
+        other_run(first, run).or_else(of_workload).or_else(|| {
             run.cases.iter().find_map(|(id, case)| {
                 let of_bench = |other: &&&ProcessRun| {
                     other.bench == run.bench && other_package(other, run).is_none()

@@ -179,6 +179,74 @@ mod tests {
         assert!(all);
     }
 
+    /// Recorded seconds of each problem: runs on one card, a run on another, and in shards.
+    fn recorded() -> Vec<(String, [f64; 4])> {
+        let rows = include_str!("partition/problem_times.tsv").lines();
+        let row = |line: &str| {
+            let (problem, times) = line.split_once('\t').unwrap();
+            let times: Vec<f64> = times.split('\t').map(|it| it.parse().unwrap()).collect();
+            (problem.to_owned(), times.try_into().unwrap())
+        };
+        rows.filter(|line| !line.starts_with('#')).map(row).collect()
+    }
+
+    /// By how much the longest of `count` shards exceeds the shortest. Each problem has a time from
+    /// which the shards are made, and one that it takes then.
+    fn unevenness(problems: &[(String, f64, f64)], count: u32) -> f64 {
+        let known = problems.iter().map(|(problem, known, _)| (problem.clone(), *known)).collect();
+        let names: Vec<&str> = problems.iter().map(|(problem, ..)| problem.as_str()).collect();
+        let works = shards(count).map(|shard| {
+            let partition = Partition::by_time(shard, names.iter().copied(), &known);
+            let own = problems.iter().filter(|(problem, ..)| partition.has(problem));
+            own.map(|(.., taken)| taken).sum::<f64>()
+        });
+        let works: Vec<f64> = works.collect();
+        let longest = works.iter().copied().fold(0.0, f64::max);
+        longest / works.iter().copied().fold(f64::MAX, f64::min) - 1.0
+    }
+
+    #[test]
+    fn recorded_runs_on_two_cards_make_even_shards() {
+        let recorded = recorded();
+        assert_eq!(recorded.len(), 44);
+        // Shards are made from the median of two runs on one card, as a baseline has it.
+        for (taken, run) in [(1, "again"), (2, "on another card"), (3, "in shards")] {
+            let problems = recorded.iter().map(|(problem, times)| {
+                (problem.clone(), median(&[times[0], times[1]]), times[taken])
+            });
+            let uneven = unevenness(&problems.collect::<Vec<_>>(), 2);
+            println!("2 shards of 22 problems, {run}: {:.1} %", 100.0 * uneven);
+            assert!(uneven <= 0.10, "{run}: {uneven}");
+        }
+    }
+
+    #[test]
+    fn sweeps_drawn_from_recorded_runs_make_even_shards() {
+        let recorded = recorded();
+        for count in [4u32, 16, 50] {
+            let mut uneven: Vec<f64> = (0..20)
+                .map(|sweep| {
+                    let draw = |number: usize| {
+                        // A full cycle through the rows, another one in each sweep.
+                        let row = (number * 13 + sweep * 7 + number / recorded.len() * 5) % 44;
+                        let times = recorded[row].1;
+                        (format!("{number}"), median(&[times[0], times[1]]), times[2])
+                    };
+                    let problems: Vec<_> = (0..20 * count as usize).map(draw).collect();
+                    unevenness(&problems, count)
+                })
+                .collect();
+            uneven.sort_by(f64::total_cmp);
+            let (typical, worst) = (median(&uneven), uneven[uneven.len() - 1]);
+            let percent = [typical, worst].map(|share| format!("{:.1} %", 100.0 * share));
+            println!(
+                "{count} shards of 20 problems: {} at the median, {} at most",
+                percent[0], percent[1]
+            );
+            assert!(worst <= 0.10, "{count} shards: {uneven:?}");
+        }
+    }
+
     #[test]
     fn shards_of_one_plan_have_one_digest_and_others_have_another() {
         let digest = |partition: &Partition, cases: &[&'static str]| {

@@ -35,6 +35,9 @@ pub struct TrialRequest {
     /// first process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base_outputs: Option<PathBuf>,
+    /// Whether to measure the anchors.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub anchors: bool,
     /// How long to time a case.
     pub sampling: TrialSampling,
 }

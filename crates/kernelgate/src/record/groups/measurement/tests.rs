@@ -151,6 +151,18 @@ fn a_definition_is_compared_with_every_earlier_run_of_the_bench() {
 }
 
 #[test]
+fn shards_without_a_common_case_have_one_definition_of_a_workload() {
+    let with_case = |index, id: &str, revision| {
+        let mut case = CaseRecord::of_samples(vec![1e6]);
+        case.revision = revision;
+        ProcessRun { cases: [(id.to_owned(), case)].into(), ..shard(index, 2) }
+    };
+    assert_eq!(refusal(with_case(1, "a", 1), with_case(2, "b", 1)), None);
+    let differing = refusal(with_case(1, "a", 1), with_case(2, "b", 2)).unwrap();
+    assert_eq!((differing.field, differing.case), ("revision", Some("b".to_owned())));
+}
+
+#[test]
 fn another_bench_or_another_machine_may_have_its_own_build() {
     let other = || ProcessRun { provenance: commit("bbbb"), ..whole() };
     assert_eq!(refusal(whole(), ProcessRun { bench: "c".to_owned(), ..other() }), None);
