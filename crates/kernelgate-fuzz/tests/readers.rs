@@ -13,6 +13,7 @@ use kernelgate::record::{
 };
 use kernelgate_cli::benches::{criterion, mark, package};
 use kernelgate_cli::bisect::state::State;
+use kernelgate_cli::fleet::verification::VerificationShard;
 use kernelgate_cli::gate::calibration::{Calibration, recommend, summarise};
 use kernelgate_cli::gate::comparison_shard::{self, ComparisonShard};
 use kernelgate_cli::gate::rules::rules_file;
@@ -76,9 +77,16 @@ fn calibration(path: &Path, _: u64) -> bool {
 fn comparison_shard(path: &Path, _: u64) -> bool {
     let Some(shard) = record::<ComparisonShard>(path) else { return false };
     assert_eq!(shard.mismatch(&shard), None);
-    let comparison = comparison_shard::merge(vec![shard]).expect("one shard makes a comparison");
+    let comparison =
+        comparison_shard::merge(vec![shard], Vec::new()).expect("one shard makes a comparison");
     report::verdicts::text(&comparison, Some(100));
     comparison.exit();
+    true
+}
+
+fn verification_shard(path: &Path, _: u64) -> bool {
+    let Some(shard) = record::<VerificationShard>(path) else { return false };
+    assert_eq!(shard.mismatch(&shard), None);
     true
 }
 
@@ -253,6 +261,7 @@ pub const READERS: &[Reader] = &[
     reader("ncu_csv", Lines, 8_000, trace),
     reader("calibration", Json, 12_000, calibration),
     reader("comparison_shard", Json, 10_000, comparison_shard),
+    reader("verification_shard", Json, 20_000, verification_shard),
     reader("baseline", Json, 25_000, baseline),
     reader("run", Json, 40_000, run),
     reader("response", Json, 40_000, response),
@@ -262,7 +271,7 @@ pub const READERS: &[Reader] = &[
     reader("resources", Json, 20_000, |path, _| record::<Resources>(path).is_some()),
     reader("bisection", Json, 70_000, |path, _| record::<State>(path).is_some()),
     reader("case_recording", Json, 15_000, |path, _| record::<CaseRecording>(path).is_some()),
-    reader("peers", Json, 120_000, peers),
+    reader("peers", Json, 100_000, peers),
     reader("rules", Lines, 25_000, rules),
     reader("criterion", Json, 80_000, criterion_sample),
     reader("safetensors", Bytes, 110_000, safetensors),

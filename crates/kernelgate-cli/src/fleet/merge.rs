@@ -5,7 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use super::pieces::{Account, Piece, Tolerance, choose};
+use super::verification::VerificationShard;
+use crate::gate::calibration::{Calibration, anchors};
 use crate::gate::comparison_shard::ComparisonShard;
+use kernelgate::protocol::VerifiedCase;
 use kernelgate::record::file::{self, Record};
 use kernelgate::record::run::NOT_RUN;
 use kernelgate::record::{Differing, FileError, Measurement, ProcessRun, Shard};
@@ -32,7 +35,7 @@ pub enum MergeError {
     Nothing(Vec<PathBuf>),
     /// A file holds something else.
     #[error(
-        "{}: not a shard: neither a run, nor a comparison with --shard, nor a calibration",
+        "{}: not a shard of a run, a comparison, a calibration or a verification",
         .0.display()
     )]
     Foreign(PathBuf),
@@ -88,6 +91,8 @@ pub enum Kind {
     Comparisons,
     /// Parts of a calibration.
     Calibrations,
+    /// Cases against their references.
+    Verifications,
 }
 
 impl Kind {
@@ -95,7 +100,8 @@ impl Kind {
         match self {
             Self::Runs => ProcessRun::KIND,
             Self::Comparisons => ComparisonShard::KIND,
-            Self::Calibrations => crate::gate::calibration::Calibration::KIND,
+            Self::Calibrations => Calibration::KIND,
+            Self::Verifications => VerificationShard::KIND,
         }
     }
 
@@ -103,7 +109,8 @@ impl Kind {
         match schema {
             ProcessRun::SCHEMA => Some(Self::Runs),
             ComparisonShard::SCHEMA => Some(Self::Comparisons),
-            crate::gate::calibration::Calibration::SCHEMA => Some(Self::Calibrations),
+            Calibration::SCHEMA => Some(Self::Calibrations),
+            VerificationShard::SCHEMA => Some(Self::Verifications),
             _ => None,
         }
     }
@@ -166,6 +173,11 @@ pub fn device_of_run(path: &Path) -> Result<String, MergeError> {
 /// Folder of the device among baselines, as a shard of a comparison has it.
 pub fn device_of_comparison(path: &Path) -> Result<String, MergeError> {
     Ok(file::read::<ComparisonShard>(path)?.environment.slug())
+}
+
+/// Folder of the device among baselines, as a part of a calibration has it.
+pub fn device_of_calibration(path: &Path) -> Result<String, MergeError> {
+    Ok(file::read::<Calibration>(path)?.environment.slug())
 }
 
 /// Reads each file of a kind.
@@ -307,17 +319,109 @@ pub fn comparisons(
             record: shard,
         })
     })?;
-    let key =
-        |piece: &Piece<ComparisonShard>| -> (Shard, PathBuf) { (piece.shard, piece.path.clone()) };
-    if let Some(first) = pieces.iter().min_by_key(|piece| key(piece)) {
-        for piece in &pieces {
-            if let Some((field, [left, right])) = first.record.mismatch(&piece.record) {
-                let files = [first.path.clone(), piece.path.clone()];
-                return Err(MergeError::Refused { field, left, right, files });
-            }
-        }
-    }
+    refuse_others(&pieces, ComparisonShard::mismatch)?;
     let (pieces, account) = choose(pieces, tolerance);
     let shards = pieces.into_iter().map(|piece| piece.record).collect();
     Ok(MergedComparisons { shards, account })
+}
+
+/// A fact in which two records differ, with both values.
+type Mismatch = Option<(String, [String; 2])>;
+
+/// Refuses records that differ from that of the first shard.
+fn refuse_others<T>(
+    pieces: &[Piece<T>],
+    mismatch: impl Fn(&T, &T) -> Mismatch,
+) -> Result<(), MergeError> {
+    let key = |piece: &&Piece<T>| -> (Shard, PathBuf) { (piece.shard, piece.path.clone()) };
+    let Some(first) = pieces.iter().min_by_key(key) else { return Ok(()) };
+    for piece in pieces {
+        if let Some((field, [left, right])) = mismatch(&first.record, &piece.record) {
+            let files = [first.path.clone(), piece.path.clone()];
+            return Err(MergeError::Refused { field, left, right, files });
+        }
+    }
+    Ok(())
+}
+
+/// Parts, or sittings, that are one calibration, and what became of all records.
+#[derive(Debug)]
+pub struct MergedCalibrations {
+    /// What they make; absent where no record counts.
+    pub calibration: Option<Calibration>,
+    /// Fate of every record that was read.
+    pub account: Account,
+}
+
+/// Merges parts of a calibration. Whole calibrations are sittings of one: each counts.
+pub fn calibrations(
+    files: &[PathBuf],
+    tolerance: Tolerance,
+) -> Result<MergedCalibrations, MergeError> {
+    let whole = Shard { index: 1, count: 1 };
+    let pieces = read_each(files, |path, hash, record: Calibration| {
+        Ok(Piece {
+            path: path.clone(),
+            hash,
+            work: "calibration".to_owned(),
+            shard: record.part.as_ref().map_or(whole, |part| part.shard),
+            complete: record.is_complete(),
+            time: record.started.clone(),
+            environment: record.environment.clone(),
+            anchors: anchors::typical(&record.comparisons),
+            record,
+        })
+    })?;
+    refuse_others(&pieces, Calibration::mismatch)?;
+    let is_part = |piece: &Piece<Calibration>| piece.record.part.is_some();
+    let (kept, account) = match pieces.iter().find(|piece| !is_part(piece)) {
+        Some(sitting) if pieces.iter().any(is_part) => {
+            return Err(MergeError::NoShard(sitting.path.clone()));
+        }
+        Some(_) => (pieces, Account::default()),
+        None => choose(pieces, tolerance),
+    };
+    let mut kept = kept.into_iter().map(|piece| piece.record);
+    let mut calibration = kept.next();
+    if let Some(calibration) = &mut calibration {
+        for other in kept {
+            calibration.add(other);
+        }
+        calibration.part = None;
+        calibration.conclude();
+    }
+    Ok(MergedCalibrations { calibration, account })
+}
+
+/// Verified cases of all shards, and what became of all records.
+#[derive(Debug)]
+pub struct MergedVerifications {
+    /// The cases, by id.
+    pub rows: Vec<VerifiedCase>,
+    /// Fate of every record that was read.
+    pub account: Account,
+}
+
+/// Merges verifications of shards. Errors do not depend on the speed of a card: there are no
+/// anchors.
+pub fn verifications(files: &[PathBuf]) -> Result<MergedVerifications, MergeError> {
+    let pieces = read_each(files, |path, hash, record: VerificationShard| {
+        Ok(Piece {
+            path: path.clone(),
+            hash,
+            work: "verification".to_owned(),
+            shard: record.shard,
+            complete: record.complete,
+            time: record.ended.clone(),
+            environment: record.environment.clone(),
+            anchors: None,
+            record,
+        })
+    })?;
+    refuse_others(&pieces, VerificationShard::mismatch)?;
+    let (pieces, account) = choose(pieces, Tolerance::default());
+    let mut rows: Vec<VerifiedCase> =
+        pieces.into_iter().flat_map(|piece| piece.record.rows).collect();
+    rows.sort_by(|one, other| one.case.cmp(&other.case));
+    Ok(MergedVerifications { rows, account })
 }

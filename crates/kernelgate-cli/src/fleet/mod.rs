@@ -10,3 +10,4 @@ pub mod pieces;
 pub mod slurm;
 pub mod submission;
 pub mod task;
+pub mod verification;

@@ -129,8 +129,8 @@ impl Submission {
         let account: Account = match merge::kind(&files)? {
             Kind::Runs => merge::runs(&files, tolerance)?.account,
             Kind::Comparisons => merge::comparisons(&files, tolerance)?.account,
-            // A calibration has no shards that could be missing: it has as many comparisons.
-            Kind::Calibrations => return Ok((files.len() as u32 + 1..=self.shards).collect()),
+            Kind::Calibrations => merge::calibrations(&files, tolerance)?.account,
+            Kind::Verifications => merge::verifications(&files)?.account,
         };
         Ok(account.lacking)
     }

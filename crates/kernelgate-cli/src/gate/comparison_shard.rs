@@ -186,14 +186,20 @@ impl ComparisonShard {
 }
 
 /// The comparison that shards make together, whatever their order; absent without a shard. The
-/// shards are of one plan ([`ComparisonShard::mismatch`]), each is there once.
-pub fn merge(mut shards: Vec<ComparisonShard>) -> Option<Comparison> {
+/// shards are of one plan ([`ComparisonShard::mismatch`]), each is there once; `missing` names the
+/// others.
+pub fn merge(mut shards: Vec<ComparisonShard>, missing: Vec<String>) -> Option<Comparison> {
     shards.sort_by_key(|shard| shard.shard);
     let judged = shards.par_iter().flat_map_iter(ComparisonShard::judge).collect();
     let mut findings = shards.into_iter().map(|shard| shard.findings);
     let mut all = findings.next()?;
     findings.for_each(|more| all.add(more));
     all.judged = judged;
+    let unmatched = std::mem::take(&mut all.rules.unmatched);
+    if missing.is_empty() {
+        all.rules.notes.extend(unmatched);
+    }
+    all.facts.missing_shards = missing;
     all.put_in_order();
     Some(all)
 }
@@ -218,6 +224,7 @@ impl Comparison {
         }
         rules.accepted.extend(more.accepted);
         rules.notes.extend(more.notes);
+        rules.unmatched.retain(|pattern| more.unmatched.contains(pattern));
         rules.undecided.extend(more.undecided);
         add_facts(&mut self.facts, other.facts);
     }

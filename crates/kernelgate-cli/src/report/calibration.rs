@@ -62,6 +62,10 @@ fn written(
     if let Some(recommended) = &calibration.recommended {
         section("Thresholds", &thresholds(recommended), &words(&recommendation(recommended)));
     }
+    if let Some(tolerance) = calibration.anchor_tolerance {
+        let percent = 100.0 * tolerance;
+        let _ = write!(out, "\nAnchors of shards that merge may differ by {percent:.1} %.\n");
+    }
     if !calibration.simulated.is_empty() {
         let cases: Vec<&str> = calibration.simulated.iter().map(String::as_str).collect();
         let line = format!("{}{}", Calibration::SIMULATED, cases.join(", "));

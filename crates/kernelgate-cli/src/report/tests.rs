@@ -1,7 +1,7 @@
 //! The formats for reviewers and programs, as snapshots of one comparison and one gate with
 //! something of everything.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kernelgate::display::{bytes, rate, time};
 
@@ -431,6 +431,7 @@ fn compared_with_everything() -> Comparison {
                 reason: "exact sums".to_owned(),
             }],
             notes: vec!["[[accept]] `x` matches no case".to_owned()],
+            unmatched: BTreeSet::new(),
             undecided: vec!["launches could not be judged".to_owned()],
         },
         facts,

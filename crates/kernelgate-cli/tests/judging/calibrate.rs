@@ -124,6 +124,33 @@ fn parts_are_merged_and_strangers_are_not() {
         .run(&format!("calibrate --merge {part} two.json --output all.json --format markdown"))
         .expect(0, &["0 of 2", "sham load", "## Verdicts"]);
     package.run(&format!("calibrate --merge {part} none.json")).expect(2, &["none.json"]);
+    let merge = "merge --anchor-tolerance 100 --output merged.json";
+    package
+        .run(&format!("{merge} two.json {part}"))
+        .expect(0, &["2 shards merged", "0 of 2", "written to merged.json"]);
+    let read = |name: &str| -> serde_json::Value {
+        serde_json::from_str(&std::fs::read_to_string(package.path(name)).unwrap()).unwrap()
+    };
+    let anchors = &read("two.json")["comparisons"][0]["anchors"]["measured"];
+    assert!(anchors["memory_bytes_per_s"].is_number(), "{anchors}");
+    assert_eq!(read("merged.json")["comparisons"].as_array().unwrap().len(), 3);
+    package
+        .run(&format!("{merge} two.json"))
+        .expect(3, &["missing: calibration, shard 1/2", "written to merged.json"]);
+    let mut cut = read("two.json");
+    cut["comparisons"] = serde_json::json!([]);
+    std::fs::write(package.path("cut.json"), cut.to_string()).unwrap();
+    package
+        .run(&format!("{merge} cut.json {part}"))
+        .expect(3, &["interrupted: calibration, shard 2/2"]);
+    let other_plan = few.replace("--comparisons 2", "--comparisons 3");
+    package.run(&format!("{CALIBRATE} {other_plan} --shard 2/2 --output more.json")).expect(0, &[]);
+    package
+        .run(&format!("{merge} more.json {part}"))
+        .expect(4, &["refused: plan is `", "more.json"]);
+    package
+        .run(&format!("{merge} all.json {part}"))
+        .expect(2, &["all.json: measured without --shard"]);
     std::fs::write(
         package.path("edited.json"),
         std::fs::read_to_string(package.path("two.json"))

@@ -83,6 +83,9 @@ fn shards_share_the_cases_and_are_put_together() {
 fn a_comparison_in_shards_is_decided_when_all_are_there() {
     let package = Package::new();
     let dir = package.dir().replace("--dir ", "");
+    let rules = ["n64_", "n999"]
+        .map(|cases| format!("[[threshold]]\ncases = \"{cases}\"\nrelative = 0.5\n"));
+    std::fs::write(package.path("kernelgate.toml"), rules.concat()).unwrap();
     let line = format!(
         "compare --base-dir {dir} --head-dir {dir} --time-identical --backend cpu {FOUR} \
          --max-blocks 1 --case-time 0.01s --shard"
@@ -95,6 +98,10 @@ fn a_comparison_in_shards_is_decided_when_all_are_there() {
     let merge = |paths: &str| {
         package.kernelgate(&format!("merge {paths} --anchor-tolerance 100 --format json"))
     };
+    let notes = |outcome: &Outcome| {
+        let json: Value = serde_json::from_str(&outcome.stdout).unwrap();
+        json["rules"]["notes"].clone()
+    };
     let both = merge(shards);
     // One block decides nothing.
     both.expect(3, &["2 shards merged"]);
@@ -102,9 +109,68 @@ fn a_comparison_in_shards_is_decided_when_all_are_there() {
     let judged = json["judged"].as_array().unwrap();
     assert!(judged.len() == 4 && judged.iter().all(|it| it["decision"]["pairs"] == 2), "{json}");
     assert_eq!(json["missing_shards"], serde_json::json!([]));
+    // A pattern that matches in one shard alone has an effect.
+    assert_eq!(notes(&both), serde_json::json!(["[[threshold]] `n999` matches no case"]));
     let reversed = merge(&format!("{shards}/2-of-2.json {shards}/1-of-2.json"));
     assert_eq!(reversed.stdout, both.stdout);
-    merge(&format!("{shards}/2-of-2.json")).expect(3, &["missing: comparison, shard 1/2"]);
+    let half = merge(&format!("{shards}/2-of-2.json"));
+    half.expect(3, &["missing: comparison, shard 1/2"]);
+    assert_eq!(notes(&half), serde_json::json!([]));
+}
+
+/// A shard of a run on a GPU, with the cases of one of its workloads.
+fn on_card(uuid: &str, index: u32, workload: &str) -> Value {
+    let mut run: Value = serde_json::from_str(include_str!("../fixture/gpu_run.json")).unwrap();
+    run["environment"]["gpus"][0]["uuid"] = uuid.into();
+    run["session"] = format!("{uuid}-{index}").into();
+    run["provenance"]["dirty"] = false.into();
+    run["shard"] = serde_json::json!({ "index": index, "count": 2 });
+    run["plan"] = serde_json::json!({ "digest": "d", "cases": 3, "problems": 2, "split": "hash" });
+    run["anchors"] = serde_json::json!({ "measured": {
+        "power": "steady", "memory_bytes_per_s": 3.2e12, "matmul_flops_per_s": 8.8e14,
+    } });
+    let cases = run["cases"].as_object_mut().unwrap();
+    cases.retain(|_, case| case["workload"] == workload);
+    for case in cases.values_mut() {
+        case["samples"]["power"] = serde_json::json!({ "state": "steady" });
+    }
+    run
+}
+
+#[test]
+fn shards_on_two_cards_of_a_model_are_one_measurement() {
+    let package = Package::new();
+    let write = |folder: &str, cards: [&str; 2]| {
+        for (index, card) in [1, 2].into_iter().zip(cards) {
+            let workload = ["st_bif/backward", "st_bif/forward"][index as usize - 1];
+            let path = package.path(&format!("{folder}/{index}.json"));
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, on_card(card, index, workload).to_string()).unwrap();
+        }
+    };
+    write("own", ["GPU-1", "GPU-2"]);
+    write("exchanged", ["GPU-2", "GPU-1"]);
+    let merged = "target/kernelgate/runs/merged";
+    package
+        .kernelgate(&format!("merge own --output {merged}"))
+        .expect(0, &["2 shards merged", "3 cases on 2 devices"]);
+    package.kernelgate("merge exchanged --output exchanged-merged").expect(0, &[]);
+    package.kernelgate(&format!("baseline add main --session {merged}")).expect(0, &["3 cases"]);
+    // Each case is compared on the card that both have, else by model with a wider threshold.
+    let gate =
+        |session: &str| package.kernelgate(&format!("gate --baseline main --session {session}"));
+    let same = gate(merged);
+    same.expect(0, &["3 unchanged"]);
+    assert!(!same.all().contains("the same device"), "{}", same.all());
+    gate("exchanged-merged").expect(0, &["not known to be the same device", "3 unchanged"]);
+    // A history has a series for each card, a report all cases with both cards.
+    let history = package.kernelgate("history");
+    history.expect(0, &["; GPU-1", "; GPU-2", "cuda/replay/hot", "cuda/fused/hot"]);
+    package.kernelgate("report --out page").expect(0, &[]);
+    let report = std::fs::read_to_string(package.path("page/report.json")).unwrap();
+    let report: Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(report["cases"].as_array().unwrap().len(), 3);
+    assert!(report["facts"].to_string().contains("GPU-1, GPU-2"), "{}", report["facts"]);
 }
 
 #[test]
@@ -130,6 +196,21 @@ fn what_is_no_bench_run_says_that_it_takes_a_shard() {
         let whole = package.command(&fixture_path(), &format!("{flag} {FOUR}")).output().unwrap();
         assert!(!Outcome::from(whole).all().contains("shard"));
     }
+    // Records of `verify` merge in any order, with the exit code of one verification.
+    let records = ["1", "2"].map(|index| format!("target/kernelgate/verify/{index}-of-2.json"));
+    let [one_half, other_half] = &records;
+    let merged = package.kernelgate(&format!("merge {one_half} {other_half}"));
+    merged.expect(0, &["2 shards merged", "4 ok, 0 failed, 4 skipped"]);
+    let reversed = package.kernelgate(&format!("merge {other_half} {one_half}"));
+    assert_eq!(merged.stdout, reversed.stdout);
+    package
+        .kernelgate(&format!("merge {other_half}"))
+        .expect(3, &["missing: verification, shard 1/2"]);
+    let other_filter = format!("verify {dir} {FOUR} n96|n128 --shard-output other.json");
+    run(program, &other_filter, "1/2").expect(0, &["shard 1/2 in other.json"]);
+    package
+        .kernelgate(&format!("merge other.json {other_half}"))
+        .expect(4, &["refused: plan is `", "other.json"]);
     // A shard without a case is a part of the whole all the same.
     let empty =
         (1..=64).map(|index| run(program, &format!("verify {dir} n64"), &format!("{index}/64")));

@@ -14,7 +14,9 @@ use super::progress::{self, ComparisonProgress};
 use super::session::{Prepared, Session, Tools};
 use super::trials::load::CoRunning;
 use super::{CompareError, ComparisonRequest, Planted, SideSource};
-use crate::gate::calibration::{Calibration, ComparisonKind, Known, Series, differing, recommend};
+use crate::gate::calibration::{
+    Calibration, CalibrationPart, ComparisonKind, Known, Series, anchors, differing,
+};
 use crate::gate::comparison::Comparison;
 use crate::gate::paired::TestPlan;
 use cases::{CaseChoice, choose_cases};
@@ -24,6 +26,8 @@ use probes::DelaySizes;
 
 /// Processes before a comparison that say what a share of a case's time is.
 const PROBES: usize = 3;
+/// Time between two measurements of the anchors.
+const ANCHOR_INTERVAL: Duration = Duration::from_secs(10);
 /// Layouts that take turns: on a GPU each of them is compiled once.
 const LAYOUTS: usize = 16;
 
@@ -107,7 +111,7 @@ fn measure(
     let tasks = schedule(wanted);
     let open: Vec<(ComparisonKind, usize)> =
         tasks.iter().copied().filter(|task| !is_done(&calibration, *task)).collect();
-    let (measuring, mut done) = (Instant::now(), 0);
+    let (measuring, mut done, mut last_anchors) = (Instant::now(), 0, None);
     for (kind, number) in open.iter().copied() {
         // The next comparison may take as long as the longest one; the first as long as its budget.
         let walls_s = calibration.comparisons.iter().map(|known| known.wall_s);
@@ -131,15 +135,37 @@ fn measure(
             kind.name()
         );
         session.progress.now(&label);
-        let known = one(request, wanted, session, &prepared, (kind, number), &label)?;
-        tell(&session.progress, &known);
-        calibration.comparisons.push(known);
+        let engine = Engine::new(request, session, Trials::default());
+        let is_due = last_anchors.is_none_or(|last: Instant| last.elapsed() > ANCHOR_INTERVAL);
+        let anchors = match is_due && calibration.comparisons.len() < anchors::MOST {
+            true => engine.anchors(&prepared)?,
+            false => None,
+        };
+        if anchors.is_some() {
+            last_anchors = Some(Instant::now());
+        }
+        let compared = one(request, wanted, session, &prepared, (kind, number), &label)?;
+        tell(&session.progress, &compared);
+        let card = calibration.environment.device_id();
+        calibration.comparisons.push(Known { card, anchors, ..compared });
         done += 1;
         file::write(&wanted.state, &calibration)?;
     }
-    calibration.recommended = Some(recommend(&calibration));
+    calibration.conclude();
     file::write(&wanted.state, &calibration)?;
     Ok((calibration, open.len() - done))
+}
+
+impl CalibrationRequest {
+    /// The part that is measured, if it is one.
+    fn part(&self, cases: &BTreeSet<String>) -> Option<CalibrationPart> {
+        let shard = self.shard?;
+        let all = schedule(&Self { shard: None, ..self.clone() });
+        let tasks: Vec<String> = all.iter().map(|task| format!("{task:?}")).collect();
+        let facts = tasks.iter().chain(cases).map(String::as_str);
+        let comparisons = shard.deal(&all).count();
+        Some(CalibrationPart { shard, plan: file::hash_of_all(facts), comparisons })
+    }
 }
 
 /// Everything to measure in this part, kinds evenly mixed, so that whatever the machine does meets
@@ -211,6 +237,7 @@ fn open(
         cases,
         left_out: BTreeSet::new(),
         simulated: prepared.criterion.iter().flat_map(|bench| bench.cases.clone()).collect(),
+        part: wanted.part(prepared.cases()),
         anchor_tolerance: None,
         recommended: None,
         comparisons: Vec::new(),
@@ -388,6 +415,8 @@ fn known(
             .collect(),
         first: series(1),
         second: series(2),
+        card: String::new(),
+        anchors: None,
     }
 }
 

@@ -6,9 +6,11 @@ use std::collections::BTreeMap;
 use crate::compare::CompareError;
 use crate::compare::engine::Engine;
 use crate::compare::engine::rounds;
-use crate::compare::session::Prepared;
+use crate::compare::session::{Bench, Prepared};
+use crate::compare::sides::install::Driver;
 use crate::gate::paired::Arm;
-use kernelgate::record::{CaseRecord, ProcessRun};
+use kernelgate::measure::anchors::AnchorRecord;
+use kernelgate::record::{CaseRecord, ProcessRun, TrialRequest, TrialSampling};
 
 /// What delays on a GPU are made of.
 #[derive(Debug, Default)]
@@ -26,6 +28,22 @@ impl Engine<'_> {
         let runs = self.once(prepared, Arm::Base, "probe")?;
         let timings = runs.iter().flat_map(rounds::timings);
         Ok(timings.map(|(id, timing)| (id, timing.time_ns)).collect())
+    }
+
+    /// Rates of fixed work, as one process of the base measures them beside one case; absent where
+    /// every bench uses Criterion alone.
+    pub fn anchors(&self, prepared: &Prepared) -> Result<Option<AnchorRecord>, CompareError> {
+        let of_harness = |bench: &&Bench| bench.driver != Driver::Criterion;
+        let Some(bench) = prepared.benches.iter().find(of_harness) else { return Ok(None) };
+        let cases = bench.cases.iter().take(1).cloned().collect();
+        let request = TrialRequest {
+            anchors: true,
+            sampling: TrialSampling::VERIFICATION_PASS,
+            ..self.trial_request(bench, Arm::Base, "anchors".to_owned(), cases)
+        };
+        let broken = |reason| CompareError::Broken { bench: bench.name.clone(), reason };
+        let run = self.process(Arm::Base, &bench.name, &request, bench.timeout).map_err(broken)?;
+        Ok(run.and_then(|run| run.anchors))
     }
 
     /// Which sizes a process of the head a bench finds for the planted delays, by case, and why

@@ -145,8 +145,7 @@ pub fn run(request: &ComparisonRequest) -> Result<Compared, CompareError> {
             }
             false => Vec::new(),
         };
-        let in_part =
-            !request.benches.is_empty() || request.filter.is_some() || request.shard.is_some();
+        let in_part = !request.benches.is_empty() || request.filter.is_some();
         let all_ids = (!in_part).then(|| prepared.matched.ids());
         let ids: Option<Vec<&str>> =
             all_ids.as_ref().map(|ids| ids.iter().map(String::as_str).collect());
@@ -160,6 +159,9 @@ pub fn run(request: &ComparisonRequest) -> Result<Compared, CompareError> {
         let removed = comparison.facts.removed.iter().map(String::as_str);
         let cases: Vec<&str> = comparison.cases().into_iter().chain(removed).collect();
         let mut of_rules = rules.report(&cases, ids.as_deref());
+        if request.shard.is_some() {
+            of_rules.unmatched = std::mem::take(&mut of_rules.notes).into_iter().collect();
+        }
         of_rules.notes.extend(expired);
         let of_costs = costs::unjudged(&rules, &findings.bounds);
         of_rules.notes.extend(of_costs.notes);
@@ -491,6 +493,7 @@ impl<'a> Engine<'a> {
             keep_outputs: None,
             keep_verified: false,
             base_outputs: None,
+            anchors: false,
             sampling: bench.sampling,
         }
     }

@@ -7,6 +7,7 @@
 //! load on the head's processes only.
 //! Deliberately absent: running them (`compare::calibrate`), printing.
 
+pub mod anchors;
 pub mod recommend;
 pub mod summary;
 
@@ -16,17 +17,19 @@ use serde::{Deserialize, Serialize};
 
 use super::Verdict;
 use super::paired::{Arm, Block, Observed, TestPlan, Timing};
+pub use anchors::anchor_tolerance;
+use kernelgate::measure::anchors::AnchorRecord;
 use kernelgate::measure::possible;
 use kernelgate::record::file::Record;
 use kernelgate::record::text;
-use kernelgate::record::{Environment, Provenance, TrialSampling};
+use kernelgate::record::{Environment, Provenance, Shard, TrialSampling};
 pub use recommend::{Recommended, recommend};
 pub use summary::{CalibrationSummary, summarise};
 
 /// Most blocks that a comparison may have.
 const MOST_BLOCKS: usize = 10_000;
 
-/// What is known of the answer.
+/// The known answer of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ComparisonKind {
@@ -73,13 +76,13 @@ pub struct Calibration {
     pub started: String,
     /// Where.
     pub environment: Environment,
-    /// Of which code.
+    /// Code of the package.
     pub provenance: Provenance,
-    /// What must be the same for comparisons to belong together: executables, settings, by name.
+    /// Facts that comparisons of one calibration share, by name: executables, settings.
     pub identity: BTreeMap<String, String>,
     /// The command lines that measured it.
     pub commands: BTreeSet<String>,
-    /// What counted as slower.
+    /// Thresholds and blocks of each comparison.
     pub plan: TestPlan,
     /// Wall time that a round could take, seconds.
     pub budget_s: f64,
@@ -87,26 +90,40 @@ pub struct Calibration {
     pub sampling: TrialSampling,
     /// Nanoseconds a launch of each case, from the process that verified it or one after it.
     pub cases: BTreeMap<String, f64>,
-    /// What was not measured, and why.
+    /// Cases that were not measured, with the reason.
     pub left_out: BTreeSet<String>,
     /// Cases of benches of Criterion alone, in which nothing can be delayed: what is injected was
     /// added to their times instead.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub simulated: BTreeSet<String>,
+    /// The part that this is; absent in a whole calibration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part: Option<CalibrationPart>,
     /// Largest relative difference of the anchors of two cards of this model whose shards are
-    /// merged, where the usual one does not fit.
+    /// merged, [`anchor_tolerance()`]; absent where the usual one holds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub anchor_tolerance: Option<f64>,
-    /// What [`recommend()`] made of the comparisons when the file was written.
+    /// Thresholds that [`recommend()`] derived when the file was written.
     pub recommended: Option<Recommended>,
     /// The comparisons, in time order.
     pub comparisons: Vec<Known>,
 }
 
+/// One shard of a calibration.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CalibrationPart {
+    /// The shard.
+    pub shard: Shard,
+    /// Hash of all comparisons of the calibration: equal in all parts.
+    pub plan: String,
+    /// Comparisons of this part.
+    pub comparisons: usize,
+}
+
 /// A comparison whose answer is known.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Known {
-    /// What is known.
+    /// The known answer.
     pub kind: ComparisonKind,
     /// Counted within its kind, from 0, over all shards.
     pub number: usize,
@@ -116,9 +133,9 @@ pub struct Known {
     pub wall_s: f64,
     /// Processes.
     pub processes: usize,
-    /// What was added to each launch of the head, nanoseconds by case.
+    /// Nanoseconds added to each launch of the head, by case.
     pub delays_ns: BTreeMap<String, f64>,
-    /// What was concluded then.
+    /// Verdicts at that time.
     pub verdicts: BTreeMap<String, Verdict>,
     /// Why a case is inconclusive.
     pub reasons: BTreeMap<String, String>,
@@ -131,6 +148,12 @@ pub struct Known {
     pub first: BTreeMap<String, Series>,
     /// The same of the round that confirms.
     pub second: BTreeMap<String, Series>,
+    /// The device on which it ran.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub card: String,
+    /// Rates of fixed work on that device, just before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub anchors: Option<AnchorRecord>,
 }
 
 /// Blocks of a case as columns: two entries a block, in time order.
@@ -278,29 +301,61 @@ impl Calibration {
         percents
     }
 
-    /// Adds the comparisons of another sitting; one that is already here is not counted twice.
+    /// Whether every comparison of its part was made.
+    pub fn is_complete(&self) -> bool {
+        self.part.as_ref().is_none_or(|part| self.comparisons.len() >= part.comparisons)
+    }
+
+    /// The first fact in which another sitting, or another part, differs so that they are not one
+    /// calibration: its name and both values.
+    pub fn mismatch(&self, other: &Self) -> Option<(String, [String; 2])> {
+        if let Some(mismatch) = other.environment.mismatches(&self.environment).into_iter().next() {
+            return Some((mismatch.field.to_owned(), [mismatch.base, mismatch.head]));
+        }
+        let shared = |of: &Self| {
+            // Which card of a machine measured is not part of the question.
+            let own = of.identity.iter().filter(|(name, _)| *name != "KERNELGATE_DEVICE");
+            own.map(|(name, value)| (name.clone(), value.clone())).collect::<BTreeMap<_, _>>()
+        };
+        let (left, right) = (shared(self), shared(other));
+        if let Some(name) = differing(&left, &right) {
+            let values = [&left, &right].map(|facts| facts.get(&name).cloned().unwrap_or_default());
+            return Some((name, values));
+        }
+        let facts = |of: &Self| {
+            let cases: Vec<&str> = of.cases.keys().map(String::as_str).collect();
+            [
+                ("thresholds", format!("{:?}", of.plan)),
+                ("time a case", format!("{:?}", of.sampling)),
+                ("cases", cases.join(", ")),
+            ]
+        };
+        let parts = self.part.as_ref().zip(other.part.as_ref());
+        let of_parts = parts.map(|(one, other)| {
+            [one, other].map(|part| {
+                [("number of shards", part.shard.count.to_string()), ("plan", part.plan.clone())]
+            })
+        });
+        let of_parts = of_parts.into_iter().flat_map(|[one, other]| one.into_iter().zip(other));
+        let mut both = facts(self).into_iter().zip(facts(other)).chain(of_parts);
+        let ((field, left), (_, right)) = both.find(|(one, other)| one != other)?;
+        Some((field.to_owned(), [left, right]))
+    }
+
+    /// Adds the comparisons of another sitting, or of another part; one that is already here is not
+    /// counted twice.
     pub fn merge(&mut self, other: Self) -> Result<(), String> {
-        if let Some(mismatch) = other.environment.mismatches(&self.environment).first() {
-            return Err(format!(
-                "{} is `{}` and `{}`",
-                mismatch.field, mismatch.base, mismatch.head
-            ));
+        if let Some((field, [left, right])) = self.mismatch(&other) {
+            return Err(format!("{field} is `{left}` and `{right}`"));
         }
-        if let Some(name) = differing(&self.identity, &other.identity) {
-            let value = |identity: &BTreeMap<String, String>| {
-                identity.get(&name).cloned().unwrap_or_default()
-            };
-            return Err(format!(
-                "{name} is `{}` and `{}`",
-                value(&self.identity),
-                value(&other.identity)
-            ));
-        }
-        if self.plan != other.plan
-            || self.sampling != other.sampling
-            || self.cases.keys().ne(other.cases.keys())
-        {
-            return Err("thresholds, time a case, or cases differ".to_owned());
+        self.add(other);
+        Ok(())
+    }
+
+    /// Adds comparisons of the same calibration ([`Self::mismatch`]).
+    pub fn add(&mut self, other: Self) {
+        if self.part != other.part {
+            self.part = None;
         }
         for known in other.comparisons {
             if !self.comparisons.contains(&known) {
@@ -312,9 +367,14 @@ impl Calibration {
         self.left_out.extend(other.left_out);
         self.simulated.extend(other.simulated);
         self.started = self.started.clone().min(other.started);
-        // Of both together nothing has been derived yet.
+        // Nothing has been derived from both together yet.
         self.recommended = None;
-        Ok(())
+    }
+
+    /// Derives from the comparisons what `compare` and `merge` use.
+    pub fn conclude(&mut self) {
+        self.recommended = Some(recommend(self));
+        self.anchor_tolerance = anchor_tolerance(&self.comparisons).or(self.anchor_tolerance);
     }
 }
 
@@ -361,7 +421,7 @@ impl Record for Calibration {
     const VERSION: u64 = 1;
     const KIND: &'static str = "calibration";
     const FREE_TEXT: &'static [&'static str] =
-        &["broken", "commands", "failed", "identity", "left_out"];
+        &["anchors", "broken", "commands", "failed", "identity", "left_out"];
 
     fn validate(&self) -> Result<(), String> {
         text::check_time(&self.started).map_err(|problem| format!("started: {problem}"))?;
@@ -370,6 +430,7 @@ impl Record for Calibration {
         in_range("budget_s", self.budget_s, 0.0..1e12)?;
         self.sampling.validate()?;
         self.anchor_tolerance.map_or(Ok(()), |it| in_range("anchor_tolerance", it, 0.0..1e3))?;
+        self.part.as_ref().map_or(Ok(()), |part| part.shard.validate())?;
         for (case, time_ns) in &self.cases {
             possible::check_launch_ns(&format!("case {case}: a time"), *time_ns)?;
         }
@@ -389,6 +450,7 @@ impl Known {
         text::check_time(&self.started).map_err(|problem| format!("started: {problem}"))?;
         possible::check_seconds("wall_s of a comparison", self.wall_s)?;
         possible::check_count("processes", self.processes as u64)?;
+        self.anchors.as_ref().map_or(Ok(()), AnchorRecord::validate)?;
         if let Some(percent) = self.kind.percent()
             && !(percent > 0.0 && percent < 1e4)
         {

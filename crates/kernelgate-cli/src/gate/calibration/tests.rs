@@ -54,6 +54,8 @@ fn known(kind: ComparisonKind, number: usize, ratio: f64, plan: &TestPlan) -> Kn
         broken: vec![],
         first: series(&first),
         second: if slower { series(&second) } else { BTreeMap::new() },
+        card: String::new(),
+        anchors: None,
     }
 }
 
@@ -78,6 +80,7 @@ pub fn calibration(null: usize, injected: &[(f64, usize)]) -> Calibration {
         cases: BTreeMap::from([("w/f/a/cpu/hot".to_owned(), 1e6)]),
         left_out: BTreeSet::new(),
         simulated: BTreeSet::new(),
+        part: None,
         anchor_tolerance: None,
         recommended: None,
         comparisons,

@@ -102,6 +102,9 @@ pub struct RulesReport {
     pub accepted: Vec<Accepted>,
     /// What had no effect, in sentences.
     pub notes: Vec<String>,
+    /// Patterns that match no case of a shard, in sentences: all shards together decide.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub unmatched: BTreeSet<String>,
     /// Bounds that could be judged for none of their cases, in sentences: these make the outcome
     /// inconclusive.
     pub undecided: Vec<String>,
@@ -238,6 +241,7 @@ impl Rules {
                 .collect(),
             accepted: accepted.collect(),
             notes: nothing.collect(),
+            unmatched: BTreeSet::new(),
             undecided: Vec::new(),
         }
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::verified::Verified;
-use crate::verbs::shared::choice::{Asker, Choice, unexpected};
+use crate::verbs::shared::choice::{Asker, unexpected};
 use crate::verbs::shared::lock::locked;
 use kernelgate::protocol::{Action, CaseStatus, ResponseBody, VerifiedCase};
 use kernelgate::record::numerics::{DataSets, ONE_DATA_SET};
@@ -15,8 +15,7 @@ use kernelgate::verify::Errors;
 
 /// Verifies with so many seeds and records the errors, after each of them; each case with the worst
 /// of its seeds.
-pub fn record(choice: &Choice, store: &Store, count: u64) -> anyhow::Result<Verified> {
-    let asker = choice.asker(store)?;
+pub fn record(asker: &Asker<'_>, store: &Store, count: u64) -> anyhow::Result<Verified> {
     let seeds = asker.seeds(count);
     // Of the others no record is looked at, or will be replaced.
     let mut with_cases = BTreeSet::new();
@@ -27,7 +26,7 @@ pub fn record(choice: &Choice, store: &Store, count: u64) -> anyhow::Result<Veri
     let mut benches: BTreeMap<String, Bench> = BTreeMap::new();
     asker.each(seeds[0], &Action::Environment, |bench, answer| {
         if with_cases.contains(bench) {
-            benches.insert(bench.to_owned(), Bench::new(bench, answer, &asker, store)?);
+            benches.insert(bench.to_owned(), Bench::new(bench, answer, asker, store)?);
         }
         Ok(())
     })?;

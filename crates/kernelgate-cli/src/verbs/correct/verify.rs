@@ -8,13 +8,15 @@ use anyhow::Context;
 use kernelgate::display::table::Table;
 use kernelgate::exit::Exit;
 use kernelgate::protocol::{Action, CaseStatus, ResponseBody, VerifiedCase};
-use kernelgate::record::{Store, file, tensors};
+use kernelgate::record::text::printable_path;
+use kernelgate::record::{Environment, Provenance, Shard, Store, file, tensors, timestamp};
 use kernelgate::workload::{Dtype, Tensors};
 use safetensors::tensor::TensorView;
 
 use super::numerics;
 use super::verified::Verified;
-use crate::verbs::shared::choice::{Choice, unexpected};
+use crate::fleet::verification::VerificationShard;
+use crate::verbs::shared::choice::{Asker, Choice, unexpected};
 use crate::verbs::shared::output::{OutputFormat, print_json};
 
 #[derive(Debug, clap::Args)]
@@ -34,6 +36,10 @@ pub struct Arguments {
         value_parser = clap::value_parser!(u64).range(1..=64)
     )]
     seeds: u64,
+    /// File of the shard that `--shard` verifies, for `kernelgate merge` [default: I-of-N.json in
+    /// kernelgate/verify/ of the target folder]
+    #[arg(long, value_name = "FILE")]
+    shard_output: Option<PathBuf>,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     format: OutputFormat,
@@ -54,10 +60,11 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     if let Some(folder) = dump.as_ref().filter(|folder| folder.to_str().is_none()) {
         anyhow::bail!("--dump: {} is not UTF-8, which a request cannot name", folder.display());
     }
+    let asker = arguments.choice.asker(store)?;
     let verified = if arguments.seeds > 1 {
-        numerics::record(&arguments.choice, store, arguments.seeds)?
+        numerics::record(&asker, store, arguments.seeds)?
     } else {
-        once(&arguments.choice, store, &Action::Verify { dump })?
+        once(&asker, &Action::Verify { dump })?
     };
     let Verified { rows, broken } = verified;
     let dumped = match (&arguments.dump, &raw) {
@@ -65,8 +72,31 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         _ => Ok(()),
     };
     let broken = broken.or(dumped.err());
+    if let Some(shard) = arguments.choice.shard() {
+        let usual = || store.work.join("verify").join(format!("{}.json", shard.label()));
+        let path = arguments.shard_output.clone().unwrap_or_else(usual);
+        let record = shard_record(arguments, (&asker, store), (shard, broken.is_none()), &rows)?;
+        file::write(&path, &record).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+        eprintln!("shard {shard} in {}: `kernelgate merge` takes it", printable_path(&path));
+    }
+    let exit = show(&rows, arguments.format, &arguments.choice.shard_words())?;
+    if let Some(broken) = broken {
+        return Err(broken);
+    }
+    let any = rows.iter().any(|row| row.status != CaseStatus::Skipped);
+    // Another shard has what this one does not; what it has and skips is no pass.
+    let other_shards = rows.is_empty() && arguments.choice.shard().is_some();
+    anyhow::ensure!(any || other_shards, "nothing was verified: every case was skipped");
+    Ok(exit)
+}
+
+/// Prints verified cases; `suffix` follows their number.
+///
+/// # Errors
+/// When they cannot be written as JSON.
+pub fn show(rows: &[VerifiedCase], format: OutputFormat, suffix: &str) -> anyhow::Result<Exit> {
     let failed = rows.iter().filter(|row| row.status == CaseStatus::Failed).count();
-    match arguments.format {
+    match format {
         OutputFormat::Json => print_json(&rows)?,
         OutputFormat::Text | OutputFormat::Markdown => {
             let mut table = Table::new(&[
@@ -81,45 +111,80 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             let ran = rows.iter().filter(|row| row.status != CaseStatus::Skipped);
             ran.for_each(|row| table.row(cells(row)));
             if !table.is_empty() {
-                println!("{}", arguments.format.table(&table));
+                println!("{}", format.table(&table));
             }
-            for (reason, ids) in skips_by_reason(&rows) {
+            for (reason, ids) in skips_by_reason(rows) {
                 let more = match ids.len() - 1 {
                     0 => String::new(),
                     more => format!(", and {more} more"),
                 };
-                let (count, reason) = (ids.len(), arguments.format.words(reason));
-                let id = arguments.format.words(ids[0]);
-                arguments.format.print(&format!("skipped {count}: {reason}: {id}{more}"));
+                let (count, reason) = (ids.len(), format.words(reason));
+                let id = format.words(ids[0]);
+                format.print(&format!("skipped {count}: {reason}: {id}{more}"));
             }
             for row in rows.iter().filter(|row| row.status == CaseStatus::Failed) {
                 let reason = row.reason.as_deref().unwrap_or_default();
-                let reason = arguments.format.words(reason);
-                let id = arguments.format.words(&row.case);
-                arguments.format.print(&format!("FAILED {id}: {reason}"));
+                let reason = format.words(reason);
+                let id = format.words(&row.case);
+                format.print(&format!("FAILED {id}: {reason}"));
             }
             let count = |status| rows.iter().filter(|row| row.status == status).count();
             println!(
                 "{} ok, {failed} failed, {} skipped{}",
                 count(CaseStatus::Ok),
                 count(CaseStatus::Skipped),
-                arguments.choice.shard_words()
+                suffix
             );
         }
     }
-    if let Some(broken) = broken {
-        return Err(broken);
-    }
-    let any = rows.iter().any(|row| row.status != CaseStatus::Skipped);
-    // Another shard has what this one does not; what it has and skips is no pass.
-    let other_shards = rows.is_empty() && !arguments.choice.shard_words().is_empty();
-    anyhow::ensure!(any || other_shards, "nothing was verified: every case was skipped");
     Ok(if failed > 0 { Exit::Regression } else { Exit::Fine })
 }
 
+/// The record of a shard, complete if every bench answered.
+fn shard_record(
+    arguments: &Arguments,
+    (asker, store): (&Asker<'_>, &Store),
+    (shard, complete): (Shard, bool),
+    rows: &[VerifiedCase],
+) -> anyhow::Result<VerificationShard> {
+    let choice = &arguments.choice;
+    let mut facts: Vec<String> = Vec::new();
+    asker.each_of_all_shards(&Action::List, |bench, answer| {
+        let ResponseBody::List(listing) = answer else { return Err(unexpected(bench)) };
+        facts.push(bench.to_owned());
+        facts.extend(listing.cases.into_iter().map(|case| case.case));
+        Ok(())
+    })?;
+    let mut environment = Environment::cpu();
+    asker.each_of_all_shards(&Action::Environment, |bench, answer| {
+        let ResponseBody::Environment(found) = answer else { return Err(unexpected(bench)) };
+        environment = *found;
+        Ok(())
+    })?;
+    let mut identity = choice.variables();
+    identity.retain(|name, _| name != "KERNELGATE_SHARD" && name != "KERNELGATE_DEVICE");
+    identity.insert("filter".to_owned(), choice.filter.clone().unwrap_or_default());
+    identity.insert("seeds".to_owned(), arguments.seeds.to_string());
+    for executable in &asker.found.executables {
+        let hash = file::content_hash(&executable.path)
+            .map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+        let name = format!("{}{}", VerificationShard::EXECUTABLE, executable.bench);
+        identity.insert(name, hash);
+    }
+    Ok(VerificationShard {
+        shard,
+        plan: file::hash_of_all(facts.iter().map(String::as_str)),
+        complete,
+        ended: timestamp(),
+        environment,
+        provenance: Provenance::of(&store.root),
+        identity,
+        rows: rows.to_vec(),
+    })
+}
+
 /// Verifies with the seed that was chosen.
-fn once(choice: &Choice, store: &Store, action: &Action) -> anyhow::Result<Verified> {
-    let asker = choice.asker(store)?;
+fn once(asker: &Asker<'_>, action: &Action) -> anyhow::Result<Verified> {
     let mut rows: Vec<VerifiedCase> = Vec::new();
     let asked = asker.each(asker.seeds(1)[0], action, |bench, answer| {
         let ResponseBody::Verify(verified) = answer else { return Err(unexpected(bench)) };

@@ -4,18 +4,20 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::fleet::merge::{self, Kind, MergeError, MergedRuns};
+use crate::fleet::merge::{self, Kind, MergeError, MergedRuns, MergedVerifications};
 use crate::fleet::pieces::{Account, Tolerance};
 use crate::gate::calibration::Calibration;
 use crate::gate::comparison_shard;
 use crate::gate::rules::rules_file::MAX_RATIO;
 use crate::report::{metrics, verdicts};
-use crate::verbs::shared::output::print_json;
+use crate::verbs::correct::verify;
+use crate::verbs::shared::output::{OutputFormat, print_json};
 use crate::verbs::shared::settings::check_number;
 use crate::verbs::slower::calibrate;
 use crate::verbs::slower::verdict::{VerdictFormat, VerdictOutput};
 use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
+use kernelgate::protocol::CaseStatus;
 use kernelgate::record::text::{printable, printable_path};
 use kernelgate::record::{Store, file};
 
@@ -77,7 +79,8 @@ impl From<MergeError> for Stop {
     fn from(error: MergeError) -> Self {
         match error {
             MergeError::Refused { .. } => Self::Refused(error.to_string()),
-            error => Self::Error(error.into()),
+            // Its text has the cause already.
+            error => Self::Error(anyhow::anyhow!("{error}")),
         }
     }
 }
@@ -93,9 +96,8 @@ fn merge(arguments: &Arguments, store: &Store) -> Result<Exit, Stop> {
     match merge::kind(&files)? {
         Kind::Runs => runs(arguments, store, &files),
         Kind::Comparisons => comparisons(arguments, store, &files),
-        Kind::Calibrations => {
-            Ok(calibrate::merge_files(&files, arguments.output.as_deref(), store)?)
-        }
+        Kind::Calibrations => calibrations(arguments, store, &files),
+        Kind::Verifications => verifications(arguments, &files),
     }
 }
 
@@ -150,10 +152,9 @@ fn comparisons(arguments: &Arguments, store: &Store, files: &[PathBuf]) -> Resul
     let merged = merge::comparisons(files, tolerance(arguments, store, Some(slug)))?;
     let account = merged.account;
     account.lines().iter().for_each(|line| eprintln!("{}", printable(line)));
-    let Some(mut comparison) = comparison_shard::merge(merged.shards) else {
+    let Some(comparison) = comparison_shard::merge(merged.shards, account.missing) else {
         return Ok(Exit::Inconclusive);
     };
-    comparison.facts.missing_shards = account.missing;
     let again = format!("kernelgate merge {}", merge::list(&arguments.paths));
     let summary = verdicts::summary(&comparison, &again);
     arguments.verdict.print(
@@ -163,4 +164,31 @@ fn comparisons(arguments: &Arguments, store: &Store, files: &[PathBuf]) -> Resul
         &metrics::of_comparison(&comparison),
     )?;
     Ok(comparison.exit())
+}
+
+fn calibrations(arguments: &Arguments, store: &Store, files: &[PathBuf]) -> Result<Exit, Stop> {
+    let slug = merge::device_of_calibration(&files[0])?;
+    let merged = merge::calibrations(files, tolerance(arguments, store, Some(slug)))?;
+    let account = merged.account;
+    account.lines().iter().for_each(|line| eprintln!("{}", printable(line)));
+    if let Some(calibration) = merged.calibration {
+        calibrate::keep(&calibration, arguments.output.as_deref(), store)?;
+    }
+    Ok(if account.is_whole() { Exit::Fine } else { Exit::Inconclusive })
+}
+
+fn verifications(arguments: &Arguments, files: &[PathBuf]) -> Result<Exit, Stop> {
+    let MergedVerifications { rows, account } = merge::verifications(files)?;
+    account.lines().iter().for_each(|line| eprintln!("{}", printable(line)));
+    let format = match arguments.verdict.format() {
+        VerdictFormat::Json => OutputFormat::Json,
+        VerdictFormat::Markdown => OutputFormat::Markdown,
+        _ => OutputFormat::Text,
+    };
+    let exit = verify::show(&rows, format, "")?;
+    if rows.iter().all(|row| row.status == CaseStatus::Skipped) {
+        let why = anyhow::anyhow!("nothing was verified: every case was skipped");
+        return Err(Stop::Error(why));
+    }
+    Ok(if account.is_whole() { exit } else { exit.worse(Exit::Inconclusive) })
 }

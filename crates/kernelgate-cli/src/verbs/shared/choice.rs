@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use kernelgate::harness::filter::Filter;
 use kernelgate::protocol::{Action, ResponseBody};
-use kernelgate::record::Store;
+use kernelgate::record::{Shard, Store};
 
 use super::interrupt;
-use super::settings::Settings;
+use super::settings::{SHARD, Settings};
 use crate::benches::ask::{self, Asking};
 use crate::benches::child::Running;
 use crate::benches::find::{self, FoundBenches};
@@ -51,6 +51,11 @@ impl Choice {
     /// What is set for the executables, as variables.
     pub fn variables(&self) -> BTreeMap<String, String> {
         self.benches.settings.variables()
+    }
+
+    /// The part of the cases that was asked for.
+    pub const fn shard(&self) -> Option<Shard> {
+        self.benches.settings.shard()
     }
 
     /// The shard in words that follow a number of cases; empty without one.
@@ -102,6 +107,18 @@ impl Asker<'_> {
         answered: impl FnMut(&str, ResponseBody) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         ask::each(&self.found, &self.asking(Some(seed)), action, answered)
+    }
+
+    /// The answers of all shards, whichever was asked for.
+    pub fn each_of_all_shards(
+        &self,
+        action: &Action,
+        answered: impl FnMut(&str, ResponseBody) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let mut asking = self.asking(None);
+        // An empty variable counts as none, also where this process has one.
+        asking.settings.insert(SHARD.to_owned(), String::new());
+        ask::each(&self.found, &asking, action, answered)
     }
 
     fn asking(&self, seed: Option<u64>) -> Asking<'_> {

@@ -10,7 +10,7 @@ use anyhow::Context;
 use crate::compare::calibrate::{self, CalibrationRequest};
 use crate::compare::progress::parse_duration;
 use crate::compare::{ComparisonRequest, PlanBasis, PlanRequest, Planted, SideSource};
-use crate::gate::calibration::{Calibration, CalibrationSummary, recommend, summarise};
+use crate::gate::calibration::{Calibration, CalibrationSummary, summarise};
 use crate::gate::paired::TestPlan;
 use crate::report::calibration;
 use crate::verbs::shared::output::{OutputFormat, arguments_of_process, command_line, print_json};
@@ -249,16 +249,10 @@ fn merge(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     Ok(Exit::Fine)
 }
 
-/// Merges parts of a calibration, and writes what they make.
-pub fn merge_files(
-    files: &[PathBuf],
-    output: Option<&Path>,
-    store: &Store,
-) -> anyhow::Result<Exit> {
-    let Some(merged) = merged(files)? else { return Ok(Exit::Refused) };
-    let output = write(&merged, output, store)?;
-    print(OutputFormat::Text, &merged, &output)?;
-    Ok(Exit::Fine)
+/// Writes a merged calibration and prints it.
+pub fn keep(merged: &Calibration, output: Option<&Path>, store: &Store) -> anyhow::Result<()> {
+    let output = write(merged, output, store)?;
+    print(OutputFormat::Text, merged, &output)
 }
 
 /// The calibration that files make; absent where they do not belong together, which is printed.
@@ -282,7 +276,7 @@ fn merged(files: &[PathBuf]) -> anyhow::Result<Option<Calibration>> {
         }
     }
     let mut merged = merged.context("--merge takes files")?;
-    merged.recommended = Some(recommend(&merged));
+    merged.conclude();
     Ok(Some(merged))
 }
 

@@ -193,10 +193,10 @@ mod tests {
     /// By how much the longest of `count` shards exceeds the shortest. Each problem has a time from
     /// which the shards are made, and one that it takes then.
     fn unevenness(problems: &[(String, f64, f64)], count: u32) -> f64 {
-        let known = problems.iter().map(|(problem, known, _)| (problem.clone(), *known)).collect();
+        let before = problems.iter().map(|(problem, time, _)| (problem.clone(), *time)).collect();
         let names: Vec<&str> = problems.iter().map(|(problem, ..)| problem.as_str()).collect();
         let works = shards(count).map(|shard| {
-            let partition = Partition::by_time(shard, names.iter().copied(), &known);
+            let partition = Partition::by_time(shard, names.iter().copied(), &before);
             let own = problems.iter().filter(|(problem, ..)| partition.has(problem));
             own.map(|(.., taken)| taken).sum::<f64>()
         });

@@ -1,0 +1,85 @@
+//! Verification of one shard, as a file that merges.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::gate::calibration::differing;
+use kernelgate::protocol::VerifiedCase;
+use kernelgate::record::file::Record;
+use kernelgate::record::{Environment, Provenance, Shard, text};
+
+/// Cases of one shard against their references.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct VerificationShard {
+    /// The shard.
+    pub shard: Shard,
+    /// Hash of all cases of all shards: equal in all shards of one plan.
+    pub plan: String,
+    /// Whether every bench answered.
+    pub complete: bool,
+    /// When it ended, RFC 3339, UTC.
+    pub ended: String,
+    /// Where.
+    pub environment: Environment,
+    /// Code of the package.
+    pub provenance: Provenance,
+    /// Facts that shards of one verification share, by name: settings, filter, seeds, executables.
+    pub identity: BTreeMap<String, String>,
+    /// The cases.
+    pub rows: Vec<VerifiedCase>,
+}
+
+impl VerificationShard {
+    /// Start of the name of an executable's hash in [`Self::identity`].
+    pub const EXECUTABLE: &str = "executable of bench ";
+
+    /// The first fact in which a shard differs from this one so that they are not one verification:
+    /// its name and both values.
+    pub fn mismatch(&self, other: &Self) -> Option<(String, [String; 2])> {
+        let facts = |shard: &Self| {
+            [
+                ("number of shards", shard.shard.count.to_string()),
+                ("commit", shard.provenance.short()),
+                ("plan", shard.plan.clone()),
+            ]
+        };
+        let of_facts = facts(self).into_iter().zip(facts(other)).find(|(one, other)| one != other);
+        if let Some(((field, left), (_, right))) = of_facts {
+            return Some((field.to_owned(), [left, right]));
+        }
+        if let Some(mismatch) = other.environment.mismatches(&self.environment).into_iter().next() {
+            return Some((mismatch.field.to_owned(), [mismatch.base, mismatch.head]));
+        }
+        // Two machines may build one clean commit differently.
+        let one_code = self.provenance.commit.is_some() && !self.provenance.dirty;
+        let shared = |of: &Self| -> BTreeMap<String, String> {
+            let is_shared = |name: &str| !(one_code && name.starts_with(Self::EXECUTABLE));
+            let facts = of.identity.iter().filter(|(name, _)| is_shared(name));
+            facts.map(|(name, value)| (name.clone(), value.clone())).collect()
+        };
+        let (left, right) = (shared(self), shared(other));
+        let name = differing(&left, &right)?;
+        let values = [&left, &right].map(|facts| facts.get(&name).cloned().unwrap_or_default());
+        Some((name, values))
+    }
+}
+
+impl Record for VerificationShard {
+    const SCHEMA: &'static str = "kernelgate-verification-shard";
+    const VERSION: u64 = 1;
+    const KIND: &'static str = "shard of a verification";
+    const FREE_TEXT: &'static [&'static str] = &["identity", "rows"];
+
+    fn validate(&self) -> Result<(), String> {
+        self.shard.validate()?;
+        text::check_time(&self.ended).map_err(|problem| format!("ended: {problem}"))?;
+        self.environment.validate()?;
+        self.rows.iter().try_for_each(|row| {
+            if row.checked > row.total {
+                return Err(format!("case {}: {} of {} checked", row.case, row.checked, row.total));
+            }
+            Ok(())
+        })
+    }
+}

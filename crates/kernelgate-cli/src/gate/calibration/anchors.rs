@@ -1,0 +1,119 @@
+//! Anchors that a calibration measured again and again, and how far those of equal cards may
+//! differ.
+
+use std::collections::BTreeMap;
+
+use super::Known;
+use kernelgate::measure::anchors::{AnchorRecord, Anchors};
+use kernelgate::stats::median;
+
+/// Most comparisons of a part that measure the anchors.
+pub const MOST: usize = 30;
+/// Fewest anchors beyond the first of each card.
+const FEWEST: usize = 10;
+/// Standard deviations within which the anchors of 1000 shards on equal cards stay in 99 % of
+/// merges.
+const DEVIATIONS: f64 = 8.0;
+/// Smallest tolerance: a threshold that comparisons resolve.
+const SMALLEST: f64 = 0.01;
+
+/// Largest relative difference of anchors that noise of one card explains; absent where a card has
+/// measured too few.
+///
+/// The standard deviation of the logarithm of a rate is taken within cards, so that a slow card does
+/// not widen the tolerance.
+pub fn anchor_tolerance(comparisons: &[Known]) -> Option<f64> {
+    let mut cards: BTreeMap<&str, Vec<Anchors>> = BTreeMap::new();
+    for known in comparisons {
+        if let Some(AnchorRecord::Measured(anchors)) = known.anchors {
+            cards.entry(&known.card).or_default().push(anchors);
+        }
+    }
+    let memory = |anchors: &Anchors| Some(anchors.memory_bytes_per_s);
+    let matmul = |anchors: &Anchors| anchors.matmul_flops_per_s;
+    let deviations = [deviation(&cards, memory), deviation(&cards, matmul)];
+    let largest = deviations.into_iter().flatten().reduce(f64::max)?;
+    let tolerance = (DEVIATIONS * largest).exp_m1().max(SMALLEST);
+    Some((tolerance * 1e3).ceil() / 1e3)
+}
+
+/// Standard deviation of the logarithm of a rate within cards.
+fn deviation(
+    cards: &BTreeMap<&str, Vec<Anchors>>,
+    rate: impl Fn(&Anchors) -> Option<f64>,
+) -> Option<f64> {
+    let (mut squares, mut degrees) = (0.0, 0usize);
+    for anchors in cards.values() {
+        let logs: Vec<f64> = anchors.iter().filter_map(|it| Some(rate(it)?.ln())).collect();
+        let mean = logs.iter().sum::<f64>() / logs.len().max(1) as f64;
+        squares += logs.iter().map(|log| (log - mean).powi(2)).sum::<f64>();
+        degrees += logs.len().saturating_sub(1);
+    }
+    (degrees >= FEWEST).then(|| (squares / degrees as f64).sqrt())
+}
+
+/// Median of the anchors of comparisons on one card; the first failure where none was measured.
+pub fn typical(comparisons: &[Known]) -> Option<AnchorRecord> {
+    let records = || comparisons.iter().filter_map(|known| known.anchors.as_ref());
+    let measured: Vec<&Anchors> = records()
+        .filter_map(|record| match record {
+            AnchorRecord::Measured(anchors) => Some(anchors),
+            AnchorRecord::Failed(_) => None,
+        })
+        .collect();
+    let Some(first) = measured.first() else { return records().next().cloned() };
+    let memory: Vec<f64> = measured.iter().map(|it| it.memory_bytes_per_s).collect();
+    let matmul: Vec<f64> = measured.iter().filter_map(|it| it.matmul_flops_per_s).collect();
+    Some(AnchorRecord::Measured(Anchors {
+        power: first.power,
+        memory_bytes_per_s: median(&memory),
+        matmul_flops_per_s: (!matmul.is_empty()).then(|| median(&matmul)),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gate::calibration::tests::calibration;
+    use kernelgate::measure::power::PowerMode;
+
+    /// Comparisons on a card whose rates go up and down by a share.
+    fn on_card(card: &str, count: usize, rate: f64, share: f64) -> Vec<Known> {
+        let mut comparisons = calibration(count, &[]).comparisons;
+        for (number, known) in comparisons.iter_mut().enumerate() {
+            let factor = if number % 2 == 0 { 1.0 + share } else { 1.0 - share };
+            known.card = card.to_owned();
+            known.anchors = Some(AnchorRecord::Measured(Anchors {
+                power: PowerMode::Steady,
+                memory_bytes_per_s: rate * factor,
+                matmul_flops_per_s: Some(9e14),
+            }));
+        }
+        comparisons
+    }
+
+    #[test]
+    fn noise_of_one_card_sets_the_tolerance() {
+        // 0.5 % each way, 21 of 22 degrees of freedom: 0.51 %, times eight.
+        let tolerance = |cards: &[Vec<Known>]| anchor_tolerance(&cards.concat());
+        assert_eq!(tolerance(&[on_card("a", 22, 4e12, 0.005)]), Some(0.042));
+        // A second card that is 10 % slower has the same noise.
+        let both = [on_card("a", 12, 4e12, 0.005), on_card("b", 12, 3.6e12, 0.005)];
+        assert_eq!(tolerance(&both), Some(0.043));
+        assert_eq!(tolerance(&[on_card("a", 22, 4e12, 1e-6)]), Some(SMALLEST));
+        assert_eq!(tolerance(&[on_card("a", 10, 4e12, 0.005)]), None);
+        assert_eq!(tolerance(&[calibration(30, &[]).comparisons]), None);
+    }
+
+    #[test]
+    fn a_part_has_the_median_of_its_anchors() {
+        let mut comparisons = on_card("a", 3, 4e12, 0.0);
+        comparisons[0].anchors = Some(AnchorRecord::Failed("no memory".to_owned()));
+        let Some(AnchorRecord::Measured(anchors)) = typical(&comparisons) else {
+            panic!("two were measured");
+        };
+        assert_eq!(anchors.memory_bytes_per_s, 4e12);
+        assert_eq!(typical(&comparisons[..1]), comparisons[0].anchors);
+        assert_eq!(typical(&calibration(1, &[]).comparisons), None);
+    }
+}
