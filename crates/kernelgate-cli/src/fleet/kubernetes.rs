@@ -43,15 +43,15 @@ impl KubernetesOptions {
         script += "exit $code\n";
         let deadline =
             self.deadline_s.map_or(String::new(), |s| format!("  activeDeadlineSeconds: {s}\n"));
-        // Exit code 1: a case is wrong, 2: usage, which another attempt does not change. A pod that
-        // its node took along does not count.
+        // Exit code 1: a case is wrong, which another attempt does not change. A pod that its node
+        // took along does not count.
         format!(
             "apiVersion: batch/v1\nkind: Job\nmetadata:\n  name: {name}\nspec:\n  \
              completionMode: Indexed\n  completions: {shards}\n  parallelism: {parallelism}\n  \
              backoffLimitPerIndex: {retries}\n  maxFailedIndexes: {shards}\n{deadline}  \
              podFailurePolicy:\n    rules:\n      - action: Ignore\n        onPodConditions:\n          \
-             - type: DisruptionTarget\n      - action: FailIndex\n        onExitCodes:\n          \
-             operator: In\n          values: [1, 2]\n  template:\n    spec:\n      \
+             - type: DisruptionTarget\n            status: \"True\"\n      - action: FailIndex\n        onExitCodes:\n          \
+             operator: In\n          values: [1]\n  template:\n    spec:\n      \
              restartPolicy: Never\n{}{}",
             self.node_selector(),
             self.container("shard", &script, places, true)
@@ -63,7 +63,8 @@ impl KubernetesOptions {
         let Self { name, .. } = self;
         let script = work.merge_lines(places, tolerance) + "exit $code\n";
         format!(
-            "# Apply it when `kubectl wait --for=condition=complete job/{name}` returns.\n\
+            "# Apply it when job/{name} has ended: `kubectl wait --for=condition=complete \
+             job/{name}`, or\n# `--for=condition=failed` where a shard failed.\n\
              apiVersion: batch/v1\nkind: Job\nmetadata:\n  name: {name}-merge\nspec:\n  \
              backoffLimit: 0\n  template:\n    spec:\n      restartPolicy: Never\n{}",
             self.container("merge", &script, places, false)

@@ -1,6 +1,6 @@
 //! Slurm: job scripts as a person would write them, and the states of their tasks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use super::task::{Places, Work, quoted};
@@ -58,7 +58,7 @@ impl SlurmOptions {
              fi\n\
              echo \"$attempt $(hostname)\" >> {folder}/attempts/$SLURM_ARRAY_TASK_ID\n\n"
         );
-        script += &work.shard_lines(places, "attempt-$attempt");
+        script += &work.shard_lines(places, "job-$SLURM_ARRAY_JOB_ID-attempt-$attempt");
         let _ = write!(
             script,
             "\n# 0: measured. 1: a case is wrong, which another attempt does not change.\n\
@@ -79,19 +79,74 @@ impl SlurmOptions {
     }
 }
 
-/// Format of `squeue` that [`states`] reads: task, state, node and reason.
-pub const SQUEUE_FORMAT: &str = "%K|%T|%N|%r";
+/// Format of `squeue` that [`Jobs::parse`] and [`jobs_with_comment`] read: job, task, state, node,
+/// reason and comment.
+pub const SQUEUE_FORMAT: &str = "%F|%K|%T|%N|%r|%k";
 
-/// State of each task of an array, as `squeue` prints them.
-pub fn states(printed: &str) -> BTreeMap<u32, TaskState> {
-    let line = |line: &str| {
-        let mut fields = line.trim().splitn(4, '|');
-        let task = fields.next()?.parse().ok()?;
-        let [state, node, reason] = [fields.next()?, fields.next()?, fields.next()?];
-        let [state, node, reason] = [state, node, reason].map(str::to_owned);
-        Some((task, TaskState { state, node, reason }))
-    };
-    printed.lines().filter_map(line).collect()
+/// Jobs of a submission, as far as Slurm remembers them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Jobs {
+    /// Tasks of the array, by number.
+    pub tasks: BTreeMap<u32, JobState>,
+    /// Job that merges.
+    pub merge: Option<JobState>,
+}
+
+impl Jobs {
+    /// Parses the output of `squeue` for an array and the job that merges.
+    pub fn parse(printed: &str, array: u64, merge: Option<u64>) -> Self {
+        let mut jobs = Self::default();
+        for (job, task, state) in printed.lines().filter_map(parse_line) {
+            match task.parse() {
+                Ok(task) if job == array => drop(jobs.tasks.insert(task, state)),
+                _ if Some(job) == merge => jobs.merge = Some(state),
+                _ => {}
+            }
+        }
+        jobs
+    }
+
+    /// Whether something still runs, or waits to run.
+    pub fn are_active(&self) -> bool {
+        self.tasks.values().chain(&self.merge).any(JobState::is_active)
+    }
+
+    /// "3 running, 5 pending (Priority)"; empty once Slurm has forgotten the tasks.
+    pub fn counts(&self) -> String {
+        let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+        for JobState { state, reason, .. } in self.tasks.values() {
+            let reason = if reason == "None" || state != "PENDING" { "" } else { reason };
+            *counts.entry((state, reason)).or_default() += 1;
+        }
+        let text = |((state, reason), count): ((&str, &str), usize)| {
+            let why = if reason.is_empty() { String::new() } else { format!(" ({reason})") };
+            format!("{count} {}{why}", state.to_lowercase())
+        };
+        counts.into_iter().map(text).collect::<Vec<_>>().join(", ")
+    }
+}
+
+fn parse_line(line: &str) -> Option<(u64, &str, JobState)> {
+    let mut fields = line.trim().splitn(6, '|');
+    let (job, task) = (fields.next()?.parse().ok()?, fields.next()?);
+    let [state, node, reason] = [fields.next()?, fields.next()?, fields.next()?];
+    let [state, node, reason] = [state, node, reason].map(str::to_owned);
+    Some((job, task, JobState { state, node, reason }))
+}
+
+/// Job arrays and other jobs that `squeue` lists with a comment, each once, in order.
+pub fn jobs_with_comment(printed: &str, comment: &str) -> [Vec<u64>; 2] {
+    let mut found = [BTreeSet::new(), BTreeSet::new()];
+    for line in printed.lines() {
+        let fields: Vec<&str> = line.trim().splitn(6, '|').collect();
+        if let [job, task, .., own] = fields[..]
+            && let Ok(job) = job.parse()
+            && own == comment
+        {
+            found[usize::from(task == "N/A")].insert(job);
+        }
+    }
+    found.map(|jobs| jobs.into_iter().collect())
 }
 
 /// Numbers as the option `--array` takes them: "1-3,7".
@@ -110,9 +165,9 @@ pub fn array_of(numbers: impl IntoIterator<Item = u32>) -> String {
     ranges.iter().map(text).collect::<Vec<_>>().join(",")
 }
 
-/// State of a task.
+/// State of a task, or of a job without tasks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TaskState {
+pub struct JobState {
     /// Slurm's word: "RUNNING".
     pub state: String,
     /// Node, where it has one.
@@ -121,11 +176,17 @@ pub struct TaskState {
     pub reason: String,
 }
 
-impl TaskState {
-    /// Whether the task has ended and measured nothing.
+impl JobState {
+    /// Whether it runs, or waits to run.
+    pub fn is_active(&self) -> bool {
+        self.state != "COMPLETED" && !self.has_failed()
+    }
+
+    /// Whether it ended without success.
     pub fn has_failed(&self) -> bool {
         let failed = ["FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL"];
-        failed.contains(&&*self.state) || ["PREEMPTED", "DEADLINE"].contains(&&*self.state)
+        failed.contains(&&*self.state)
+            || ["PREEMPTED", "DEADLINE", "REVOKED"].contains(&&*self.state)
     }
 }
 
@@ -156,14 +217,38 @@ mod tests {
         insta::assert_snapshot!(scripts);
     }
 
+    const PRINTED: &str = "7|3|RUNNING|n1|None|one\n\
+                           7|4|PENDING||Resources|one\n\
+                           7|5|FAILED|n2|NonZeroExitCode|one\n\
+                           8|N/A|PENDING||Dependency|one\n\
+                           9|3|RUNNING|n1|None|two\n\nx|y\n";
+
     #[test]
     fn states_of_an_array_are_read_by_task() {
-        let printed =
-            "3|RUNNING|n1|None\n4|PENDING||Resources\n5|FAILED|n2|NonZeroExitCode\n\nx|y\n";
-        let states = states(printed);
-        assert_eq!(states.keys().copied().collect::<Vec<_>>(), [3, 4, 5]);
-        assert!(states[&5].has_failed() && !states[&3].has_failed());
-        assert_eq!((&*states[&5].node, &*states[&4].reason), ("n2", "Resources"));
+        let jobs = Jobs::parse(PRINTED, 7, Some(8));
+        assert_eq!(jobs.tasks.keys().copied().collect::<Vec<_>>(), [3, 4, 5]);
+        assert!(jobs.tasks[&5].has_failed() && !jobs.tasks[&3].has_failed());
+        assert_eq!((&*jobs.tasks[&5].node, &*jobs.tasks[&4].reason), ("n2", "Resources"));
+        assert_eq!(jobs.counts(), "1 failed, 1 pending (Resources), 1 running");
+        assert_eq!(jobs.merge.as_ref().map(|merge| &*merge.state), Some("PENDING"));
+        assert!(jobs.are_active());
+    }
+
+    #[test]
+    fn jobs_whose_tasks_and_merge_have_ended_are_not_active() {
+        let ended = PRINTED.replace("RUNNING", "CANCELLED").replace("PENDING", "COMPLETED");
+        assert!(!Jobs::parse(&ended, 7, Some(8)).are_active());
+        // A requeued task waits.
+        let requeued = ended.replace("FAILED", "REQUEUED");
+        assert!(Jobs::parse(&requeued, 7, Some(8)).are_active());
+        assert!(!Jobs::parse("", 7, None).are_active());
+    }
+
+    #[test]
+    fn jobs_are_found_by_their_comment() {
+        assert_eq!(jobs_with_comment(PRINTED, "one"), [vec![7], vec![8]]);
+        assert_eq!(jobs_with_comment(PRINTED, "two"), [vec![9], vec![]]);
+        assert!(jobs_with_comment(PRINTED, "on").iter().all(Vec::is_empty));
     }
 
     #[test]

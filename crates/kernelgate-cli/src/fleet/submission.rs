@@ -14,6 +14,9 @@ use kernelgate::record::file::{self, Record};
 /// Jobs of a submission.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Submission {
+    /// When it was made, RFC 3339, UTC.
+    #[serde(default)]
+    pub made: String,
     /// Words of the command that the shards carry out.
     pub command: Vec<String>,
     /// Number of shards.
@@ -77,7 +80,7 @@ impl Submission {
     pub fn claim(self, folder: &Path) -> Result<Self, SubmissionError> {
         match file::write_new(&folder.join(FILE), &self) {
             Ok(()) => Ok(self),
-            Err(error) if error.is_there_already() => {
+            Err(error) if error.is_there_already() && folder.is_dir() => {
                 Err(SubmissionError::Taken { folder: folder.display().to_string() })
             }
             Err(error) => Err(error.into()),
@@ -103,6 +106,11 @@ impl Submission {
             }
             None => Ok(there),
         }
+    }
+
+    /// Comment of its jobs, by which they are found in the queue.
+    pub fn comment(&self, folder: &Path) -> String {
+        format!("kernelgate {} {}", self.made, folder.display())
     }
 
     /// Records the jobs.
@@ -151,7 +159,8 @@ mod tests {
     use super::*;
 
     fn submission(shards: u32) -> Submission {
-        Submission { command: vec!["bench".to_owned()], shards, arrays: vec![7], merge: Some(8) }
+        let command = vec!["bench".to_owned()];
+        Submission { made: String::new(), command, shards, arrays: vec![7], merge: Some(8) }
     }
 
     #[test]
@@ -163,6 +172,9 @@ mod tests {
         let refused = submission(4).claim(folder.path()).unwrap_err().to_string();
         assert!(refused.contains("a submission is there already: --resume"), "{refused}");
         assert_eq!(submission(4).resume(folder.path()).unwrap().arrays, [7]);
+        let file = folder.path().join(FILE);
+        let no_folder = submission(4).claim(&file).unwrap_err().to_string();
+        assert!(no_folder.starts_with("failed to "), "{no_folder}");
         let other = submission(5).resume(folder.path()).unwrap_err().to_string();
         assert!(other.ends_with("has shards `4`, not `5`"), "{other}");
     }

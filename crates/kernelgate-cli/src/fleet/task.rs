@@ -106,7 +106,10 @@ impl Work {
             Self::Compare { sides: [base, head], flags } => {
                 let _ = writeln!(
                     lines,
-                    "{program} compare --base-dir {} --head-dir {} --shard \"$KERNELGATE_SHARD\" \
+                    "# Copies of both builds and their work lie on a disk of the machine.\n\
+                     CARGO_TARGET_DIR=$(mktemp -d)\nexport CARGO_TARGET_DIR\n\
+                     trap 'rm -rf \"$CARGO_TARGET_DIR\"' EXIT\n\
+                     {program} compare --base-dir {} --head-dir {} --shard \"$KERNELGATE_SHARD\" \
                      \\\n  --shard-output {records}/\"{label}.json\"{} || code=$?",
                     path(base),
                     path(head),
@@ -116,8 +119,11 @@ impl Work {
             Self::Calibrate { executables, flags } => {
                 let _ = writeln!(
                     lines,
-                    "{program} calibrate --dir {} --shard \"$KERNELGATE_SHARD\" \\\n  \
+                    "# Another attempt goes on after the comparisons of the one before.\n\
+                     export CARGO_TARGET_DIR={}/work/\"{label}\"\n\
+                     {program} calibrate --dir {} --shard \"$KERNELGATE_SHARD\" --resume \\\n  \
                      --output {records}/\"{label}.json\"{} || code=$?",
+                    path(&places.folder),
                     path(executables),
                     words(flags)
                 );
@@ -140,7 +146,7 @@ impl Work {
         let (exit, text) = (places.exit(), result.with_extension("txt"));
         format!(
             "cd {}\ncode=0\n{} merge {} {output}{tolerance} > {} || code=$?\n\
-             echo \"$code\" > {exit}.new\nmv {exit}.new {exit}\n",
+             echo \"$code\" > {exit}.new && mv {exit}.new {exit}\n",
             path(&places.package),
             path(&places.program),
             path(&places.records()),
@@ -185,14 +191,17 @@ mod tests {
         insta::assert_snapshot!(both, @r#"
         cd '/home/me/my kernels'
         code=0
+        # Copies of both builds and their work lie on a disk of the machine.
+        CARGO_TARGET_DIR=$(mktemp -d)
+        export CARGO_TARGET_DIR
+        trap 'rm -rf "$CARGO_TARGET_DIR"' EXIT
         /opt/kernelgate compare --base-dir /shared/run/base --head-dir /shared/run/head --shard "$KERNELGATE_SHARD" \
           --shard-output /shared/run/records/"${KERNELGATE_SHARD%/*}-of-${KERNELGATE_SHARD#*/}.json" forward || code=$?
         --
         cd '/home/me/my kernels'
         code=0
         /opt/kernelgate merge /shared/run/records --out /shared/run/result --anchor-tolerance 0.05 > /shared/run/result.txt || code=$?
-        echo "$code" > /shared/run/exit.new
-        mv /shared/run/exit.new /shared/run/exit
+        echo "$code" > /shared/run/exit.new && mv /shared/run/exit.new /shared/run/exit
         "#);
     }
 }

@@ -1,0 +1,71 @@
+//! How submitted work is divided, and which verb it is.
+
+use anyhow::Context as _;
+use kernelgate::display::without_flags;
+
+use crate::gate::rules::rules_file::MAX_RATIO;
+use crate::verbs::shared::settings::check_number;
+
+/// Flags of `compare` that name its sides, which the job has as folders.
+const SIDES: [&str; 5] = ["--base", "--head", "--base-dir", "--head-dir", "--leave-out"];
+
+/// How the work is divided.
+#[derive(Debug, clap::Args)]
+pub struct Division {
+    /// Number of shards
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub shards: u32,
+    /// Attempts of a shard after the first
+    #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=100))]
+    pub retries: u32,
+    /// Largest relative difference of the anchors of two shards that are merged
+    #[arg(long, value_name = "FRACTION")]
+    pub anchor_tolerance: Option<f64>,
+    /// `bench`, `compare` or `calibrate` with their flags, without --shard
+    #[arg(last = true, required = true, value_name = "VERB FLAGS")]
+    pub command: Vec<String>,
+}
+
+/// Verb of the shards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verb {
+    /// `cargo bench`.
+    Bench,
+    /// `kernelgate compare`.
+    Compare,
+    /// `kernelgate calibrate`.
+    Calibrate,
+}
+
+impl Division {
+    /// The verb and its flags.
+    ///
+    /// # Errors
+    /// When the verb cannot be divided.
+    pub fn verb(&self) -> anyhow::Result<(Verb, &[String])> {
+        let (verb, flags) = self.command.split_first().context("no verb")?;
+        let verb = match verb.as_str() {
+            "bench" => Verb::Bench,
+            "compare" => Verb::Compare,
+            "calibrate" => Verb::Calibrate,
+            other => anyhow::bail!("`{other}`: bench, compare and calibrate can be submitted"),
+        };
+        let own = |flag: &&String| {
+            ["--shard", "--shard-output", "--output", "--out", "--dir"]
+                .iter()
+                .any(|own| *flag == own || flag.starts_with(&format!("{own}=")))
+        };
+        if let Some(flag) = flags.iter().find(own) {
+            anyhow::bail!(
+                "{flag}: the job sets it; `submit` takes --dir, --shards and --folder before `--`"
+            );
+        }
+        check_number("--anchor-tolerance", self.anchor_tolerance, 0.0..=MAX_RATIO)?;
+        Ok((verb, flags))
+    }
+}
+
+/// Flags of `compare` without those that name its sides.
+pub fn without_sides(flags: &[String]) -> Vec<String> {
+    without_flags(flags.iter().cloned(), &SIDES, &[])
+}

@@ -1,0 +1,454 @@
+//! `kernelgate submit slurm`: a submission is built, submitted, followed and resumed until the merge
+//! has decided.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use kernelgate::exit::Exit;
+use kernelgate::record::text::{printable, printable_path};
+use kernelgate::record::{Store, file, timestamp};
+
+use super::division::{Division, Verb, without_sides};
+use crate::benches::child::Running;
+use crate::benches::find::BenchChoice;
+use crate::fleet::pieces::Tolerance;
+use crate::fleet::slurm::{self, JobState, Jobs, SlurmOptions};
+use crate::fleet::submission::{FILE, Submission, retries};
+use crate::fleet::task::{Places, Work};
+use crate::verbs::shared::interrupt;
+
+/// Pause between two calls of `squeue`.
+const PAUSE: Duration = Duration::from_secs(2);
+/// Time in which a file that a job wrote reaches this machine.
+const GRACE: Duration = Duration::from_secs(60);
+/// Lines of a log that are shown of a task that failed.
+const LOG_LINES: usize = 8;
+/// Scripts in the folder of a submission.
+const SHARDS: &str = "shards.sh";
+const MERGE: &str = "merge.sh";
+
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    division: Division,
+    /// Partition of the jobs
+    #[arg(long, value_name = "NAME")]
+    partition: Option<String>,
+    /// Generic resources of a task, for example gpu:h200:1: the GPU is the task's alone
+    #[arg(long, value_name = "LIST")]
+    gres: Option<String>,
+    /// Time limit of a task, as sbatch takes it
+    #[arg(long, value_name = "TIME")]
+    time: Option<String>,
+    /// Another option of sbatch for the array, for example --sbatch=--constraint=nvlink
+    /// (repeatable)
+    #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
+    sbatch: Vec<String>,
+    /// Folder of the submission, which every node sees under the same path [default:
+    /// kernelgate/submit/ of the target folder]
+    #[arg(long, value_name = "DIR")]
+    folder: Option<PathBuf>,
+    /// Follow the submission in the folder; when it has ended, submit missing shards again
+    #[arg(long)]
+    resume: bool,
+    /// Print both job scripts and submit nothing
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    benches: BenchChoice,
+}
+
+/// A submission while it is followed.
+struct Followed<'a> {
+    arguments: &'a Arguments,
+    places: Places,
+    options: SlurmOptions,
+    submission: Submission,
+    running: Running,
+}
+
+/// States of tasks that were printed.
+#[derive(Default)]
+struct PrintedStates {
+    counts: String,
+    failed: BTreeSet<(u32, String)>,
+}
+
+/// Submits the work and follows it, or prints the scripts.
+///
+/// # Errors
+/// When nothing can be built, Slurm refuses, or the jobs end without a result.
+pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
+    let division = &arguments.division;
+    let (verb, flags) = division.verb()?;
+    let folder = arguments.folder.clone().unwrap_or_else(|| store.work.join("submit"));
+    let here = std::env::current_dir().context("failed to find the working folder")?;
+    let folder = here.join(folder);
+    let places = Places {
+        program: folder.join("kernelgate"),
+        package: here.join(&store.root),
+        folder: folder.clone(),
+    };
+    let options = SlurmOptions {
+        shards: division.shards,
+        partition: arguments.partition.clone(),
+        gres: arguments.gres.clone(),
+        time: arguments.time.clone(),
+        retries: division.retries,
+        options: arguments.sbatch.clone(),
+    };
+    let running = interrupt::watched_saying(|| {
+        ": jobs that were submitted go on; --resume follows them".to_owned()
+    })?;
+    if arguments.dry_run {
+        let work = build(arguments, &places, verb, flags, (false, &running))?;
+        print!("{}", options.shard_script(&work, &places));
+        print!("\n# The merge, when every task has ended.\n");
+        print!("{}", options.merge_script(&work, &places, division.anchor_tolerance));
+        return Ok(Exit::Fine);
+    }
+    let submission = Submission {
+        made: timestamp(),
+        command: division.command.clone(),
+        shards: division.shards,
+        arrays: Vec::new(),
+        merge: None,
+    };
+    let submission = match arguments.resume {
+        true => submission.resume(&folder)?,
+        false => submission.claim(&folder)?,
+    };
+    let mut followed = Followed { arguments, places, options, submission, running };
+    if arguments.resume {
+        followed.adopt()?;
+    }
+    if !followed.submission.arrays.is_empty() {
+        followed.submit_missing()?;
+    } else if let Err(error) = followed.start(verb, flags) {
+        // The folder is free again if nothing was submitted. An sbatch that reports an error may
+        // have submitted its job all the same.
+        let _ = followed.adopt();
+        if followed.submission.arrays.is_empty() {
+            let _ = std::fs::remove_file(folder.join(FILE));
+        }
+        return Err(error);
+    }
+    followed.follow()
+}
+
+/// Makes executables that every node sees, and the work of the jobs. Sides of a comparison are
+/// built only for a submission.
+fn build(
+    arguments: &Arguments,
+    places: &Places,
+    verb: Verb,
+    flags: &[String],
+    (submits, running): (bool, &Running),
+) -> anyhow::Result<Work> {
+    if verb == Verb::Compare {
+        let builds = places.folder.join("builds");
+        if submits {
+            let mut command = Command::new(std::env::current_exe()?);
+            command.arg("compare").args(flags).arg("--build-only").arg(&builds);
+            let status = command.status().context("failed to start the build")?;
+            anyhow::ensure!(status.success(), "the sides were not built: nothing was submitted");
+        }
+        let sides = [builds.join("base"), builds.join("head")];
+        return Ok(Work::Compare { sides, flags: without_sides(flags) });
+    }
+    let found = arguments.benches.find(&places.package, running)?;
+    let bin = places.folder.join("bin");
+    let mut executables = Vec::new();
+    for executable in found.executables {
+        let copy = bin.join(&executable.bench);
+        if submits {
+            std::fs::create_dir_all(&bin)
+                .and_then(|()| std::fs::copy(&executable.path, &copy).map(drop))
+                .with_context(|| format!("failed to copy {}", executable.path.display()))?;
+        }
+        executables.push((copy, executable.root));
+    }
+    let flags = flags.to_vec();
+    Ok(match verb {
+        Verb::Calibrate => Work::Calibrate { executables: bin, flags },
+        _ => Work::Bench { executables, flags },
+    })
+}
+
+impl Followed<'_> {
+    /// Writes the scripts and submits all shards.
+    fn start(&mut self, verb: Verb, flags: &[String]) -> anyhow::Result<()> {
+        let folder = &self.places.folder;
+        for name in ["records", "logs", "attempts"] {
+            let path = folder.join(name);
+            std::fs::create_dir_all(&path)
+                .with_context(|| format!("failed to make {}", path.display()))?;
+        }
+        let program = std::env::current_exe()?;
+        std::fs::copy(&program, &self.places.program)
+            .with_context(|| format!("failed to copy {}", program.display()))?;
+        let work = build(self.arguments, &self.places, verb, flags, (true, &self.running))?;
+        let tolerance = self.arguments.division.anchor_tolerance;
+        for (name, script) in [
+            (SHARDS, self.options.shard_script(&work, &self.places)),
+            (MERGE, self.options.merge_script(&work, &self.places, tolerance)),
+        ] {
+            file::write_text(&folder.join(name), &script)
+                .map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+        }
+        self.submit(&(1..=self.options.shards).collect())
+    }
+
+    /// Takes jobs that an interrupted program submitted without recording them.
+    fn adopt(&mut self) -> anyhow::Result<()> {
+        let Some(printed) = squeue(&["--me"])? else { return Ok(()) };
+        let comment = self.submission.comment(&self.places.folder);
+        let [arrays, merges] = slurm::jobs_with_comment(&printed, &comment);
+        let last = self.submission.arrays.iter().max().copied();
+        let new: Vec<u64> = arrays.into_iter().filter(|id| Some(*id) > last).collect();
+        // A merge that was submitted before the newest array does not wait for it.
+        let newest = new.last().copied().or(last);
+        let merge = merges.last().copied().filter(|id| Some(*id) > newest);
+        if new.is_empty() && (merge.is_none() || merge <= self.submission.merge) {
+            return Ok(());
+        }
+        self.submission.arrays.extend(new);
+        self.submission.merge = merge;
+        self.save()
+    }
+
+    /// Submits the shards that ended without a record that counts, and a missing merge.
+    fn submit_missing(&mut self) -> anyhow::Result<()> {
+        let jobs = loop {
+            match self.jobs()? {
+                Some(jobs) => break jobs,
+                None => std::thread::sleep(PAUSE),
+            }
+        };
+        let tasks_run = jobs.tasks.values().any(JobState::is_active);
+        let merge_waits = jobs.merge.as_ref().is_some_and(JobState::is_active);
+        if tasks_run {
+            // The tasks go on; the merge may have been cancelled, or never submitted.
+            return if merge_waits { Ok(()) } else { self.submit_merge() };
+        }
+        if merge_waits {
+            return Ok(());
+        }
+        let tolerance = Tolerance(self.arguments.division.anchor_tolerance);
+        match self.submission.lacking(&self.places, tolerance) {
+            Ok(lacking) if !lacking.is_empty() => self.submit(&lacking),
+            Ok(_) if self.exit().is_some() => Ok(()),
+            Ok(_) => self.submit_merge(),
+            Err(error) => {
+                // The merge reports it too, and decides the exit code.
+                say(&format!("no shard is submitted again: {error}"));
+                if self.exit().is_some() { Ok(()) } else { self.submit_merge() }
+            }
+        }
+    }
+
+    /// Submits an array of these shards, and the merge behind it.
+    fn submit(&mut self, shards: &BTreeSet<u32>) -> anyhow::Result<()> {
+        let folder = self.places.folder.clone();
+        let _ = std::fs::remove_file(self.places.exit());
+        let array = slurm::array_of(shards.iter().copied());
+        let id = self.sbatch(SHARDS, format!("--array={array}"))?;
+        self.submission.arrays.push(id);
+        self.submission.merge = None;
+        self.save()?;
+        self.submit_merge()?;
+        say(&format!(
+            "shards {array} of {} are job array {id}, merged by job {}; logs in {}",
+            self.options.shards,
+            self.submission.merge.unwrap_or_default(),
+            printable_path(&folder.join("logs"))
+        ));
+        Ok(())
+    }
+
+    /// Submits the merge behind the current array.
+    fn submit_merge(&mut self) -> anyhow::Result<()> {
+        let _ = std::fs::remove_file(self.places.exit());
+        let Some(array) = self.submission.arrays.last() else { return Ok(()) };
+        let merge = self.sbatch(MERGE, format!("--dependency=afterany:{array}"));
+        let merge = merge.with_context(|| {
+            format!(
+                "job array {array} goes on; when it has ended, `kernelgate merge {}` merges it",
+                self.places.records().display()
+            )
+        })?;
+        self.submission.merge = Some(merge);
+        self.save()
+    }
+
+    /// Submits a script of the folder; the number of the job.
+    fn sbatch(&self, script: &str, option: String) -> anyhow::Result<u64> {
+        let mut command = Command::new("sbatch");
+        command.arg("--parsable").arg(option);
+        command.arg(format!("--comment={}", self.submission.comment(&self.places.folder)));
+        let output = command.arg(self.places.folder.join(script)).output().map_err(|cause| {
+            anyhow::anyhow!("sbatch: {cause}: submit from a machine with Slurm's client programs")
+        })?;
+        let message = String::from_utf8_lossy(&output.stderr);
+        anyhow::ensure!(
+            output.status.success(),
+            "sbatch refused {script} ({}): {}",
+            output.status,
+            printable(message.trim())
+        );
+        let printed = String::from_utf8_lossy(&output.stdout);
+        // "12;cluster" where there are several clusters.
+        let id = printed.trim().split(';').next().and_then(|id| id.parse().ok());
+        id.with_context(|| format!("sbatch printed `{}`, not a job", printed.trim()))
+    }
+
+    fn save(&self) -> anyhow::Result<()> {
+        let saved = self.submission.save(&self.places.folder);
+        saved.map_err(|error| anyhow::anyhow!("failed to {error}"))
+    }
+
+    /// Exit code of the merge, once it has ended.
+    fn exit(&self) -> Option<i32> {
+        std::fs::read_to_string(self.places.exit()).ok()?.trim().parse().ok()
+    }
+
+    /// Waits for the merge, prints what happens meanwhile, then the result.
+    fn follow(&self) -> anyhow::Result<Exit> {
+        let mut shown = PrintedStates::default();
+        let mut ended: Option<Instant> = None;
+        loop {
+            // States first: those of the last tasks are printed before the result.
+            let (jobs, exit) = (self.jobs()?, self.exit());
+            if let Some(jobs) = &jobs {
+                self.show_states(jobs, &mut shown);
+            }
+            if let Some(code) = exit {
+                return self.show_result(code);
+            }
+            if let Some(jobs) = jobs {
+                ended = match jobs.are_active() {
+                    true => None,
+                    false => ended.or_else(|| Some(Instant::now())),
+                };
+                let failed = jobs.merge.as_ref().filter(|merge| merge.has_failed());
+                if ended.is_some_and(|ended| failed.is_some() || ended.elapsed() > GRACE)
+                    && self.exit().is_none()
+                {
+                    return Err(self.no_result(failed));
+                }
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Prints the states of tasks where they changed, and each task that failed.
+    fn show_states(&self, jobs: &Jobs, shown: &mut PrintedStates) {
+        let counts = jobs.counts();
+        if !counts.is_empty() && counts != shown.counts {
+            say(&counts);
+            shown.counts = counts;
+        }
+        for (task, state) in jobs.tasks.iter().filter(|(_, state)| state.has_failed()) {
+            if shown.failed.insert((*task, state.state.clone())) {
+                self.show_failed(*task, state);
+            }
+        }
+    }
+
+    /// Reason why the jobs have ended and the exit code of the merge is not there.
+    fn no_result(&self, merge: Option<&JobState>) -> anyhow::Error {
+        let log = self.places.log("merge");
+        show_end(&log);
+        let (log, exit) = (log.display(), self.places.exit());
+        match merge {
+            Some(merge) => anyhow::anyhow!(
+                "the merge, job {}, is {} ({}) and has no result: see {log}; the same command with \
+                 --resume submits what is missing",
+                self.submission.merge.unwrap_or_default(),
+                merge.state,
+                merge.reason
+            ),
+            None => anyhow::anyhow!(
+                "the jobs have left the queue and {} is not there: see {log}; is the folder on a \
+                 file system that all nodes share, with room left? --resume submits what is missing",
+                exit.display()
+            ),
+        }
+    }
+
+    /// Prints the result of the merge.
+    fn show_result(&self, code: i32) -> anyhow::Result<Exit> {
+        for (shard, used) in retries(&self.places, self.options.shards) {
+            say(&format!("shard {shard}: {used} of {} further attempts", self.options.retries));
+        }
+        let result = self.places.result().with_extension("txt");
+        let text = std::fs::read_to_string(&result).unwrap_or_default();
+        print!("{}", printable(&text));
+        let exit = Exit::from_code(code).with_context(|| {
+            format!("the merge ended with code {code}: see {}", self.places.log("merge").display())
+        })?;
+        if exit == Exit::Usage {
+            show_end(&self.places.log("merge"));
+        }
+        if ["missing: ", "interrupted: "].iter().any(|word| text.contains(word)) {
+            say("the same command with --resume submits these shards again");
+        }
+        Ok(exit)
+    }
+
+    /// States of the current jobs; absent while Slurm does not answer.
+    fn jobs(&self) -> anyhow::Result<Option<Jobs>> {
+        let Some(array) = self.submission.arrays.last().copied() else {
+            return Ok(Some(Jobs::default()));
+        };
+        let merge = self.submission.merge;
+        let ids = merge.map_or_else(|| array.to_string(), |merge| format!("{array},{merge}"));
+        let printed = squeue(&["--array", &format!("--jobs={ids}")])?;
+        Ok(printed.map(|printed| Jobs::parse(&printed, array, merge)))
+    }
+
+    fn show_failed(&self, task: u32, state: &JobState) {
+        let log = self.places.log(&task.to_string());
+        let on = if state.node.is_empty() { String::new() } else { format!(" on {}", state.node) };
+        say(&format!("task {task}: {}{on} ({})", state.state, state.reason));
+        match log.exists() {
+            true => show_end(&log),
+            false => say(&format!(
+                "task {task}: no log {}: it did not start, or its node does not see this folder",
+                log.display()
+            )),
+        }
+    }
+}
+
+/// The last lines of a log.
+fn show_end(log: &Path) {
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    for line in &lines[lines.len().saturating_sub(LOG_LINES)..] {
+        say(&format!("  {line}"));
+    }
+}
+
+fn say(text: &str) {
+    eprintln!("submit: {}", printable(text));
+}
+
+/// Lists jobs, also those that ended a short while ago; absent while Slurm does not answer.
+fn squeue(arguments: &[&str]) -> anyhow::Result<Option<String>> {
+    let mut command = Command::new("squeue");
+    command.args(["--noheader", "--states=all"]).args(arguments);
+    command.arg(format!("--format={}", slurm::SQUEUE_FORMAT));
+    let output = command.output().map_err(|cause| {
+        anyhow::anyhow!("squeue: {cause}: submit from a machine with Slurm's client programs")
+    })?;
+    let message = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() && !message.contains("Invalid job id") {
+        say(&format!("squeue: {}", message.trim()));
+        return Ok(None);
+    }
+    Ok(Some(String::from_utf8_lossy(&output.stdout).into_owned()))
+}
