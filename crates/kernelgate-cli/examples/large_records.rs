@@ -5,12 +5,14 @@
 //! cargo run --release --example large_records -- make DIR CASES RUNS SAMPLES
 //! cargo run --release --example large_records -- read DIR/baselines/DEVICE/main.json
 //! cargo run --release --example large_records -- shards DIR SHARDS CASES SAMPLES
+//! cargo run --release --example large_records -- comparisons DIR SHARD SHARDS CASES BLOCKS
 //! cargo run --release --example large_records -- merge DIR
 //! ```
 //!
 //! `make` lays out a package: `kernelgate gate --baseline main` in `DIR` judges the last run, and
 //! `kernelgate report --runs DIR/target/kernelgate/runs` draws all of them. `shards` writes one run of
-//! so many cases a shard, which `merge` puts together as `kernelgate merge` does.
+//! so many cases a shard, `comparisons` as many cases and blocks from the record of one shard, which
+//! `kernelgate compare --shard` wrote; `merge` puts either together as `kernelgate merge` does.
 
 use std::path::Path;
 use std::time::Instant;
@@ -21,6 +23,8 @@ use kernelgate::record::{
 };
 use kernelgate_cli::fleet::merge;
 use kernelgate_cli::fleet::pieces::Tolerance;
+use kernelgate_cli::gate::calibration::Series;
+use kernelgate_cli::gate::comparison_shard::{self, ComparisonShard};
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -34,8 +38,13 @@ fn main() {
         ["shards", folder, shards, cases, samples] => {
             make_shards(Path::new(folder), number(shards), number(cases), number(samples));
         }
+        ["comparisons", folder, shard, shards, cases, blocks] => {
+            let size =
+                Size { shards: number(shards), cases: number(cases), blocks: number(blocks) };
+            make_comparisons(Path::new(folder), Path::new(shard), &size);
+        }
         ["merge", folder] => merge(Path::new(folder)),
-        _ => eprintln!("make DIR CASES RUNS SAMPLES, read FILE, shards DIR ..., or merge DIR"),
+        _ => eprintln!("make, read, shards, comparisons or merge, as in the head of this file"),
     }
 }
 
@@ -105,19 +114,68 @@ fn make_shards(folder: &Path, shards: usize, cases: usize, samples: usize) {
     }
 }
 
+/// Size of a generated comparison.
+struct Size {
+    shards: usize,
+    cases: usize,
+    blocks: usize,
+}
+
+/// Shards like a recorded one, with other cases; one case in a hundred has a slower head.
+fn make_comparisons(folder: &Path, recorded: &Path, size: &Size) {
+    let template: ComparisonShard = file::read(recorded).expect("a shard of a comparison");
+    let (case, series) = template.first.first_key_value().expect("a case with times");
+    let limits = template.limits[case];
+    let mut recorded = series.blocks();
+    recorded.truncate(2);
+    let blocks = |slower: f64| -> Series {
+        let mut blocks: Vec<_> = recorded.iter().cycle().take(size.blocks).cloned().collect();
+        for timing in blocks.iter_mut().flat_map(|block| &mut block.head) {
+            timing.time_ns *= slower;
+        }
+        Series::of(&blocks)
+    };
+    let (equal, slower) = (blocks(1.0), blocks(1.05));
+    for index in 1..=size.shards {
+        let mut shard = template.clone();
+        (shard.shard, shard.planned) =
+            (Shard { index: index as u32, count: size.shards as u32 }, size.shards * size.cases);
+        (shard.limits, shard.first, shard.second) = Default::default();
+        for number in 0..size.cases {
+            let id = format!("{case}/{index}/{number}");
+            let is_slower = (index * size.cases + number).is_multiple_of(100);
+            shard.limits.insert(id.clone(), limits);
+            if is_slower {
+                shard.second.insert(id.clone(), slower.clone());
+            }
+            shard.first.insert(id, if is_slower { slower.clone() } else { equal.clone() });
+        }
+        let path = folder.join(format!("{}.json", shard.shard.label()));
+        file::write(&path, &shard).expect("a folder that can be written");
+    }
+}
+
 fn merge(folder: &Path) {
     let started = Instant::now();
     let files = merge::files(&[folder.to_owned()]).expect("a folder of shards");
-    assert_eq!(merge::kind(&files).expect("records"), merge::Kind::Runs);
-    let merged = merge::runs(&files, Tolerance::default()).expect("shards of one plan");
-    let cases: usize = merged.runs.iter().map(|piece| piece.record.cases.len()).sum();
-    merge::write_session(&folder.with_extension("merged"), &merged.runs).expect("written");
-    println!(
-        "{} shards, {cases} cases in {:.2} s, peak {}",
-        merged.account.merged.len(),
-        started.elapsed().as_secs_f64(),
-        peak()
-    );
+    let (shards, cases) = match merge::kind(&files).expect("records") {
+        merge::Kind::Comparisons => {
+            let merged =
+                merge::comparisons(&files, Tolerance::default()).expect("shards of one plan");
+            let account = merged.account;
+            let comparison = comparison_shard::merge(merged.shards, account.missing);
+            let cases = comparison.map_or(0, |comparison| comparison.judged.len());
+            (account.merged.len(), cases)
+        }
+        _ => {
+            let merged = merge::runs(&files, Tolerance::default()).expect("shards of one plan");
+            merge::write_session(&folder.with_extension("merged"), &merged.runs).expect("written");
+            let cases = merged.runs.iter().map(|piece| piece.record.cases.len()).sum();
+            (merged.account.merged.len(), cases)
+        }
+    };
+    let seconds = started.elapsed().as_secs_f64();
+    println!("{shards} shards, {cases} cases in {seconds:.2} s, peak {}", peak());
 }
 
 fn read(path: &Path) {
