@@ -143,9 +143,14 @@ impl Work {
             Self::Compare { .. } => format!("--out {}", path(&result)),
             Self::Calibrate { .. } => format!("--output {}", path(&result.with_extension("json"))),
         };
+        // The result of a merge that lacked shards.
+        let earlier = match self {
+            Self::Bench { .. } => format!("rm -rf {}\n", path(&result)),
+            Self::Compare { .. } | Self::Calibrate { .. } => String::new(),
+        };
         let (exit, text) = (places.exit(), result.with_extension("txt"));
         format!(
-            "cd {}\ncode=0\n{} merge {} {output}{tolerance} > {} || code=$?\n\
+            "cd {}\ncode=0\n{earlier}{} merge {} {output}{tolerance} > {} || code=$?\n\
              echo \"$code\" > {exit}.new && mv {exit}.new {exit}\n",
             path(&places.package),
             path(&places.program),
