@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use clap::{Command, CommandFactory as _};
+use clap::Command;
 use kernelgate::exit::Exit;
 use kernelgate::harness::{args, variables};
 use kernelgate_cli::gate::rules::rules_file;
@@ -55,7 +55,7 @@ fn the_page_of_verbs_is_the_help() {
 #[test]
 fn the_page_of_a_bench_is_its_help() {
     let mut page = String::new();
-    sections(&mut page, &args::Flags::command(), "cargo bench --");
+    sections(&mut page, &args::command(), "cargo bench --");
     check("bench.md", "Flags of a bench", &page);
 }
 

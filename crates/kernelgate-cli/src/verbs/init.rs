@@ -28,7 +28,8 @@ pub struct Arguments {
     /// Name of the bench
     #[arg(long, value_name = "NAME", default_value = "kernels", value_parser = bench_name)]
     bench: String,
-    /// Folder of the crate `kernelgate` in a clone, in place of the registry
+    /// Folder of the crate `kernelgate` in a clone, in place of the registry; needed until the crate
+    /// is published
     #[arg(long, value_name = "DIR")]
     path: Option<PathBuf>,
     /// Write no GitHub workflow

@@ -25,58 +25,63 @@ use crate::record::text::one_line;
 use crate::workload::{Effort, Override};
 use kernelgate_cuda::{DeviceOptions, Devices};
 
-/// Everything a bench binary accepts.
+/// Heading of the flags that Criterion lacks.
+const OURS: &str = "kernelgate's options";
+
+/// Verify and time the cases of a bench.
 #[derive(Debug, Parser)]
 #[command(
     no_binary_name = true,
     disable_version_flag = true,
     override_usage = "cargo bench -- [FILTER] [OPTIONS]",
-    after_help = "Unmarked options are Criterion's. Ours can also be given as environment \
-                  variables, for example KERNELGATE_EFFORT=thorough cargo bench."
+    after_help = "kernelgate's options can also be given as environment variables: \
+                  KERNELGATE_EFFORT=thorough cargo bench.\n\nExamples:\n  cargo bench -- \
+                  attention/forward\n  cargo bench -- --quick\n  cargo bench -- --effort thorough \
+                  --shard 1/4\n  cargo bench -- --axis s=777 --axis d=128 forward"
 )]
 pub struct Flags {
     /// Run only cases whose id matches this regular expression
     pub filter: Option<String>,
 
-    /// kernelgate: which cases, and how long: quick, default or thorough
+    /// Set which cases run, and how long: quick, default or thorough
     #[arg(long, env = "KERNELGATE_EFFORT", value_enum)]
     pub effort: Option<EffortName>,
-    /// kernelgate: power state of a GPU while a case is timed: steady launches the case until its
+    /// Set the power state of a GPU while a case is timed: steady launches the case until its
     /// time no longer changes, burst pauses between samples to stay below the power cap
     #[arg(long, env = "KERNELGATE_POWER", value_enum, default_value = "steady")]
     pub power: PowerName,
-    /// kernelgate: measure the energy of a launch too, of hot cases, in a pass of a second each
+    /// Also measure the energy of a launch of hot cases, in a pass of a second each
     #[arg(long, env = "KERNELGATE_ENERGY")]
     pub energy: bool,
-    /// kernelgate: order of the cases; a steady time does not depend on it
+    /// Set the order of the cases; a steady time does not depend on it
     #[arg(long, env = "KERNELGATE_ORDER", value_enum, default_value = "forward")]
     pub order: OrderName,
-    /// kernelgate: replace an axis' values, for example --axis s=512,777 (repeatable; values of one
+    /// Replace an axis' values, for example --axis s=512,777 (repeatable; values of one
     /// axis add up)
     #[arg(long, env = "KERNELGATE_AXIS", value_name = "AXIS=VALUE[,VALUE]", value_delimiter = ' ')]
     pub axis: Vec<Override>,
-    /// kernelgate: where to run: auto is the GPU if there is one, else the CPU
+    /// Select where cases run: auto is the GPU if there is one, else the CPU
     #[arg(long, env = "KERNELGATE_BACKEND", value_enum, default_value = "auto")]
     pub backend: BackendName,
-    /// kernelgate: which GPU, counted from 0
+    /// Select the GPU, counted from 0
     #[arg(long, env = "KERNELGATE_DEVICE", value_name = "NUMBER")]
     pub device: Option<usize>,
-    /// kernelgate: seconds after which a kernel on the GPU, or launches on the host that are timed
+    /// Set the seconds after which a kernel on the GPU, or launches on the host that are timed
     /// together, are treated as hung: 60 on the GPU, 600 on the host
     #[arg(long, env = "KERNELGATE_TIMEOUT", value_name = "SECONDS")]
     pub timeout: Option<u64>,
-    /// kernelgate: seed of the random inputs
+    /// Set the seed of the random inputs
     #[arg(long, env = "KERNELGATE_SEED", default_value_t = 1)]
     pub seed: u64,
-    /// kernelgate: begin no case once the session has taken this long (90s, 10m, 1h); what is left
-    /// is listed as not run
+    /// Begin no case once the session has taken this long (90s, 10m, 1h); list the rest
+    /// as not run
     #[arg(long, env = "KERNELGATE_BUDGET", value_name = "TIME", value_parser = duration::parse)]
     pub budget: Option<Duration>,
-    /// kernelgate: measure one of N parts of the problems; auto takes I and N from the variables of
+    /// Measure one of N parts of the problems; auto takes I and N from the variables of
     /// Slurm, GitLab or Kubernetes, or from KERNELGATE_SHARD_INDEX and KERNELGATE_SHARD_COUNT
     #[arg(long, env = "KERNELGATE_SHARD", value_name = "I/N|auto", value_parser = parse_shard)]
     pub shard: Option<Shard>,
-    /// kernelgate: make launches slower on purpose, to try the gate: nanoseconds added to cases
+    /// Make launches slower on purpose, to try the gate: nanoseconds added to cases
     /// whose id contains CASE, by a wait, or with `:work` by passes over memory; on a GPU of the
     /// size behind `@`, where it was fitted before
     #[arg(
@@ -86,7 +91,7 @@ pub struct Flags {
         value_delimiter = ','
     )]
     pub delay: Vec<Delay>,
-    /// kernelgate: put code and memory at other addresses, as another build of the same code would:
+    /// Put code and memory at other addresses, as another build of the same code would:
     /// the number of a layout
     #[arg(long, env = "KERNELGATE_LAYOUT", value_name = "NUMBER")]
     pub layout: Option<u32>,
@@ -191,7 +196,12 @@ pub struct Flags {
 
 /// The command line, as the process' variables make it.
 pub fn command() -> clap::Command {
-    variables::without_empty(Flags::command())
+    // Our flags are those with a variable.
+    let command = Flags::command().mut_args(|flag| match flag.get_env() {
+        Some(_) => flag.help_heading(OURS),
+        None => flag,
+    });
+    variables::without_empty(command)
 }
 
 /// Reads the arguments, those of ours and Criterion's.
