@@ -36,7 +36,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   wait_for_previous_kernels();
   allow_next_kernel();
   const i64 first = (static_cast<i64>(blockIdx.x) * (kThreads * kQuads) + threadIdx.x) * 4;
-  Quad parameter[kQuads], mean[kQuads], variance[kQuads], slope[kQuads];
+  Quad parameter[kQuads], mean[kQuads], variance[kQuads];
+  Packet<16> packed[kQuads];  // gradients: two words or four
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
     const i64 at = first + i * (kThreads * 4);
@@ -45,9 +46,11 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     load_f32_quad(m + at, mean[i]);
     load_f32_quad(v + at, variance[i]);
     if (at < f32_elements) {
-      load_f32_quad(gradient_f32 + at, slope[i]);
+      packed[i] = load_coherent<16>(gradient_f32 + at);
     } else {
-      load_quad(gradient + (at - f32_elements), slope[i]);
+      const ElementPacket<4> own = load_packed_quad(gradient + (at - f32_elements));
+#pragma unroll
+      for (int word = 0; word < own.kWords; ++word) packed[i].word[word] = own.word[word];
     }
   }
   const float t = *step + 1.f;
@@ -58,9 +61,18 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   for (int i = 0; i < kQuads; ++i) {
     const i64 at = first + i * (kThreads * 4);
     if (at >= elements) break;
+    Quad slope;
+    if (at < f32_elements) {
+      unpack_f32(packed[i], slope);
+    } else {
+      ElementPacket<4> own;
+#pragma unroll
+      for (int word = 0; word < own.kWords; ++word) own.word[word] = packed[i].word[word];
+      unpack<4>(own, slope);
+    }
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const float g = slope[i][j];
+      const float g = slope[j];
       mean[i][j] = kBeta1 * mean[i][j] + kOneMinusBeta1 * g;
       variance[i][j] = kBeta2 * variance[i][j] + kOneMinusBeta2 * g * g;
       const float divisor = sqrtf(variance[i][j]) * scale + kEpsilon;

@@ -50,13 +50,14 @@ __device__ __forceinline__ void normalize(const float* x, const Element* branch,
   allow_next_kernel();
   const i64 row = static_cast<i64>(blockIdx.x) * d;
   const int first = threadIdx.x * 4;
-  Quad values[kQuads], added[kQuads];
+  Quad values[kQuads];
+  ElementPacket<4> added[kQuads];
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
     const int column = first + i * (kGroup * 4);
     if (column < d) {
       load_f32_quad(x + row + column, values[i]);
-      if (kAdds) load_quad(branch + row + column, added[i]);
+      if (kAdds) added[i] = load_packed_quad(branch + row + column);
     }
   }
   float squares = 0.f;
@@ -64,9 +65,11 @@ __device__ __forceinline__ void normalize(const float* x, const Element* branch,
   for (int i = 0; i < kQuads; ++i) {
     const int column = first + i * (kGroup * 4);
     if (column >= d) break;
+    Quad addends;
+    if (kAdds) unpack<4>(added[i], addends);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      if (kAdds) values[i][j] += added[i][j];
+      if (kAdds) values[i][j] += addends[j];
       squares += values[i][j] * values[i][j];
     }
     if (kAdds) store_f32_quad(sum + row + column, values[i]);
@@ -116,13 +119,14 @@ extern "C" __global__ void __launch_bounds__(kThreads)
        token += static_cast<i64>(gridDim.x) * kGroups) {
     const i64 row = token * d;
     Quad values[kQuads], slopes[kQuads], passed[kQuads] = {};
+    ElementPacket<4> packed[kQuads];
     const float r = inverse[token];
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
       const int column = first + i * (kGroup * 4);
       if (column >= d) break;
       load_f32_quad(x + row + column, values[i]);
-      load_quad(grad_y + row + column, slopes[i]);
+      packed[i] = load_packed_quad(grad_y + row + column);
       if (residual_gradient != nullptr) {
         load_f32_quad(residual_gradient + row + column, passed[i]);
       }
@@ -134,6 +138,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       if (column >= d) break;
       Quad gains;
       load_quad(gain + column, gains);
+      unpack<4>(packed[i], slopes[i]);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         gain_sums[i][j] += slopes[i][j] * values[i][j] * r;

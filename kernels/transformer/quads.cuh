@@ -8,14 +8,23 @@
 
 using Quad = float[4];
 
-__device__ __forceinline__ void load_f32_quad(const float* from, Quad& values) {
-  const Packet<16> packet = load_coherent<16>(from);
+__device__ __forceinline__ void unpack_f32(const Packet<16>& packet, Quad& values) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) values[i] = __uint_as_float(packet.word[i]);
 }
 
+__device__ __forceinline__ void load_f32_quad(const float* from, Quad& values) {
+  unpack_f32(load_coherent<16>(from), values);
+}
+
+// The packet as it lies in memory: unpacking it where it is loaded would wait for it before the next
+// load.
+__device__ __forceinline__ ElementPacket<4> load_packed_quad(const Element* from) {
+  return load_coherent<4 * kElementBytes>(from);
+}
+
 __device__ __forceinline__ void load_quad(const Element* from, Quad& values) {
-  unpack<4>(load_coherent<4 * kElementBytes>(from), values);
+  unpack<4>(load_packed_quad(from), values);
 }
 
 __device__ __forceinline__ void store_f32_quad(float* to, const Quad& values) {

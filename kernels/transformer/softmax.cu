@@ -28,28 +28,66 @@ using Score = float;
 using Score = Element;
 #endif
 
-// Keys `column` to `column` + 3 of a row, of which the first `kept` are read; others are `filling`.
+// The packets of a lane, four keys each, as they lie in memory. They are unpacked when all loads are
+// under way.
 template <typename T>
-__device__ __forceinline__ void load_keys(const T* row, int column, int kept, bool aligned,
-                                          float filling, Quad& values) {
+using KeyPackets = Packet<4 * sizeof(T)>[kQuads];
+
+__device__ __forceinline__ int key_column(int i) {
+  return (i * static_cast<int>(kWarpSize) + static_cast<int>(threadIdx.x % kWarpSize)) * 4;
+}
+
+// Loads packets that hold one of the first `kept` keys of a row.
+template <typename T>
+__device__ __forceinline__ void load_keys(const T* row, int kept, bool aligned,
+                                          KeyPackets<T>& packets) {
   if (aligned) {
-    if constexpr (sizeof(T) == 4) {
-      load_f32_quad(reinterpret_cast<const float*>(row) + column, values);
-    } else {
-      load_quad(reinterpret_cast<const Element*>(row) + column, values);
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+      if (key_column(i) < kept) packets[i] = load_coherent<4 * sizeof(T)>(row + key_column(i));
     }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kQuads; ++i) {
+    packets[i] = {};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (key_column(i) + j >= kept) continue;
+      const u32 bits = load_coherent<sizeof(T)>(row + key_column(i) + j).word[0];
+      if constexpr (sizeof(T) == 4) {
+        packets[i].word[j] = bits;
+      } else {
+        packets[i].word[j / 2] |= bits << (j % 2 * 16);
+      }
+    }
+  }
+}
+
+// Hides that the words are those of before, so that they are unpacked again: the values of a row
+// would not leave registers for other warps.
+template <typename T>
+__device__ __forceinline__ void rematerialize(KeyPackets<T>& packets) {
+#pragma unroll
+  for (int i = 0; i < kQuads; ++i) {
+#pragma unroll
+    for (int word = 0; word < packets[i].kWords; ++word) asm("" : "+r"(packets[i].word[word]));
+  }
+}
+
+// Values of a packet; those of keys from `kept` on are `filling`.
+template <typename T>
+__device__ __forceinline__ void unpack_keys(const Packet<4 * sizeof(T)>& packet, int column,
+                                            int kept, float filling, Quad& values) {
+  if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) values[j] = __uint_as_float(packet.word[j]);
+  } else {
+    unpack<4>(packet, values);
   }
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    if (column + j >= kept) {
-      values[j] = filling;
-    } else if (!aligned) {
-      if constexpr (sizeof(T) == 4) {
-        values[j] = reinterpret_cast<const float*>(row)[column + j];
-      } else {
-        values[j] = load_element(reinterpret_cast<const Element*>(row) + column + j);
-      }
-    }
+    if (column + j >= kept) values[j] = filling;
   }
 }
 
@@ -70,19 +108,14 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const i64 row = static_cast<i64>(blockIdx.x) * kWarps + threadIdx.x / kWarpSize;
   if (row >= rows) return;  // the whole warp
   const int kept = static_cast<int>(row - quotient(row, context) * context) + 1;
-  const int first = threadIdx.x % kWarpSize * 4;
   const bool aligned = context % 4 == 0;
-  const Score* from = scores + row * context;
+  KeyPackets<Score> packets;
+  load_keys(scores + row * context, kept, aligned, packets);
   Quad values[kQuads];
   float top = negative_infinity();
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
-    const int column = first + i * (kWarpSize * 4);
-    if (column < kept) load_keys(from, column, kept, aligned, negative_infinity(), values[i]);
-  }
-#pragma unroll
-  for (int i = 0; i < kQuads; ++i) {
-    if (first + i * static_cast<int>(kWarpSize * 4) >= kept) break;
+    unpack_keys<Score>(packets[i], key_column(i), kept, negative_infinity(), values[i]);
 #pragma unroll
     for (int j = 0; j < 4; ++j) top = max_f32(top, values[i][j]);
   }
@@ -91,10 +124,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   float sum = 0.f;
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
-    const bool read = first + i * static_cast<int>(kWarpSize * 4) < kept;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      values[i][j] = read ? exp2_approx((values[i][j] - top) * factor) : 0.f;
+      values[i][j] = exp2_approx((values[i][j] - top) * factor);
       sum += values[i][j];
     }
   }
@@ -102,11 +134,10 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   Element* to = probabilities + row * context;
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
-    const int column = first + i * (kWarpSize * 4);
-    if (column >= context) break;
+    if (key_column(i) >= context) break;
 #pragma unroll
     for (int j = 0; j < 4; ++j) values[i][j] *= inverse;
-    store_keys(to, column, context, aligned, values[i]);
+    store_keys(to, key_column(i), context, aligned, values[i]);
   }
 }
 
@@ -119,34 +150,32 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const i64 row = static_cast<i64>(blockIdx.x) * kWarps + threadIdx.x / kWarpSize;
   if (row >= rows) return;  // the whole warp
   const int kept = static_cast<int>(row - quotient(row, context) * context) + 1;
-  const int first = threadIdx.x % kWarpSize * 4;
   const bool aligned = context % 4 == 0;
-  Quad p[kQuads], slopes[kQuads];
-#pragma unroll
-  for (int i = 0; i < kQuads; ++i) {
-    const int column = first + i * (kWarpSize * 4);
-    if (column >= kept) break;
-    load_keys(probabilities + row * context, column, kept, aligned, 0.f, p[i]);
-    load_keys(grad_probabilities + row * context, column, kept, aligned, 0.f, slopes[i]);
-  }
+  KeyPackets<Element> own;
+  KeyPackets<Score> gradients;
+  load_keys(probabilities + row * context, kept, aligned, own);
+  load_keys(grad_probabilities + row * context, kept, aligned, gradients);
   float mean = 0.f;
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
-    if (first + i * static_cast<int>(kWarpSize * 4) >= kept) break;
+    Quad p, slope;
+    unpack_keys<Element>(own[i], key_column(i), kept, 0.f, p);
+    unpack_keys<Score>(gradients[i], key_column(i), kept, 0.f, slope);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) mean += p[i][j] * slopes[i][j];
+    for (int j = 0; j < 4; ++j) mean += p[j] * slope[j];
   }
   mean = lanes_sum<32>(mean);
+  rematerialize<Element>(own);
+  rematerialize<Score>(gradients);
   Element* to = grad_scores + row * context;
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
-    const int column = first + i * (kWarpSize * 4);
-    if (column >= context) break;
-    Quad values = {};
-    if (column < kept) {
+    if (key_column(i) >= context) break;
+    Quad p, slope;
+    unpack_keys<Element>(own[i], key_column(i), kept, 0.f, p);
+    unpack_keys<Score>(gradients[i], key_column(i), kept, 0.f, slope);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) values[j] = scale * p[i][j] * (slopes[i][j] - mean);
-    }
-    store_keys(to, column, context, aligned, values);
+    for (int j = 0; j < 4; ++j) p[j] *= scale * (slope[j] - mean);
+    store_keys(to, key_column(i), context, aligned, p);
   }
 }
