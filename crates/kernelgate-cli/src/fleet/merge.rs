@@ -272,8 +272,8 @@ pub fn write_session(folder: &Path, runs: &[Piece<ProcessRun>]) -> Result<(), Me
     }
     let parent = folder.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::create_dir_all(parent).map_err(|cause| failed(parent, cause))?;
-    let temporary = tempfile::Builder::new().prefix(".kernelgate-").tempdir_in(parent);
-    let temporary = temporary.map_err(|cause| failed(parent, cause))?;
+    let temporary = file::temporary_folder_in(parent);
+    let (temporary, _held) = temporary.map_err(|cause| failed(parent, cause))?;
     for (name, path) in names {
         std::fs::copy(path, temporary.path().join(name)).map_err(|cause| failed(path, cause))?;
     }

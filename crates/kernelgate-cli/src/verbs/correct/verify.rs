@@ -51,12 +51,12 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         Some(folder) => {
             std::fs::create_dir_all(folder).with_context(|| context(folder))?;
             // Beside the files that are made of it: as much room is needed there anyway.
-            Some(tempfile::tempdir_in(folder).with_context(|| context(folder))?)
+            Some(file::temporary_folder_in(folder).with_context(|| context(folder))?)
         }
         None => None,
     };
     // The bench runs in another folder.
-    let dump = raw.as_ref().map(|raw| raw.path().canonicalize()).transpose()?;
+    let dump = raw.as_ref().map(|(raw, _held)| raw.path().canonicalize()).transpose()?;
     if let Some(folder) = dump.as_ref().filter(|folder| folder.to_str().is_none()) {
         anyhow::bail!("--dump: {} is not UTF-8, which a request cannot name", folder.display());
     }
@@ -68,7 +68,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
     };
     let Verified { rows, broken } = verified;
     let dumped = match (&arguments.dump, &raw) {
-        (Some(folder), Some(raw)) => dump_all(folder, raw.path(), &rows),
+        (Some(folder), Some((raw, _held))) => dump_all(folder, raw.path(), &rows),
         _ => Ok(()),
     };
     let broken = broken.or(dumped.err());
@@ -217,7 +217,7 @@ fn dump_all(folder: &Path, raw: &Path, rows: &[VerifiedCase]) -> anyhow::Result<
 /// Writes a temporary file in the same folder and renames it: a full disk leaves no half of one.
 fn dump_tensors(path: &Path, case: &str, tensors: &Tensors) -> anyhow::Result<()> {
     let context = || format!("failed to write {}", path.display());
-    let temporary = file::temporary_beside(path).with_context(context)?.into_temp_path();
+    let temporary = file::temporary_beside(path).with_context(context)?;
     let views = tensors
         .iter()
         .map(|(name, tensor)| {
@@ -233,7 +233,7 @@ fn dump_tensors(path: &Path, case: &str, tensors: &Tensors) -> anyhow::Result<()
         .collect::<Result<Vec<_>, safetensors::SafeTensorError>>()
         .with_context(context)?;
     let metadata = Some([("case".to_owned(), case.to_owned())].into());
-    safetensors::serialize_to_file(views, metadata, &temporary).with_context(context)?;
+    safetensors::serialize_to_file(views, metadata, temporary.path()).with_context(context)?;
     temporary.persist(path).with_context(context)?;
     Ok(())
 }

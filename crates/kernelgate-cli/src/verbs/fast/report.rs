@@ -14,11 +14,12 @@ use crate::pages::measured::Measured;
 use crate::pages::report::{self, OverCommits};
 use crate::pages::{results, tables};
 use crate::report::verdicts;
-use crate::verbs::shared::output::{json, write_all};
+use crate::verbs::shared::output::json;
 use crate::verbs::shared::sessions::Sessions;
 use crate::verbs::slower::gate;
 use kernelgate::exit::Exit;
 use kernelgate::harness::filter::Filter;
+use kernelgate::record::file_set::FileSet;
 use kernelgate::record::store::StoreError;
 use kernelgate::record::text::{printable, printable_path};
 use kernelgate::record::{Baseline, FileError, Measurement, ProcessRun, Store, file};
@@ -115,17 +116,12 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         files.push(("history.csv", csv.context("failed to write history.csv")?));
     }
     files.push(("index.html", page.html));
-    // The plots are drawn into a folder of their own: a full disk leaves the earlier set whole.
-    let failed = || format!("--out: failed to write {}", folder.display());
-    std::fs::create_dir_all(folder).with_context(failed)?;
-    let drawn = tempfile::tempdir_in(folder).with_context(failed)?;
-    let (fresh, plots_folder) = (drawn.path().join("plots"), folder.join("plots"));
-    plots(&fresh, &page.figures)?;
-    write_all(folder, files)?;
-    if plots_folder.is_dir() {
-        std::fs::remove_dir_all(&plots_folder).with_context(failed)?;
-    }
-    std::fs::rename(fresh, plots_folder).with_context(failed)?;
+    let failed = |error| anyhow::anyhow!("--out: failed to {error}");
+    let set = FileSet::new(folder).map_err(failed)?;
+    plots(&set.path().join("plots"), &page.figures)?;
+    files.into_iter().try_for_each(|(name, text)| set.add(name, text)).map_err(failed)?;
+    let absent: &[&str] = if history.is_some() { &[] } else { &["history.csv"] };
+    set.replace(absent).map_err(failed)?;
     println!("{}", printable_path(&index));
     Ok(Exit::Fine)
 }
@@ -139,12 +135,13 @@ fn write_results(folder: &Path, measured: &Measured) -> anyhow::Result<Exit> {
             return Ok(Exit::Refused);
         }
     };
-    std::fs::create_dir_all(folder)
-        .with_context(|| format!("--results: failed to create {}", folder.display()))?;
-    let paths: Vec<PathBuf> = pages.iter().map(|page| folder.join(&page.file)).collect();
-    let files = paths.iter().cloned().zip(pages.into_iter().map(|page| page.text));
-    file::write_together(files).map_err(|error| anyhow::anyhow!("--results: failed to {error}"))?;
-    paths.iter().for_each(|path| println!("{}", printable_path(path)));
+    let write = || {
+        let set = FileSet::new(folder)?;
+        pages.iter().try_for_each(|page| set.add(&page.file, &page.text))?;
+        set.replace(&[])
+    };
+    write().map_err(|error: FileError| anyhow::anyhow!("--results: failed to {error}"))?;
+    pages.iter().for_each(|page| println!("{}", printable_path(&folder.join(&page.file))));
     Ok(Exit::Fine)
 }
 

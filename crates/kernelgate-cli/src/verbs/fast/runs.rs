@@ -64,7 +64,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             ("bmf.json", json(&metrics::bencher(&metrics))?),
             ("smaller-is-better.json", json(&metrics::smaller_is_better(&metrics))?),
         ];
-        write_all(folder, files)?;
+        write_all(folder, files, &[])?;
     }
     Ok(Exit::Fine)
 }

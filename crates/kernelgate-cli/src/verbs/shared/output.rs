@@ -8,7 +8,8 @@ use kernelgate::display;
 use kernelgate::display::medium::MarkdownText;
 use kernelgate::display::table::Table;
 use kernelgate::display::terminal;
-use kernelgate::record::file;
+use kernelgate::record::FileError;
+use kernelgate::record::file_set::FileSet;
 use kernelgate::record::text::{escaped_json, indented};
 
 /// How a result is printed.
@@ -84,13 +85,19 @@ fn is_one_file(_: &Path, _: &Path) -> bool {
     false
 }
 
-/// Writes files of a set into a folder, all or none: names with texts.
+/// Writes files of a set into a folder, all or none: names with texts. `absent` are files of an
+/// earlier set that this one has not.
 pub fn write_all<'a>(
     folder: &Path,
     files: impl IntoIterator<Item = (&'a str, String)>,
+    absent: &[&str],
 ) -> anyhow::Result<()> {
-    let files = files.into_iter().map(|(name, text)| (folder.join(name), text));
-    file::write_together(files).map_err(|error| anyhow::anyhow!("--out: failed to {error}"))
+    let write = || {
+        let set = FileSet::new(folder)?;
+        files.into_iter().try_for_each(|(name, text)| set.add(name, text))?;
+        set.replace(absent)
+    };
+    write().map_err(|error: FileError| anyhow::anyhow!("--out: failed to {error}"))
 }
 
 /// JSON as files and terminals have it.

@@ -1,6 +1,6 @@
 //! How the verbs that end in a verdict print it.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::ValueEnum;
 use serde::Serialize;
@@ -87,22 +87,13 @@ impl VerdictOutput {
                 ("smaller-is-better.json", json(&metrics::smaller_is_better(metrics))?),
                 ("report.html", verdict::page(summary).map_err(undrawn)?),
             ];
-            match verdict::changes(summary) {
-                Some(figure) => files.push((PICTURE, figure.chart.svg().map_err(undrawn)?)),
-                None => remove_stale(&folder.join(PICTURE))?,
+            let figure = verdict::changes(summary);
+            if let Some(figure) = &figure {
+                files.push((PICTURE, figure.chart.svg().map_err(undrawn)?));
             }
-            write_all(folder, files)?;
+            let absent: &[&str] = if figure.is_some() { &[] } else { &[PICTURE] };
+            write_all(folder, files, absent)?;
         }
         Ok(())
-    }
-}
-
-/// Removes a file of an earlier set that this set lacks.
-fn remove_stale(path: &Path) -> anyhow::Result<()> {
-    match std::fs::remove_file(path) {
-        Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => {
-            Err(anyhow::anyhow!("--out: failed to remove {}: {cause}", path.display()))
-        }
-        _ => Ok(()),
     }
 }

@@ -61,10 +61,11 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             ("profile.md", text(&profiled, OutputFormat::Markdown, None)),
             ("profile.json", json(&values(&profiled)?)?),
         ];
-        write_all(out, files)?;
-        for recorded in profiled.iter().filter_map(|profiled| profiled.recorded.as_ref()) {
-            let drawings = recorded.drawings()?;
-            write_all(out, drawings.iter().map(|(name, svg)| (&**name, svg.clone())))?;
+        let recorded = || profiled.iter().filter_map(|profiled| profiled.recorded.as_ref());
+        let drawings: Vec<_> = recorded().map(RecordedCase::drawings).collect::<Result<_, _>>()?;
+        let drawings = drawings.iter().flatten().map(|(name, svg)| (&**name, svg.clone()));
+        write_all(out, files.into_iter().chain(drawings), &[])?;
+        for recorded in recorded() {
             eprintln!("recorded: {}", printable_path(&recorded.path));
         }
     }

@@ -76,7 +76,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
         }
         if let Some(folder) = &arguments.out {
             let files = files(name, &tables, arguments.format)?;
-            write_all(folder, files.iter().map(|(name, text)| (name.as_str(), text.clone())))?;
+            write_all(folder, files.iter().map(|(name, text)| (name.as_str(), text.clone())), &[])?;
             summaries.push(summary(path, &trace, &files));
             continue;
         }
@@ -87,7 +87,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
     }
     if let Some(folder) = &arguments.out {
         let all = json!({ "schema_version": SCHEMA, "traces": summaries });
-        write_all(folder, [("summary.json", json_text(&all)?)])?;
+        write_all(folder, [("summary.json", json_text(&all)?)], &[])?;
         println!(
             "{} traces, {} tables each: {}",
             names.len(),

@@ -1,5 +1,6 @@
 //! Reading and writing record files: the envelope with its schema, stable JSON, atomic replacement.
 
+use std::fs::{File, TryLockError};
 use std::io::{BufReader, Read as _, Seek as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -47,8 +48,10 @@ pub trait Record: Serialize + DeserializeOwned {
 const MORE_BYTES: u64 = 1 << 16;
 /// First characters of temporary files.
 const TEMPORARY: &str = ".kernelgate-";
-/// Age after which a temporary file has no writer any more.
-const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
+/// Age after which a temporary file that nobody has locked has no writer any more.
+const ABANDONED_AFTER: Duration = Duration::from_secs(1);
+/// Age of an abandoned temporary file on a file system without locks.
+const ABANDONED_WITHOUT_LOCKS_AFTER: Duration = Duration::from_secs(3600);
 
 /// Why a record file could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -225,7 +228,7 @@ fn read_checked<T: Record>(path: &Path, check: bool) -> Result<T, FileError> {
     Ok(record)
 }
 
-fn buffered(file: &std::fs::File) -> BufReader<&std::fs::File> {
+fn buffered(file: &File) -> BufReader<&File> {
     BufReader::with_capacity(1 << 16, file)
 }
 
@@ -293,6 +296,17 @@ pub fn write<T: Record>(path: &Path, record: &T) -> Result<(), FileError> {
     write_text(path, &readable_text(path, record)?)
 }
 
+/// Writes a record for a process of this machine that reads it soon: after a power failure it may
+/// be lost.
+///
+/// # Errors
+/// As [`write()`].
+pub fn write_unsynced<T: Record>(path: &Path, record: &T) -> Result<(), FileError> {
+    let io = |cause| FileError::Io { action: "write", path: path.to_owned(), cause };
+    let file = filled(path, readable_text(path, record)?)?;
+    file.persist(path).map(drop).map_err(|error| io(error.error))
+}
+
 /// The text of a record that can be read again.
 fn readable_text<T: Record>(path: &Path, record: &T) -> Result<String, FileError> {
     let text = || {
@@ -343,38 +357,27 @@ fn text_of_value<T: Record>(value: &Value) -> String {
 /// # Errors
 /// As [`write()`].
 pub fn write_text(path: &Path, text: &str) -> Result<(), FileError> {
-    write_together([(path.to_owned(), text)])
-}
-
-/// Writes files that belong together: none is replaced before all are on the disk under temporary
-/// names.
-///
-/// # Errors
-/// As [`write()`], of the first that cannot be written. The earlier files are then unchanged.
-pub fn write_together(
-    files: impl IntoIterator<Item = (PathBuf, impl AsRef<[u8]>)>,
-) -> Result<(), FileError> {
-    let prepared = |(path, content): (PathBuf, _)| {
-        let file = prepared(&path, content)?;
-        if path.is_dir() {
-            let cause = std::io::ErrorKind::IsADirectory.into();
-            return Err(FileError::Io { action: "write", path, cause });
-        }
-        Ok((path, file))
-    };
-    let prepared: Vec<_> = files.into_iter().map(prepared).collect::<Result<_, _>>()?;
-    prepared.into_iter().try_for_each(|(path, file)| {
-        let failed = |cause| FileError::Io { action: "write", path: path.clone(), cause };
-        file.persist(&path).map(drop).map_err(|error| failed(error.error))
-    })
+    let io = |cause| FileError::Io { action: "write", path: path.to_owned(), cause };
+    let file = prepared(path, text)?;
+    if path.is_dir() {
+        return Err(io(std::io::ErrorKind::IsADirectory.into()));
+    }
+    file.persist(path).map(drop).map_err(|error| io(error.error))
 }
 
 /// A temporary file in the folder of a path, with its content on the disk.
 fn prepared(path: &Path, content: impl AsRef<[u8]>) -> Result<tempfile::NamedTempFile, FileError> {
+    let file = filled(path, content)?;
+    let io = |cause| FileError::Io { action: "write", path: path.to_owned(), cause };
+    file.as_file().sync_all().map_err(io)?;
+    Ok(file)
+}
+
+/// A temporary file in the folder of a path, with its content.
+fn filled(path: &Path, content: impl AsRef<[u8]>) -> Result<tempfile::NamedTempFile, FileError> {
     let io = |cause| FileError::Io { action: "write", path: path.to_owned(), cause };
     let mut file = temporary_beside(path).map_err(io)?;
     file.write_all(content.as_ref()).map_err(io)?;
-    file.as_file().sync_all().map_err(io)?;
     Ok(file)
 }
 
@@ -457,22 +460,55 @@ pub fn temporary_beside(path: &Path) -> std::io::Result<tempfile::NamedTempFile>
         use std::os::unix::fs::PermissionsExt;
         builder.permissions(std::fs::Permissions::from_mode(0o666));
     }
-    builder.prefix(TEMPORARY).tempfile_in(folder)
+    let file = builder.prefix(TEMPORARY).tempfile_in(folder)?;
+    // The system gives back the lock of a writer that is killed.
+    let _ = file.as_file().try_lock();
+    Ok(file)
 }
 
-/// Removes temporary files that a writer left in a folder when it was killed. A file that is
-/// younger than a writer may take is kept.
+/// A temporary folder in another one: to be filled and then renamed. The file is open as long as it
+/// is in use.
+///
+/// # Errors
+/// When it cannot be made.
+pub fn temporary_folder_in(folder: &Path) -> std::io::Result<(tempfile::TempDir, Option<File>)> {
+    remove_abandoned(folder);
+    let temporary = tempfile::Builder::new().prefix(TEMPORARY).tempdir_in(folder)?;
+    let held = File::open(temporary.path()).ok().filter(|held| held.try_lock().is_ok());
+    Ok((temporary, held))
+}
+
+/// Removes temporary files and folders that a writer left in a folder when it was killed.
 fn remove_abandoned(folder: &Path) {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(TEMPORARY))
-    {
+    for entry in entries.filter(|entry| is_temporary(&entry.file_name().to_string_lossy())) {
         let Ok(facts) = entry.metadata() else { continue };
         let age = facts.modified().ok().and_then(|modified| modified.elapsed().ok());
-        if facts.is_file() && age.is_some_and(|age| age > ABANDONED_AFTER) {
+        let path = entry.path();
+        if !(facts.is_file() || facts.is_dir()) {
+            continue;
+        }
+        let least = match open(&path).map(|file| file.try_lock()) {
+            Ok(Ok(())) => Some(ABANDONED_AFTER),
+            Ok(Err(TryLockError::WouldBlock)) => None,
+            Ok(Err(TryLockError::Error(_))) | Err(_) => Some(ABANDONED_WITHOUT_LOCKS_AFTER),
+        };
+        if least.is_some_and(|least| age > Some(least)) {
             // Another writer may remove it first.
-            let _ = std::fs::remove_file(entry.path());
+            let _ = match facts.is_dir() {
+                true => std::fs::remove_dir_all(path),
+                false => std::fs::remove_file(path),
+            };
         }
     }
+}
+
+/// True for names that [`temporary_beside`] and [`temporary_folder_in`] give.
+fn is_temporary(name: &str) -> bool {
+    const DRAWN: usize = 6;
+    name.strip_prefix(TEMPORARY).is_some_and(|drawn| {
+        drawn.len() == DRAWN && drawn.bytes().all(|byte| byte.is_ascii_alphanumeric())
+    })
 }
 
 /// Whether a file could be written there: its folder is made, and has room for what is there now
