@@ -148,7 +148,8 @@ impl Harness {
                 .answer(settings, &action)
                 .unwrap_or_else(|error| ResponseBody::Refused(error.to_string())),
         };
-        file::write(&request.response, &Response { bench: self.name.to_owned(), answer })?;
+        let response = Response { bench: self.name.to_owned(), answer };
+        file::write_unsynced(&request.response, &response)?;
         Ok(exit)
     }
 

@@ -2,7 +2,7 @@
 //! loses none that had finished.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::backend::host_timeout;
 use crate::exit::Exit;
 use crate::harness::error::HarnessError;
 use crate::record::text::{printable, printable_path};
-use crate::record::{CaseRecord, FileError, ProcessRun, file};
+use crate::record::{CaseRecord, FileError, ProcessRun};
 use kernelgate_cuda::observe::telemetry::Reading;
 
 /// A run and its file.
@@ -22,9 +22,14 @@ pub struct Recorder {
 struct State {
     run: ProcessRun,
     path: PathBuf,
+    write: Write,
     /// Baseline that is to be written at the end.
     pending_baseline: Option<String>,
 }
+
+/// Writes a run: [`file::write`](crate::record::write), or
+/// [`file::write_unsynced`](crate::record::file::write_unsynced) for a program that waits for it.
+pub type Write = fn(&Path, &ProcessRun) -> Result<(), FileError>;
 
 /// Outcome of cases.
 pub enum Event<'a> {
@@ -49,10 +54,11 @@ impl Recorder {
     pub fn start(
         run: ProcessRun,
         path: PathBuf,
+        write: Write,
         pending_baseline: Option<String>,
     ) -> Result<Self, FileError> {
-        file::write(&path, &run)?;
-        Ok(Self { state: Arc::new(Mutex::new(State { run, path, pending_baseline })) })
+        write(&path, &run)?;
+        Ok(Self { state: Arc::new(Mutex::new(State { run, path, write, pending_baseline })) })
     }
 
     /// Adds the outcome of cases.
@@ -181,7 +187,7 @@ impl Recorder {
         let mut state = self.lock();
         change(&mut state.run);
         state.run.environment.gpus.note_libraries();
-        file::write(&state.path, &state.run)
+        (state.write)(&state.path, &state.run)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

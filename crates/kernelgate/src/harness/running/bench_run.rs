@@ -112,7 +112,7 @@ pub fn bench(
     progress.telemetry(&run.telemetry);
     let limits = run.limits.clone();
     let references = References::at(store.references.clone(), run.executable.clone());
-    let recorder = Recorder::start(run, path, settings.baselines.save.clone())?;
+    let recorder = Recorder::start(run, path, file::write, settings.baselines.save.clone())?;
     recorder.exit_on_interrupt()?;
     if target.kind() == BackendKind::Cpu {
         recorder.exit_on_endless_launch(settings.host_timeout);

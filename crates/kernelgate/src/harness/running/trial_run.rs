@@ -150,7 +150,7 @@ pub fn carry_out(
     };
     warn_of_delays(&run);
     let references = References::at(store.references.clone(), run.executable.clone());
-    let recorder = Recorder::start(run, request.record, None)?;
+    let recorder = Recorder::start(run, request.record, file::write_unsynced, None)?;
     recorder.exit_on_interrupt()?;
     if target.kind() == BackendKind::Cpu {
         recorder.exit_on_endless_launch(settings.host_timeout);
