@@ -1,6 +1,6 @@
 //! A response.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kernelgate_cuda::observe::telemetry::Reading;
 use serde::{Deserialize, Serialize};
@@ -12,6 +12,7 @@ use crate::measure::possible;
 use crate::record::Environment;
 use crate::record::file::Record;
 use crate::record::resources::Resources;
+use crate::record::text::check_id;
 use crate::trace::{KernelSummary, PhaseTime};
 use crate::verify::Errors;
 
@@ -260,9 +261,18 @@ impl Record for Response {
 
     fn validate(&self) -> Result<(), String> {
         match &self.answer {
-            ResponseBody::List(listing) => listing.cases.iter().try_for_each(ListedCase::validate),
-            ResponseBody::Verify(cases) => cases.iter().try_for_each(VerifiedCase::validate),
-            ResponseBody::Profile(cases) => cases.iter().try_for_each(ProfiledCase::validate),
+            ResponseBody::List(Listing { cases, .. }) => {
+                check_ids(cases.iter().map(|case| &case.case))?;
+                cases.iter().try_for_each(ListedCase::validate)
+            }
+            ResponseBody::Verify(cases) => {
+                check_ids(cases.iter().map(|case| &case.case))?;
+                cases.iter().try_for_each(VerifiedCase::validate)
+            }
+            ResponseBody::Profile(cases) => {
+                check_ids(cases.iter().map(|case| &case.case))?;
+                cases.iter().try_for_each(ProfiledCase::validate)
+            }
             ResponseBody::Resources(report) => report.resources.validate(),
             ResponseBody::Timing(report) => report.validate(),
             ResponseBody::Environment(environment) => environment.validate(),
@@ -272,6 +282,15 @@ impl Record for Response {
             | ResponseBody::Trial => Ok(()),
         }
     }
+}
+
+/// Accepts ids of cases, each of which stands there once.
+fn check_ids<'a>(mut ids: impl Iterator<Item = &'a String>) -> Result<(), String> {
+    let mut seen = BTreeSet::new();
+    ids.try_for_each(|id| {
+        check_id(id)?;
+        if seen.insert(id) { Ok(()) } else { Err(format!("case `{id}` stands there twice")) }
+    })
 }
 
 impl ListedCase {
@@ -339,9 +358,8 @@ impl VerifiedCase {
 mod tests {
     use super::*;
 
-    #[test]
-    fn impossible_numbers_of_a_verified_case_are_refused() {
-        let case = VerifiedCase {
+    fn verified() -> VerifiedCase {
+        VerifiedCase {
             case: "a/b".to_owned(),
             status: CaseStatus::Ok,
             checked: 10,
@@ -355,7 +373,24 @@ mod tests {
             repeatable: None,
             reason: None,
             kernels: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_case_stands_in_a_response_once() {
+        let response = |cases: &[&str]| {
+            let case = |id: &&str| VerifiedCase { case: (*id).to_owned(), ..verified() };
+            let answer = ResponseBody::Verify(cases.iter().map(case).collect());
+            Response { bench: "b".to_owned(), answer }.validate()
         };
+        assert_eq!(response(&["a", "b"]), Ok(()));
+        assert_eq!(response(&["a", "a"]).unwrap_err(), "case `a` stands there twice");
+        assert_eq!(response(&["a", ""]).unwrap_err(), "a case without an id");
+    }
+
+    #[test]
+    fn impossible_numbers_of_a_verified_case_are_refused() {
+        let case = verified();
         assert_eq!(case.validate(), Ok(()));
         let refused = |case: VerifiedCase| case.validate().unwrap_err();
         let more = refused(VerifiedCase { checked: 20, ..case.clone() });

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::files::file::Record;
-use super::files::text;
+use super::files::text::{self, check_id};
 use super::groups::partition::ShardPlan;
 use super::groups::shard::Shard;
 use super::origin::Origin;
@@ -462,9 +462,23 @@ impl Record for ProcessRun {
                 possible::check_seconds(&format!("{field}: {name}"), *seconds)?;
             }
         }
+        self.check_outcomes()?;
         self.cases
             .iter()
             .try_for_each(|(id, case)| case.validate().map_err(|why| format!("case {id}: {why}")))
+    }
+}
+
+impl ProcessRun {
+    /// Accepts ids, each with one outcome: timed, skipped or failed.
+    fn check_outcomes(&self) -> Result<(), String> {
+        let Self { cases, skipped, failed, .. } = self;
+        cases.keys().chain(skipped.keys()).chain(failed.keys()).try_for_each(|id| check_id(id))?;
+        let twice = |(id, other): (&String, &str)| Err(format!("case {id}: {other}"));
+        let timed = |id: &&String| cases.contains_key(*id);
+        let skipped_too = skipped.keys().find(timed).map(|id| (id, "timed and skipped"));
+        let failed_too = failed.keys().find(timed).map(|id| (id, "timed and failed"));
+        skipped_too.or(failed_too).map_or(Ok(()), twice)
     }
 }
 

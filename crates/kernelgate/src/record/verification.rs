@@ -74,13 +74,13 @@ impl VerificationRecord {
         let mut all = self.by_output.values().copied().chain([self.errors(), after]).chain(allowed);
         all.try_for_each(|errors| errors.validate())?;
         // A case with such an error failed, and has no record.
-        match allowed.filter(|allowed| self.max_error > allowed.max_error) {
-            Some(allowed) => Err(format!(
-                "a maximum error of {} where {} is allowed",
-                self.max_error, allowed.max_error
-            )),
-            None => Ok(()),
-        }
+        let Some(allowed) = allowed.map(|allowed| allowed.max_error) else { return Ok(()) };
+        let beyond = |error: f64, when: &str| match error > allowed {
+            true => Err(format!("a maximum error of {error}{when} where {allowed} is allowed")),
+            false => Ok(()),
+        };
+        beyond(self.max_error, "")?;
+        beyond(after.max_error, " after timing")
     }
 
     /// How far the outputs were verified.

@@ -12,6 +12,8 @@ use std::path::Path;
 const MAX_QUOTED: usize = 200;
 /// Characters of a longer message that are kept of its end.
 const MESSAGE_END: usize = 80;
+/// Longest id of a case.
+const MAX_ID_BYTES: usize = 1000;
 /// Longest name of a file, without its ending.
 pub(in crate::record) const MAX_FILE_NAME: usize = 64;
 
@@ -93,6 +95,21 @@ pub fn check_names(names: &str) -> Result<(), String> {
     }
     let of_part = |problem: String| format!("`{}`: its part {problem}", quoted(&visible(names)));
     names.split('/').try_for_each(|part| check_name(part).map_err(of_part))
+}
+
+/// Accepts the id of a case, of benches of Criterion alone too: not blank, and short enough for a
+/// line.
+///
+/// # Errors
+/// A fragment with the id.
+pub fn check_id(id: &str) -> Result<(), String> {
+    match id {
+        _ if id.trim().is_empty() => Err("a case without an id".to_owned()),
+        _ if id.len() > MAX_ID_BYTES => {
+            Err(format!("the id `{}` has more than {MAX_ID_BYTES} bytes", quoted(id)))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Accepts a time as records have it, RFC 3339.
@@ -196,6 +213,10 @@ mod tests {
         ] {
             assert_eq!(check_name(bad).unwrap_err(), wanted);
         }
+        assert_eq!(check_id("a//b"), Ok(()), "Criterion has such ids");
+        assert_eq!(check_id(" ").unwrap_err(), "a case without an id");
+        let long = check_id(&"x".repeat(1001)).unwrap_err();
+        assert!(long.ends_with("…` has more than 1000 bytes"), "{long}");
         for bad in ["", "/a", "a/", "a//b", "a/../b", "a/\tb"] {
             assert!(check_names(bad).is_err(), "{bad}");
         }

@@ -65,6 +65,9 @@ impl Environment {
     pub fn validate(&self) -> Result<(), String> {
         for (field, count) in [("cores", self.cores), ("threads", self.threads)] {
             possible::check_count(field, count as u64)?;
+            if count == 0 {
+                return Err(format!("0 {field}"));
+            }
         }
         possible::check_bytes("memory_bytes", self.memory_bytes)?;
         self.gpus.iter().try_for_each(|gpu| {

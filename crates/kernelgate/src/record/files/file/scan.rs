@@ -1,9 +1,9 @@
 //! One pass over a record file before it is read: its envelope, a hash of its values, and the first
-//! text that is refused. Nothing else of the file is held, whatever its size.
+//! text or name that is refused. No values of the file are held, whatever its size.
 
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
-use xxhash_rust::xxh3::Xxh3Default;
+use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
 use crate::record::text;
 
@@ -19,7 +19,8 @@ pub(super) struct Scanned {
     /// Whether the names of every object are in order, as they are where this library wrote them:
     /// only then the hash is that of the values.
     pub ordered: bool,
-    /// The first text that holds a control character where none may be.
+    /// The first text that holds a control character where none may be, or the first object that
+    /// has a name twice.
     pub refused: Option<String>,
     hasher: Option<Xxh3Default>,
     /// Of the value that is hashed.
@@ -153,11 +154,11 @@ impl<'de> Visitor<'de> for Node<'_> {
         let Self { scanned, field, free, top } = self;
         scanned.put("{");
         let mut last: Option<String> = None;
+        let (mut names, mut ordered) = (Vec::new(), true);
         let mut comma = "";
         while let Some(name) = fields.next_key::<String>()? {
-            if last.as_ref().is_some_and(|last| *last >= name) {
-                scanned.ordered = false;
-            }
+            ordered &= last.as_ref().is_none_or(|last| *last < name);
+            names.push(xxh3_64(name.as_bytes()));
             if top && name == "checksum" {
                 scanned.checksum = Some(fields.next_value()?);
                 last = Some(name);
@@ -182,6 +183,13 @@ impl<'de> Visitor<'de> for Node<'_> {
             last = Some(name);
         }
         scanned.put("}");
+        if !ordered {
+            scanned.ordered = false;
+            names.sort_unstable();
+            if scanned.refused.is_none() && names.windows(2).any(|pair| pair[0] == pair[1]) {
+                scanned.refused = Some(format!("{} has a name twice", field.unwrap_or("a field")));
+            }
+        }
         Ok(())
     }
 }

@@ -237,27 +237,46 @@ fn what_is_no_file_is_not_read() {
 fn a_writer_removes_abandoned_temporary_files() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    for name in [".kernelgate-old", ".kernelgate-new", "old"] {
-        std::fs::write(at(name), "x").unwrap();
-    }
     let old = std::time::SystemTime::now() - 2 * ABANDONED_AFTER;
-    for name in [".kernelgate-old", "old"] {
-        std::fs::File::options().write(true).open(at(name)).unwrap().set_modified(old).unwrap();
-    }
+    let aged = |name: &str| {
+        let file = File::create(at(name)).unwrap();
+        file.set_modified(old).unwrap();
+        file
+    };
+    let held = temporary_beside(&at("a")).unwrap();
+    held.as_file().set_modified(old).unwrap();
+    drop([".kernelgate-oldold", ".kernelgate-ours", "old"].map(aged));
+    std::fs::create_dir(at(".kernelgate-folder")).unwrap();
+    std::fs::write(at(".kernelgate-folder/a"), "x").unwrap();
+    File::open(at(".kernelgate-folder")).unwrap().set_modified(old).unwrap();
+    std::fs::write(at(".kernelgate-newnew"), "x").unwrap();
     write_text(&at("a"), "x").unwrap();
-    assert!(!at(".kernelgate-old").exists());
-    assert!(at(".kernelgate-new").exists() && at("old").exists());
+    assert!(!at(".kernelgate-oldold").exists() && !at(".kernelgate-folder").exists());
+    let kept = [".kernelgate-newnew", ".kernelgate-ours", "old"];
+    assert!(kept.iter().all(|name| at(name).exists()));
+    assert!(held.path().exists(), "its writer still writes");
 }
 
 #[test]
-fn a_failed_write_replaces_no_file_of_its_set() {
+fn a_name_that_an_object_has_twice_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let at = |name: &str| folder.path().join(name);
-    write_together([(at("a"), "old"), (at("b"), "old")]).unwrap();
-    assert!(write_together([(at("a"), "new"), (at("b/c"), "new")]).is_err());
-    assert_eq!(std::fs::read_to_string(at("a")).unwrap(), "old");
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
-    std::fs::create_dir(at("c")).unwrap();
-    assert!(write_together([(at("a"), "new"), (at("c"), "new")]).is_err());
-    assert_eq!(std::fs::read_to_string(at("a")).unwrap(), "old");
+    let path = folder.path().join("run.json");
+    let run = crate::record::ProcessRun::start(
+        "b",
+        "s",
+        crate::record::Environment::cpu(),
+        crate::record::Provenance::default(),
+    );
+    let text = to_text(&run);
+    let read_with = |from: &str, to: &str| {
+        std::fs::write(&path, text.replacen(from, to, 1)).unwrap();
+        read::<crate::record::ProcessRun>(&path)
+    };
+    assert_eq!(read_with("", "").unwrap(), run);
+    let skipped = r#""skipped": {"a": "x", "a": "y"}"#;
+    let refused = read_with(r#""skipped": {}"#, skipped).unwrap_err().to_string();
+    assert!(refused.ends_with("invalid run: a field has a name twice"), "{refused}");
+    let twice = r#""cores": 1, "os": "x", "cores": 2"#;
+    let refused = read_with(r#""cores""#, &format!("{twice}, \"x\"")).unwrap_err().to_string();
+    assert!(refused.contains("environment has a name twice"), "{refused}");
 }
