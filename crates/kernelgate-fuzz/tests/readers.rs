@@ -9,10 +9,11 @@ use kernelgate::protocol::{self, CaseRecording, Request, Response};
 use kernelgate::record::file::{self, Record};
 use kernelgate::record::resources::Resources;
 use kernelgate::record::{
-    Baseline, CaseRun, Measurement, Numerics, ProcessRun, Trials, criterion_store, tensors,
+    Baseline, CaseRun, Machine, Measurement, Numerics, ProcessRun, Trials, criterion_store, tensors,
 };
 use kernelgate_cli::benches::{criterion, mark, package};
 use kernelgate_cli::bisect::state::State;
+use kernelgate_cli::fleet::submission::Submission;
 use kernelgate_cli::fleet::verification::VerificationShard;
 use kernelgate_cli::gate::calibration::{Calibration, recommend, summarise};
 use kernelgate_cli::gate::comparison_shard::{self, ComparisonShard};
@@ -266,11 +267,13 @@ pub const READERS: &[Reader] = &[
     reader("run", Json, 40_000, run),
     reader("response", Json, 40_000, response),
     reader("trials", Json, 60_000, trials),
-    reader("request", Json, 100_000, |path, _| record::<Request>(path).is_some()),
+    reader("request", Json, 80_000, |path, _| record::<Request>(path).is_some()),
     reader("numerics", Json, 50_000, |path, _| record::<Numerics>(path).is_some()),
     reader("resources", Json, 20_000, |path, _| record::<Resources>(path).is_some()),
     reader("bisection", Json, 70_000, |path, _| record::<State>(path).is_some()),
     reader("case_recording", Json, 15_000, |path, _| record::<CaseRecording>(path).is_some()),
+    reader("machine", Json, 10_000, |path, _| record::<Machine>(path).is_some()),
+    reader("submission", Json, 10_000, |path, _| record::<Submission>(path).is_some()),
     reader("peers", Json, 100_000, peers),
     reader("rules", Lines, 25_000, rules),
     reader("criterion", Json, 80_000, criterion_sample),

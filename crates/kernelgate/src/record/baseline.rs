@@ -360,6 +360,7 @@ impl Record for Baseline {
     const LINES: &'static [&'static str] = &["runs", "numerics"];
 
     fn validate(&self) -> Result<(), String> {
+        text::check_name(&self.name).map_err(|problem| format!("name {problem}"))?;
         for (key, run) in &self.runs {
             run.validate().map_err(|problem| format!("run {key}: {problem}"))?;
         }

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::{Calibration, ComparisonKind, Known, MOST_BLOCKS, in_range};
 use crate::gate::Verdict;
 use crate::gate::paired::{TestPlan, decide};
+use kernelgate::measure::possible;
 use kernelgate::stats::median;
 
 /// Thresholds that are tried, as multiples of the measured one.
@@ -84,6 +85,17 @@ impl Recommended {
         for tried in &self.tried {
             in_range("recommended.tried.relative", tried.relative, 0.0..1e12)?;
             in_range("recommended.tried.inconclusive", tried.inconclusive, 0.0..1.0 + ROUNDING)?;
+            let percent = tried.percent.unwrap_or_default();
+            in_range("recommended.tried.percent", percent, 0.0..1e4)?;
+            for (field, part, all) in [
+                ("false_alarms", tried.false_alarms, tried.comparisons),
+                ("found", tried.found, tried.of),
+            ] {
+                possible::check_count(&format!("recommended.tried.{field}"), all as u64)?;
+                if part > all {
+                    return Err(format!("recommended.tried.{field} is {part} of {all}"));
+                }
+            }
         }
         if let Some(relative) = self.relative {
             in_range("recommended.relative", relative, 0.0..1e12)?;
