@@ -72,13 +72,18 @@ fn a_response_that_cannot_be_is_refused_by_name() {
         ("\"verify\":", "\"list\":", "invalid type: map"),
         ("\"bench\": \"toy\"", "\"bench\": {}", "invalid type: map"),
         ("{", "[{", "broken or cut short"),
+        ("\"bench\": \"toy\"", "\"bench\": \"other\"", "its response has bench `other`, not `toy`"),
+        (TOY_CASE, "  ", "a case without an id"),
+        ("\"checked\": 10", "\"checked\": 10, \"case\": \"a\"", "has a name twice"),
     ] {
         toy.answers(ResponseBody::Verify(vec![verified(TOY_CASE)]));
         toy.answers_with(from, to);
         refused(&format!("{from} -> {to}"), &toy.kernelgate("verify --dir benches"), &[words]);
     }
-    let other = ResponseBody::Peers(Vec::new());
-    toy.answers(other);
+    toy.answers(ResponseBody::Verify(vec![verified(TOY_CASE), verified("toy/other")]));
+    toy.answers_with("toy/other", TOY_CASE);
+    refused("a case twice", &toy.kernelgate("verify --dir benches"), &["stands there twice"]);
+    toy.answers(ResponseBody::Peers(Vec::new()));
     refused("another answer", &toy.kernelgate("verify --dir benches"), &["toy"]);
 }
 
@@ -143,12 +148,43 @@ fn a_record_of_a_trial_that_cannot_be_is_refused() {
     assert!(matches!(fine.code, Some(0 | 3)), "{}", fine.all());
     assert!(fine.stdout.contains(TOY_CASE), "{}", fine.all());
     type Change = fn(&mut serde_json::Value);
-    let changes: [(&str, Change, &str); 17] = [
+    let changes: [(&str, Change, &str); 25] = [
         ("spent_s -1", |run| run["spent_s"] = serde_json::json!({ "whole": -1 }), "spent_s"),
         ("spent_s 1e300", |run| run["spent_s"] = serde_json::json!({ "whole": 1e300 }), "spent_s"),
         ("another session", |run| run["session"] = "other".into(), "has session `other`"),
         ("a path as session", |run| run["session"] = "../../x".into(), "no plain name"),
         ("another bench", |run| run["bench"] = "other".into(), "has bench `other`"),
+        ("another executable", |run| run["executable"] = "feed".into(), "has executable `feed`"),
+        ("no executable", |run| run["executable"] = serde_json::Value::Null, "`none`"),
+        (
+            "another shard",
+            |run| run["shard"] = serde_json::json!({ "index": 1, "count": 2 }),
+            "`1/2`",
+        ),
+        ("21 samples", |run| samples(run, "elapsed_ns", &[2e5; 21]), "21 times"),
+        ("no cores", |run| run["environment"]["cores"] = 0.into(), "0 cores"),
+        (
+            "timed and skipped",
+            |run| run["skipped"] = serde_json::json!({ TOY_CASE: "x" }),
+            "timed and skipped",
+        ),
+        (
+            "timed and failed",
+            |run| run["failed"] = serde_json::json!({ TOY_CASE: "x" }),
+            "timed and failed",
+        ),
+        (
+            "an error after timing",
+            |run| {
+                let verification = &mut case(run)["verification"];
+                verification["allowed"] =
+                    serde_json::json!({ "max_error": 5e-6, "relative_l2": 1.0 });
+                let after =
+                    serde_json::json!({ "inputs": "same", "max_error": 0.5, "relative_l2": 0.0 });
+                verification["after"] = after;
+            },
+            "a maximum error of 0.5 after timing where 0.000005 is allowed",
+        ),
         ("delays", |run| run["delays"] = serde_json::json!({ TOY_CASE: 5 }), "delay of"),
         ("times of 0", |run| samples(run, "elapsed_ns", &[0.0; 4]), "0 ns a launch"),
         ("times of -1", |run| samples(run, "elapsed_ns", &[-1.0; 4]), "-1 ns a launch"),
@@ -190,6 +226,9 @@ fn a_record_of_a_trial_that_cannot_be_is_refused() {
     for (name, script, words) in [
         ("a crash after the record", "kill -SEGV $$", "signal"),
         ("an exit code after the record", "exit 9", "9"),
+        ("the code of a failed case without one", "exit 1", "exit status: 1"),
+        ("no response", "rm \"$RESPONSE\"", "ended without a response"),
+        ("another response", "cp \"$ROOT/answer.json\" \"$RESPONSE\"", "answers another request"),
         ("no record", "rm -f \"$RECORD\"; exit 3", "3"),
         ("a folder as record", "rm -f \"$RECORD\"; mkdir \"$RECORD\"", "irectory"),
         ("a FIFO as record", "rm -f \"$RECORD\"; mkfifo \"$RECORD\"", "a pipe"),
@@ -257,12 +296,12 @@ fn names_of_others_are_inert_in_every_output_of_every_verb() {
     let failed = HOSTILE.map(|word| VerifiedCase {
         status: CaseStatus::Failed,
         reason: Some(format!("{word} \u{1b}[2J\u{202e} https://evil.example o#1 @octocat")),
-        ..verified(&hostile_id(word))
+        ..verified(&hostile_id(word).replace("scale", "fails"))
     });
     let skipped = VerifiedCase {
         status: CaseStatus::Skipped,
         reason: Some("<script> @octocat".to_owned()),
-        ..verified(&hostile_id("@octocat"))
+        ..verified(&hostile_id("@octocat").replace("scale", "skips"))
     };
     let all: Vec<VerifiedCase> = cases.into_iter().chain(failed).chain([skipped]).collect();
     let toy = Toy::new(ResponseBody::Verify(all));

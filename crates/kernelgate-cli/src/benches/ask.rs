@@ -128,7 +128,7 @@ fn ask(
     let (request, response) =
         (folder.path().join("request.json"), folder.path().join("response.json"));
     let failed_to = |error| anyhow::anyhow!("failed to {error}");
-    file::write(&request, &Request { response: response.clone(), action: action.clone() })
+    file::write_unsynced(&request, &Request { response: response.clone(), action: action.clone() })
         .map_err(failed_to)?;
     let mut command = command(executable, asking, &request);
     let running = asking.running;
@@ -142,6 +142,10 @@ fn ask(
     let last = receiver.recv_timeout(DRAIN_TIMEOUT).unwrap_or_default();
     within_limit(&response).map_err(|why| anyhow::anyhow!("bench `{bench}`: {why}"))?;
     match file::read::<Response>(&response) {
+        Ok(response) if response.bench != *bench => {
+            let (other, path) = (quoted(&response.bench), executable.path.display());
+            Err(anyhow::anyhow!("{path}: its response has bench `{other}`, not `{bench}`"))
+        }
         Ok(response) => {
             let death = match ended {
                 Ended::Exited(status) if status.success() => None,
@@ -279,7 +283,7 @@ mod tests {
 
         let folder = tempfile::tempdir().unwrap();
         let answer = ResponseBody::Verify(Vec::new());
-        let response = Response { bench: "first".to_owned(), answer: answer.clone() };
+        let response = Response { bench: "dies".to_owned(), answer: answer.clone() };
         file::write(&folder.path().join("answer"), &response).unwrap();
         let path = folder.path().join("dies");
         let script =

@@ -1,10 +1,10 @@
 //! Processes of benches of this harness: told by a request in a file what to do, their run read
 //! from another.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::expected::check_answers;
+use super::expected::{check_answers, check_field};
 use super::process::{TrialProcess, TrialSetup, finish, of_package};
 use crate::benches::ask::within_limit;
 use crate::compare::sides::leftovers;
@@ -16,20 +16,43 @@ pub fn measure(
     setup: &TrialSetup<'_>,
     trial: &TrialProcess<'_>,
 ) -> Result<Option<ProcessRun>, String> {
-    let mut command = command(setup, trial, "trial.json")?;
+    const REQUEST: &str = "trial.json";
+    let mut command = command(setup, trial, REQUEST)?;
     command.stdout(Stdio::null());
     let ended = finish(setup, &mut command, trial.timeout)?;
     let status = ended.status;
     within_limit(&trial.request.record)?;
-    match file::read::<ProcessRun>(&trial.request.record) {
+    let run = match file::read::<ProcessRun>(&trial.request.record) {
         // A case that fails makes the exit code 1, and is in the run.
-        Ok(run) if run.complete && matches!(status.code(), Some(0 | 1)) => {
-            check_answers(&run, trial).map(|()| Some(run))
-        }
-        Err(error) if error.is_not_found() && status.success() => Ok(None),
-        Err(error) if !error.is_not_found() => Err(format!("failed to {error}")),
-        _ => Err(ended.failure()),
+        Ok(run) if run.complete && status.success() => Some(run),
+        Ok(run) if run.complete && status.code() == Some(1) && !run.failed.is_empty() => Some(run),
+        Err(error) if error.is_not_found() && status.success() => None,
+        Err(error) if !error.is_not_found() => return Err(format!("failed to {error}")),
+        _ => return Err(ended.failure()),
+    };
+    match response(&response_path(setup, REQUEST), trial)? {
+        ResponseBody::Trial => {}
+        ResponseBody::Refused(why) => return Err(why),
+        _ => return Err("its response answers another request".to_owned()),
     }
+    run.as_ref().map_or(Ok(()), |run| check_answers(run, trial, setup.settings))?;
+    Ok(run)
+}
+
+/// Path of the response to a request.
+fn response_path(setup: &TrialSetup<'_>, request: &str) -> PathBuf {
+    setup.work.join(format!("response-to-{request}"))
+}
+
+/// Reads the response of a bench.
+fn response(path: &Path, trial: &TrialProcess<'_>) -> Result<ResponseBody, String> {
+    within_limit(path)?;
+    let response = file::read::<Response>(path).map_err(|error| match error.is_not_found() {
+        true => "ended without a response".to_owned(),
+        false => format!("failed to {error}"),
+    })?;
+    check_field("response", "bench", &response.bench, trial.bench())?;
+    Ok(response.answer)
 }
 
 /// The command of a trial, whose request goes into a file of that name.
@@ -39,10 +62,10 @@ pub fn command(
     name: &str,
 ) -> Result<Command, String> {
     let path = setup.work.join(name);
-    let response = setup.work.join(format!("response-to-{name}"));
+    let response = response_path(setup, name);
     leftovers::remove(&response).map_err(cannot_clear)?;
     let request = Request { response, action: Action::Trial(Box::new(trial.request.clone())) };
-    file::write(&path, &request).map_err(|error| format!("failed to {error}"))?;
+    file::write_unsynced(&path, &request).map_err(|error| format!("failed to {error}"))?;
     leftovers::remove(&trial.request.record).map_err(cannot_clear)?;
     let mut command = of_request(setup, trial, &path);
     let planted = &trial.planted;
@@ -81,18 +104,19 @@ pub fn ask(
     trial: &TrialProcess<'_>,
     action: Action,
 ) -> Result<ResponseBody, String> {
-    let [path, response] = ["request.json", "response.json"].map(|name| setup.work.join(name));
-    leftovers::remove(&response).map_err(cannot_clear)?;
-    let request = Request { response: response.clone(), action };
-    file::write(&path, &request).map_err(|error| format!("failed to {error}"))?;
+    let [path, answer_path] = ["request.json", "response.json"].map(|name| setup.work.join(name));
+    leftovers::remove(&answer_path).map_err(cannot_clear)?;
+    let request = Request { response: answer_path.clone(), action };
+    file::write_unsynced(&path, &request).map_err(|error| format!("failed to {error}"))?;
     let mut command = of_request(setup, trial, &path);
     command.stdout(Stdio::null());
     let ended = finish(setup, &mut command, trial.timeout)?;
-    within_limit(&response)?;
-    match file::read::<Response>(&response).map(|response| response.answer) {
-        Ok(ResponseBody::Refused(why) | ResponseBody::NoMatch { reason: why, .. }) => Err(why),
-        Ok(answer) => Ok(answer),
-        Err(error) if error.is_not_found() => Err(ended.failure()),
-        Err(error) => Err(format!("failed to {error}")),
+    if !answer_path.exists() {
+        return Err(ended.failure());
+    }
+    match response(&answer_path, trial)? {
+        ResponseBody::Refused(why) | ResponseBody::NoMatch { reason: why, .. } => Err(why),
+        _ if !ended.status.success() => Err(format!("answered, then ended: {}", ended.failure())),
+        answer => Ok(answer),
     }
 }

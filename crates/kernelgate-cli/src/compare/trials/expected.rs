@@ -5,12 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::process::TrialProcess;
 use kernelgate::measure::power::PowerState;
-use kernelgate::record::{CaseRecord, Environment, ProcessRun, WorkRecord};
+use kernelgate::record::text::quoted;
+use kernelgate::record::{CaseRecord, Environment, ProcessRun, Verification, WorkRecord};
 
 /// Facts that every later process of a side shares with the process that verified it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Expected {
     environment: Environment,
+    seed: u64,
     /// Absent for benches of Criterion alone, whose records have no power state.
     power: Option<PowerState>,
     definitions: BTreeMap<String, Definition>,
@@ -22,12 +24,14 @@ struct Definition {
     revision: u32,
     work: WorkRecord,
     problem: BTreeMap<String, String>,
+    verification: Verification,
 }
 
 impl From<&CaseRecord> for Definition {
     fn from(case: &CaseRecord) -> Self {
         let CaseRecord { revision, work, problem, .. } = case.clone();
-        Self { revision, work, problem }
+        let verification = case.verification.value();
+        Self { revision, work, problem, verification }
     }
 }
 
@@ -40,12 +44,13 @@ impl Expected {
     ) -> Self {
         let cases = run.cases.iter().filter(|(id, _)| cases.contains(*id));
         let definitions = cases.map(|(id, case)| (id.clone(), case.into())).collect();
-        Self { environment: run.environment.clone(), power, definitions }
+        Self { environment: run.environment.clone(), seed: run.seed, power, definitions }
     }
 
     /// Compares a later process with the one that verified its cases.
     pub fn check(&self, run: &ProcessRun) -> Result<(), String> {
         let differs = |field: &str, found: &str, verified: &str| {
+            let [field, found, verified] = [field, found, verified].map(quoted);
             Err(format!("its record has {field} `{found}`, the verified process `{verified}`"))
         };
         if let Some(other) = run.environment.mismatches(&self.environment).first() {
@@ -54,6 +59,9 @@ impl Expected {
         let [found, verified] = [&run.environment, &self.environment].map(Environment::device_id);
         if found != verified {
             return differs("device", &found, &verified);
+        }
+        if run.seed != self.seed {
+            return differs("seed", &run.seed.to_string(), &self.seed.to_string());
         }
         if let Some(asked) = self.power.filter(|_| !run.environment.on_host()) {
             let is_allowed =
@@ -87,39 +95,73 @@ impl Expected {
                 let [a, b] = [&found.problem, &verified.problem].map(|it| format!("{it:?}"));
                 return differs(&format!("axes of {id}"), &a, &b);
             }
+            // Without a reference, outputs with other bits cannot be verified again.
+            let (found, verified) = (found.verification, verified.verification);
+            if verified.is_verified() && found.is_less_than(verified) {
+                let [a, b] = [found, verified].map(|it| it.to_string());
+                return differs(&format!("verification of {id}"), &a, &b);
+            }
         }
         Ok(())
     }
 }
 
 /// Compares a record with the request that it answers.
-pub fn check_answers(run: &ProcessRun, trial: &TrialProcess<'_>) -> Result<(), String> {
-    let bench = trial.program.file_name().unwrap_or_default().to_string_lossy();
-    let differs = |field: &str, found: &str, asked: &str| {
-        Err(format!("its record has {field} `{found}`, the request `{asked}`"))
-    };
-    if run.session != trial.request.session {
-        return differs("session", &run.session, &trial.request.session);
-    }
-    if run.bench != bench {
-        return differs("bench", &run.bench, &bench);
-    }
+pub fn check_answers(
+    run: &ProcessRun,
+    trial: &TrialProcess<'_>,
+    settings: &BTreeMap<String, String>,
+) -> Result<(), String> {
+    let differs =
+        |field: &str, found: &str, asked: &str| check_field("record", field, found, asked);
+    differs("session", &run.session, &trial.request.session)?;
+    differs("bench", &run.bench, trial.bench())?;
+    differs("executable", run.executable.as_deref().unwrap_or("none"), trial.hash)?;
+    let seed = settings.get("KERNELGATE_SEED").map_or("1", String::as_str);
+    differs("seed", &run.seed.to_string(), seed)?;
+    let backend = settings.get("KERNELGATE_BACKEND").filter(|backend| *backend != "auto");
+    let device_kind = &run.environment.device_kind;
+    differs("backend", device_kind, backend.unwrap_or(device_kind))?;
+    // A process that measures has the cases of a shard already.
+    let shard = settings.get("KERNELGATE_SHARD").filter(|_| trial.request.cases.is_none());
+    let recorded = run.shard.map(|shard| shard.to_string());
+    let none = || "none".to_owned();
+    differs("shard", &recorded.unwrap_or_else(none), &shard.cloned().unwrap_or_else(none))?;
     let asked = &trial.planted.delays_ns;
     let of_case = |id: &String| (run.delays.get(id).copied(), asked.get(id).map(|ns| ns.round()));
     for id in run.delays.keys().chain(run.cases.keys()) {
         let (found, asked) = of_case(id);
-        if found.map(|ns| ns as f64) != asked {
-            let text = |ns: Option<f64>| ns.map_or("none".to_owned(), |ns| format!("{ns} ns"));
-            let found = text(found.map(|ns| ns as f64));
-            return differs(&format!("delay of {id}"), &found, &text(asked));
-        }
+        let text = |ns: Option<f64>| ns.map_or_else(none, |ns| format!("{ns} ns"));
+        let [found, asked] = [text(found.map(|ns| ns as f64)), text(asked)];
+        differs(&format!("delay of {id}"), &found, &asked)?;
     }
     if let Some(cases) = &trial.request.cases
         && let Some(other) = run.cases.keys().find(|id| !cases.contains(*id))
     {
+        let other = quoted(other);
         return Err(format!("its record has case `{other}`, which the request does not name"));
     }
-    Ok(())
+    let sampling = &trial.request.sampling;
+    let allowed = sampling.fewest..=sampling.most;
+    let count = |case: &CaseRecord| case.samples.elapsed_ns.len();
+    let mut cases = run.cases.iter().filter(|_| sampling.measurement_s > 0.0);
+    match cases.find(|(_, case)| !allowed.contains(&count(case))) {
+        Some((id, case)) => differs(
+            &format!("samples of {id}"),
+            &count(case).to_string(),
+            &format!("{} to {}", sampling.fewest, sampling.most),
+        ),
+        None => Ok(()),
+    }
+}
+
+/// Compares a field of a file that a bench wrote with the request.
+pub fn check_field(file: &str, field: &str, found: &str, asked: &str) -> Result<(), String> {
+    if found == asked {
+        return Ok(());
+    }
+    let [field, found, asked] = [field, found, asked].map(quoted);
+    Err(format!("its {file} has {field} `{found}`, the request `{asked}`"))
 }
 
 #[cfg(test)]
@@ -128,7 +170,7 @@ mod tests {
     use crate::compare::Planted;
     use crate::compare::sides::install::Driver;
     use kernelgate::measure::power::PowerRecord;
-    use kernelgate::record::{Provenance, TrialRequest, TrialSampling};
+    use kernelgate::record::{Provenance, Shard, TrialRequest, TrialSampling};
     use std::path::PathBuf;
     use std::time::Duration;
 
@@ -156,6 +198,10 @@ mod tests {
         assert!(revision.contains("revision of x `7`"), "{revision}");
         let device = refusal(|run| run.environment.machine = Some("feed".to_owned()));
         assert!(device.contains("device `host feed`"), "{device}");
+        let seed = refusal(|run| run.seed = 7);
+        assert!(seed.contains("seed `7`"), "{seed}");
+        let less = refusal(|run| run.cases.get_mut("x").unwrap().verification.checked = 0);
+        assert!(less.contains("verification of x `unverified`"), "{less}");
         let threads = refusal(|run| run.environment.threads += 1);
         assert!(threads.contains("threads"), "{threads}");
     }
@@ -213,9 +259,16 @@ mod tests {
             anchors: false,
             sampling: TrialSampling::MEASURED,
         };
+        let case = || CaseRecord::of_samples(vec![1.0, 1.0]);
+        let run = || ProcessRun {
+            executable: Some("feed".to_owned()),
+            cases: [("x".to_owned(), case())].into(),
+            ..run()
+        };
+        let settings = BTreeMap::new();
         let trial = |delays_ns| TrialProcess {
             program: PathBuf::from("bin/b"),
-            hash: "",
+            hash: "feed",
             package: PathBuf::new(),
             commit: String::new(),
             planted: Planted { delays_ns, ..Planted::default() },
@@ -224,8 +277,8 @@ mod tests {
             timeout: Duration::ZERO,
         };
         let plain = trial(BTreeMap::new());
-        assert_eq!(check_answers(&run(), &plain), Ok(()));
-        let answer = |run: &ProcessRun| check_answers(run, &plain).unwrap_err();
+        assert_eq!(check_answers(&run(), &plain, &settings), Ok(()));
+        let answer = |run: &ProcessRun| check_answers(run, &plain, &settings).unwrap_err();
         assert!(
             answer(&ProcessRun { session: "other".to_owned(), ..run() })
                 .contains("session `other`")
@@ -233,11 +286,28 @@ mod tests {
         assert!(answer(&ProcessRun { bench: "c".to_owned(), ..run() }).contains("bench `c`"));
         let delays = [("x".to_owned(), 5)].into();
         assert!(answer(&ProcessRun { delays, ..run() }).contains("delay of x `5 ns`"));
-        let more = [("y".to_owned(), CaseRecord::of_samples(vec![1.0]))].into();
+        assert!(answer(&ProcessRun { seed: 7, ..run() }).contains("seed `7`, the request `1`"));
+        let on_gpu = [("KERNELGATE_BACKEND".to_owned(), "cuda".to_owned())].into();
+        let why = check_answers(&run(), &plain, &on_gpu).unwrap_err();
+        assert_eq!(why, "its record has backend `cpu`, the request `cuda`");
+        let executable = Some("other".to_owned());
+        assert!(answer(&ProcessRun { executable, ..run() }).contains("executable `other`"));
+        assert!(answer(&ProcessRun { executable: None, ..run() }).contains("executable `none`"));
+        let shard = Some(Shard { index: 1, count: 2 });
+        assert!(answer(&ProcessRun { shard, ..run() }).contains("shard `1/2`"));
+        for count in [1, 21] {
+            let case = CaseRecord::of_samples(vec![1.0; count]);
+            let why = answer(&ProcessRun { cases: [("x".to_owned(), case)].into(), ..run() });
+            let words = format!("samples of x `{count}`, the request `2 to 20`");
+            assert!(why.ends_with(&words), "{why}");
+        }
+        let more = [("y".to_owned(), case())].into();
         assert!(answer(&ProcessRun { cases: more, ..run() }).contains("case `y`"));
         let delayed = trial([("x".to_owned(), 5.2)].into());
-        assert!(check_answers(&run(), &delayed).unwrap_err().contains("delay of x `none`"));
+        assert!(
+            check_answers(&run(), &delayed, &settings).unwrap_err().contains("delay of x `none`")
+        );
         let delays = [("x".to_owned(), 5)].into();
-        assert_eq!(check_answers(&ProcessRun { delays, ..run() }, &delayed), Ok(()));
+        assert_eq!(check_answers(&ProcessRun { delays, ..run() }, &delayed, &settings), Ok(()));
     }
 }

@@ -2,6 +2,7 @@
 //! is read of it, is up to its driver (`driver`).
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
@@ -50,6 +51,13 @@ pub struct TrialProcess<'a> {
     pub request: &'a TrialRequest,
     /// Timeout of the process.
     pub timeout: Duration,
+}
+
+impl TrialProcess<'_> {
+    /// Name of the bench: that of its executable.
+    pub fn bench(&self) -> &str {
+        self.program.file_name().and_then(OsStr::to_str).unwrap_or_default()
+    }
 }
 
 /// A command that runs an executable where cargo would.
