@@ -201,6 +201,67 @@ fn a_full_disk_is_an_error_that_is_said() {
     Outcome::from(shell.arg(line).output().unwrap()).expect(2, &words);
 }
 
+/// Commands that write into the folder OUT, and a file of it that each writes.
+const OUTPUTS: [(&str, &str); 3] = [
+    ("export t.json --out OUT/x.json", "x.json"),
+    ("verify n64_none --backend cpu DIR --dump OUT", "fixture_spin_n64_none_cpu_hot.safetensors"),
+    ("profile n64_none --backend cpu DIR --out OUT", "profile.txt"),
+];
+const TRACE: &str = r#"{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7,
+    "ts": 1, "dur": 5, "args": {"correlation": 1, "device": 0, "stream": 7}}]}"#;
+
+/// A link is not written through, and a pipe not waited for.
+#[test]
+fn leftovers_at_output_paths_are_replaced_or_named() {
+    let package = Package::new();
+    std::fs::write(package.path("t.json"), TRACE).unwrap();
+    let (dir, victim) = (package.dir(), package.path("victim"));
+    let run = |verb: &str, folder: &str| {
+        package.kernelgate(&verb.replace("DIR", &dir).replace("OUT", folder))
+    };
+    let plant_link = |path: &Path| std::os::unix::fs::symlink("../victim", path).unwrap();
+    let plant_pipe =
+        |path: &Path| assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+    std::fs::write(&victim, "precious").unwrap();
+    std::fs::create_dir(package.path("out")).unwrap();
+    for (verb, file) in OUTPUTS {
+        let at = package.path("out").join(file);
+        for plant in [&plant_link as &dyn Fn(&Path), &plant_pipe] {
+            plant(&at);
+            run(verb, "out").expect(0, &[]);
+            assert!(std::fs::symlink_metadata(&at).unwrap().is_file(), "{verb}");
+            std::fs::remove_file(&at).unwrap();
+        }
+        std::fs::create_dir(&at).unwrap();
+        run(verb, "out").expect(2, &[file, "irectory"]);
+        std::fs::remove_dir(&at).unwrap();
+    }
+    plant_pipe(&package.path("pipe"));
+    std::os::unix::fs::symlink("nowhere", package.path("dangling")).unwrap();
+    for folder in ["victim", "pipe", "dangling"] {
+        for verb in OUTPUTS.map(|(verb, _)| verb).into_iter().chain(["check --mode gate --out OUT"])
+        {
+            run(verb, folder).expect(2, &[folder]);
+        }
+    }
+    assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_timeline_that_does_not_fit_on_the_disk_leaves_the_earlier_one() {
+    let package = Package::new();
+    std::fs::write(package.path("t.json"), TRACE).unwrap();
+    std::fs::create_dir(package.path("out")).unwrap();
+    std::fs::write(package.path("out/x.json"), "earlier").unwrap();
+    let program = env!("CARGO_BIN_EXE_kernelgate");
+    let mut shell = package.command(Path::new("sh"), "-c");
+    let line = format!("trap '' XFSZ; ulimit -f 0; exec {program} export t.json --out out/x.json");
+    Outcome::from(shell.arg(line).output().unwrap()).expect(2, &["File too large"]);
+    assert_eq!(std::fs::read_to_string(package.path("out/x.json")).unwrap(), "earlier");
+    assert_eq!(std::fs::read_dir(package.path("out")).unwrap().count(), 1);
+}
+
 /// Git can commit a link; a pipe would be waited for without end.
 #[test]
 fn a_lock_file_that_is_none_is_named_at_once() {

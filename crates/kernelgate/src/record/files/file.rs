@@ -479,7 +479,7 @@ pub fn temporary_folder_in(folder: &Path) -> std::io::Result<(tempfile::TempDir,
 }
 
 /// Removes temporary files and folders that a writer left in a folder when it was killed.
-fn remove_abandoned(folder: &Path) {
+pub(super) fn remove_abandoned(folder: &Path) {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     for entry in entries.filter(|entry| is_temporary(&entry.file_name().to_string_lossy())) {
         let Ok(facts) = entry.metadata() else { continue };

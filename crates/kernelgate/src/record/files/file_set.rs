@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use super::file::{FileError, temporary_folder_in};
+use super::file::{FileError, remove_abandoned, temporary_folder_in};
 
 /// A set that is being written.
 #[derive(Debug)]
@@ -29,6 +29,7 @@ impl FileSet {
         let io = |cause| FileError::Io { action: "write", path: folder.to_owned(), cause };
         std::fs::create_dir_all(folder).map_err(io)?;
         let folder = folder.canonicalize().map_err(io)?;
+        remove_abandoned(&folder);
         let beside = folder.parent().map(temporary_folder_in);
         let (fresh, held) = match beside {
             Some(Ok(fresh)) => fresh,
