@@ -267,7 +267,7 @@ pub const READERS: &[Reader] = &[
     reader("run", Json, 40_000, run),
     reader("response", Json, 40_000, response),
     reader("trials", Json, 60_000, trials),
-    reader("request", Json, 80_000, |path, _| record::<Request>(path).is_some()),
+    reader("request", Json, 70_000, |path, _| record::<Request>(path).is_some()),
     reader("numerics", Json, 50_000, |path, _| record::<Numerics>(path).is_some()),
     reader("resources", Json, 20_000, |path, _| record::<Resources>(path).is_some()),
     reader("bisection", Json, 70_000, |path, _| record::<State>(path).is_some()),
