@@ -180,6 +180,7 @@ const CRATES: &[Rules] = &[
             ("family", &[]),
             ("kernel_files", &[]),
             ("resnet18", &["family", "kernel_files", "math", "parallel", "st_bif"]),
+            ("transformer", &["attention", "family", "kernel_files", "math", "parallel"]),
         ],
         // Families.
         others: Some(&["e4m3", "family", "kernel_files", "math", "parallel"]),

@@ -118,7 +118,8 @@ impl Problem for Forward {
 
 /// `transformer/train_step`: `tokens` and `targets` `[batch, context]`, `parameters`,
 /// `first_moments` and `second_moments` `[R, d]` in f32 and the number of `steps [1]` done, to the
-/// three tensors after one more step, and the mean `loss [batch, 1]` of each sequence before it.
+/// three tensors after one more step (`next_parameters` and so on), and the mean `loss [batch, 1]` of
+/// each sequence before it.
 /// The gradient is that of the mean over all tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TrainStep {
@@ -160,8 +161,14 @@ impl Problem for TrainStep {
             Dtype::Bf16 => Tolerance { max_error: 1e-3, relative_l2: 5e-4 },
             _ => Tolerance { max_error: 4e-6, relative_l2: 1e-6 },
         };
-        let loss = ("loss".to_owned(), loss_tolerance(self.shape.dtype));
-        BTreeMap::from([loss, ("parameters".to_owned(), parameters)])
+        let second_moments = match self.shape.dtype {
+            Dtype::Bf16 => Tolerance { max_error: 4e-3, relative_l2: 1e-3 },
+            _ => Tolerance { max_error: 2e-5, relative_l2: 1e-5 },
+        };
+        let loss = loss_tolerance(self.shape.dtype);
+        [("loss", loss), ("next_parameters", parameters), ("next_second_moments", second_moments)]
+            .map(|(name, tolerance)| (name.to_owned(), tolerance))
+            .into()
     }
 
     fn host_bytes(&self) -> u64 {

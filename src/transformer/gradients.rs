@@ -2,7 +2,8 @@
 
 use super::reference::{Layer, Matrix, Normalized, Reference, each_row, sigmoid, softmax};
 use super::shape::{
-    ADAM_EPSILON, ArenaRows, BETA_1, BETA_2, LEARNING_RATE, STATE, Shape, WEIGHT_DECAY, Weight,
+    ADAM_EPSILON, ArenaRows, BETA_1, BETA_2, LEARNING_RATE, NEXT_STATE, STATE, Shape, WEIGHT_DECAY,
+    Weight,
 };
 use crate::parallel;
 use kernelgate::workload::{Expected, Tensors};
@@ -26,7 +27,7 @@ pub fn step(shape: &Shape, inputs: &Tensors, round: fn(f64) -> f64) -> Vec<Expec
         let updated = update(shape, inputs, &gradient);
         let rows: Vec<usize> =
             gradient.rows.iter().map(|row| gradient.tensor.first + row).collect();
-        for (name, values) in STATE.into_iter().zip(updated) {
+        for (name, values) in NEXT_STATE.into_iter().zip(updated) {
             let shape = [shape.rows(), shape.d];
             expected.push(Expected::sampled(name, shape, rows.clone(), values));
         }
@@ -96,7 +97,7 @@ impl Reference<'_> {
     }
 
     /// The gradient of a matrix whose row r is the sum over tokens t of `left[t, r] · right[t]`.
-    fn products(&self, weight: Weight, left: &Matrix, right: &Matrix) -> Gradient {
+    pub fn products(&self, weight: Weight, left: &Matrix, right: &Matrix) -> Gradient {
         let tensor = self.shape.rows_of(weight);
         let rows = self.shape.compared_rows(weight, self.inputs);
         let tokens = left.rows();
@@ -139,7 +140,7 @@ impl Reference<'_> {
     }
 
     /// The gradient of the stream before SwiGLU's norm, and of its gain.
-    fn mlp_backward(
+    pub fn mlp_backward(
         &self,
         layer: usize,
         activations: &Layer,
@@ -170,7 +171,7 @@ impl Reference<'_> {
     }
 
     /// The gradient of the stream before attention's norm, and of its gain.
-    fn attention_backward(
+    pub fn attention_backward(
         &self,
         layer: usize,
         activations: &Layer,

@@ -102,10 +102,14 @@ pub struct Reference<'a> {
 }
 
 impl<'a> Reference<'a> {
+    /// A reference that computes layers of given inputs only.
+    pub fn for_layers(shape: &Shape, inputs: &'a Tensors, round: fn(f64) -> f64) -> Self {
+        Self { shape: *shape, inputs, round, streams: vec![], logits: Matrix::zeros(0, 1) }
+    }
+
     /// Computes it.
     pub fn new(shape: &Shape, inputs: &'a Tensors, round: fn(f64) -> f64) -> Self {
-        let mut reference =
-            Self { shape: *shape, inputs, round, streams: vec![], logits: Matrix::zeros(0, 1) };
+        let mut reference = Self::for_layers(shape, inputs, round);
         let embedding = reference.weight(Weight::Embedding);
         let mut x = Matrix::zeros(shape.tokens(), shape.d);
         for (token, x) in inputs.f32("tokens").iter().zip(x.values.chunks_mut(shape.d)) {

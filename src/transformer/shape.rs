@@ -58,8 +58,10 @@ pub struct Shape {
     pub dtype: Dtype,
 }
 
-/// Tensors of the state that a step writes.
+/// Tensors of the state that a step reads.
 pub const STATE: [&str; 3] = ["parameters", "first_moments", "second_moments"];
+/// The tensors that it writes.
+pub const NEXT_STATE: [&str; 3] = ["next_parameters", "next_first_moments", "next_second_moments"];
 
 /// Names of the sizes.
 pub const SIZES: &[&str] = &["reduced", "small", "medium", "large", "xl", "2.7B"];
@@ -245,13 +247,19 @@ impl Shape {
     /// The state of AdamW: parameters in f32, both moments of a training that is under way, and the
     /// steps that it has done.
     pub fn state(&self, seed: u64) -> Tensors {
-        let moments = |name: &str, value: fn(f32) -> f32| {
+        // About a gradient of the mean over that many tokens.
+        let spread = 5e-3 / (self.tokens() as f32).sqrt();
+        let moments = |name: &str, value: &(dyn Fn(f32) -> f32 + Sync)| {
             random::map_normal(seed, name, self.parameters(), value)
         };
         let shape = [self.rows(), self.d];
         let mut state = Tensors::new()
-            .with("first_moments", shape, moments("first_moments", |x| 1e-4 * x))
-            .with("second_moments", shape, moments("second_moments", |x| 1e-7 * (0.5 + x.abs())))
+            .with("first_moments", shape, moments("first_moments", &|x| spread * x))
+            .with(
+                "second_moments",
+                shape,
+                moments("second_moments", &|x| spread * spread * (10.0 + 20.0 * x.abs())),
+            )
             .with("steps", [1], vec![999.0f32]);
         state.insert("parameters", self.weights(seed, Dtype::F32));
         state

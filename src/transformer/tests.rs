@@ -5,7 +5,7 @@ use half::bf16;
 
 use super::gradients::step;
 use super::reference::Reference;
-use super::shape::{ArenaRows, STATE, Shape, Weight};
+use super::shape::{ArenaRows, NEXT_STATE, STATE, Shape, Weight};
 use super::{FORWARD, Forward, TRAIN_STEP, TrainStep, check_text};
 use kernelgate::verify::precision::Bounds;
 use kernelgate::workload::{
@@ -56,9 +56,9 @@ fn gradients_are_differences_of_the_loss() {
 fn next_state(shape: &Shape, inputs: &Tensors, expected: &[Expected]) -> Tensors {
     let mut state = inputs.only(&["tokens", "targets"]);
     state = state.with("steps", [1], vec![inputs.f32("steps")[0] + 1.0]);
-    for name in STATE {
+    for (name, next) in STATE.into_iter().zip(NEXT_STATE) {
         let mut values = inputs.f32(name).to_vec();
-        for one in expected.iter().filter(|one| one.name == name) {
+        for one in expected.iter().filter(|one| one.name == next) {
             let Data::F64(rows) = &one.values else { panic!("fp64") };
             for (row, from) in one.rows.iter().flatten().zip(rows.chunks(shape.d)) {
                 let to = &mut values[row * shape.d..][..shape.d];
@@ -150,7 +150,7 @@ fn rounding_to_bf16_stays_within_the_tolerance() {
     });
     let bounds = [Bounds::of(&step_problem), Bounds::of(&forward)];
     let mut worst = vec![("logits", errors("logits", &logits[1], &logits[0]), &bounds[1])];
-    for name in STATE.into_iter().chain(["loss"]) {
+    for name in NEXT_STATE.into_iter().chain(["loss"]) {
         worst.push((name, errors(name, &rounded, &exact), &bounds[0]));
     }
     for (name, [max, l2], bounds) in worst {

@@ -7,7 +7,7 @@ mod forward;
 mod steps;
 
 use super::definition::{Forward, TrainStep};
-use super::shape::{ADAM_EPSILON, BETA_1, BETA_2, LEARNING_RATE, STATE, Shape, WEIGHT_DECAY};
+use super::shape::{ADAM_EPSILON, BETA_1, BETA_2, LEARNING_RATE, NEXT_STATE, Shape, WEIGHT_DECAY};
 use forward::Model;
 use kernelgate::backend::cpu::CpuTask;
 use kernelgate::backend::{Implementation, Prepare};
@@ -47,7 +47,7 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[Implementation {
         let mut model = Model::new(&shape);
         let mut logits = vec![0.0; shape.tokens() * shape.padded()];
         let mut gradient = vec![0.0; shape.parameters()];
-        let outputs = STATE.into_iter().fold(Tensors::new(), |outputs, name| {
+        let outputs = NEXT_STATE.into_iter().fold(Tensors::new(), |outputs, name| {
             outputs.with_output(name, [shape.rows(), shape.d], Dtype::F32)
         });
         let outputs = outputs.with_output("loss", [shape.batch, 1], Dtype::F32);
@@ -71,22 +71,23 @@ fn supported(shape: &Shape) -> Result<(), String> {
 /// AdamW.
 fn update(inputs: &Tensors, gradient: &[f32], outputs: &mut Tensors) {
     let [beta_1, beta_2] = [BETA_1, BETA_2].map(|beta| beta as f32);
+    let [rest_1, rest_2] = [BETA_1, BETA_2].map(|beta| (1.0 - beta) as f32);
     let steps = f64::from(inputs.f32("steps")[0]) + 1.0;
     let [first, second] = [BETA_1, BETA_2].map(|beta| (1.0 / (1.0 - beta.powf(steps))) as f32);
     let [rate, decay] = [LEARNING_RATE, LEARNING_RATE * WEIGHT_DECAY];
     let (rate, decay) = (rate as f32, decay as f32);
     let epsilon = ADAM_EPSILON as f32;
-    let m = outputs.f32_mut("first_moments").iter_mut().zip(inputs.f32("first_moments"));
-    m.zip(gradient).for_each(|((to, m), g)| *to = beta_1 * m + (1.0 - beta_1) * g);
-    let v = outputs.f32_mut("second_moments").iter_mut().zip(inputs.f32("second_moments"));
-    v.zip(gradient).for_each(|((to, v), g)| *to = beta_2 * v + (1.0 - beta_2) * g * g);
+    let m = outputs.f32_mut("next_first_moments").iter_mut().zip(inputs.f32("first_moments"));
+    m.zip(gradient).for_each(|((to, m), g)| *to = beta_1 * m + rest_1 * g);
+    let v = outputs.f32_mut("next_second_moments").iter_mut().zip(inputs.f32("second_moments"));
+    v.zip(gradient).for_each(|((to, v), g)| *to = beta_2 * v + rest_2 * g * g);
     let updated: Vec<f32> = inputs
         .f32("parameters")
         .iter()
-        .zip(outputs.f32("first_moments").iter().zip(outputs.f32("second_moments")))
+        .zip(outputs.f32("next_first_moments").iter().zip(outputs.f32("next_second_moments")))
         .map(|(p, (m, v))| p - decay * p - rate * m * first / ((v * second).sqrt() + epsilon))
         .collect();
-    outputs.f32_mut("parameters").copy_from_slice(&updated);
+    outputs.f32_mut("next_parameters").copy_from_slice(&updated);
 }
 
 #[cfg(test)]

@@ -1,10 +1,159 @@
-//! The language model on the GPU.
+//! The language model on the GPU: a launch an operation, the same in a graph, and fused.
+//!
+//! A rung is a `Program`. Its GEMMs are the library's, its other kernels are in `kernels/`.
 
+mod attention;
 mod components;
 mod kernels;
+mod network;
+mod rung;
+mod training;
 
 pub use components::COMPONENT;
 pub use kernels::kernels;
 
+use std::sync::Arc;
+
+use super::definition::{Forward, TrainStep, check_text};
+use super::shape::Shape;
+use crate::attention::cuda::SumOrder;
+use kernelgate::backend::cuda::CudaTask;
+use kernelgate::backend::program::{Capture, Program};
+use kernelgate::backend::{BackendError, Implementation, Prepare};
+use kernelgate::workload::Tensors;
+use kernelgate_cuda::Device;
+use rung::{Attention, Schedule};
+
+const FUSED: Attention = Attention::Fused(SumOrder::Any);
+const DETERMINISTIC: Attention = Attention::Fused(SumOrder::Fixed);
+
+/// Forward ladder.
+pub const FORWARD: &[Implementation<Forward>] = &[
+    Implementation {
+        name: "cuda/per_op",
+        about: "a launch an operation from the host, attention in three with scores in memory",
+        supports: |problem| Attention::Unfused.supports(&problem.shape),
+        prepare: Prepare::CudaWithin {
+            device_bytes: |problem| unfused(problem).device_bytes(),
+            prepare: |problem, inputs, device| {
+                task(&problem.shape, unfused(problem), inputs, device, Capture::Stream)
+            },
+        },
+    },
+    Implementation {
+        name: "cuda/graph",
+        about: "per_op captured once and replayed",
+        supports: |problem| Attention::Unfused.supports(&problem.shape),
+        prepare: Prepare::CudaWithin {
+            device_bytes: |problem| unfused(problem).device_bytes(),
+            prepare: |problem, inputs, device| {
+                task(&problem.shape, unfused(problem), inputs, device, Capture::Graph)
+            },
+        },
+    },
+    Implementation {
+        name: "cuda/fused",
+        about: "this suite's attention, residuals added by GEMMs, in one graph",
+        supports: |problem| FUSED.supports(&problem.shape),
+        prepare: Prepare::CudaWithin {
+            device_bytes: |problem| network::forward(&problem.shape, FUSED).device_bytes(),
+            prepare: |problem, inputs, device| {
+                let program = network::forward(&problem.shape, FUSED);
+                task(&problem.shape, program, inputs, device, Capture::Graph)
+            },
+        },
+    },
+];
+
+/// Training ladder.
+pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
+    Implementation {
+        name: "cuda/per_op",
+        about: "a launch an operation from the host, attention in three with scores in memory",
+        supports: |problem| Attention::Unfused.supports(&problem.shape),
+        prepare: Prepare::CudaWithin {
+            device_bytes: |problem| {
+                step(problem, Attention::Unfused, Schedule::Serial).device_bytes()
+            },
+            prepare: |problem, inputs, device| {
+                let program = step(problem, Attention::Unfused, Schedule::Serial);
+                task(&problem.shape, program, inputs, device, Capture::Stream)
+            },
+        },
+    },
+    Implementation {
+        name: "cuda/graph",
+        about: "per_op captured once and replayed",
+        supports: |problem| Attention::Unfused.supports(&problem.shape),
+        prepare: Prepare::CudaWithin {
+            device_bytes: |problem| {
+                step(problem, Attention::Unfused, Schedule::Serial).device_bytes()
+            },
+            prepare: |problem, inputs, device| {
+                let program = step(problem, Attention::Unfused, Schedule::Serial);
+                task(&problem.shape, program, inputs, device, Capture::Graph)
+            },
+        },
+    },
+    Implementation {
+        name: "cuda/fused",
+        about: "this suite's attention forward and backward; gradients of matrices and AdamW beside \
+                the gradients of activations, in one graph; the order of the sums of attention's \
+                gradient is not fixed",
+        supports: |problem| FUSED.supports(&problem.shape),
+        prepare: Prepare::CudaWithin {
+            device_bytes: |problem| step(problem, FUSED, Schedule::Overlapped).device_bytes(),
+            prepare: |problem, inputs, device| {
+                task(
+                    &problem.shape,
+                    step(problem, FUSED, Schedule::Overlapped),
+                    inputs,
+                    device,
+                    Capture::Graph,
+                )
+            },
+        },
+    },
+    Implementation {
+        name: "cuda/fused_deterministic",
+        about: "fused with every sum in a fixed order: two runs give the same bits; sm_90a only",
+        supports: |problem| DETERMINISTIC.supports(&problem.shape),
+        prepare: Prepare::CudaWithin {
+            device_bytes: |problem| {
+                step(problem, DETERMINISTIC, Schedule::Overlapped).device_bytes()
+            },
+            prepare: |problem, inputs, device| {
+                let program = step(problem, DETERMINISTIC, Schedule::Overlapped);
+                task(&problem.shape, program, inputs, device, Capture::Graph)
+            },
+        },
+    },
+];
+
+fn unfused(problem: &Forward) -> Program {
+    network::forward(&problem.shape, Attention::Unfused)
+}
+
+fn step(problem: &TrainStep, attention: Attention, schedule: Schedule) -> Program {
+    training::step(&problem.shape, attention, schedule)
+}
+
+/// Makes a program ready, if its text is of the vocabulary.
+fn task(
+    shape: &Shape,
+    program: Program,
+    inputs: &Tensors,
+    device: &Arc<Device>,
+    capture: Capture,
+) -> Result<CudaTask, BackendError> {
+    check_text(shape, inputs).map_err(BackendError::Launch)?;
+    program.task(device, inputs, capture)
+}
+
 #[cfg(test)]
 mod tests;
+
+#[cfg(test)]
+mod layer_tests;
+#[cfg(test)]
+mod network_tests;

@@ -1,0 +1,265 @@
+//! Attention between the projections: three operations with the scores in memory, or the fused
+//! kernels of the attention family.
+
+use super::kernels::softmax;
+use super::network::{F32, Network};
+use super::rung::Attention;
+use crate::attention::cuda::{
+    BackwardLayout, BackwardPointers, ForwardLayout, ForwardPointers, ScratchPointers,
+    Shape as AttentionShape, Strides, append_backward, append_forward,
+};
+use crate::transformer::shape::Shape;
+use kernelgate::backend::program::{MemoryUse, Pointer, int, long};
+use kernelgate::workload::Dtype;
+use kernelgate_cuda::libraries::gemm::{GemmSpec, MatrixDtype};
+
+/// The problem of the attention family.
+pub const fn attention_shape(shape: &Shape) -> AttentionShape {
+    AttentionShape {
+        batch: shape.batch,
+        heads: shape.heads,
+        key_heads: shape.heads,
+        queries: shape.context,
+        keys: shape.context,
+        head_dim: shape.head_dim(),
+        causal: true,
+        dtype: shape.dtype,
+    }
+}
+
+/// Queries, keys and values packed, the output `[T, d]`.
+fn layout(shape: &Shape) -> ForwardLayout {
+    let (head, row) = (shape.head_dim() as u64, 3 * shape.d as u64);
+    let packed = Strides { batch: shape.context as u64 * row, head, row };
+    let dense = ForwardLayout::bshd(&attention_shape(shape));
+    ForwardLayout { q: packed, k: packed, v: packed, ..dense }
+}
+
+/// A matrix of each head of a sequence, as an operand of a batched GEMM.
+struct HeadMatrix {
+    /// The first head of the first sequence.
+    first: Pointer,
+    /// Elements from a row to the next.
+    row: usize,
+    /// Elements from a head to the next.
+    head: usize,
+    /// Bytes from a sequence to the next.
+    sequence: usize,
+}
+
+impl Network {
+    /// Declares what attention keeps of a layer.
+    pub fn declare_attention(&mut self, layer: usize) {
+        let Shape { heads, context, dtype, .. } = self.shape;
+        let rows = heads * self.shape.tokens();
+        match self.attention {
+            Attention::Unfused => {
+                let bytes = dtype.bytes() * rows * context;
+                self.declare_activation(&format!("probabilities_{layer}"), bytes);
+            }
+            Attention::Fused(_) => self.declare_activation(&format!("lse_{layer}"), F32 * rows),
+        }
+    }
+
+    /// Declares the scores, where there are any.
+    pub fn declare_scores(&mut self) {
+        if self.attention == Attention::Unfused {
+            let Shape { heads, context, .. } = self.shape;
+            self.declare_activation("scores", F32 * heads * self.shape.tokens() * context);
+        }
+    }
+
+    /// Queries (0), keys (1) or values (2) of a packed tensor.
+    fn packed(&self, qkv: Pointer, operand: usize) -> HeadMatrix {
+        let element = self.shape.dtype.bytes();
+        HeadMatrix {
+            first: qkv.plus(operand * self.shape.d * element),
+            row: 3 * self.shape.d,
+            head: self.shape.head_dim(),
+            sequence: self.shape.context * 3 * self.shape.d * element,
+        }
+    }
+
+    /// A tensor `[T, d]`.
+    fn unpacked(&self, tensor: Pointer) -> HeadMatrix {
+        let Shape { d, context, dtype, .. } = self.shape;
+        let sequence = context * d * dtype.bytes();
+        HeadMatrix { first: tensor, row: d, head: self.shape.head_dim(), sequence }
+    }
+
+    /// A tensor `[batch, heads, context, context]`.
+    fn square(&self, tensor: Pointer, element: usize) -> HeadMatrix {
+        let Shape { heads, context, .. } = self.shape;
+        let head = context * context;
+        HeadMatrix { first: tensor, row: context, head, sequence: heads * head * element }
+    }
+
+    /// A GEMM of every head, a launch a sequence.
+    fn multiply_heads(&mut self, spec: GemmSpec, [a, b, d]: [HeadMatrix; 3]) {
+        let spec = GemmSpec {
+            batch_count: self.shape.heads,
+            lda: Some(a.row),
+            ldb: Some(b.row),
+            ldd: Some(d.row),
+            stride_a: Some(a.head),
+            stride_b: Some(b.head),
+            stride_d: Some(d.head),
+            alignment: match self.shape.context.is_multiple_of(8) {
+                true => 16,
+                false => self.shape.dtype.bytes() as u32,
+            },
+            ..spec
+        };
+        for sequence in 0..self.shape.batch {
+            let at = |matrix: &HeadMatrix| matrix.first.plus(sequence * matrix.sequence);
+            self.multiply(spec, [at(&a), at(&b), at(&d)]);
+        }
+    }
+
+    /// Attention of a layer, from its rotated `qkv` to `attended`.
+    pub fn attend(&mut self, layer: usize) {
+        let [qkv, attended] = ["qkv", "attended"].map(|name| self.activation(name, layer));
+        self.program.begin("scaled_dot_product_attention");
+        match self.attention {
+            Attention::Unfused => self.attend_in_three(layer, qkv, attended),
+            Attention::Fused(_) => {
+                let [q, k, v] = [0, 1, 2].map(|operand| self.packed(qkv, operand).first);
+                let lse = self.is_training().then(|| self.activation("lse", layer));
+                let pointers = ForwardPointers { q, k, v, out: attended, lse };
+                let (shape, layout) = (attention_shape(&self.shape), layout(&self.shape));
+                append_forward(&mut self.program, &shape, &layout, &pointers);
+            }
+        }
+        self.program.end();
+    }
+
+    fn attend_in_three(&mut self, layer: usize, qkv: Pointer, attended: Pointer) {
+        let (context, head_dim) = (self.shape.context, self.shape.head_dim());
+        let element = self.shape.dtype.bytes();
+        let scores = self.program.at("scores");
+        let probabilities = self.activation("probabilities", layer);
+        self.program.begin("computing_attention_scores");
+        let spec = GemmSpec {
+            b_transposed: true,
+            d: MatrixDtype::F32,
+            ..self.spec(context, context, head_dim)
+        };
+        let matrices = [self.packed(qkv, 0), self.packed(qkv, 1), self.square(scores, F32)];
+        self.multiply_heads(spec, matrices);
+        self.program.end();
+        self.program.begin("computing_softmax");
+        let (rows, scale) = self.score_rows();
+        self.launch(
+            self.softmax_kernels()[0],
+            (scores, probabilities, long(rows), int(context), scale),
+        );
+        self.program.end();
+        self.program.begin("final_matmul");
+        let spec = self.spec(context, head_dim, context);
+        let matrices =
+            [self.square(probabilities, element), self.packed(qkv, 2), self.unpacked(attended)];
+        self.multiply_heads(spec, matrices);
+        self.program.end();
+    }
+
+    /// Rows of scores, and their factor.
+    fn score_rows(&self) -> (usize, f32) {
+        let rows = self.shape.heads * self.shape.tokens();
+        (rows, 1.0 / (self.shape.head_dim() as f32).sqrt())
+    }
+
+    /// Softmax and its backward.
+    fn softmax_kernels(&self) -> [&'static kernelgate_cuda::KernelSpec<Shape>; 2] {
+        match self.shape.dtype {
+            Dtype::Bf16 => [&softmax::SOFTMAX_OF_F32_SCORES, &softmax::BACKWARD_OF_F32_SCORES],
+            _ => [&softmax::SOFTMAX, &softmax::BACKWARD],
+        }
+    }
+
+    /// Declares the scratch of the backward.
+    pub fn declare_attention_backward(&mut self) -> Option<ScratchPointers> {
+        let Shape { heads, context, dtype, .. } = self.shape;
+        match self.attention {
+            Attention::Unfused => {
+                let bytes = dtype.bytes() * heads * self.shape.tokens() * context;
+                self.program.scratch("grad_scores", MemoryUse::Gradients, bytes);
+                None
+            }
+            Attention::Fused(_) => {
+                let shape = attention_shape(&self.shape);
+                Some(ScratchPointers::declare(&mut self.program, &shape))
+            }
+        }
+    }
+
+    /// The gradient of rotated `qkv` from that of `attended`.
+    pub fn attention_backward(
+        &mut self,
+        layer: usize,
+        scratch: Option<ScratchPointers>,
+        grad_attended: Pointer,
+        grad_qkv: Pointer,
+    ) {
+        let [qkv, attended] = ["qkv", "attended"].map(|name| self.activation(name, layer));
+        self.program.begin("scaled_dot_product_attention_backward");
+        match (self.attention, scratch) {
+            (Attention::Fused(order), Some(scratch)) => {
+                let [q, k, v] = [0, 1, 2].map(|operand| self.packed(qkv, operand).first);
+                let [grad_q, grad_k, grad_v] =
+                    [0, 1, 2].map(|operand| self.packed(grad_qkv, operand).first);
+                let (out, lse, grad_out) = (attended, self.activation("lse", layer), grad_attended);
+                let pointers = BackwardPointers {
+                    q,
+                    k,
+                    v,
+                    out,
+                    lse,
+                    grad_out,
+                    grad_q,
+                    grad_k,
+                    grad_v,
+                    scratch,
+                };
+                let layout = BackwardLayout::like(layout(&self.shape));
+                let shape = attention_shape(&self.shape);
+                append_backward(&mut self.program, &shape, &layout, order, &pointers);
+            }
+            _ => self.unfused_backward(layer, qkv, grad_attended, grad_qkv),
+        }
+        self.program.end();
+    }
+
+    fn unfused_backward(
+        &mut self,
+        layer: usize,
+        qkv: Pointer,
+        grad_attended: Pointer,
+        grad_qkv: Pointer,
+    ) {
+        let (context, head_dim) = (self.shape.context, self.shape.head_dim());
+        let element = self.shape.dtype.bytes();
+        let [grad_p, grad_scores] = ["scores", "grad_scores"].map(|name| self.program.at(name));
+        let p = self.activation("probabilities", layer);
+        let of_scores = self.spec(context, context, head_dim);
+        let of_heads = self.spec(context, head_dim, context);
+        let transposed = GemmSpec { a_transposed: true, ..of_heads };
+        let matrices =
+            [self.square(p, element), self.unpacked(grad_attended), self.packed(grad_qkv, 2)];
+        self.multiply_heads(transposed, matrices);
+        let spec = GemmSpec { b_transposed: true, d: MatrixDtype::F32, ..of_scores };
+        let matrices =
+            [self.unpacked(grad_attended), self.packed(qkv, 2), self.square(grad_p, F32)];
+        self.multiply_heads(spec, matrices);
+        let (rows, scale) = self.score_rows();
+        self.launch(
+            self.softmax_kernels()[1],
+            (p, grad_p, grad_scores, long(rows), int(context), scale),
+        );
+        let matrices =
+            [self.square(grad_scores, element), self.packed(qkv, 1), self.packed(grad_qkv, 0)];
+        self.multiply_heads(of_heads, matrices);
+        let matrices =
+            [self.square(grad_scores, element), self.packed(qkv, 0), self.packed(grad_qkv, 1)];
+        self.multiply_heads(transposed, matrices);
+    }
+}

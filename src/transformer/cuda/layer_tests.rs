@@ -1,0 +1,153 @@
+//! Each layer of a training step in fp64 on the row's own inputs of that layer, at a published
+//! size: an error of one kernel is not hidden by what rounding has done in the layers before.
+
+use super::rung::Schedule;
+use super::training::step;
+use super::{DETERMINISTIC, FUSED};
+use crate::gpu_tests::gpu;
+use crate::transformer::definition::TrainStep;
+use crate::transformer::gradients::{Gradient, update};
+use crate::transformer::reference::{Matrix, Reference};
+use crate::transformer::shape::{NEXT_STATE, Shape, Weight};
+use kernelgate::backend::program::LoadedProgram;
+use kernelgate::workload::{Data, Dtype, Problem, Tensor, Tensors};
+
+const SMALL: Shape = Shape {
+    vocabulary: 10_000,
+    d: 768,
+    ff: 3072,
+    layers: 12,
+    heads: 12,
+    context: 512,
+    batch: 4,
+    dtype: Dtype::Bf16,
+};
+
+/// A few roundings to bf16 on the way through a layer.
+const RELATIVE_L2: f64 = 1e-2;
+
+/// The regions of a program that has run.
+struct Regions<'a>(&'a LoadedProgram);
+
+impl Regions<'_> {
+    fn tensor(&self, name: &str, columns: usize, dtype: Dtype) -> Matrix {
+        let buffer = self.0.buffer(name).unwrap_or_else(|| panic!("no region {name}"));
+        let len = buffer.bytes() / dtype.bytes();
+        let mut tensor = Tensor::zeroed([len], dtype);
+        buffer.download(tensor.as_bytes_mut()).unwrap();
+        Matrix { values: tensor.to_f64(0, len), columns }
+    }
+
+    /// A region in bf16 of a layer.
+    fn activation(&self, name: &str, layer: usize, columns: usize) -> Matrix {
+        self.tensor(&format!("{name}_{layer}"), columns, Dtype::Bf16)
+    }
+
+    fn stream(&self, name: &str, layer: usize) -> Matrix {
+        self.tensor(&format!("{name}_{layer}"), SMALL.d, Dtype::F32)
+    }
+}
+
+/// The rows of a sequence.
+fn sequence(matrix: &Matrix, number: usize) -> Matrix {
+    let len = SMALL.context * matrix.columns;
+    Matrix { values: matrix.values[number * len..][..len].to_vec(), columns: matrix.columns }
+}
+
+fn close(what: &str, found: &[f64], expected: &[f64], allowed: f64) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+    let apart = norm(&mut found.iter().zip(expected).map(|(x, y)| x - y));
+    let error = apart / norm(&mut expected.iter().copied());
+    eprintln!("{what}: {error:.1e}");
+    assert!(error <= allowed, "{what}: {error:.1e}");
+}
+
+/// The activations of a layer, for one sequence.
+fn check_forward(regions: &Regions<'_>, reference: &Reference<'_>, layer: usize, number: usize) {
+    let Shape { d, ff, .. } = SMALL;
+    let expected = reference.layer(layer, &sequence(&regions.stream("x", layer), number));
+    for (name, columns, expected) in [
+        ("qkv_input", d, &expected.qkv_input),
+        ("qkv", 3 * d, &expected.qkv),
+        ("attended", d, &expected.attended),
+        ("mlp_input", d, &expected.mlp_input),
+        ("gate_up", 2 * ff, &expected.gate_up),
+        ("hidden", ff, &expected.hidden),
+    ] {
+        let found = sequence(&regions.activation(name, layer, columns), number);
+        close(&format!("{name} {layer}"), &found.values, &expected.values, RELATIVE_L2);
+    }
+    let found = sequence(&regions.stream("x", layer + 1), number);
+    close(&format!("x {}", layer + 1), &found.values, &expected.x.values, RELATIVE_L2);
+}
+
+/// The gradients of a layer's activations, for one sequence, and sampled rows of its matrices.
+fn check_backward(regions: &Regions<'_>, reference: &Reference<'_>, layer: usize, number: usize) {
+    let Shape { d, ff, .. } = SMALL;
+    let activations = reference.layer(layer, &sequence(&regions.stream("x", layer), number));
+    let whole = |name: &str, columns| regions.activation(name, layer, columns);
+    let part = |name: &str, columns| sequence(&whole(name, columns), number);
+    let (middle, _) =
+        reference.mlp_backward(layer, &activations, &part("grad_mlp", d), &mut vec![]);
+    let found = part("grad_middle", d);
+    close(&format!("grad_middle {layer}"), &found.values, &middle.values, RELATIVE_L2);
+    if layer > 0 {
+        let (before, _) = reference.attention_backward(layer, &activations, &found, &mut vec![]);
+        let found = sequence(&regions.activation("grad_mlp", layer - 1, d), number);
+        close(&format!("grad_mlp {}", layer - 1), &found.values, &before.values, RELATIVE_L2);
+    }
+    let whole_reference = Reference::for_layers(&SMALL, reference.inputs, |x| x);
+    let gradients = regions.tensor("grad_matrices", d, Dtype::Bf16);
+    for (weight, left, right) in [
+        (Weight::Qkv(layer), whole("grad_qkv", 3 * d), whole("qkv_input", d)),
+        (Weight::Out(layer), whole("grad_middle", d), whole("attended", d)),
+        (Weight::GateUp(layer), whole("grad_gate_up", 2 * ff), whole("mlp_input", d)),
+        (Weight::Down(layer), whole("hidden", ff), whole("grad_mlp", d)),
+    ] {
+        let expected = whole_reference.products(weight, &left, &right);
+        let first = expected.tensor.first - SMALL.matrices();
+        let found = expected.rows.iter().flat_map(|row| gradients.row(first + row)).copied();
+        let found: Vec<f64> = found.collect();
+        close(&format!("gradient of {weight:?}"), &found, &expected.values, 3e-3);
+        if weight == Weight::Down(0) {
+            check_update(regions, reference.inputs, &Gradient { values: found, ..expected });
+        }
+    }
+}
+
+/// The state after the step, from the row's own gradient.
+fn check_update(regions: &Regions<'_>, inputs: &Tensors, gradient: &Gradient) {
+    for (name, expected) in NEXT_STATE.into_iter().zip(update(&SMALL, inputs, gradient)) {
+        let state = regions.tensor(name, SMALL.d, Dtype::F32);
+        let rows = gradient.rows.iter().map(|row| gradient.tensor.first + row);
+        let found: Vec<f64> = rows.flat_map(|row| state.row(row)).copied().collect();
+        close(&format!("{name} of {:?}", gradient.tensor.weight), &found, &expected, 1e-5);
+    }
+}
+
+#[test]
+fn layers_agree_on_their_own_inputs_at_a_published_size() {
+    let Some((device, _alone)) = gpu() else { return };
+    let inputs = TrainStep { shape: SMALL }.inputs(11);
+    let text = ["tokens", "targets"].into_iter().fold(Tensors::new(), |text, name| {
+        text.with(name, [1, SMALL.context], Data::F32(vec![0.0; SMALL.context]))
+    });
+    let one = inputs.replaced_by(&text);
+    let single = Shape { batch: 1, ..SMALL };
+    let reference = Reference::for_layers(&single, &one, |x| x);
+    for attention in [FUSED, DETERMINISTIC] {
+        if attention == DETERMINISTIC && device.facts().arch != "sm_90a" {
+            continue;
+        }
+        let program = step(&SMALL, attention, Schedule::Overlapped);
+        let program = program.load(&device, &inputs).unwrap();
+        program.enqueue().unwrap();
+        device.synchronize().unwrap();
+        let regions = Regions(&program);
+        for (layer, number) in [(0, 3), (6, 1), (11, 0)] {
+            check_forward(&regions, &reference, layer, number);
+            check_backward(&regions, &reference, layer, number);
+        }
+    }
+}

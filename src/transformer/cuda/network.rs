@@ -1,0 +1,237 @@
+//! The forward pass as a program, and the memory of all passes.
+//!
+//! A training keeps the activations of every layer in regions of their own; a forward pass alone
+//! has one set of them.
+
+use super::kernels::{embedding, loss, norm, rope, swiglu};
+use super::rung::Attention;
+use crate::transformer::shape::{Shape, Weight};
+use half::bf16;
+use kernelgate::backend::program::{Lane, MemoryUse, Operands, Pointer, Program, int, ints, long};
+use kernelgate::workload::Dtype;
+use kernelgate_cuda::KernelSpec;
+use kernelgate_cuda::libraries::gemm::{GemmOperands, GemmSpec, MatrixDtype};
+
+/// Bytes of an element of the residual stream, and of the state of AdamW.
+pub const F32: usize = Dtype::F32.bytes();
+
+/// The program of a rung while it is written.
+pub struct Network {
+    pub program: Program,
+    pub shape: Shape,
+    pub attention: Attention,
+    /// Whether a backward pass follows.
+    training: bool,
+    /// The arena of weights that GEMMs read.
+    weights: Pointer,
+}
+
+/// Logits and losses.
+pub fn forward(shape: &Shape, attention: Attention) -> Program {
+    let mut program = Program::new();
+    let bytes = shape.parameters() * shape.dtype.bytes();
+    let weights = program.input("parameters", MemoryUse::Weights, bytes);
+    let logits = [shape.batch, shape.context, shape.padded()];
+    program.output("logits", logits, shape.dtype);
+    let mut network = Network::new(program, shape, attention, weights, false);
+    network.forward(|network| {
+        let sizes = ints([network.shape.vocabulary, network.shape.padded()]);
+        network.launch(&loss::LOSS_FORWARD, ("logits", "targets", "token_losses", sizes));
+    });
+    network.program
+}
+
+impl Network {
+    /// Declares inputs, activations and the loss; `weights` and `logits` are declared.
+    pub fn new(
+        program: Program,
+        shape: &Shape,
+        attention: Attention,
+        weights: Pointer,
+        training: bool,
+    ) -> Self {
+        let mut network = Self { program, shape: *shape, attention, training, weights };
+        let Shape { d, ff, layers, .. } = *shape;
+        let (tokens, element) = (shape.tokens(), shape.dtype.bytes());
+        for name in ["tokens", "targets"] {
+            network.program.input(name, MemoryUse::Inputs, F32 * tokens);
+        }
+        network.program.output("loss", [shape.batch, 1], Dtype::F32);
+        let table = F32 * shape.context * shape.head_dim();
+        let table_shape = *shape;
+        network.program.packed("rotations", MemoryUse::Weights, table, move |_| {
+            rope::table(&table_shape).into_iter().flat_map(f32::to_ne_bytes).collect()
+        });
+        network.declare_activation("roots", F32 * shape.norms() * tokens);
+        network.declare_activation("token_losses", F32 * tokens);
+        network.declare_activation("head_input", element * tokens * d);
+        for layer in 0..if training { layers } else { 1 } {
+            for (name, bytes) in [
+                ("x", F32 * d),
+                ("qkv_input", element * d),
+                ("qkv", element * 3 * d),
+                ("attended", element * d),
+                ("middle", F32 * d),
+                ("mlp_input", element * d),
+                ("gate_up", element * 2 * ff),
+                ("hidden", element * ff),
+            ] {
+                network.declare_activation(&layered(name, layer), tokens * bytes);
+            }
+            network.declare_attention(layer);
+        }
+        if training {
+            network.declare_activation(&layered("x", layers), F32 * tokens * d);
+        }
+        network.declare_scores();
+        network
+    }
+
+    /// Declares an activation.
+    pub fn declare_activation(&mut self, name: &str, bytes: usize) {
+        self.program.scratch(name.to_owned(), MemoryUse::Activations, bytes);
+    }
+
+    /// Whether a backward pass follows.
+    pub const fn is_training(&self) -> bool {
+        self.training
+    }
+
+    /// An activation of a layer.
+    pub fn activation(&self, name: &str, layer: usize) -> Pointer {
+        self.program.at(&layered(name, if self.training { layer } else { 0 }))
+    }
+
+    /// A tensor of weights.
+    pub fn weight(&self, weight: Weight) -> Pointer {
+        let row = self.shape.d * self.shape.dtype.bytes();
+        self.weights.plus(self.shape.rows_of(weight).first * row)
+    }
+
+    /// The gain of a norm.
+    pub fn gain(&self, norm: usize) -> Pointer {
+        self.weight(Weight::Gains).plus(norm * self.shape.d * self.shape.dtype.bytes())
+    }
+
+    /// The inverse roots of a norm.
+    pub fn roots(&self, norm: usize) -> Pointer {
+        self.program.at("roots").plus(norm * F32 * self.shape.tokens())
+    }
+
+    /// Launches a kernel with PDL.
+    pub fn launch(&mut self, kernel: &KernelSpec<Shape>, arguments: impl Operands) {
+        let launch = self.program.kernel(kernel, &self.shape, arguments);
+        self.program.add(launch.programmatic());
+    }
+
+    /// A GEMM of matrices of the dtype.
+    pub fn spec(&self, m: usize, n: usize, k: usize) -> GemmSpec {
+        let dtype = match self.shape.dtype {
+            Dtype::Bf16 => MatrixDtype::Bf16,
+            _ => MatrixDtype::F32,
+        };
+        // Tensors of the arena begin at rows.
+        let row = self.shape.d * self.shape.dtype.bytes();
+        let alignment = 1 << row.trailing_zeros().min(8);
+        GemmSpec { alignment, ..GemmSpec::new(m, n, k, dtype, dtype) }
+    }
+
+    /// D = op(A)·op(B).
+    pub fn multiply(&mut self, spec: GemmSpec, operands: [Pointer; 3]) {
+        self.program.gemm(Lane::MAIN, spec, operands);
+    }
+
+    /// D = op(A)·op(B) + C in f32.
+    fn multiply_and_add(&mut self, spec: GemmSpec, [a, b, c, d]: [Pointer; 4]) {
+        let spec = GemmSpec { d: MatrixDtype::F32, beta: 1.0, ..spec };
+        let operands = GemmOperands { c: Some(c), ..GemmOperands::new(a, b, d) };
+        self.program.gemm(Lane::MAIN, spec, operands);
+    }
+
+    /// The whole pass; `loss` writes the losses of the tokens.
+    pub fn forward(&mut self, loss: impl FnOnce(&mut Self)) {
+        self.program.begin("forward");
+        let Shape { vocabulary, d, layers, .. } = self.shape;
+        let tokens = self.shape.tokens();
+        let (table, x) = (self.weight(Weight::Embedding), self.activation("x", 0));
+        self.program.begin("embedding");
+        let sizes = (long(tokens), ints([d, vocabulary]));
+        self.launch(&embedding::EMBED, ("tokens", table, x, sizes));
+        self.program.end();
+        for layer in 0..layers {
+            self.attention_block(layer);
+            self.mlp_block(layer);
+        }
+        self.program.begin("head");
+        let [x, input] = [self.activation("x", layers), self.program.at("head_input")];
+        self.normalize(2 * layers, x, input);
+        let spec = GemmSpec {
+            b_transposed: true,
+            ldd: Some(self.shape.padded()),
+            ..self.spec(tokens, vocabulary, d)
+        };
+        let logits = self.program.at("logits");
+        self.multiply(spec, [input, self.weight(Weight::Head), logits]);
+        self.program.end();
+        self.program.begin("cross_entropy");
+        loss(self);
+        let context = self.shape.context;
+        self.launch(&loss::MEAN_LOSS, ("token_losses", "loss", int(context)));
+        self.program.end();
+        self.program.end();
+    }
+
+    fn normalize(&mut self, norm: usize, x: Pointer, to: Pointer) {
+        let (gain, roots, d) = (self.gain(norm), self.roots(norm), self.shape.d);
+        self.launch(&norm::NORM, (x, gain, to, roots, int(d)));
+    }
+
+    fn attention_block(&mut self, layer: usize) {
+        let (d, tokens) = (self.shape.d, self.shape.tokens());
+        self.program.begin("attention");
+        let [x, input, qkv, attended, middle] = ["x", "qkv_input", "qkv", "attended", "middle"]
+            .map(|name| self.activation(name, layer));
+        self.normalize(2 * layer, x, input);
+        let spec = GemmSpec { b_transposed: true, ..self.spec(tokens, 3 * d, d) };
+        self.multiply(spec, [input, self.weight(Weight::Qkv(layer)), qkv]);
+        self.rotate(qkv, 1.0);
+        self.attend(layer);
+        let spec = GemmSpec { b_transposed: true, ..self.spec(tokens, d, d) };
+        self.multiply_and_add(spec, [attended, self.weight(Weight::Out(layer)), x, middle]);
+        self.program.end();
+    }
+
+    /// Rotates queries and keys in place, or back.
+    pub fn rotate(&mut self, qkv: Pointer, direction: f32) {
+        let Shape { d, heads, context, .. } = self.shape;
+        let sizes = ints([context, heads, self.shape.head_dim(), 3 * d]);
+        let tokens = long(self.shape.tokens());
+        self.launch(&rope::ROPE, (qkv, "rotations", qkv, tokens, sizes, direction));
+    }
+
+    fn mlp_block(&mut self, layer: usize) {
+        let Shape { d, ff, .. } = self.shape;
+        let tokens = self.shape.tokens();
+        self.program.begin("mlp");
+        let [middle, input, gate_up, hidden] =
+            ["middle", "mlp_input", "gate_up", "hidden"].map(|name| self.activation(name, layer));
+        let next = self.activation("x", layer + 1);
+        self.normalize(2 * layer + 1, middle, input);
+        let spec = GemmSpec { b_transposed: true, ..self.spec(tokens, 2 * ff, d) };
+        self.multiply(spec, [input, self.weight(Weight::GateUp(layer)), gate_up]);
+        self.launch(&swiglu::SWIGLU, (gate_up, hidden, long(tokens), int(ff)));
+        let spec = self.spec(tokens, d, ff);
+        self.multiply_and_add(spec, [hidden, self.weight(Weight::Down(layer)), middle, next]);
+        self.program.end();
+    }
+}
+
+/// The name of an activation of a layer.
+fn layered(name: &str, layer: usize) -> String {
+    format!("{name}_{layer}")
+}
+
+/// The bytes of an f32 arena rounded to bf16.
+pub fn rounded(parameters: &[f32]) -> Vec<u8> {
+    parameters.iter().flat_map(|x| bf16::from_f32(*x).to_bits().to_ne_bytes()).collect()
+}

@@ -1,0 +1,41 @@
+//! The choices of a rung.
+
+use crate::attention::cuda::SumOrder;
+use crate::transformer::shape::Shape;
+use kernelgate::workload::Dtype;
+
+/// The kernels of attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Attention {
+    /// Scores, softmax and values, with the scores in memory in f32.
+    Unfused,
+    /// Fused, with sums of the backward in that order.
+    Fused(SumOrder),
+}
+
+impl Attention {
+    /// Whether it computes a shape.
+    pub fn supports(self, shape: &Shape) -> Result<(), String> {
+        if !shape.d.is_multiple_of(8) || !shape.ff.is_multiple_of(8) {
+            return Err("moves rows whose elements are a multiple of 8".to_owned());
+        }
+        match self {
+            Self::Unfused => Ok(()),
+            Self::Fused(_) => match (shape.dtype, shape.head_dim()) {
+                (Dtype::Bf16, 64 | 128) => Ok(()),
+                (Dtype::Bf16, d) => Err(format!("its attention has heads of 64 or 128, not {d}")),
+                _ => Err("computes bf16 only".to_owned()),
+            },
+        }
+    }
+}
+
+/// The order of gradients of matrices and updates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Schedule {
+    /// One launch after the other, AdamW of all tensors in one.
+    Serial,
+    /// Gradients of matrices beside those of activations, and AdamW of a layer as soon as its
+    /// gradients are there.
+    Overlapped,
+}
