@@ -273,6 +273,14 @@ fn traces_that_declare_different_ranks_are_joined() {
             .unwrap();
     assert_eq!(json["job"]["stragglers"][0], "rank 1");
     assert_eq!(json["job"]["joined"], 20);
+    let page = folder.path().join("page.html");
+    printed(&["diagnose", text(&a), text(&b), "--html", text(&page)]);
+    let page = std::fs::read_to_string(page).unwrap();
+    for anchor in ["findings", "account", "skew", "collectives", "path"] {
+        assert!(page.contains(&format!("<section id=\"{anchor}\">")), "{anchor}");
+    }
+    assert!(page.contains("<h3 class=\"finding severe\">severe: straggler rank 1</h3>"), "{page}");
+    assert!(page.contains("Exposed communication: 10.1 to 60.3 %"), "{page}");
     let compared = printed(&["diagnose", text(&a), text(&b), "--each"]);
     assert!(compared.matches("Critical path").count() == 2, "{compared}");
     let failed = kernelgate(&["diagnose", text(&a), text(&b), "--fail-on", "severe"]);
@@ -337,7 +345,7 @@ fn a_diagnosis_comes_as_a_page() {
     assert!(page.contains("3.00 MB") && !page.contains("700 B"), "{page}");
     assert!(page.contains("When the GPU worked") && page.contains("stream 7: kernels"));
     let complaint = refused(&["diagnose", text(&path), text(&path), "--html", "x.html"]);
-    assert!(complaint.contains("--html takes one trace, not 2"), "{complaint}");
+    assert!(complaint.contains("or the ranks of one job with --ranks, not 2"), "{complaint}");
 }
 
 #[test]

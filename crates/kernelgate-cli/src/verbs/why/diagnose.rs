@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 
 use super::{profile, trace_file};
 use crate::pages;
+use crate::plot::PlotError;
 use crate::verbs::shared::choice::ChosenBenches;
 use crate::verbs::shared::output::{not_over, print_json};
 
@@ -38,7 +39,7 @@ pub struct Arguments {
     each: bool,
     /// Join the traces as ranks of one job: who waits for whom, waiting apart from transfer. The
     /// default for three or more traces that communicate, and for two that declare different ranks
-    #[arg(long, conflicts_with_all = ["each", "range", "checklist", "html"])]
+    #[arg(long, conflicts_with_all = ["each", "range", "checklist"])]
     ranks: bool,
     /// The checklist of the guides, filled in, in place of the diagnosis
     #[arg(long)]
@@ -49,7 +50,8 @@ pub struct Arguments {
     /// How the result is printed
     #[arg(long, value_enum, default_value_t)]
     format: DiagnosisFormat,
-    /// Also write a page to look at into this file: findings, timeline, tables; of one trace
+    /// Also write a page to look at into this file: findings, timeline, tables; of one trace, or of
+    /// the ranks of one job
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     #[command(flatten, next_help_heading = "Options for a case")]
@@ -120,15 +122,13 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
             arguments.traces.iter().map(named).collect()
         }
     };
-    anyhow::ensure!(
-        arguments.html.is_none() || traces.len() == 1,
-        "--html takes one trace, not {}",
-        traces.len()
-    );
-    if let (Some(page), Some((_, trace))) = (&arguments.html, traces.first()) {
-        not_over("--html", page, trace)?;
+    if let Some(page) = &arguments.html {
+        traces.iter().try_for_each(|(_, trace)| not_over("--html", page, trace))?;
     }
     if let Some(job) = job(arguments, &traces)? {
+        if let Some(file) = &arguments.html {
+            write_page(file, pages::ranks::page(&job))?;
+        }
         match arguments.format {
             DiagnosisFormat::Json => print_json(&json!({
                 "schema_version": SCHEMA,
@@ -139,6 +139,11 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         let outcome = Outcome { answered: job.joined > 0, worst: job.worst() };
         return Ok(outcome.exit(arguments.fail_on));
     }
+    anyhow::ensure!(
+        arguments.html.is_none() || traces.len() == 1,
+        "--html takes one trace, or the ranks of one job with --ranks, not {} traces",
+        traces.len()
+    );
     let together = arguments.traces.len() == 2 && !arguments.each && !arguments.checklist;
     anyhow::ensure!(
         arguments.fail_on.is_none() || !together,
@@ -155,10 +160,7 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
 
 /// The traces as ranks of one job, where they are that.
 fn job(arguments: &Arguments, traces: &[(String, PathBuf)]) -> anyhow::Result<Option<Job>> {
-    let alone = arguments.each
-        || arguments.checklist
-        || arguments.html.is_some()
-        || arguments.range.is_some();
+    let alone = arguments.each || arguments.checklist || arguments.range.is_some();
     // Only JSON declares ranks.
     let declares = |(_, path): &(String, PathBuf)| path.to_string_lossy().contains(".json");
     let candidates = match traces.len() {
@@ -186,7 +188,7 @@ fn each(arguments: &Arguments, traces: &[(String, PathBuf)]) -> anyhow::Result<O
             Some(file) => {
                 let trace = load(path, arguments)?;
                 let diagnosis = diagnose(&trace);
-                write_page(file, name, &trace, &diagnosis)?;
+                write_page(file, pages::trace::page(name, &trace, &diagnosis))?;
                 diagnosis
             }
             None => of(path, arguments, diagnose_streamed, diagnose)?,
@@ -268,10 +270,8 @@ fn load(path: &Path, arguments: &Arguments) -> anyhow::Result<Trace> {
     trace_file::open(path, &Wanted::ALL, arguments.range.as_deref())
 }
 
-/// The diagnosis as a page.
-fn write_page(file: &Path, name: &str, trace: &Trace, diagnosis: &Diagnosis) -> anyhow::Result<()> {
-    let page = pages::trace::page(name, trace, diagnosis)
-        .map_err(|error| anyhow::anyhow!("--html: failed to {error}"))?;
+fn write_page(file: &Path, page: Result<String, PlotError>) -> anyhow::Result<()> {
+    let page = page.map_err(|error| anyhow::anyhow!("--html: failed to {error}"))?;
     file::write_text(file, &page).map_err(|error| anyhow::anyhow!("--html: failed to {error}"))?;
     eprintln!("page: {}", printable_path(file));
     Ok(())

@@ -46,6 +46,8 @@ pub struct Communicator {
 pub struct RankPart {
     /// The trace, and the process and device where it holds several.
     pub name: String,
+    /// Its name in a report.
+    pub label: String,
     /// The rank that the trace declares.
     pub rank: Option<u32>,
     /// The number of ranks that the trace declares.
@@ -56,10 +58,15 @@ pub struct RankPart {
     pub device: Option<String>,
     /// First and last time of an operation, by the rank's clock.
     pub span: (i64, i64),
-    /// Nanoseconds in which kernels computed.
+    /// Nanoseconds in which kernels computed. With those of exposed communication, copies and idle
+    /// time they add up to the span.
     pub compute_ns: i64,
+    /// Nanoseconds of compute with communication beside it.
+    pub hidden_ns: i64,
     /// Nanoseconds of communication without compute.
     pub exposed_ns: i64,
+    /// Nanoseconds of copies, page migrations and sets with nothing else beside them.
+    pub copies_ns: i64,
     /// Nanoseconds in which nothing ran.
     pub idle_ns: i64,
     /// Its communicators.
@@ -107,11 +114,6 @@ impl RankPart {
         parts
     }
 
-    /// The declared rank, else its name.
-    pub fn label(&self) -> String {
-        self.rank.map_or_else(|| self.name.clone(), |rank| format!("rank {rank}"))
-    }
-
     /// Collectives of all communicators.
     pub fn collectives(&self) -> usize {
         self.communicators.iter().map(|of| of.entries.len()).sum()
@@ -128,13 +130,18 @@ fn part(
     let trace = &recorded.trace;
     let all = AllOperations::of(trace);
     let start = operations.get(0).map_or(0, |id| all.start(id));
-    let (mut end, mut compute_ns, mut exposed_ns, mut idle_ns) = (start, 0, 0, 0);
+    let mut end = start;
+    let (mut compute_ns, mut hidden_ns, mut exposed_ns) = (0, 0, 0);
+    let (mut copies_ns, mut idle_ns) = (0, 0);
     timeline::pieces(&all, classes, operations.iter(), |piece| match piece {
         Piece::Busy { start, end: until, line, .. } => {
             end = until;
+            if line == Line::ComputeAndCommunication {
+                hidden_ns += until - start;
+            }
             match line {
                 Line::Communication => exposed_ns += until - start,
-                Line::Migration | Line::Copy | Line::Set => {}
+                Line::Migration | Line::Copy | Line::Set => copies_ns += until - start,
                 _ => compute_ns += until - start,
             }
         }
@@ -178,6 +185,7 @@ fn part(
     }
     let device = trace.devices.iter().find(|of| of.id == owner.1).map(|of| of.name.clone());
     RankPart {
+        label: name.clone(),
         name,
         rank: None,
         world: None,
@@ -185,11 +193,30 @@ fn part(
         device,
         span: (start, end),
         compute_ns,
+        hidden_ns,
         exposed_ns,
+        copies_ns,
         idle_ns,
         communicators,
         recorded: Arc::clone(recorded),
         owner,
+    }
+}
+
+/// Labels parts by their declared ranks, or by what of their names is not that of all.
+pub(super) fn label(parts: &mut [RankPart]) {
+    let names: Vec<&str> = parts.iter().map(|part| part.name.as_str()).collect();
+    let first = names.first().copied().unwrap_or_default();
+    let common = |&end: &usize| names.iter().all(|name| name.starts_with(&first[..end]));
+    let ends = ["/", ", "]
+        .into_iter()
+        .flat_map(|separator| first.match_indices(separator).map(|(at, text)| at + text.len()));
+    let common = ends.filter(common).max().unwrap_or(0);
+    for part in parts {
+        part.label = match part.rank {
+            Some(rank) => format!("rank {rank}"),
+            None => part.name[common..].to_owned(),
+        };
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use hashbrown::HashMap;
 
 use super::clock::{Clock, Line};
-use super::extract::{Communicator, Entry, RankPart};
+use super::extract::{self, Communicator, Entry, RankPart};
 use super::meeting::{Arrival, Meeting};
 use super::what_if::{self, JobPath};
 use crate::analyze::bus;
@@ -98,10 +98,16 @@ impl Problem {
                 )
             }
             Self::Missing { ranks, .. } => {
-                let ranks: Vec<String> = ranks.iter().map(ToString::to_string).collect();
+                let follow = |a: &u32, b: &u32| *b == a + 1;
+                let runs = ranks.chunk_by(follow).map(|run| match run {
+                    [first, .., last] => format!("{first} to {last}"),
+                    [one] => one.to_string(),
+                    [] => String::new(),
+                });
+                let runs: Vec<String> = runs.collect();
                 format!(
                     "ranks without a trace: {}; waiting for them counts as transfer",
-                    ranks.join(", ")
+                    runs.join(", ")
                 )
             }
             #[allow(clippy::cast_precision_loss)]
@@ -191,13 +197,27 @@ impl Job {
         Some(Severity::of_saving(straggler.delayed_ns, self.span_ns))
     }
 
-    /// Ranks that delay the others by 5 % of the span or more, the slowest first.
+    /// The least and the greatest share of exposed communication in the span of a rank.
+    #[allow(clippy::cast_precision_loss)]
+    pub fn exposed_shares(&self) -> Option<(f64, f64)> {
+        let share = |of: &RankSum| {
+            of.part.exposed_ns as f64 / (of.part.span.1 - of.part.span.0).max(1) as f64
+        };
+        let shares = self.ranks.iter().map(share);
+        let least = shares.clone().reduce(f64::min)?;
+        Some((least, shares.fold(0.0, f64::max)))
+    }
+
+    /// Ranks that delay the others by 5 % of the span or more, and by more than their clocks may
+    /// differ in each collective, the slowest first.
     pub fn stragglers(&self) -> Vec<&RankSum> {
         let mut late: Vec<&RankSum> = self
             .ranks
             .iter()
             .filter(|rank| {
-                rank.delayed_ns > self.precision_ns && rank.delayed_ns * 20 >= self.span_ns
+                let clocks = i64::try_from(rank.last).unwrap_or(i64::MAX);
+                let clocks = self.precision_ns.saturating_mul(clocks.max(1));
+                rank.delayed_ns > clocks && rank.delayed_ns * 20 >= self.span_ns
             })
             .collect();
         late.sort_by_key(|rank| std::cmp::Reverse(rank.delayed_ns));
@@ -207,7 +227,8 @@ impl Job {
 
 /// Joins the ranks of a job. Traces that do not belong to it are reported and not used.
 pub fn join(parts: Vec<RankPart>) -> Job {
-    let (parts, mut problems) = belonging(parts);
+    let (mut parts, mut problems) = belonging(parts);
+    extract::label(&mut parts);
     let links = Links::new(&parts, &mut problems);
     let (parts, clocks) = links.clocks(parts, &mut problems);
     let meetings = meetings(&parts, &clocks, &mut problems);
@@ -605,7 +626,7 @@ fn sums(
     let one_host = hosts.windows(2).all(|pair| pair[0] == pair[1]);
     let same = devices.windows(2).all(|pair| pair[0] == pair[1]);
     let ranks = parts.into_iter().enumerate().map(|(index, part)| RankSum {
-        name: part.label(),
+        name: part.label.clone(),
         waited_ns: waits[index].iter().sum(),
         last: last_count[index],
         delayed_ns: delayed[index],

@@ -40,6 +40,12 @@ impl Job {
             return text;
         }
         self.stragglers_text(&mut text);
+        if let Some((least, most)) = self.exposed_shares() {
+            let (least, most) = (least * 100.0, most * 100.0);
+            let line =
+                format!("exposed communication: {least:.1} to {most:.1} % of the time of a rank");
+            wrap(&mut text, &line, "  ", "    ");
+        }
         self.ranks_text(&mut text);
         self.pairs_text(&mut text);
         self.path_text(&mut text);
@@ -71,22 +77,28 @@ impl Job {
     fn stragglers_text(&self, text: &mut String) {
         let stragglers = self.stragglers();
         if stragglers.is_empty() {
-            let _ = writeln!(text, "  no straggler: no rank delays the others by 5 % of the time");
+            let line = "no straggler: no rank delays the others by 5 % of the time, and by more than \
+                        the clocks may differ";
+            wrap(text, line, "  ", "    ");
         }
         for rank in stragglers {
-            let line = format!(
-                "straggler: {} came last to {} of {} collectives and delayed them by {} ({:.1} % of \
-                 the time); {}. As fast as the median rank, the job gains {} (replayed)",
-                rank.name,
-                thousands(&rank.last.to_string()),
-                thousands(&self.joined.to_string()),
-                time(rank.delayed_ns),
-                percent(rank.delayed_ns, self.span_ns),
-                self.why_late(rank),
-                time(rank.gain_ns)
-            );
-            wrap(text, &line, "  ", "    ");
+            wrap(text, &format!("straggler: {}", self.lateness(rank)), "  ", "    ");
         }
+    }
+
+    /// How late a straggler is, why, and the gain without its delay, as a sentence.
+    pub fn lateness(&self, rank: &RankSum) -> String {
+        format!(
+            "{} came last to {} of {} collectives and delayed them by {} ({:.1} % of the time); {}. \
+             As fast as the median rank, the job gains {} (replayed)",
+            rank.name,
+            thousands(&rank.last.to_string()),
+            thousands(&self.joined.to_string()),
+            time(rank.delayed_ns),
+            percent(rank.delayed_ns, self.span_ns),
+            self.why_late(rank),
+            time(rank.gain_ns)
+        )
     }
 
     /// The part of a straggler's time that exceeds that of the other ranks most.

@@ -106,7 +106,7 @@ impl Faster {
     fn label(&self, parts: &[RankPart]) -> String {
         match self {
             Self::Rank { part, .. } => {
-                format!("{} as fast as the median rank", parts[*part].label())
+                format!("{} as fast as the median rank", parts[*part].label)
             }
             Self::Kernel(name) => format!("half the time of {}", short_name(name)),
             Self::Class(Class::Communication) => "transfers that take no time".to_owned(),

@@ -1,0 +1,299 @@
+//! The page of a job: `kernelgate diagnose --html` of several ranks.
+
+use maud::{Markup, html};
+
+use super::charts::{Figure, Gallery};
+use super::shell::{self, Section};
+use crate::plot::{Axis, Body, Chart, Heat, PlotError, Quantity, Row, RowMark, Rows, ScaleKind};
+use kernelgate::display::{bytes, time};
+use kernelgate_trace::diagnose::Severity;
+use kernelgate_trace::diagnose::ranks::{CollectiveSum, Job, RankSum};
+
+/// Ranks that have a bar; the table has all of them.
+const BARS: usize = 64;
+/// Ranks up to which waiting is drawn for each pair.
+const PAIRS: usize = 12;
+/// Kinds and sizes of collectives that have a bar.
+const KINDS: usize = 16;
+
+/// Makes the page of a job.
+pub fn page(job: &Job) -> Result<String, PlotError> {
+    let drawn = |figures: Vec<Figure>| shell::gallery(&Gallery { figures, left_out: 0 });
+    let mut sections = vec![
+        Section::new("quality", "Data quality", problems(job)),
+        Section::new("findings", "Findings", findings(job)),
+    ];
+    if !job.ranks.is_empty() {
+        let charts = drawn(vec![accounts(job)])?;
+        sections.push(Section::new(
+            "account",
+            "Time of each rank",
+            html! {
+                (charts) (ranks(job))
+            },
+        ));
+    }
+    if job.joined > 0 {
+        let charts = drawn(vec![lateness(job)].into_iter().chain(pairs(job)).collect())?;
+        sections.push(Section::new("skew", "Waiting between ranks", charts));
+        let charts = drawn(vec![transfers(job)])?;
+        sections.push(Section::new(
+            "collectives",
+            "Collectives",
+            html! {
+                (charts) (collectives(job))
+            },
+        ));
+        sections.push(Section::new("path", "Critical path and gains", path(job)));
+    }
+    sections.retain(|section| !section.body.0.trim().is_empty());
+    Ok(shell::page(
+        &format!("kernelgate diagnose: {} ranks", job.ranks.len()),
+        &lead(job),
+        &sections,
+    ))
+}
+
+fn lead(job: &Job) -> Markup {
+    let mut facts = vec![
+        ("ranks", job.ranks.len().to_string()),
+        ("collectives joined", format!("{} over {}", job.joined, time(job.span_ns as f64))),
+        ("clocks aligned to", format!("± {}", time(job.precision_ns as f64))),
+    ];
+    if let Some((speed, name)) = job.link {
+        facts.push(("link", format!("{name}, {speed:.0} GB/s each way")));
+    }
+    shell::facts(&facts)
+}
+
+fn problems(job: &Job) -> Markup {
+    html! {
+        @for problem in &job.problems {
+            div class="banner warning" { p { (shell::shown(&problem.message())) } }
+        }
+    }
+}
+
+fn findings(job: &Job) -> Markup {
+    let stragglers = job.stragglers();
+    let severity = |rank: &RankSum| Severity::of_saving(rank.delayed_ns, job.span_ns).label();
+    html! {
+        @for rank in &stragglers {
+            h3 class={ "finding " (severity(rank)) } {
+                (severity(rank)) ": straggler " (shell::shown(&rank.name))
+            }
+            p { (shell::shown(&job.lateness(rank))) "." }
+        }
+        @match (job.joined, stragglers.is_empty()) {
+            (0, _) => p {
+                "No collective could be joined: waiting cannot be separated from transfer. Give the \
+                 traces of several ranks of one job."
+            },
+            (_, true) => p {
+                "No straggler: no rank delays the others by 5 % of the time, and by more than the \
+                 clocks may differ."
+            },
+            (_, false) => {}
+        }
+        @if let Some((least, most)) = job.exposed_shares() {
+            p {
+                "Exposed communication: "
+                (format!("{:.1} to {:.1} %", least * 100.0, most * 100.0))
+                " of the time of a rank."
+            }
+        }
+    }
+}
+
+fn rows(title: &str, subtitle: String, legend: &[&str], rows: Vec<Row>) -> Chart {
+    Chart {
+        title: title.to_owned(),
+        subtitle,
+        body: Body::Rows(Rows {
+            axis: Axis::new("time", Quantity::Time, ScaleKind::FromZero),
+            legend: legend.iter().map(|&name| name.to_owned()).collect(),
+            rows,
+            origin: None,
+        }),
+    }
+}
+
+/// A row of spans, one behind the other.
+fn stacked(label: String, value: String, parts: &[i64]) -> Row {
+    let mut at = 0;
+    let mut marks = Vec::new();
+    for (colour, &ns) in parts.iter().enumerate().filter(|(_, ns)| **ns > 0) {
+        marks.push(RowMark::Span(at as f64, (at + ns) as f64, colour));
+        at += ns;
+    }
+    Row { label, value, marks }
+}
+
+/// A note on ranks without a bar.
+fn more(count: usize) -> String {
+    match count.saturating_sub(BARS) {
+        0 => String::new(),
+        more => format!("; {more} more ranks are in the table"),
+    }
+}
+
+fn accounts(job: &Job) -> Figure {
+    let row = |of: &RankSum| {
+        let part = &of.part;
+        let total = part.span.1 - part.span.0;
+        let parts = [
+            part.compute_ns - part.hidden_ns,
+            part.hidden_ns,
+            part.exposed_ns,
+            part.copies_ns,
+            part.idle_ns,
+        ];
+        stacked(of.name.clone(), time(total as f64), &parts)
+    };
+    let legend =
+        ["compute", "compute beside communication", "exposed communication", "copies", "idle"];
+    let subtitle = format!("parts of a rank add up to its span{}", more(job.ranks.len()));
+    let bars = job.ranks.iter().take(BARS).map(row).collect();
+    Figure::new(&["ranks"], rows("Time of each rank", subtitle, &legend, bars))
+}
+
+fn lateness(job: &Job) -> Figure {
+    let row = |of: &RankSum| {
+        let value = format!("{}, {}", time(of.waited_ns as f64), time(of.delayed_ns as f64));
+        stacked(of.name.clone(), value, &[of.waited_ns, of.delayed_ns])
+    };
+    let bars = job.ranks.iter().take(BARS).map(row).collect();
+    let subtitle = format!(
+        "inside collectives, until the last rank arrives; a straggler delays and does not wait{}",
+        more(job.ranks.len())
+    );
+    let legend = ["waits for others", "delays others alone"];
+    Figure::new(&["waiting"], rows("Waiting between ranks", subtitle, &legend, bars))
+}
+
+/// Who waits for whom.
+fn pairs(job: &Job) -> Option<Figure> {
+    let names: Vec<String> = job.ranks.iter().map(|of| of.name.clone()).collect();
+    let some = job.waits.iter().flatten().any(|&ns| ns > 0);
+    let chart = Chart {
+        title: "Who waits for whom".to_owned(),
+        subtitle: "time that one rank waits for the last one".to_owned(),
+        body: Body::Heat(Heat {
+            columns: names.clone(),
+            rows: names,
+            cells: job.waits.iter().map(|of| of.iter().map(wait).collect()).collect(),
+            quantity: Quantity::Time,
+            names: ("the last rank".to_owned(), "the rank that waits".to_owned()),
+        }),
+    };
+    (some && job.ranks.len() <= PAIRS).then(|| Figure::new(&["pairs"], chart))
+}
+
+fn wait(ns: &i64) -> Option<f64> {
+    (*ns > 0).then_some(*ns as f64)
+}
+
+fn kind(of: &CollectiveSum) -> String {
+    match of.bytes {
+        0 => of.collective.label().to_owned(),
+        size => format!("{}, {}", of.collective.label(), bytes(size)),
+    }
+}
+
+fn transfers(job: &Job) -> Figure {
+    let row = |of: &CollectiveSum| {
+        let value = format!("{} x", of.count);
+        stacked(kind(of), value, &[of.transfer_ns, of.skew_ns])
+    };
+    let more = job.collectives.len().saturating_sub(KINDS);
+    let more = if more > 0 { format!("; {more} more are in the table") } else { String::new() };
+    let subtitle = format!("skew is the mean time of a rank until the last one arrives{more}");
+    let bars = job.collectives.iter().take(KINDS).map(row).collect();
+    let legend = ["transfer", "skew"];
+    Figure::new(&["collectives"], rows("Transfer and skew", subtitle, &legend, bars))
+}
+
+fn ranks(job: &Job) -> Markup {
+    let lines: Vec<Vec<String>> = job
+        .ranks
+        .iter()
+        .map(|of| {
+            let part = &of.part;
+            let device = part.device.clone().unwrap_or_default();
+            let times = [
+                part.compute_ns,
+                part.hidden_ns,
+                part.exposed_ns,
+                part.copies_ns,
+                part.idle_ns,
+                of.waited_ns,
+                of.delayed_ns,
+            ];
+            let name = std::iter::once(of.name.clone());
+            let times = times.iter().map(|&ns| time(ns as f64));
+            name.chain(times).chain([of.last.to_string(), device]).collect()
+        })
+        .collect();
+    let header = [
+        "rank",
+        "compute",
+        "of it beside communication",
+        "exposed communication",
+        "copies",
+        "idle",
+        "waits",
+        "delays",
+        "last",
+        "device",
+    ];
+    shell::table(&header, &lines, |_| false)
+}
+
+fn collectives(job: &Job) -> Markup {
+    let line = |of: &CollectiveSum| {
+        let bus = match (of.bus, job.link) {
+            (Some(bus), Some((link, _))) => {
+                format!("{bus:.1} GB/s ({:.0} % of the link)", bus / link * 100.0)
+            }
+            (Some(bus), None) => format!("{bus:.1} GB/s"),
+            (None, _) => "size not recorded".to_owned(),
+        };
+        vec![
+            kind(of),
+            of.ranks.to_string(),
+            of.count.to_string(),
+            time(of.transfer_ns as f64),
+            time(of.skew_ns as f64),
+            bus,
+        ]
+    };
+    let lines: Vec<Vec<String>> = job.collectives.iter().map(line).collect();
+    let header = ["collective", "ranks", "count", "transfer", "skew", "bus bandwidth"];
+    shell::table(&header, &lines, |_| false)
+}
+
+fn path(job: &Job) -> Markup {
+    let path = &job.path;
+    let share = |ns: i64| format!("{:.1}%", 100.0 * ns as f64 / path.total_ns.max(1) as f64);
+    let segments: Vec<Vec<String>> = path
+        .segments
+        .iter()
+        .map(|(rank, what, ns)| {
+            vec![what.clone(), job.ranks[*rank].name.clone(), time(*ns as f64), share(*ns)]
+        })
+        .collect();
+    let gains: Vec<Vec<String>> = path
+        .gains
+        .iter()
+        .map(|of| vec![of.change.clone(), time(of.gain_ns as f64), share(of.gain_ns)])
+        .collect();
+    html! {
+        @if !segments.is_empty() {
+            (shell::table(&["on the critical path", "rank", "time", "share"], &segments, |_| false))
+        }
+        @if !gains.is_empty() {
+            h3 { "Gains, from the replay of all ranks" }
+            (shell::table(&["change", "gain", "share"], &gains, |_| false))
+        }
+    }
+}
