@@ -487,15 +487,18 @@ impl LatelyDone {
         let called = launch.start.clamp(gap.start, gap.end);
         let returned = launch.end.clamp(called, gap.end);
         self.before(trace, launch, (gap.start, called), &mut split);
-        // Without its waits the host launches that much earlier; several save one gap at most.
-        let mut left = gap.length();
+        split.add((CauseKind::LaunchCall, Some(launch.name)), returned - called);
+        let after = (returned, gap.end);
+        let why = self.not_started(trace, activities, late, after);
+        split.add(why, after.1 - after.0);
+        // Without its waits the host launches that much earlier; several save one gap at most, and
+        // nothing of a time in which something else holds up the operation.
+        let latency = matches!(why.0, CauseKind::LaunchLatency | CauseKind::BackToBack);
+        let mut left = if latency { gap.length() } else { returned - gap.start };
         for (_, ns) in split.waits.iter_mut().rev() {
             *ns = (*ns).min(left);
             left -= *ns;
         }
-        split.add((CauseKind::LaunchCall, Some(launch.name)), returned - called);
-        let after = (returned, gap.end);
-        split.add(self.not_started(trace, activities, late, after), after.1 - after.0);
         self.split = split;
         &self.split
     }

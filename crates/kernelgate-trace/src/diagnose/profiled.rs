@@ -1,6 +1,8 @@
 //! Launches that Nsight Compute measured: their metrics by name, and how they are shown.
 
-use super::finding::Evidence;
+use std::cmp::Reverse;
+
+use super::finding::{Evidence, Finding};
 use super::labels::short_name;
 use crate::model::Trace;
 use crate::model::kernel_metrics::ProfiledLaunch;
@@ -40,4 +42,32 @@ pub(super) fn evidence(trace: &Trace, launch: &ProfiledLaunch, words: String) ->
         total_ns: duration(trace, launch),
         ..Evidence::default()
     }]
+}
+
+/// Launches of a finding that are listed.
+const LISTED: usize = 5;
+
+/// Findings about launches: those with one title are one, with the value of the launch that took
+/// longest.
+pub(super) fn grouped(mut found: Vec<Finding>) -> Vec<Finding> {
+    found.sort_by_key(|of| Reverse(of.evidence.first().and_then(|launch| launch.total_ns)));
+    let mut groups: Vec<(Finding, usize)> = Vec::new();
+    for finding in found {
+        match groups.iter_mut().find(|(of, _)| of.title == finding.title) {
+            Some((group, launches)) => {
+                *launches += 1;
+                if *launches <= LISTED {
+                    group.evidence.extend(finding.evidence.into_iter().take(1));
+                }
+            }
+            None => groups.push((finding, 1)),
+        }
+    }
+    let counted = |(mut finding, launches): (Finding, usize)| {
+        if launches > 1 {
+            finding.title.push_str(&format!(" ({launches} launches)"));
+        }
+        finding
+    };
+    groups.into_iter().map(counted).collect()
 }

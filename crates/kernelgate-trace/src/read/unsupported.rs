@@ -65,6 +65,13 @@ fn describe_json(text: &str) -> Option<&'static str> {
              --trace=cuda,nvtx -o trace trtexec OPTIONS",
         );
     }
+    if has("\"nodes\"") && has("[pytorch|profiler|execution_") {
+        return Some(
+            "it is an execution trace of PyTorch (ExecutionTraceObserver), which has no times of a \
+             GPU; record with: torch.profiler.profile(activities=[ProfilerActivity.CPU, \
+             ProfilerActivity.CUDA]), and export_chrome_trace(\"trace.json\")",
+        );
+    }
     let nsys = has("\"TargetName\"") || has("\"CudaEvent\"") || has("\"TraceProcessEvent\"");
     nsys.then_some(SQLITE_OF_NSYS)
 }
@@ -101,6 +108,13 @@ fn describe_text(text: &str) -> Option<String> {
         return Some(
             "it is output of ncu without metrics; run it with: ncu --csv --page details PROGRAM > \
              ncu.csv"
+                .to_owned(),
+        );
+    }
+    if has("\"Source\"") && has("Warp Stall Sampling") {
+        return Some(
+            "it is the source page of ncu; print metrics with: ncu --csv --page details --import \
+             REPORT.ncu-rep > ncu.csv, or pass the report itself"
                 .to_owned(),
         );
     }
@@ -153,6 +167,8 @@ mod tests {
             ("l.txt", "==PROF== a\n==WARNING== No kernels were profiled.", "profiled no kernel"),
             ("l.txt", "==7== NVPROF is profiling process 7", "nsys profile"),
             ("k.csv", "\"Kind\",\"Kernel_Name\",\"Start_Timestamp\"", "rocprofv3"),
+            ("e.json", r#"{"nodes": [{"name": "[pytorch|profiler|execution_trace|x]"}]}"#, "torch"),
+            ("s.csv", "\"#\",\"Source\",\"Warp Stall Sampling (All Samples)\"", "--page details"),
             ("notes.txt", "hello", ""),
             ("t.json", r#"{"traceEvents": [{"ph": "X", "name": "\"timeMs\" \"averageMs\""}]}"#, ""),
         ] {

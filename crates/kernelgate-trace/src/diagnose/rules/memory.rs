@@ -3,7 +3,7 @@
 
 use super::super::context::Context;
 use super::super::finding::{Confidence, DeviceUse, Finding, Measure, Remedy, Severity};
-use super::super::profiled::{evidence, kernel_name, metric};
+use super::super::profiled::{evidence, grouped, kernel_name, metric};
 use super::metrics::{launches, not_profiled};
 use super::outcome::{Lack, Outcome};
 use crate::model::kernel_metrics::ProfiledLaunch;
@@ -12,6 +12,8 @@ use crate::model::kernel_metrics::ProfiledLaunch;
 const SECTOR: f64 = 32.0;
 /// Used bytes of a sector below which accesses are not coalesced.
 const USED: f64 = 0.75 * SECTOR;
+/// Part of the sectors below which loads, or stores, do not count beside the others.
+const PART: f64 = 0.1;
 /// Sectors of a request that no coalesced access needs: 16 bytes a thread are 16 sectors a warp.
 const SECTORS: f64 = 16.0;
 /// Part of the shared-memory wavefronts that may be due to conflicts, in percent.
@@ -72,10 +74,7 @@ fn each(
     if known == 0 {
         return Lack::new("the report lacks the metrics", format!("add {}", words.option)).into();
     }
-    found.sort_by_key(|finding| {
-        std::cmp::Reverse(finding.evidence.first().and_then(|evidence| evidence.total_ns))
-    });
-    Outcome::Checked(found, launches(known, context, words.option))
+    Outcome::Checked(grouped(found), launches(known, context, words.option))
 }
 
 pub(super) fn coalescing(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
@@ -97,6 +96,10 @@ pub(super) fn coalescing(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         let held = |value, threshold, unit, words| Held { value, threshold, unit, words };
         let name = if access == "ld" { "loads" } else { "stores" };
         match (used, sectors) {
+            // The ratio of nothing: the launch has no such access.
+            (Some(0.0), _) | (None, Some(0.0)) => {
+                Some((false, held(0.0, 0.0, "sectors", format!("no {name}"))))
+            }
             (Some(used), _) => {
                 let words = format!("{name} use {used:.1} of {SECTOR} bytes of a sector");
                 Some((used < USED, held(used, USED, "bytes of a sector", words)))
@@ -108,10 +111,21 @@ pub(super) fn coalescing(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             (None, None) => None,
         }
     };
+    let part = |launch: &ProfiledLaunch, access: &str| {
+        let sectors = ["ld", "st"].map(|access| {
+            let name = format!("l1tex__t_sectors_pipe_lsu_mem_global_op_{access}.sum");
+            metric(context.trace, launch, &name)
+        });
+        let [loads, stores] = sectors.map(|sectors| sectors.unwrap_or(1.0));
+        (if access == "ld" { loads } else { stores }) / (loads + stores).max(1.0)
+    };
     each(context, &WORDS, |launch| {
-        let both = [of(launch, "ld"), of(launch, "st")];
+        let both = ["ld", "st"].into_iter().filter_map(|access| {
+            let (fault, held) = of(launch, access)?;
+            Some((fault && part(launch, access) >= PART, held))
+        });
         // The worse of loads and stores.
-        both.into_iter().flatten().max_by_key(|(fault, _)| *fault)
+        both.max_by_key(|(fault, _)| *fault)
     })
 }
 

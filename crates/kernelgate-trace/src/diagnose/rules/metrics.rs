@@ -5,7 +5,7 @@ use super::super::context::Context;
 use super::super::finding::{
     Confidence, DeviceUse, Evidence, Finding, Inspected, Measure, Remedy, Severity, Unit,
 };
-use super::super::profiled::{evidence, kernel_name, metric};
+use super::super::profiled::{evidence, grouped, kernel_name, metric};
 use super::kernels::OCCUPANCY;
 use super::outcome::{EVIDENCE, Lack, Outcome, all_of, some_of};
 use crate::model::Trace;
@@ -69,7 +69,7 @@ pub(super) fn kernel_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     if context.trace.profiled.is_empty() {
         return not_profiled(context).into();
     }
-    let mut found = Vec::new();
+    let (mut known, mut found) = (0, Vec::new());
     for launch in &context.trace.profiled {
         let (Some(compute), Some(memory)) = (
             metric(context.trace, launch, "Compute (SM) Throughput"),
@@ -78,12 +78,17 @@ pub(super) fn kernel_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             continue;
         };
         let bound = bound(compute, memory);
-        let words = format!("compute {compute:.1} %, memory {memory:.1} % of their peaks");
+        known += 1;
+        let waves = metric(context.trace, launch, "Waves Per SM");
+        let small = waves.filter(|&waves| waves < 1.0 && bound == "latency-bound");
+        let because = if small.is_some() { ": its grid does not fill the GPU" } else { "" };
+        let waves = small.map_or(String::new(), |waves| format!(", {waves:.2} waves"));
+        let words = format!("compute {compute:.1} %, memory {memory:.1} % of their peaks{waves}");
         found.push(Finding {
             id: "kernel-bound",
             severity: Severity::Information,
             confidence: Confidence::High,
-            title: format!("{} is {bound}", kernel_name(context.trace, launch)),
+            title: format!("{} is {bound}{because}", kernel_name(context.trace, launch)),
             measured: Measure { value: compute.max(memory), unit: "% of peak" },
             threshold: Measure { value: HIGH, unit: "% of peak" },
             recoverable_ns: None,
@@ -99,8 +104,7 @@ pub(super) fn kernel_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         let reason = "the report lacks compute and memory throughput";
         return Lack::new(reason, format!("add {OPTION}")).into();
     }
-    let inspected = launches(found.len(), context, OPTION);
-    Outcome::Checked(found, inspected)
+    Outcome::Checked(grouped(found), launches(known, context, OPTION))
 }
 
 pub(super) fn achieved_occupancy(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
@@ -136,11 +140,14 @@ pub(super) fn achieved_occupancy(context: &Context<'_>, _: &[DeviceUse]) -> Outc
             id: "achieved-occupancy",
             severity: Severity::Information,
             confidence: Confidence::High,
-            title: if far {
-                "the achieved occupancy is far below the theoretical one".to_owned()
-            } else {
-                "the theoretical occupancy is low".to_owned()
-            },
+            title: format!(
+                "{}: the {}",
+                kernel_name(context.trace, launch),
+                match far {
+                    true => "achieved occupancy is below the theoretical one",
+                    false => "theoretical occupancy is low",
+                }
+            ),
             measured: Measure { value: achieved.unwrap_or(theoretical), unit: "%" },
             threshold: Measure {
                 value: if far { theoretical - APART } else { OCCUPANCY },
@@ -161,7 +168,7 @@ pub(super) fn achieved_occupancy(context: &Context<'_>, _: &[DeviceUse]) -> Outc
     if known == 0 {
         return Lack::new("the report lacks occupancy", format!("add {OPTION}")).into();
     }
-    Outcome::Checked(found, launches(known, context, OPTION))
+    Outcome::Checked(grouped(found), launches(known, context, OPTION))
 }
 
 pub(super) fn stalls(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
@@ -171,21 +178,7 @@ pub(super) fn stalls(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     let mut known = 0;
     let mut found = Vec::new();
     for launch in &context.trace.profiled {
-        let names = &context.trace.names;
-        let reason = |name: &str| {
-            name.strip_prefix("Stall ")
-                .or_else(|| {
-                    name.split("issue_stalled_")
-                        .nth(1)
-                        .and_then(|rest| rest.split(['_', '.']).next())
-                })
-                .map(str::to_owned)
-        };
-        let all: Vec<(String, f64)> = launch
-            .metrics
-            .iter()
-            .filter_map(|(&name, metric)| Some((reason(names.text(name))?, metric.value)))
-            .collect();
+        let all = stalled(context.trace, launch);
         let sum: f64 = all.iter().map(|(_, value)| value).sum();
         let issue = metric(context.trace, launch, "Issued Warp Per Scheduler");
         let (Some((reason, most)), Some(issue)) =
@@ -202,7 +195,10 @@ pub(super) fn stalls(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             id: "stalls",
             severity: Severity::Warning,
             confidence: Confidence::High,
-            title: format!("warps wait mostly for one reason: {reason}"),
+            title: format!(
+                "{}: warps wait mostly for one reason: {reason}",
+                kernel_name(context.trace, launch)
+            ),
             measured: Measure { value: share, unit: "% of stalls" },
             threshold: Measure { value: 30.0, unit: "% of stalls" },
             recoverable_ns: None,
@@ -221,7 +217,30 @@ pub(super) fn stalls(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     if known == 0 {
         return Lack::new("the report lacks warp states", format!("add {OPTION}")).into();
     }
-    Outcome::Checked(found, launches(known, context, OPTION))
+    Outcome::Checked(grouped(found), launches(known, context, OPTION))
+}
+
+/// Metrics of stalls by their begin and end: warps by cycle, then samples. A report may hold both,
+/// and samples once more for the cycles that issued nothing.
+const STALLS: [(&str, &str); 4] = [
+    ("Stall ", ""),
+    ("smsp__average_warps_issue_stalled_", "_per_issue_active.ratio"),
+    ("smsp__average_warp_latency_issue_stalled_", ".ratio"),
+    ("smsp__pcsamp_warps_issue_stalled_", ""),
+];
+
+/// Reasons for which warps of a launch wait, with their values, of the first kind that it holds.
+fn stalled(trace: &Trace, launch: &ProfiledLaunch) -> Vec<(String, f64)> {
+    let of_kind = |(begin, end): (&str, &str)| -> Vec<(String, f64)> {
+        let metrics = launch.metrics.iter();
+        let stalls = metrics.filter_map(|(&name, metric)| {
+            let reason = trace.names.text(name).strip_prefix(begin)?.strip_suffix(end)?;
+            let issues = reason == "selected" || reason.ends_with("_not_issued");
+            (!issues).then(|| (reason.replace('_', " "), metric.value))
+        });
+        stalls.collect()
+    };
+    STALLS.into_iter().map(of_kind).find(|all| !all.is_empty()).unwrap_or_default()
 }
 
 /// Evidence with the source lines at which warps waited most.

@@ -111,11 +111,18 @@ fn no_gpu_work(context: &Context<'_>) -> Finding {
         (name.contains("GPU") || name == "CUDA functions").then_some(name)
     });
     let reason = messages::reason(&trace.quality.messages, false);
+    let sites = context.host.sites.iter();
+    let launching = sites.filter(|((name, _), _)| context.function(*name).contains("Launch"));
+    let launches: usize = launching.map(|(_, calls)| calls.count).sum();
     let because = match (&reason, gpu_process) {
         (Some(reason), _) => format!(": {}", reason.words),
         (None, Some(name)) => format!(
             "; the rows of \"{name}\" are not in a form that this program knows, such as that of \
              JAX or of PyTorch's old profiler"
+        ),
+        (None, None) if launches > 0 => format!(
+            ", though {launches} calls launch work: the profiler recorded calls or counters, and \
+             no operations"
         ),
         (None, None) => String::new(),
     };
