@@ -79,9 +79,12 @@ impl NumberFormat {
             return None;
         }
         if whole.contains(thousands) {
-            let mut groups = whole.trim_start_matches('-').split(thousands);
-            let first = groups.next().is_some_and(|group| (1..=3).contains(&group.len()));
-            if !first || !groups.all(|group| group.len() == 3) {
+            let groups: Vec<&str> = whole.trim_start_matches('-').split(thousands).collect();
+            let [first, between @ .., last] = &groups[..] else { return None };
+            // Locales of India group by two above a thousand.
+            let equal = |length: usize| between.iter().all(|group| group.len() == length);
+            let fits = (1..=3).contains(&first.len()) && last.len() == 3;
+            if !fits || !(equal(3) || equal(2) && first.len() < 3) {
                 return None;
             }
         }
@@ -129,11 +132,18 @@ mod tests {
         assert_eq!(comma.number("1.234.567,5"), Some(1_234_567.5));
         assert_eq!(comma.number("1\u{202f}234,5"), Some(1234.5));
         assert_eq!(point.number("1'234.5"), Some(1234.5));
+        assert_eq!(point.number("11,52,192.5"), Some(1_152_192.5));
         assert_eq!(point.number("-0.25"), Some(-0.25));
         assert_eq!(point.number("1e3"), Some(1000.0));
-        for (format, text) in
-            [(point, "1,5"), (comma, "1.5"), (point, "nan"), (point, ""), (point, "PolicySpread")]
-        {
+        for (format, text) in [
+            (point, "1,5"),
+            (point, "1,52,19"),
+            (point, "111,52,192"),
+            (comma, "1.5"),
+            (point, "nan"),
+            (point, ""),
+            (point, "PolicySpread"),
+        ] {
             assert_eq!(format.number(text), None, "{text}");
         }
     }

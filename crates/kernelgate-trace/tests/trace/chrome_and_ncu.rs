@@ -5,8 +5,8 @@ use std::io::Write as _;
 use crate::fixture::{column, file, refused};
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use kernelgate_trace::diagnose::diagnose;
 use kernelgate_trace::diagnose::difference::{Sums, difference};
+use kernelgate_trace::diagnose::{Answer, diagnose};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::model::gpu::MemoryKind;
 use kernelgate_trace::read::{self, Wanted};
@@ -214,6 +214,38 @@ fn accesses_and_warps_are_judged_by_the_raw_page() {
     let diagnosis = diagnose(&read("short.csv", short.join("\n").as_bytes()));
     let why = |rule: &str| diagnosis.question(rule).unwrap().not_measured().unwrap();
     assert!(why("bank-conflicts").contains("--page raw"), "{}", why("bank-conflicts"));
+}
+
+#[test]
+fn launches_of_a_kernel_are_one_finding() {
+    let raw = "\"ID\",\"Kernel Name\",\"gpu__time_duration.sum\",\
+               \"smsp__issue_active.avg.per_cycle_active\",\
+               \"smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio\",\
+               \"smsp__average_warps_issue_stalled_selected_per_issue_active.ratio\",\
+               \"smsp__average_warps_issue_stalled_wait_per_issue_active.ratio\",\
+               \"smsp__pcsamp_warps_issue_stalled_barrier\",\
+               \"smsp__sass_average_data_bytes_per_sector_mem_global_op_ld.ratio\",\
+               \"smsp__sass_average_data_bytes_per_sector_mem_global_op_st.ratio\",\
+               \"l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum\",\
+               \"l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum\"\n\
+               \"\",\"\",\"nsecond\",\"\",\"\",\"\",\"\",\"\",\"\",\"\",\"\",\"\"\n\
+               \"0\",\"read\",\"4,096\",\"0.2\",\"6\",\"1\",\"2\",\"900\",\"32\",\"4\",\"1000\",\"10\"\n\
+               \"1\",\"read\",\"8,192\",\"0.2\",\"9\",\"1\",\"1\",\"900\",\"32\",\"4\",\"1000\",\"10\"\n\
+               \"2\",\"fill\",\"4,096\",\"0.9\",\"6\",\"1\",\"2\",\"900\",\"0\",\"32\",\"0\",\"10\"\n\
+               \"3\",\"gather\",\"1\",\"0.9\",\"6\",\"1\",\"2\",\"9\",\"4\",\"32\",\"800\",\"100\"\n";
+    let diagnosis = diagnose(&read("raw.csv", raw.as_bytes()));
+    let found = |rule: &str| {
+        let found = diagnosis.findings.iter().filter(|it| it.id == rule);
+        found.map(|it| (it.title.clone(), it.measured.value)).collect::<Vec<_>>()
+    };
+    let stalls = "read: warps wait mostly for one reason: long scoreboard (2 launches)";
+    assert_eq!(found("stalls"), [(stalls.to_owned(), 90.0)], "of the longer launch");
+    // A hundredth of the sectors, or no load at all, is no fault.
+    let gather = "gather: accesses to global memory are not coalesced";
+    assert_eq!(found("coalescing"), [(gather.to_owned(), 4.0)]);
+    let question = diagnosis.question("coalescing").unwrap();
+    let Answer::Yes { inspected, .. } = &question.answer else { panic!("{question:?}") };
+    assert_eq!((inspected.seen, inspected.whole), (4, 4));
 }
 
 #[test]

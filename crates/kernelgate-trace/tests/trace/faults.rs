@@ -167,6 +167,22 @@ fn a_short_wait_does_not_get_the_time_behind_it() {
 }
 
 #[test]
+fn a_wait_saves_no_time_in_which_something_else_holds_up_the_launch() {
+    let mut trace = Kineto::nvidia();
+    for step in 0..20 {
+        let start = f64::from(step) * 10_000.0;
+        trace.launch(start, (start + 3_000.0, 5_000.0), "step_kernel", FULL);
+        // The wait ends as the kernel does; the next one starts 3 ms after its launch.
+        trace.call((start + 10.0, 8_000.0), "cudaDeviceSynchronize");
+    }
+    let diagnosis = diagnose(&trace.read());
+    let waits = found(&diagnosis, "sync-in-loop").unwrap();
+    // From the end of a kernel to that of the next launch call.
+    assert_eq!(waits.recoverable_ns, Some(19 * 2_005_000), "{}", waits.title);
+    assert_eq!(idle(&diagnosis, CauseKind::NotStarted), 19 * 2_995_000);
+}
+
+#[test]
 fn waits_in_a_loop_get_no_idle_time_of_other_waits() {
     let mut trace = Kineto::nvidia();
     for step in 0..8 {
