@@ -125,7 +125,7 @@ const CRATES: &[Rules] = &[
             ("cpp_demangle", &["read/demangle.rs"]),
             ("gimli", &["read/ncu_report/lines.rs"]),
             ("object", &["read/ncu_report/lines.rs"]),
-            ("regex", &["analyze/restrict.rs", "stats/table.rs"]),
+            ("regex", &["analyze/ranges/restrict.rs", "stats/table.rs"]),
             ("tempfile", &["read/convert.rs", "read/nsys/database/"]),
         ],
     },

@@ -3,7 +3,7 @@
 //! Kernels are classified by the name of their function alone: template arguments and parameters
 //! name types. Absent: what a compute kernel computes.
 
-use super::operations::{AllOperations, Kind, OperationId};
+use crate::analyze::operations::{AllOperations, Kind, OperationId};
 use crate::model::Trace;
 pub use crate::model::collective::Collective;
 use crate::model::names::Name;

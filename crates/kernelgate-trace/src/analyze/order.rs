@@ -1,7 +1,7 @@
 //! Operations in an order of time. Recorders mostly write them in that order, and then nothing is
 //! listed: 4 bytes an operation less.
 
-use super::operations::OperationId;
+use crate::analyze::operations::OperationId;
 
 /// Operations in an order.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 use hashbrown::HashMap;
 
 use super::context::Context;
-use crate::analyze::kernel_kinds::KernelClass;
-use crate::analyze::paths::{PathId, ROOT};
+use crate::analyze::ranges::paths::{PathId, ROOT};
+use crate::analyze::work::kernel_kinds::KernelClass;
 use crate::model::names::Name;
 use crate::stats::{Samples, Summary};
 

@@ -1,15 +1,15 @@
 //! Facts about a trace that all rules need, computed once.
 
 use crate::analyze::classes::{Class, Classes, Communication};
-use crate::analyze::idle::{Activity, Gap};
-use crate::analyze::launch_calls::LaunchCall;
+use crate::analyze::launches::calls::LaunchCall;
 use crate::analyze::operations::{AllOperations, OperationId};
-use crate::analyze::paths::{PathId, ROOT};
+use crate::analyze::ranges::paths::{PathId, ROOT};
+use crate::analyze::timeline::idle::{Activity, Gap};
 use crate::model::Trace;
 use crate::model::names::Name;
 use crate::read;
 
-use super::cause::{CauseKind, Why};
+use super::host::cause::{CauseKind, Why};
 use super::host::{Host, HostPass};
 use super::labels::without_numbers;
 use super::platform::Platform;

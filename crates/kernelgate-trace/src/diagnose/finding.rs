@@ -2,12 +2,12 @@
 
 use super::account::DeviceAccount;
 use super::answers::Answers;
+use super::critical::gains::CriticalPath;
 use super::device_memory::MemoryUse;
-use super::gains::CriticalPath;
-use super::gaps::GapReport;
+use super::host::gaps::GapReport;
 use crate::analyze::classes::Class;
 use crate::analyze::operations::OperationId;
-use crate::analyze::utilization::Utilization;
+use crate::analyze::work::utilization::Utilization;
 
 /// How much a finding costs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -4,10 +4,10 @@ use hashbrown::HashMap;
 use serde_json::{Value, json};
 
 use super::answers::{Answers, Component, HEADS, KernelShare};
+use super::critical::gains::CriticalPath;
 use super::device_memory::MemoryUse;
 use super::finding::{Answer, DeviceUse, Diagnosis, Evidence, Finding, Measure, Question};
-use super::gains::CriticalPath;
-use super::gaps::GapClass;
+use super::host::gaps::GapClass;
 use super::tree::RangeUse;
 use crate::stats::Summary;
 

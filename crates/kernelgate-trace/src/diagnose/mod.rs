@@ -7,39 +7,34 @@
 
 mod account;
 mod answers;
-mod cause;
 pub mod checklist;
 mod context;
 mod critical;
 mod device_memory;
 pub mod difference;
 mod finding;
-mod gains;
-mod gaps;
 mod host;
 mod json;
 mod labels;
 mod platform;
 mod profiled;
 pub mod ranks;
-mod repeating;
 mod rules;
 mod text;
 mod tree;
 mod utilization;
-mod waiting;
 
-pub use crate::analyze::kernel_kinds::KernelClass;
+pub use crate::analyze::work::kernel_kinds::KernelClass;
 pub use account::{Account, DeviceAccount, Iteration, Iterations, RangeAccount, Transfer};
 pub use answers::{Answers, Component, KernelShare};
-pub use cause::CauseKind;
+pub use critical::gains::{CriticalPath, Faster, Gain};
 pub use device_memory::{MemoryPhase, MemoryUse};
 pub use finding::{
     Answer, Confidence, DeviceUse, Diagnosis, Evidence, Finding, Inspected, Measure, Question,
     Remedy, Replayed, Severity, ShorterKernels, Unit,
 };
-pub use gains::{CriticalPath, Faster, Gain};
-pub use gaps::{Cause, GapClass, GapReport, Transition};
+pub use host::cause::CauseKind;
+pub use host::gaps::{Cause, GapClass, GapReport, Transition};
 pub use labels::short_name;
 pub use tree::{Bound, RangeUse};
 

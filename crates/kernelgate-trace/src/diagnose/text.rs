@@ -4,7 +4,7 @@ use std::fmt::{self, Write as _};
 
 use super::answers::{Answers, HEADS};
 use super::finding::{Answer, Diagnosis, Evidence, Finding, Inspected, Unit};
-use super::gaps::GapClass;
+use super::host::gaps::GapClass;
 use super::labels::short_name;
 use crate::stats::{shorten, thousands};
 

@@ -5,9 +5,9 @@ use hashbrown::HashMap;
 use super::context::Context;
 use super::host::Kept;
 use super::labels::without_numbers;
-use crate::analyze::idle::own_times;
 use crate::analyze::operations::OperationId;
-use crate::analyze::paths::{PathId, ROOT};
+use crate::analyze::ranges::paths::{PathId, ROOT};
+use crate::analyze::timeline::idle::own_times;
 use crate::model::gpu::DeclaredWork;
 
 /// Part of the time of a range in which the device must be busy for launches not to matter.

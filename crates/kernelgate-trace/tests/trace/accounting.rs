@@ -1,8 +1,8 @@
 //! The lines of a device's time add up to its span, and planted causes stand in the right line.
 
 use crate::fixture::Export;
-use kernelgate_trace::analyze::iterations::Sign;
 use kernelgate_trace::analyze::timeline::Line;
+use kernelgate_trace::analyze::timeline::iterations::Sign;
 use kernelgate_trace::diagnose::{CauseKind, DeviceUse, Diagnosis, Finding, Severity, diagnose};
 use kernelgate_trace::read::{self, Wanted};
 

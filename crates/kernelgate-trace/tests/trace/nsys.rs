@@ -1,7 +1,8 @@
 //! Exports of Nsight Systems that are old, odd or damaged.
 
 use crate::fixture::{Export, column, file, process, refused};
-use kernelgate_trace::analyze::{graph_nodes, restrict};
+use kernelgate_trace::analyze::launches::graph_nodes;
+use kernelgate_trace::analyze::ranges::restrict;
 use kernelgate_trace::diagnose::{Joined, diagnose};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::read::{self, Wanted};

@@ -4,9 +4,9 @@
 
 use std::path::{Path, PathBuf};
 
-use kernelgate_trace::analyze::idle;
 use kernelgate_trace::analyze::launches::Launches;
 use kernelgate_trace::analyze::operations::AllOperations;
+use kernelgate_trace::analyze::timeline::idle;
 use kernelgate_trace::diagnose::difference::{Change, Sums, difference};
 use kernelgate_trace::diagnose::{Diagnosis, diagnose};
 use kernelgate_trace::model::Trace;

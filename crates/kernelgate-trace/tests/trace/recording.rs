@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use kernelgate_trace::analyze::restrict;
+use kernelgate_trace::analyze::ranges::restrict;
 use kernelgate_trace::diagnose::{Bound, Diagnosis, Joined, RangeUse, diagnose};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::model::gpu::{MemoryKind, SyncKind};

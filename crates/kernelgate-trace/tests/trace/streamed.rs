@@ -2,7 +2,7 @@
 //! memory.
 
 use crate::fixture::{Export, process};
-use kernelgate_trace::analyze::{inside, restrict};
+use kernelgate_trace::analyze::ranges::{inside, restrict};
 use kernelgate_trace::diagnose::difference::Sums;
 use kernelgate_trace::diagnose::{CauseKind, Diagnosis, diagnose, diagnose_streamed};
 use kernelgate_trace::read::Wanted;

@@ -1,8 +1,8 @@
 //! Shares of a device's peaks: by the shapes that PyTorch records, and by sizes in names.
 
 use crate::fixture::file;
-use kernelgate_trace::analyze::peaks::Precision;
-use kernelgate_trace::analyze::utilization::{Limit, Utilization};
+use kernelgate_trace::analyze::work::peaks::Precision;
+use kernelgate_trace::analyze::work::utilization::{Limit, Utilization};
 use kernelgate_trace::diagnose::{Diagnosis, diagnose};
 use kernelgate_trace::read::{self, Wanted};
 

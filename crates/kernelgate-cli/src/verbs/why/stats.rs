@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use kernelgate::display::medium::CsvText;
 use kernelgate::exit::Exit;
 use kernelgate::record::text::{one_line, printable, printable_path};
-use kernelgate_trace::analyze::idle;
+use kernelgate_trace::analyze::timeline::idle;
 use kernelgate_trace::model::{Recorder, Trace};
 use kernelgate_trace::read::Wanted;
 use kernelgate_trace::stats::{self, Report, Table};

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kernelgate_trace::analyze::inside;
+use kernelgate_trace::analyze::ranges::inside;
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::read::{self, Wanted};
 

@@ -11,13 +11,13 @@ use std::collections::BTreeMap;
 
 use hashbrown::HashMap;
 
-use super::cause::CauseKind;
 use super::context::Context;
+use super::host::cause::CauseKind;
 use super::labels::{short_name, without_numbers};
-use crate::analyze::idle::{self, Activity, Gap};
-use crate::analyze::iterations::{self, Sign};
 use crate::analyze::order::Order;
-use crate::analyze::paths::{PathId, ROOT};
+use crate::analyze::ranges::paths::{PathId, ROOT};
+use crate::analyze::timeline::idle::{self, Activity, Gap};
+use crate::analyze::timeline::iterations::{self, Sign};
 use crate::analyze::timeline::{self, Line, Piece};
 
 /// Ranges that are listed.

@@ -3,10 +3,10 @@
 
 use hashbrown::HashMap;
 
-use crate::analyze::bus;
 use crate::analyze::classes::{Class, Communication};
 use crate::analyze::operations::{Kind, OperationId};
 use crate::analyze::order::Order;
+use crate::analyze::work::bus;
 use crate::diagnose::context::Context;
 use crate::model::names::Name;
 

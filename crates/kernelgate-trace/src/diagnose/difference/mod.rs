@@ -14,7 +14,7 @@ mod text;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use crate::analyze::kernel_kinds::KernelClass;
+use crate::analyze::work::kernel_kinds::KernelClass;
 use crate::model::gpu::LaunchShape;
 pub use setup::{Property, Setup, SetupChange};
 pub use sums::{Amount, CallSite, Calls, Part, PartKind, Place, Sums};

@@ -5,17 +5,17 @@ use std::path::Path;
 
 use hashbrown::HashMap;
 
-use super::super::cause::{CauseKind, Why};
 use super::super::context::Context;
 use super::super::finding::Diagnosis;
 pub use super::super::host::Calls;
+use super::super::host::cause::{CauseKind, Why};
 use super::super::labels::without_numbers;
 use super::super::profiled::{duration, metric};
 use super::super::{of_stream, rules};
 use super::setup::Setup;
-use crate::analyze::idle;
 use crate::analyze::operations::{Kind, OperationId, SET_NAME, copy_name};
-use crate::analyze::paths::PathId;
+use crate::analyze::ranges::paths::PathId;
+use crate::analyze::timeline::idle;
 use crate::error::TraceError;
 use crate::model::Trace;
 use crate::model::gpu::{LaunchShape, MemoryKind};

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use super::recorded::Recorded;
-use crate::analyze::bus;
 use crate::analyze::classes::{Classes, Collective};
-use crate::analyze::idle;
 use crate::analyze::operations::{AllOperations, OperationId};
 use crate::analyze::order::Order;
+use crate::analyze::timeline::idle;
 use crate::analyze::timeline::{self, Line, Piece};
+use crate::analyze::work::bus;
 use crate::model::Trace;
 
 /// A collective of a rank.

@@ -8,8 +8,8 @@ use super::clock::{Clock, Line};
 use super::extract::{self, Communicator, Entry, RankPart};
 use super::meeting::{Arrival, Meeting};
 use super::what_if::{self, JobPath};
-use crate::analyze::bus;
 use crate::analyze::classes::Collective;
+use crate::analyze::work::bus;
 use crate::diagnose::finding::Severity;
 
 /// Collectives that one recording may lack at its start and another one has.

@@ -1,10 +1,10 @@
 //! A trace of a job with what a replay needs of it: its operations, and the calls that launched them.
 
-use crate::analyze::launch_calls::{LaunchCall, LaunchCalls};
+use crate::analyze::launches::calls::{LaunchCall, LaunchCalls};
 use crate::analyze::launches::{Launches, NONE};
 use crate::analyze::operations::AllOperations;
 use crate::analyze::replay::{Dependencies, WaitCall};
-use crate::diagnose::waiting::waiting_names;
+use crate::diagnose::host::waiting::waiting_names;
 use crate::model::Trace;
 
 /// A trace without its calls.

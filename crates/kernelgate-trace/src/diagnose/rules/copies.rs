@@ -9,8 +9,8 @@ use super::super::finding::{
 use super::super::text::bytes as shown_bytes;
 use super::launches::no_work;
 use super::outcome::{Lack, Outcome, most_expensive, number, some_of};
-use crate::analyze::idle::Activity;
 use crate::analyze::operations::{Kind, OperationId};
+use crate::analyze::timeline::idle::Activity;
 use crate::model::gpu::MemoryKind;
 
 /// Synchronous copies to the device up to this size return at once: the data goes with the command.

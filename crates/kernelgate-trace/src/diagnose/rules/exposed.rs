@@ -11,8 +11,8 @@ use super::super::text::{bytes, time};
 use super::launches::no_work;
 use super::outcome::{Lack, Outcome, all_of, most_expensive, percent};
 use crate::analyze::classes::Class;
-use crate::analyze::cover::Union;
 use crate::analyze::operations::OperationId;
+use crate::analyze::timeline::cover::Union;
 use crate::stats::shorten;
 
 /// Part of the span from which exposed time is a finding, in percent.

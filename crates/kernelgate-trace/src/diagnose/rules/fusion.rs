@@ -9,8 +9,8 @@ use super::super::finding::{
 };
 use super::super::labels::short_name;
 use super::outcome::{Lack, Outcome, most_expensive, percent};
-use crate::analyze::kernel_kinds::KernelClass;
-use crate::analyze::paths::PathId;
+use crate::analyze::ranges::paths::PathId;
+use crate::analyze::work::kernel_kinds::KernelClass;
 use crate::stats::shorten;
 
 /// Kernels up to this length count as short, in nanoseconds.

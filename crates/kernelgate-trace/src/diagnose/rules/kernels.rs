@@ -13,9 +13,9 @@ use super::super::labels::short_name;
 use super::launches::no_work;
 use super::outcome::{Lack, Outcome, most_expensive, percent};
 use crate::analyze::classes::Class;
-use crate::analyze::cover::Union;
-use crate::analyze::idle::Activity;
-use crate::analyze::paths::PathId;
+use crate::analyze::ranges::paths::PathId;
+use crate::analyze::timeline::cover::Union;
+use crate::analyze::timeline::idle::Activity;
 use crate::model::Device;
 use crate::model::gpu::LaunchShape;
 

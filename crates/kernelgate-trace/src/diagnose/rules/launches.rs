@@ -1,11 +1,11 @@
 //! Whether the GPU waits for launches.
 
-use super::super::cause::CauseKind;
 use super::super::context::Context;
 use super::super::finding::{
     Confidence, DeviceUse, Evidence, Finding, Inspected, Measure, Remedy, Severity, Unit,
 };
-use super::super::gaps::{Cause, GapReport};
+use super::super::host::cause::CauseKind;
+use super::super::host::gaps::{Cause, GapReport};
 use super::super::labels::short_name;
 use super::super::platform::Platform;
 use super::outcome::{Lack, Outcome, all_of, percent, some_of};

@@ -8,8 +8,8 @@ use super::super::text::bytes as shown_bytes;
 use super::launches::no_work;
 use super::outcome::{Lack, Outcome, all_of};
 use crate::analyze::classes::Class;
-use crate::analyze::cover::Union;
 use crate::analyze::operations::OperationId;
+use crate::analyze::timeline::cover::Union;
 use crate::model::gpu::PageFaults;
 
 /// Migrations of a device, during its kernels or between them.

@@ -21,7 +21,7 @@ use super::context::Context;
 use super::critical;
 use super::device_memory;
 use super::finding::{Answer, DeviceUse, Diagnosis, Finding, Inspected, QUALITY, Question, Unit};
-use super::gaps;
+use super::host::gaps;
 use super::utilization::utilization;
 use crate::model::Recorder;
 use outcome::{Lack, Outcome, all_of};

@@ -1,11 +1,11 @@
 //! Whether the trace can be believed.
 
-use super::super::cause::CauseKind;
 use super::super::context::Context;
 use super::super::finding::{DeviceUse, Evidence, Finding, Measure, Severity, Unit};
+use super::super::host::cause::CauseKind;
 use super::outcome::{Outcome, all_of, doubt, number, percent};
 use super::{impossible, messages};
-use crate::analyze::idle::Gap;
+use crate::analyze::timeline::idle::Gap;
 
 /// The profiler's own work, as a part of the time of the GPU, above which times are doubtful.
 const MAX_OVERHEAD: f64 = 5.0;

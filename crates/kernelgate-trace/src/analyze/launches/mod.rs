@@ -1,7 +1,11 @@
 //! Operations joined with the calls that launched them: by correlation id, within a process.
 
-use super::operations::{AllOperations, OperationId};
-use super::order::Order;
+pub mod calls;
+pub mod graph_nodes;
+pub(crate) mod passing;
+
+use crate::analyze::operations::{AllOperations, OperationId};
+use crate::analyze::order::Order;
 use crate::model::{Trace, launch_key};
 
 /// No call is known.

@@ -5,7 +5,7 @@
 //! kernel itself as an argument (`cutlass::Kernel<…>`). Absent: whether a kernel communicates and
 //! how (`classes`).
 
-use super::classes::{Communication, function_name};
+use crate::analyze::classes::{Communication, function_name};
 
 /// The kind of work of a kernel, as far as its name shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -184,6 +184,8 @@ const CLASSES: &[Words] = &[
             "gemv",
             "matmul",
             "nvjet",
+            "marlin",
+            "moe_stage",
             "cutlass",
             "xmma",
             "splitkreduce",
@@ -363,6 +365,7 @@ mod tests {
                 "void implicit_convolve_sgemm<float, float, 1024, 5, 5, 3>(int, float const *)",
                 Matmul,
             ),
+            ("void marlin::Marlin<__half, 4>(int4 const *)", Matmul),
             ("void gemvx::kernel<int, int, float, float>(cublasGemvParamsEx<int>)", Matmul),
             ("void cublasLt::splitKreduce_kernel<32, 16>(cublasSplitKParams<float>)", Matmul),
             ("void dot_kernel<float, 128, 0>(cublasDotParams<float>)", Reduction),
@@ -385,6 +388,7 @@ mod tests {
         check(&[
             ("Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x192x64_MI16x16x1_SN", Matmul),
             ("igemm_fwd_gtcx3_nhwc_bf16", Matmul),
+            ("ck_moe_stage1_kernel<BF16, 128, 128>", Matmul),
             ("miopenSp3AsmConv_v30_3_1_gfx94x_fp32_f2x3_stride1", Matmul),
             ("MIOpenBatchNormFwdTrainSpatial", Normalisation),
             ("void ck::kernel_gemm_xdl_cshuffle_v3<ck::GridwiseGemm>(ck::Argument)", Matmul),

@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 
-use super::peaks::Precision;
+use crate::analyze::work::peaks::Precision;
 use crate::model::gpu::WorkCount;
 use crate::model::host::OperatorInputs;
 use crate::model::names::Names;

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 
 use hashbrown::HashMap;
 
-use crate::analyze::paths::{PathId, ROOT};
+use crate::analyze::ranges::paths::{PathId, ROOT};
 use crate::model::names::Name;
 use crate::model::{Table, Trace};
 use crate::read::CallRow;
@@ -25,7 +25,7 @@ const WAITS: &[&str] = &[
 ];
 
 /// By name, whether it waits. Names of the per-thread default stream end in `_ptsz`.
-pub(super) fn waiting_names(trace: &Trace) -> Vec<bool> {
+pub(in crate::diagnose) fn waiting_names(trace: &Trace) -> Vec<bool> {
     (0..trace.names.len())
         .map(|index| {
             let text = trace.names.text(Name(u32::try_from(index).unwrap_or(0)));
@@ -125,12 +125,16 @@ pub struct Waits {
 
 impl Waits {
     /// A launch of a thread.
-    pub(super) fn launch(&mut self, thread: u32) {
+    pub(in crate::diagnose) fn launch(&mut self, thread: u32) {
         self.thread(thread).0 += 1;
     }
 
     /// A wait, with the path and the number of the innermost range around it.
-    pub(super) fn add(&mut self, call: &CallRow, range: Option<(PathId, u32)>) -> WaitId {
+    pub(in crate::diagnose) fn add(
+        &mut self,
+        call: &CallRow,
+        range: Option<(PathId, u32)>,
+    ) -> WaitId {
         if let Some((path, number)) = range {
             let first = InRanges { first: number, ..InRanges::default() };
             let of = self.in_ranges.entry(path).or_insert(first);
@@ -151,7 +155,7 @@ impl Waits {
     }
 
     /// Idle time that a wait could save.
-    pub(super) fn save(&mut self, wait: WaitId, ns: i64) {
+    pub(in crate::diagnose) fn save(&mut self, wait: WaitId, ns: i64) {
         let Site { path, thread, launches } = self.sites.values[wait.0 as usize];
         if let Some(of) = path.and_then(|path| self.in_ranges.get_mut(&path)) {
             of.sum.saved_ns += ns;
@@ -175,7 +179,7 @@ impl Waits {
     }
 
     /// Other numbers for the same paths; what had two may have one.
-    pub(super) fn rename(&mut self, now_is: impl Fn(PathId) -> PathId) {
+    pub(in crate::diagnose) fn rename(&mut self, now_is: impl Fn(PathId) -> PathId) {
         self.at_intervals.values_mut().for_each(|of| of.path = now_is(of.path));
         for (path, of) in std::mem::take(&mut self.in_ranges) {
             let known = self.in_ranges.entry(now_is(path));

@@ -1,7 +1,7 @@
 //! When a GPU worked for a process, and when it did not.
 
-use super::operations::{AllOperations, OperationId};
-use super::order::Order;
+use crate::analyze::operations::{AllOperations, OperationId};
+use crate::analyze::order::Order;
 use crate::model::Trace;
 
 /// A time without any operation, between two operations of one process on one device.

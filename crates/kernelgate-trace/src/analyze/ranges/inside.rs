@@ -3,10 +3,10 @@
 
 use std::path::Path;
 
-use super::operations::OperationId;
-use super::passing::{Launched, NodeEvents, OpenRanges};
-use super::paths::{PathId, Paths, ROOT};
-use super::restrict::{self, Selection};
+use crate::analyze::launches::passing::{Launched, NodeEvents, OpenRanges};
+use crate::analyze::operations::OperationId;
+use crate::analyze::ranges::paths::{PathId, Paths, ROOT};
+use crate::analyze::ranges::restrict::{self, Selection};
 use crate::error::TraceError;
 use crate::model::Trace;
 use crate::model::host::{Calls, Ranges};

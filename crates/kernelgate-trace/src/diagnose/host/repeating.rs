@@ -3,9 +3,9 @@
 
 use hashbrown::HashMap;
 
-use super::labels::without_numbers;
-use crate::analyze::iterations::{self, Candidate, Sign};
-use crate::analyze::paths::{PathId, Paths};
+use crate::analyze::ranges::paths::{PathId, Paths};
+use crate::analyze::timeline::iterations::{self, Candidate, Sign};
+use crate::diagnose::labels::without_numbers;
 use crate::model::Trace;
 use crate::read::RangeRow;
 
@@ -36,7 +36,7 @@ struct Long {
 
 /// The longest ranges.
 #[derive(Debug, Default)]
-pub(super) struct Repeating(Vec<Long>);
+pub(in crate::diagnose) struct Repeating(Vec<Long>);
 
 /// Candidates of one thread and pattern belong together.
 type Key = (u32, usize);

@@ -1,7 +1,7 @@
 //! Bus bandwidth of collectives, by the convention of the NCCL tests: bytes over time, times the
 //! part of the data that must cross each link, so that collectives and rank counts compare.
 
-use super::classes::Collective;
+use crate::analyze::classes::Collective;
 
 /// Bytes that cross the link of a rank. `bytes_in` and `bytes_out` are what a rank gives and gets.
 #[allow(clippy::cast_precision_loss)]

@@ -1,12 +1,16 @@
 //! Concurrent work on a device: its time cut where an operation starts or ends, each piece with the
 //! classes of work in it.
 
+pub mod cover;
+pub mod idle;
+pub mod iterations;
+
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use super::classes::{Class, Classes};
-use super::idle::Gap;
-use super::operations::{AllOperations, OperationId};
+use crate::analyze::classes::{Class, Classes};
+use crate::analyze::operations::{AllOperations, OperationId};
+use crate::analyze::timeline::idle::Gap;
 
 /// Lines of busy time. Concurrent work counts once: compute hides communication, and both hide
 /// copies, so that the lines add up.

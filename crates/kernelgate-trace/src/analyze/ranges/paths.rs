@@ -2,7 +2,7 @@
 
 use hashbrown::HashMap;
 
-use super::sweep::ByThread;
+use crate::analyze::ranges::sweep::ByThread;
 use crate::model::Trace;
 use crate::model::names::Name;
 

@@ -3,11 +3,11 @@
 use hashbrown::HashSet;
 use regex::Regex;
 
-use super::graph_nodes;
-use super::launches::{Launches, NONE};
-use super::operations::{AllOperations, Kind};
-use super::paths::{Paths, ROOT, RangePaths};
-use super::sweep::ByThread;
+use crate::analyze::launches::graph_nodes;
+use crate::analyze::launches::{Launches, NONE};
+use crate::analyze::operations::{AllOperations, Kind};
+use crate::analyze::ranges::paths::{Paths, ROOT, RangePaths};
+use crate::analyze::ranges::sweep::ByThread;
 use crate::model::Trace;
 use crate::model::gpu::{GraphNode, pick};
 use crate::model::host::RangeStyle;
@@ -133,7 +133,7 @@ pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
 
 /// The spans of the ranges that match.
 #[derive(Debug, Default)]
-pub(super) struct Selection {
+pub(in crate::analyze) struct Selection {
     by_thread: Vec<Spans>,
     by_process: Vec<Spans>,
     /// All of them: an event without a thread is inside if it lies in one of these.
@@ -175,7 +175,7 @@ impl Selection {
     }
 
     /// Adds a range that matches; ranges come in order of time, outer ones first.
-    pub(super) fn add(&mut self, process: u32, range: &RangeRow) {
+    pub(in crate::analyze) fn add(&mut self, process: u32, range: &RangeRow) {
         let (all, of) = match range.style {
             RangeStyle::PushPop => (&mut self.by_thread, range.thread),
             RangeStyle::StartEnd => (&mut self.by_process, process),
@@ -190,7 +190,13 @@ impl Selection {
     }
 
     /// Whether what a thread did lies inside.
-    pub(super) fn holds(&self, trace: &Trace, thread: u32, start: i64, end: i64) -> bool {
+    pub(in crate::analyze) fn holds(
+        &self,
+        trace: &Trace,
+        thread: u32,
+        start: i64,
+        end: i64,
+    ) -> bool {
         let process = trace.threads[thread as usize].process as usize;
         let inside = |spans: &[Spans], of: usize| {
             spans.get(of).is_some_and(|spans| contains(spans, start, end))
@@ -205,7 +211,7 @@ impl Selection {
 }
 
 /// By path, whether an expression matches it.
-pub(super) fn matching(trace: &Trace, paths: &Paths, expression: &Regex) -> Vec<bool> {
+pub(in crate::analyze) fn matching(trace: &Trace, paths: &Paths, expression: &Regex) -> Vec<bool> {
     (0u32..)
         .take(paths.len())
         .map(|path| path != ROOT && expression.is_match(&paths.text(trace, path)))
@@ -213,7 +219,7 @@ pub(super) fn matching(trace: &Trace, paths: &Paths, expression: &Regex) -> Vec<
 }
 
 /// The paths that a pattern matches.
-pub(super) fn expression(pattern: &str) -> Regex {
+pub(in crate::analyze) fn expression(pattern: &str) -> Regex {
     let parts: Vec<String> = pattern.split('*').map(regex::escape).collect();
     Regex::new(&format!("(?s)(^|/){}$", parts.join(".*")))
         .expect("an escaped pattern is a valid expression")

@@ -3,10 +3,10 @@
 
 use hashbrown::{HashMap, HashSet};
 
-use super::waiting::WaitId;
-use crate::analyze::idle::{Activity, Gap};
 use crate::analyze::operations::AllOperations;
-use crate::analyze::sweep::ByThread;
+use crate::analyze::ranges::sweep::ByThread;
+use crate::analyze::timeline::idle::{Activity, Gap};
+use crate::diagnose::host::waiting::WaitId;
 use crate::model::gpu::SyncKind;
 use crate::model::names::Name;
 use crate::model::{Table, Trace};
@@ -183,12 +183,12 @@ impl Part {
 const NO_PART: u32 = u32::MAX;
 
 impl IdleParts {
-    pub(super) fn new(operations: usize) -> Self {
+    pub(in crate::diagnose) fn new(operations: usize) -> Self {
         Self { first: vec![NO_PART; operations], ..Self::default() }
     }
 
     /// Sets the parts of a gap.
-    pub(super) fn set(&mut self, gap: &Gap, parts: &[(Why, i64)]) {
+    pub(in crate::diagnose) fn set(&mut self, gap: &Gap, parts: &[(Why, i64)]) {
         let Some((last, _)) = parts.split_last() else { return };
         self.first[gap.after as usize] = u32::try_from(self.parts.len()).unwrap_or(NO_PART);
         for part in parts {
@@ -203,7 +203,7 @@ impl IdleParts {
     }
 
     /// Names in place of labels of ranges.
-    pub(super) fn rename(&mut self, name_of: impl Fn(Name) -> Name) {
+    pub(in crate::diagnose) fn rename(&mut self, name_of: impl Fn(Name) -> Name) {
         for (kind, range) in &mut self.causes.values {
             if *kind == CauseKind::HostCode {
                 *range = range.map(&name_of);
@@ -274,7 +274,7 @@ const OVER: usize = 8;
 
 /// A launch and the gap that its operation ended.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Late<'a> {
+pub(in crate::diagnose) struct Late<'a> {
     pub launch: &'a CallRow,
     pub gap: &'a Gap,
     /// The activity of the gap.
@@ -289,7 +289,7 @@ pub(super) struct Late<'a> {
 
 /// The parts of a gap.
 #[derive(Debug, Default)]
-pub(super) struct Split {
+pub(in crate::diagnose) struct Split {
     /// The parts in order of time, each cause once.
     pub parts: Vec<(Why, i64)>,
     /// Waits that reach into the gap before the launch, and what of the gap each could save, at most
@@ -327,7 +327,7 @@ const NAMED_NS: i64 = LONGER_THAN_LAUNCHES_NS / 2;
 
 /// Recent calls of each thread, as far as they may explain gaps that are not over yet.
 #[derive(Debug, Default)]
-pub(super) struct LatelyDone {
+pub(in crate::diagnose) struct LatelyDone {
     /// By thread, in order of time.
     calls: Vec<Vec<Past>>,
     /// By thread, ranges long enough to name host code, in order of their start.

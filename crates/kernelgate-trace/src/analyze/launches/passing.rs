@@ -3,9 +3,9 @@
 
 use std::cmp::Reverse;
 
-use super::launches::{by_correlation, key_of};
-use super::operations::{AllOperations, OperationId};
-use super::order::Order;
+use crate::analyze::launches::{by_correlation, key_of};
+use crate::analyze::operations::{AllOperations, OperationId};
+use crate::analyze::order::Order;
 use crate::model::Trace;
 use crate::model::launch_key;
 use crate::read::{CallRow, RangeRow};

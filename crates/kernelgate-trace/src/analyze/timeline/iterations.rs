@@ -3,8 +3,8 @@
 
 use hashbrown::HashMap;
 
-use super::operations::{AllOperations, Kind, OperationId};
-use super::order::Order;
+use crate::analyze::operations::{AllOperations, Kind, OperationId};
+use crate::analyze::order::Order;
 use crate::model::Trace;
 
 /// Fewest iterations.

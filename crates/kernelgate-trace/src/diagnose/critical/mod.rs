@@ -1,22 +1,27 @@
 //! The critical path of a trace, and what shorter kernels, launches or transfers would gain: the
 //! recorded dependencies replayed.
 
+pub mod gains;
+
 use hashbrown::{HashMap, HashSet};
 
-use super::context::Context;
-use super::finding::{Finding, Remedy, Replayed};
-use super::gains::{CriticalPath, Faster, Gain};
-use super::labels::short_name;
 use crate::analyze::classes::Class;
-use crate::analyze::cover::Union;
 use crate::analyze::operations::{Kind, OperationId};
 use crate::analyze::replay::{Change, Dependencies, Segment};
+use crate::analyze::timeline::cover::Union;
+use crate::diagnose::context::Context;
+use crate::diagnose::critical::gains::{CriticalPath, Faster, Gain};
+use crate::diagnose::finding::{Finding, Remedy, Replayed};
+use crate::diagnose::labels::short_name;
 
 /// Kernels that are replayed and listed.
 const KERNELS: usize = 3;
 
 /// The critical path of a trace, empty without operations, and what mending each finding gains.
-pub(super) fn critical_path(context: &Context<'_>, findings: &mut [Finding]) -> CriticalPath {
+pub(in crate::diagnose) fn critical_path(
+    context: &Context<'_>,
+    findings: &mut [Finding],
+) -> CriticalPath {
     let host = &context.host;
     let Some(of) = Dependencies::new(context.trace, &host.launches, &host.wait_calls) else {
         return CriticalPath::default();

@@ -6,13 +6,15 @@
 //! A replay takes time proportional to the operations. [`Replay`] goes operation by operation, so
 //! that `job_replay` can join the ranks of a job. Absent: dependencies between ranks.
 
+pub mod job;
+
 use std::cmp::Reverse;
 
 use hashbrown::HashMap;
 
-use super::launch_calls::{LaunchCall, LaunchCalls};
-use super::operations::{AllOperations, OperationId};
-use super::order::Order;
+use crate::analyze::launches::calls::{LaunchCall, LaunchCalls};
+use crate::analyze::operations::{AllOperations, OperationId};
+use crate::analyze::order::Order;
 use crate::model::Trace;
 
 /// No operation, or no thread.

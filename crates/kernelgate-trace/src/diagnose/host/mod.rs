@@ -2,20 +2,25 @@
 //! order of time. None of them is kept, so that a trace of any length takes no more memory than its
 //! operations do. Absent: judgement.
 
+pub mod cause;
+pub mod gaps;
+mod repeating;
+pub mod waiting;
+
 use hashbrown::HashMap;
 
-use super::cause::{CLOCKS_NS, IdleParts, Late, LatelyDone};
-use super::repeating::{HostIterations, Repeating};
-use super::waiting::{Waits, waiting_names};
 use crate::analyze::classes::Classes;
-use crate::analyze::graph_nodes;
-use crate::analyze::idle::{self, Activity, Gap, Gaps};
-use crate::analyze::launch_calls::{LaunchCall, LaunchCalls};
 use crate::analyze::launches::NONE;
+use crate::analyze::launches::calls::{LaunchCall, LaunchCalls};
+use crate::analyze::launches::graph_nodes;
+use crate::analyze::launches::passing::{Launched, NodeEvents, OpenRanges};
 use crate::analyze::operations::{AllOperations, Kind, OperationId};
-use crate::analyze::passing::{Launched, NodeEvents, OpenRanges};
-use crate::analyze::paths::{PathId, Paths, ROOT};
+use crate::analyze::ranges::paths::{PathId, Paths, ROOT};
 use crate::analyze::replay::WaitCall;
+use crate::analyze::timeline::idle::{self, Activity, Gap, Gaps};
+use crate::diagnose::host::cause::{CLOCKS_NS, IdleParts, Late, LatelyDone};
+use crate::diagnose::host::repeating::{HostIterations, Repeating};
+use crate::diagnose::host::waiting::{Waits, waiting_names};
 use crate::model::Trace;
 use crate::model::names::Name;
 use crate::read::{CallRow, RangeRow, Row};
@@ -133,7 +138,7 @@ pub struct Host {
 
 impl Host {
     /// When the operations of a process were launched, in order.
-    pub(super) fn launch_times(&self, trace: &Trace, process: u32) -> Vec<i64> {
+    pub(in crate::diagnose) fn launch_times(&self, trace: &Trace, process: u32) -> Vec<i64> {
         let all = AllOperations::of(trace);
         let own = |launch: &LaunchCall| {
             let thread = trace.threads.get(launch.thread as usize);
@@ -362,7 +367,7 @@ impl HostPass {
     }
 
     /// Results at the end: names in place of labels, and the end of ranges that were never closed.
-    pub(super) fn finish(
+    pub(in crate::diagnose) fn finish(
         mut self,
         trace: &Trace,
         name_of: impl Fn(Name) -> Name,

@@ -4,8 +4,8 @@
 
 use hashbrown::HashMap;
 
-use super::paths::{PathId, Paths};
-use super::sweep;
+use crate::analyze::ranges::paths::{PathId, Paths};
+use crate::analyze::ranges::sweep;
 use crate::model::Trace;
 use crate::model::gpu::GraphNode;
 use crate::model::names::Name;

@@ -11,8 +11,8 @@ use std::collections::BinaryHeap;
 
 use hashbrown::HashMap;
 
-use super::operations::OperationId;
-use super::replay::{Change, Dependencies, Path, Replay, Segment, Walk};
+use crate::analyze::operations::OperationId;
+use crate::analyze::replay::{Change, Dependencies, Path, Replay, Segment, Walk};
 
 /// A rank's part in a collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

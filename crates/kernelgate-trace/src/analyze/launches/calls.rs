@@ -2,7 +2,7 @@
 
 use hashbrown::HashMap;
 
-use super::operations::{AllOperations, OperationId};
+use crate::analyze::operations::{AllOperations, OperationId};
 
 /// No thread: the launch is not recorded.
 const NONE: u32 = u32::MAX;

@@ -1,8 +1,8 @@
 //! How much of a device's peaks operators and ranges use. Absent: where their work comes from
 //! (`operator_work`), which kernels belong to them.
 
-use super::operator_work::Work;
-use super::peaks::{Peaks, Precision};
+use crate::analyze::work::operator_work::Work;
+use crate::analyze::work::peaks::{Peaks, Precision};
 
 /// Work and kernel time, summed.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]

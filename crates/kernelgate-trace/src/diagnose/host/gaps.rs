@@ -2,10 +2,10 @@
 
 use hashbrown::HashMap;
 
-use super::cause::{CauseKind, LATENCY_NS, LONGER_THAN_LAUNCHES_NS, Why};
-use super::context::Context;
-use crate::analyze::idle::{Activity, Gap};
-use crate::analyze::paths::PathId;
+use crate::analyze::ranges::paths::PathId;
+use crate::analyze::timeline::idle::{Activity, Gap};
+use crate::diagnose::context::Context;
+use crate::diagnose::host::cause::{CauseKind, LATENCY_NS, LONGER_THAN_LAUNCHES_NS, Why};
 
 /// Gaps below this are normal between kernels of one stream.
 pub const WARNING_NS: i64 = LATENCY_NS;
@@ -169,7 +169,7 @@ impl Blamed {
 }
 
 /// The gaps of an activity.
-pub(super) fn report(context: &Context<'_>, activity: &Activity) -> GapReport {
+pub(in crate::diagnose) fn report(context: &Context<'_>, activity: &Activity) -> GapReport {
     let mut report = GapReport::default();
     let mut causes: HashMap<usize, Sum> = HashMap::new();
     let mut blamed = Blamed::default();

@@ -1,0 +1,6 @@
+//! Ranges around calls and operations. Absent: times of ranges.
+
+pub mod inside;
+pub mod paths;
+pub mod restrict;
+pub mod sweep;

@@ -1,0 +1,7 @@
+//! The work of kernels and collectives, and the peaks that bound it. Absent: judgement.
+
+pub mod bus;
+pub mod kernel_kinds;
+pub mod operator_work;
+pub mod peaks;
+pub mod utilization;
