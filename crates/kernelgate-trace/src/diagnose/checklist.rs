@@ -93,7 +93,7 @@ const LINES: &[(&str, &str, By)] = &[
     (
         "Algorithm",
         "Data reuse maximized",
-        By::Other("cargo bench: the column `of limit`; ncu --section MemoryWorkloadAnalysis"),
+        By::Other("cargo bench: the column `of limit`"),
     ),
     ("Launch", "Block size is multiple of warp size", By::Rules(&["block-size"])),
     ("Launch", "Grid size saturates GPU", By::Rules(&["small-grid"])),

@@ -115,9 +115,11 @@ impl Platform {
 
     /// How to record allocations.
     pub fn record_memory(self) -> &'static str {
-        match self.recorder {
-            Recorder::Chrome => "record with torch.profiler.profile(profile_memory=True)",
-            Recorder::Cupti => "record with kernelgate profile",
+        match (self.recorder, self.vendor) {
+            (Recorder::Cupti, _) => "record with kernelgate profile",
+            (Recorder::Chrome, _) | (_, Vendor::Amd) => {
+                "record with torch.profiler.profile(profile_memory=True)"
+            }
             _ => "record with nsys profile --cuda-memory-usage=true",
         }
     }

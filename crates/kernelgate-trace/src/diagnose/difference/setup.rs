@@ -11,6 +11,8 @@ pub enum Property {
     Device,
     /// Compute capabilities.
     Capability,
+    /// Multiprocessors of the devices: a part of a device has fewer.
+    Multiprocessors,
     /// Ranks of the job.
     Ranks,
     /// Version of the driver.
@@ -27,6 +29,7 @@ impl Property {
         match self {
             Self::Device => "device",
             Self::Capability => "compute capability",
+            Self::Multiprocessors => "multiprocessors",
             Self::Ranks => "ranks",
             Self::Driver => "driver",
             Self::Recorder => "recorder",
@@ -82,11 +85,14 @@ impl Setup {
         let names = devices().map(|device| device.name.clone()).chain(profiled()).collect();
         let capability = |(major, minor): (u32, u32)| format!("{major}.{minor}");
         let capabilities = devices().filter_map(|device| device.compute).map(capability).collect();
+        let multiprocessors = devices().filter_map(|of| of.multiprocessors);
+        let multiprocessors = multiprocessors.map(|count| count.to_string()).collect();
         let metadata = |name: &str| trace.metadata.get(name).cloned();
         let driver = DRIVERS.iter().find_map(|name| metadata(name));
         let mut values = vec![
             (Property::Device, String::new(), joined(names)),
             (Property::Capability, String::new(), joined(capabilities)),
+            (Property::Multiprocessors, String::new(), joined(multiprocessors)),
             (Property::Ranks, String::new(), ranks(trace)),
             (Property::Driver, String::new(), driver),
             (Property::Recorder, String::new(), Some(recorder.to_owned())),
