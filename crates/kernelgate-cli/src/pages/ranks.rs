@@ -90,8 +90,8 @@ fn findings(job: &Job) -> Markup {
                  traces of several ranks of one job."
             },
             (_, true) => p {
-                "No straggler: no rank delays the others by 5 % of the time, and by more than the \
-                 clocks may differ."
+                "No straggler: no rank delays the others by 5 % of the time where no compute hides \
+                 it, and by more than the clocks may differ."
             },
             (_, false) => {}
         }
@@ -139,20 +139,20 @@ fn more(count: usize) -> String {
 
 fn accounts(job: &Job) -> Figure {
     let row = |of: &RankSum| {
-        let part = &of.part;
-        let total = part.span.1 - part.span.0;
+        let times = &of.times;
         let parts = [
-            part.compute_ns - part.hidden_ns,
-            part.hidden_ns,
-            part.exposed_ns,
-            part.copies_ns,
-            part.idle_ns,
+            times.compute_ns - times.hidden_ns,
+            times.hidden_ns,
+            times.exposed_ns,
+            times.copies_ns,
+            times.idle_ns,
         ];
-        stacked(of.name.clone(), time(total as f64), &parts)
+        stacked(of.name.clone(), time(times.total_ns() as f64), &parts)
     };
     let legend =
         ["compute", "compute beside communication", "exposed communication", "copies", "idle"];
-    let subtitle = format!("parts of a rank add up to its span{}", more(job.ranks.len()));
+    let subtitle =
+        format!("while all ranks were recorded; parts of a rank add up{}", more(job.ranks.len()));
     let bars = job.ranks.iter().take(BARS).map(row).collect();
     Figure::new(&["ranks"], rows("Time of each rank", subtitle, &legend, bars))
 }
@@ -218,14 +218,14 @@ fn ranks(job: &Job) -> Markup {
         .ranks
         .iter()
         .map(|of| {
-            let part = &of.part;
-            let device = part.device.clone().unwrap_or_default();
+            let own = &of.times;
+            let device = of.part.device.clone().unwrap_or_default();
             let times = [
-                part.compute_ns,
-                part.hidden_ns,
-                part.exposed_ns,
-                part.copies_ns,
-                part.idle_ns,
+                own.compute_ns,
+                own.hidden_ns,
+                own.exposed_ns,
+                own.copies_ns,
+                own.idle_ns,
                 of.waited_ns,
                 of.delayed_ns,
             ];

@@ -90,11 +90,7 @@ const LINES: &[(&str, &str, By)] = &[
     ("Algorithm", "Kernel fusion applied where beneficial", By::Rules(&["fusion"])),
     ("Algorithm", "Optimal work distribution", By::All(&["small-grid", "tail"])),
     ("Algorithm", "Minimal synchronization points", By::Rules(&["sync-in-loop"])),
-    (
-        "Algorithm",
-        "Data reuse maximized",
-        By::Other("cargo bench: the column `of limit`"),
-    ),
+    ("Algorithm", "Data reuse maximized", By::Other("cargo bench: the column `of limit`")),
     ("Launch", "Block size is multiple of warp size", By::Rules(&["block-size"])),
     ("Launch", "Grid size saturates GPU", By::Rules(&["small-grid"])),
     ("Launch", "Register/SMEM usage balanced", By::Rules(&["occupancy"])),

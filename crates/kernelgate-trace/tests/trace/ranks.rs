@@ -276,6 +276,35 @@ fn what_a_rank_did_before_its_recording_is_no_delay() {
     ]);
     assert_eq!((job.waits[0][1], job.ranks[1].delayed_ns), (300_000, 300_000));
     assert_eq!((job.span_ns, job.path.total_ns), (330_000, 430_000));
+    let times = job.ranks[0].times;
+    assert_eq!((times.exposed_ns, times.compute_ns, times.total_ns()), (330_000, 100_000, 430_000));
+}
+
+#[test]
+fn a_late_rank_that_compute_hides_is_no_straggler() {
+    // Rank 0 computes for all of the time in which it waits for rank 1.
+    let late = |compute_beside: f64| {
+        two_ranks([
+            &[
+                ("a", "kernel", 7, 0.0, 100.0, 1),
+                (ALL_REDUCE, "kernel", 13, 100.0, 400.0, 2),
+                ("b", "kernel", 7, 100.0, 100.0 + compute_beside, 3),
+                ("c", "kernel", 7, 400.0, 500.0, 4),
+            ],
+            &[
+                ("a", "kernel", 7, 0.0, 390.0, 1),
+                (ALL_REDUCE, "kernel", 13, 390.0, 400.0, 2),
+                ("c", "kernel", 7, 400.0, 500.0, 3),
+            ],
+        ])
+    };
+    let hidden = late(295.0);
+    assert_eq!(hidden.ranks[1].delayed_ns, 290_000);
+    assert!(hidden.stragglers().is_empty() && hidden.worst().is_none());
+    assert!(hidden.to_text().contains("no straggler"), "{}", hidden.to_text());
+    let felt = late(100.0);
+    assert_eq!(felt.stragglers()[0].name, "rank 1");
+    assert_eq!(felt.exposed_shares(), Some((0.02, 0.4)));
 }
 
 #[test]
@@ -321,6 +350,6 @@ fn two_processes_of_one_real_trace_are_two_ranks() {
     assert_eq!((job.ranks.len(), job.joined), (2, 33), "{:?}", job.problems);
     assert_eq!(job.problems, []);
     let waited: i64 = job.ranks.iter().map(|rank| rank.waited_ns).sum();
-    let exposed: i64 = job.ranks.iter().map(|rank| rank.part.exposed_ns).sum();
+    let exposed: i64 = job.ranks.iter().map(|rank| rank.part.times.exposed_ns).sum();
     assert!(0 < waited && waited < exposed, "{waited} of {exposed}");
 }

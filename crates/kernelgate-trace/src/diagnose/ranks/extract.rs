@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
+use super::clock::Clock;
 use super::recorded::Recorded;
 use crate::analyze::classes::{Classes, Collective};
 use crate::analyze::operations::{AllOperations, OperationId};
@@ -41,6 +42,58 @@ pub struct Communicator {
     pub entries: Vec<Entry>,
 }
 
+/// The time of a rank in nanoseconds: compute, exposed communication, copies and idle time add up.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RankTimes {
+    /// Kernels compute.
+    pub compute_ns: i64,
+    /// Of compute: with communication beside it.
+    pub hidden_ns: i64,
+    /// Communication without compute.
+    pub exposed_ns: i64,
+    /// Copies, page migrations and sets with nothing else beside them.
+    pub copies_ns: i64,
+    /// Nothing runs.
+    pub idle_ns: i64,
+}
+
+impl RankTimes {
+    /// The time of operations inside a span of the job's time.
+    fn measure(
+        trace: &Trace,
+        classes: &Classes<'_>,
+        operations: &Order,
+        inside: impl Fn(i64, i64) -> i64,
+    ) -> Self {
+        let mut times = Self::default();
+        timeline::pieces(
+            &AllOperations::of(trace),
+            classes,
+            operations.iter(),
+            |piece| match piece {
+                Piece::Busy { start, end, line, .. } => {
+                    let ns = inside(start, end);
+                    match line {
+                        Line::Communication => times.exposed_ns += ns,
+                        Line::Migration | Line::Copy | Line::Set => times.copies_ns += ns,
+                        _ => times.compute_ns += ns,
+                    }
+                    if line == Line::ComputeAndCommunication {
+                        times.hidden_ns += ns;
+                    }
+                }
+                Piece::Idle(gap) => times.idle_ns += inside(gap.start, gap.end),
+            },
+        );
+        times
+    }
+
+    /// All of them together.
+    pub fn total_ns(&self) -> i64 {
+        self.compute_ns + self.exposed_ns + self.copies_ns + self.idle_ns
+    }
+}
+
 /// A process on a device, as a rank of a job.
 #[derive(Debug, Clone)]
 pub struct RankPart {
@@ -58,17 +111,8 @@ pub struct RankPart {
     pub device: Option<String>,
     /// First and last time of an operation, by the rank's clock.
     pub span: (i64, i64),
-    /// Nanoseconds in which kernels computed. With those of exposed communication, copies and idle
-    /// time they add up to the span.
-    pub compute_ns: i64,
-    /// Nanoseconds of compute with communication beside it.
-    pub hidden_ns: i64,
-    /// Nanoseconds of communication without compute.
-    pub exposed_ns: i64,
-    /// Nanoseconds of copies, page migrations and sets with nothing else beside them.
-    pub copies_ns: i64,
-    /// Nanoseconds in which nothing ran.
-    pub idle_ns: i64,
+    /// Its time, from the first operation to the end of the last one.
+    pub times: RankTimes,
     /// Its communicators.
     pub communicators: Vec<Communicator>,
     /// The trace, which other parts may share.
@@ -114,6 +158,21 @@ impl RankPart {
         parts
     }
 
+    /// Its time inside a span of the job's time.
+    pub(super) fn times_inside(&self, clock: &Clock, (first, last): (i64, i64)) -> RankTimes {
+        let trace = &self.recorded.trace;
+        let all = AllOperations::of(trace);
+        let devices = idle::by_device(trace, &all, |_| true);
+        let own = devices.iter().find(|(owner, _)| *owner == self.owner);
+        own.map_or_else(RankTimes::default, |(_, operations)| {
+            let inside = |start: i64, end: i64| {
+                let [start, end] = [start, end].map(|time| clock.common(time).clamp(first, last));
+                end - start
+            };
+            RankTimes::measure(trace, &Classes::new(trace), operations, inside)
+        })
+    }
+
     /// Collectives of all communicators.
     pub fn collectives(&self) -> usize {
         self.communicators.iter().map(|of| of.entries.len()).sum()
@@ -130,23 +189,8 @@ fn part(
     let trace = &recorded.trace;
     let all = AllOperations::of(trace);
     let start = operations.get(0).map_or(0, |id| all.start(id));
-    let mut end = start;
-    let (mut compute_ns, mut hidden_ns, mut exposed_ns) = (0, 0, 0);
-    let (mut copies_ns, mut idle_ns) = (0, 0);
-    timeline::pieces(&all, classes, operations.iter(), |piece| match piece {
-        Piece::Busy { start, end: until, line, .. } => {
-            end = until;
-            if line == Line::ComputeAndCommunication {
-                hidden_ns += until - start;
-            }
-            match line {
-                Line::Communication => exposed_ns += until - start,
-                Line::Migration | Line::Copy | Line::Set => copies_ns += until - start,
-                _ => compute_ns += until - start,
-            }
-        }
-        Piece::Idle(gap) => idle_ns += gap.length(),
-    });
+    let end = operations.iter().map(|id| all.end(id)).max().unwrap_or(start).max(start);
+    let times = RankTimes::measure(trace, classes, operations, |start, end| end - start);
     let mut communicators: Vec<Communicator> = Vec::new();
     let mut numbers: HashMap<(Option<u32>, u32), usize> = HashMap::new();
     let mut streams = 0;
@@ -192,11 +236,7 @@ fn part(
         host: None,
         device,
         span: (start, end),
-        compute_ns,
-        hidden_ns,
-        exposed_ns,
-        copies_ns,
-        idle_ns,
+        times,
         communicators,
         recorded: Arc::clone(recorded),
         owner,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use hashbrown::HashMap;
 
 use super::clock::{Clock, Line};
-use super::extract::{self, Communicator, Entry, RankPart};
+use super::extract::{self, Communicator, Entry, RankPart, RankTimes};
 use super::meeting::{Arrival, Meeting};
 use super::what_if::{self, JobPath};
 use crate::analyze::classes::Collective;
@@ -133,8 +133,10 @@ impl Problem {
 pub struct RankSum {
     /// Its name: the declared rank, else the trace.
     pub name: String,
-    /// Its times outside of collectives.
+    /// Its trace.
     pub part: RankPart,
+    /// Its time while all ranks were recorded.
+    pub times: RankTimes,
     /// Nanoseconds in which it waited for others inside collectives.
     pub waited_ns: i64,
     /// Collectives to which it came last.
@@ -194,22 +196,28 @@ impl Job {
     /// The severity of the slowest straggler: from a tenth of the span on it is severe.
     pub fn worst(&self) -> Option<Severity> {
         let straggler = self.stragglers().into_iter().next()?;
-        Some(Severity::of_saving(straggler.delayed_ns, self.span_ns))
+        Some(Severity::of_saving(self.felt_delay_ns(straggler), self.span_ns))
     }
 
-    /// The least and the greatest share of exposed communication in the span of a rank.
+    /// The least and the greatest share of exposed communication in the time of a rank.
     #[allow(clippy::cast_precision_loss)]
     pub fn exposed_shares(&self) -> Option<(f64, f64)> {
-        let share = |of: &RankSum| {
-            of.part.exposed_ns as f64 / (of.part.span.1 - of.part.span.0).max(1) as f64
-        };
+        let share = |of: &RankSum| of.times.exposed_ns as f64 / of.times.total_ns().max(1) as f64;
         let shares = self.ranks.iter().map(share);
         let least = shares.clone().reduce(f64::min)?;
         Some((least, shares.fold(0.0, f64::max)))
     }
 
-    /// Ranks that delay the others by 5 % of the span or more, and by more than their clocks may
-    /// differ in each collective, the slowest first.
+    /// Nanoseconds by which a rank delays the others where they have nothing else to do: waiting
+    /// that compute hides costs nothing.
+    fn felt_delay_ns(&self, rank: &RankSum) -> i64 {
+        let others = self.ranks.iter().filter(|other| other.name != rank.name);
+        let exposed = others.map(|other| other.times.exposed_ns).max().unwrap_or(0);
+        rank.delayed_ns.min(exposed)
+    }
+
+    /// Ranks that delay the others by 5 % of the span or more, where no compute hides that, and by
+    /// more than their clocks may differ in each collective, the slowest first.
     pub fn stragglers(&self) -> Vec<&RankSum> {
         let mut late: Vec<&RankSum> = self
             .ranks
@@ -217,7 +225,8 @@ impl Job {
             .filter(|rank| {
                 let clocks = i64::try_from(rank.last).unwrap_or(i64::MAX);
                 let clocks = self.precision_ns.saturating_mul(clocks.max(1));
-                rank.delayed_ns > clocks && rank.delayed_ns * 20 >= self.span_ns
+                let delay = self.felt_delay_ns(rank);
+                delay > clocks && delay * 20 >= self.span_ns
             })
             .collect();
         late.sort_by_key(|rank| std::cmp::Reverse(rank.delayed_ns));
@@ -617,6 +626,8 @@ fn sums(
     let end = times().map(|of| of.end).max().unwrap_or(0);
     // All ranks are recorded from then on.
     let all_begun = begun.iter().copied().max().unwrap_or(0).min(end);
+    let ended = parts.iter().zip(clocks).map(|(part, clock)| clock.common(part.span.1));
+    let all_ended = ended.max().unwrap_or(0).max(all_begun);
     let first = times().map(|of| of.start).min().unwrap_or(0).max(all_begun);
     let between = between(count, meetings);
     let (path, gains) = what_if::replay(&parts, clocks, meetings);
@@ -627,6 +638,7 @@ fn sums(
     let same = devices.windows(2).all(|pair| pair[0] == pair[1]);
     let ranks = parts.into_iter().enumerate().map(|(index, part)| RankSum {
         name: part.label.clone(),
+        times: part.times_inside(&clocks[index], (all_begun, all_ended)),
         waited_ns: waits[index].iter().sum(),
         last: last_count[index],
         delayed_ns: delayed[index],

@@ -11,7 +11,7 @@ mod recorded;
 mod text;
 mod what_if;
 
-pub use extract::{Communicator, Entry, RankPart};
+pub use extract::{Communicator, Entry, RankPart, RankTimes};
 pub use join::{CollectiveSum, Job, Problem, RankSum, join};
 pub use what_if::{JobGain, JobPath};
 

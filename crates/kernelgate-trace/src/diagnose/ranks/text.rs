@@ -77,8 +77,8 @@ impl Job {
     fn stragglers_text(&self, text: &mut String) {
         let stragglers = self.stragglers();
         if stragglers.is_empty() {
-            let line = "no straggler: no rank delays the others by 5 % of the time, and by more than \
-                        the clocks may differ";
+            let line = "no straggler: no rank delays the others by 5 % of the time where no compute \
+                        hides it, and by more than the clocks may differ";
             wrap(text, line, "  ", "    ");
         }
         for rank in stragglers {
@@ -108,8 +108,8 @@ impl Job {
             (own - others, verb.to_owned(), own, others)
         };
         let parts = [
-            excess("computes", |of| of.part.compute_ns),
-            excess("is idle for", |of| of.part.idle_ns),
+            excess("computes", |of| of.times.compute_ns),
+            excess("is idle for", |of| of.times.idle_ns),
         ];
         let (more, verb, own, others) = parts.into_iter().max().expect("there are two parts");
         if more <= 0 {
@@ -129,9 +129,9 @@ impl Job {
                 text,
                 "  {:<26}{:>12}{:>13}{:>11}{:>12}{:>12}{:>8}",
                 shorten(&rank.name, 25),
-                time(rank.part.compute_ns),
-                time(rank.part.exposed_ns),
-                time(rank.part.idle_ns),
+                time(rank.times.compute_ns),
+                time(rank.times.exposed_ns),
+                time(rank.times.idle_ns),
                 time(rank.waited_ns),
                 time(rank.delayed_ns),
                 thousands(&rank.last.to_string())

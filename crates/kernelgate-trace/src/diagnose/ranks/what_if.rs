@@ -173,8 +173,8 @@ fn at_median(parts: &[RankPart], part: usize) -> Option<Faster> {
         let (own, median) = (value(&parts[part]), of_median_rank(parts.iter().map(value)));
         if own > median { median as f64 / own as f64 } else { 1.0 }
     };
-    let compute = share(|of| of.compute_ns);
-    let host = share(|of| of.idle_ns);
+    let compute = share(|of| of.times.compute_ns);
+    let host = share(|of| of.times.idle_ns);
     (compute < 1.0 || host < 1.0).then_some(Faster::Rank { part, compute, host })
 }
 
