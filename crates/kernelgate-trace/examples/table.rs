@@ -20,7 +20,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let Some(report) = Report::of(name) else {
+    let Some(report) = Report::from_name(name) else {
         eprintln!("error: no table is called {name}");
         return ExitCode::from(2);
     };
@@ -42,7 +42,7 @@ fn main() -> ExitCode {
         eprintln!("{name}: {seconds:.2} s, {} rows", table.rows.len());
         return ExitCode::SUCCESS;
     }
-    let trace = match read::open(path.as_ref(), &report.wanted()) {
+    let trace = match read::open(path.as_ref(), &report.columns()) {
         Ok(trace) => trace,
         Err(error) => {
             eprintln!("error: failed to {error}");

@@ -123,7 +123,7 @@ const MORE: i64 = 1_000_000;
 impl Lanes {
     /// Puts each operation on the first track of its stream that is free when it starts.
     fn assign(trace: &Trace) -> Self {
-        let all = AllOperations::of(trace);
+        let all = AllOperations::new(trace);
         let mut order: Vec<OperationId> = all.ids().collect();
         let key = |&id: &OperationId| (all.start(id), all.end(id));
         if !order.is_sorted_by_key(key) {
@@ -220,8 +220,8 @@ fn host<W: Write>(trace: &Trace, events: &mut Events<'_, W>) -> io::Result<()> {
 }
 
 fn gpu<W: Write>(trace: &Trace, lanes: &Lanes, events: &mut Events<'_, W>) -> io::Result<()> {
-    let all = AllOperations::of(trace);
-    let launches = Launches::of(trace);
+    let all = AllOperations::new(trace);
+    let launches = Launches::join(trace);
     let tracks: Vec<i64> = (0u32..)
         .take(trace.places.len())
         .map(|place| STREAMS + device_track(trace, place))

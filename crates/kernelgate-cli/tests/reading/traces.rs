@@ -106,7 +106,7 @@ fn a_large_export_has_the_tables_of_a_small_one() {
 }
 
 #[test]
-fn a_table_that_cannot_be_read_is_told_once() {
+fn a_table_that_cannot_be_read_is_reported_once() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.sqlite");
     let database = rusqlite::Connection::open(&path).unwrap();

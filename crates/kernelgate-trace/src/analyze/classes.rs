@@ -209,7 +209,7 @@ impl<'a> Classes<'a> {
         labels.dedup();
         labels.retain(|&label| is_migration(trace.names.text(label)));
         Self {
-            all: AllOperations::of(trace),
+            all: AllOperations::new(trace),
             trace,
             kernels: trace.functions.iter().map(communication).collect(),
             migrations: labels,

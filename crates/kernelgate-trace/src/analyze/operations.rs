@@ -29,7 +29,7 @@ pub struct AllOperations<'a> {
 
 impl<'a> AllOperations<'a> {
     /// Those of a trace.
-    pub fn of(trace: &'a Trace) -> Self {
+    pub fn new(trace: &'a Trace) -> Self {
         let mut next = 0;
         let mut bound = |operations: &Operations| {
             next += u32::try_from(operations.len()).expect("fewer than 2^32 operations");

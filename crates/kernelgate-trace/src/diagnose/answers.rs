@@ -80,7 +80,7 @@ impl Answers {
     }
 
     #[allow(clippy::cast_precision_loss)]
-    pub(super) fn of(context: &Context<'_>) -> Self {
+    pub(super) fn new(context: &Context<'_>) -> Self {
         let kernels = &context.trace.kernels;
         let length = |row: usize| kernels.on_gpu.end[row] - kernels.on_gpu.start[row];
         let kernel_ns: i64 = (0..kernels.on_gpu.len()).map(length).sum();
@@ -98,7 +98,7 @@ impl Answers {
                 let name = context.trace.names.text(Name(name));
                 KernelShare {
                     name: name.to_owned(),
-                    class: KernelClass::of(name),
+                    class: KernelClass::from_name(name),
                     summary,
                     share: share(summary.total),
                 }

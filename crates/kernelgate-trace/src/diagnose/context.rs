@@ -32,7 +32,7 @@ pub struct Context<'a> {
 
 impl<'a> Context<'a> {
     /// Joins a trace in memory; ranges are kept for the tree of ranges.
-    pub fn of(trace: &'a Trace, keep_ranges: bool) -> Self {
+    pub fn new(trace: &'a Trace, keep_ranges: bool) -> Self {
         let mut pass = HostPass::new(keep_ranges);
         read::rows_of(trace, |row| pass.add(trace, row));
         Self::joined(trace, pass.finish(trace, |label| label, i64::MAX))
@@ -41,7 +41,7 @@ impl<'a> Context<'a> {
     /// Joins a trace with its host's part, after which it needs no correlation ids.
     pub fn joined(trace: &'a Trace, (activities, host): (Vec<Activity>, Host)) -> Self {
         let classes = classes(trace, &host);
-        let (all, platform) = (AllOperations::of(trace), Platform::new(trace));
+        let (all, platform) = (AllOperations::new(trace), Platform::new(trace));
         Self { trace, all, classes, activities, host, platform }
     }
 

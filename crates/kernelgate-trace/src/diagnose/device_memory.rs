@@ -79,7 +79,7 @@ impl MemoryUse {
 }
 
 /// Memory of each process on each device that allocates.
-pub(super) fn of(trace: &Trace, outermost: &[Outermost]) -> Vec<MemoryUse> {
+pub(super) fn memory_use(trace: &Trace, outermost: &[Outermost]) -> Vec<MemoryUse> {
     let rows = &trace.allocations;
     let mut order: Vec<usize> = (0..rows.time.len()).collect();
     order.sort_by_key(|&row| rows.time[row]);

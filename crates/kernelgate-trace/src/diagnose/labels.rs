@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_repeats_everywhere_is_left_out() {
+    fn words_that_all_names_share_are_dropped() {
         assert_eq!(
             short_name(
                 "void at::native::vectorized_elementwise_kernel<(int)4, \

@@ -52,14 +52,14 @@ pub struct Joined<'a>(Context<'a>);
 
 impl<'a> Joined<'a> {
     /// Joins a trace.
-    pub fn of(trace: &'a Trace) -> Self {
-        Self(Context::of(trace, true))
+    pub fn new(trace: &'a Trace) -> Self {
+        Self(Context::new(trace, true))
     }
 
     /// The device's work in each range, outer ranges before those inside. Ranges that differ in
     /// numbers only are one, but for those of these names.
     pub fn range_tree(&self, apart: &[&str]) -> Vec<RangeUse> {
-        tree::of(&self.0, apart)
+        tree::range_tree(&self.0, apart)
     }
 
     /// Diagnoses it.
@@ -72,7 +72,7 @@ impl<'a> Joined<'a> {
 pub fn diagnose(trace: &Trace) -> Diagnosis {
     // The rule about declared work asks for the tree of ranges, utilization for operators.
     let keep_ranges = !trace.work.is_empty() || !trace.ranges.inputs.is_empty();
-    rules::apply(&Context::of(trace, keep_ranges))
+    rules::apply(&Context::new(trace, keep_ranges))
 }
 
 /// Diagnoses an export of any length: ranges and calls are summed while they are read, and not

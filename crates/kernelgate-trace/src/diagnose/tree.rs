@@ -113,7 +113,7 @@ struct Tree<'a> {
 }
 
 /// The tree of a trace whose ranges were kept.
-pub(super) fn of(context: &Context<'_>, apart: &[&str]) -> Vec<RangeUse> {
+pub(super) fn range_tree(context: &Context<'_>, apart: &[&str]) -> Vec<RangeUse> {
     let all = context.all;
     let mut tree = Tree { apart, ..Tree::default() };
     let own_ns = own_times(context.trace);

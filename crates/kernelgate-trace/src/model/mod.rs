@@ -227,7 +227,7 @@ impl<T> Default for Table<T> {
 
 impl<T: Copy + Eq + Hash> Table<T> {
     /// The index of a value.
-    pub fn of(&mut self, value: T) -> u32 {
+    pub fn intern(&mut self, value: T) -> u32 {
         // Rows of the same thread, place or kernel follow each other.
         if let Some((known, index)) = self.last
             && known == value

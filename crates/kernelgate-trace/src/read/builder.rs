@@ -41,7 +41,7 @@ pub(super) struct Builder {
 impl Builder {
     /// The process of a key; the first mention of a key gives it its id.
     pub fn process(&mut self, key: u64, pid: i64) -> u32 {
-        let index = self.processes.of(key);
+        let index = self.processes.intern(key);
         if index as usize == self.trace.processes.len() {
             self.trace.processes.push(Process { key, pid, name: None });
         }
@@ -50,7 +50,7 @@ impl Builder {
 
     /// A thread.
     pub fn thread(&mut self, process: u32, tid: i64) -> u32 {
-        let index = self.threads.of((process, tid));
+        let index = self.threads.intern((process, tid));
         if index as usize == self.trace.threads.len() {
             self.trace.threads.push(Thread { process, tid, name: None });
         }
@@ -58,20 +58,20 @@ impl Builder {
     }
 
     pub fn place(&mut self, place: Place) -> PlaceId {
-        PlaceId(self.places.of(place))
+        PlaceId(self.places.intern(place))
     }
 
     pub fn function(&mut self, demangled: Name, short: Name) -> u32 {
-        self.functions.of(Function { demangled, short })
+        self.functions.intern(Function { demangled, short })
     }
 
     pub fn shape(&mut self, shape: LaunchShape) -> u32 {
-        self.shapes.of(shape)
+        self.shapes.intern(shape)
     }
 
     /// Inputs of an operator, as in [`crate::model::host::Ranges::inputs`].
     pub fn inputs(&mut self, inputs: OperatorInputs) -> u32 {
-        self.inputs.of(inputs) + 1
+        self.inputs.intern(inputs) + 1
     }
 
     /// Puts the tables as they are by now into the trace; mangled names become readable.

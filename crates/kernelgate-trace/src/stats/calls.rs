@@ -23,9 +23,9 @@ pub(super) fn calls(trace: &Trace) -> Table {
     let mut functions: Interner<&str> = Interner::default();
     let mut function_of: Vec<u32> = Vec::new();
     for (row, &name) in trace.calls.name.iter().enumerate() {
-        let index = names.of(name) as usize;
+        let index = names.intern(name) as usize;
         if index == function_of.len() {
-            function_of.push(functions.of(without_version(trace.names.text(name))));
+            function_of.push(functions.intern(without_version(trace.names.text(name))));
         }
         samples.push(function_of[index], trace.calls.end[row] - trace.calls.start[row]);
     }
@@ -40,7 +40,7 @@ pub(super) fn calls(trace: &Trace) -> Table {
 /// to the end of kernel and call; the call; the queue, from the return of the call to the start of
 /// the kernel where that did not start before; the kernel.
 pub(super) fn kernel_execution(trace: &Trace) -> Table {
-    let launches = Launches::of(trace);
+    let launches = Launches::join(trace);
     let (calls, kernels) = (&trace.calls, &trace.kernels.on_gpu);
     let mut groups = Interner::default();
     let mut times: [Samples; 4] = Default::default();
@@ -52,7 +52,7 @@ pub(super) fn kernel_execution(trace: &Trace) -> Table {
         let call = call as usize;
         let function = trace.functions[trace.kernels.function[row] as usize].demangled;
         let device = trace.places[kernels.place[row].0 as usize].device;
-        let group = groups.of((calls.thread[call], device, calls.name[call], function));
+        let group = groups.intern((calls.thread[call], device, calls.name[call], function));
         let (start, end) = (kernels.start[row], kernels.end[row]);
         let [total, api, queue, kernel] = &mut times;
         total.push(group, end.max(calls.end[call]) - calls.start[call]);

@@ -21,7 +21,7 @@ fn kernel_rows(trace: &Trace) -> Vec<(String, Summary)> {
     let mut samples = Samples::with_capacity(kernels.on_gpu.len());
     for (row, &function) in kernels.function.iter().enumerate() {
         let name = trace.functions[function as usize].demangled;
-        samples.push(names.of(name), length(&kernels.on_gpu, row));
+        samples.push(names.intern(name), length(&kernels.on_gpu, row));
     }
     let summaries = samples.summaries(names.values.len());
     let text = |name| trace.names.text(name).to_owned();
@@ -41,7 +41,7 @@ pub(super) fn kernel_shapes(trace: &Trace) -> Table {
         let name = trace.functions[function as usize].demangled;
         let shape = kernels.shape.get(row).map(|&shape| trace.shapes[shape as usize]);
         let shape = shape.unwrap_or_default();
-        samples.push(groups.of((name, shape.grid, shape.block)), length(&kernels.on_gpu, row));
+        samples.push(groups.intern((name, shape.grid, shape.block)), length(&kernels.on_gpu, row));
     }
     let summaries = samples.summaries(groups.values.len());
     let rows = by_total(groups.values, summaries);
@@ -61,10 +61,10 @@ fn memory_rows(
     let mut kinds = Interner::default();
     let mut samples = Samples::default();
     for (row, &kind) in trace.copies.kind.iter().enumerate() {
-        samples.push(kinds.of(Some(kind)), copy(row));
+        samples.push(kinds.intern(Some(kind)), copy(row));
     }
     for row in 0..trace.sets.on_gpu.len() {
-        samples.push(kinds.of(None), set(row));
+        samples.push(kinds.intern(None), set(row));
     }
     let summaries = samples.summaries(kinds.values.len());
     let label = |kind: Option<_>| {

@@ -87,12 +87,12 @@ impl Report {
     }
 
     /// The table of a name.
-    pub fn of(name: &str) -> Option<Self> {
+    pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|report| report.name() == name)
     }
 
     /// The parts of a file that it needs.
-    pub fn wanted(self) -> Wanted {
+    pub fn columns(self) -> Wanted {
         let nothing = Wanted::default();
         match self {
             Self::GpuKernels | Self::MemoryTimes | Self::MemorySizes | Self::GpuOperations => {
@@ -160,7 +160,7 @@ fn of_stream(
     report: Report,
     mut sums: impl Sums,
 ) -> Result<Option<Streamed>, TraceError> {
-    let streamed = read::stream(path, &report.wanted(), |trace, row| sums.add(trace, row))?;
+    let streamed = read::stream(path, &report.columns(), |trace, row| sums.add(trace, row))?;
     Ok(streamed.map(|read::Streamed { trace, names, last }| {
         let name_of = |label: u32| names[label as usize];
         let table = sums.table(&End { trace: &trace, name_of, last });

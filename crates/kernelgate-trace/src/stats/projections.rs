@@ -42,7 +42,7 @@ struct Projections {
 impl Projections {
     fn add(&mut self, range: &Open<Option<Projection>>, last: i64) {
         let (row, Some(projection)) = (&range.row, &range.state) else { return };
-        let group = self.groups.of((row.label, row.style));
+        let group = self.groups.intern((row.label, row.style));
         self.samples.push(group, projection.end - projection.start);
         self.sums.resize(self.groups.values.len(), [0; 4]);
         let [host, operations, levels, children] = &mut self.sums[group as usize];
@@ -55,7 +55,7 @@ impl Projections {
 
 impl ProjectionSums {
     fn call(&mut self, trace: &Trace, call: &CallRow) {
-        let all = AllOperations::of(trace);
+        let all = AllOperations::new(trace);
         let (mut start, mut end, mut number) = (i64::MAX, i64::MIN, 0);
         // Graphs are recorded whole; tables of `nsys stats` are of kernels, copies and sets.
         let launched = self.launched.by(trace, call).iter();
@@ -101,7 +101,7 @@ impl ProjectionSums {
 impl Sums for ProjectionSums {
     fn add(&mut self, trace: &Trace, row: Row) {
         match row {
-            Row::Begin => *self = Self { launched: Launched::of(trace), ..Self::default() },
+            Row::Begin => *self = Self { launched: Launched::new(trace), ..Self::default() },
             Row::Range(range) => {
                 self.open.add(range, None, |range| self.closed.add(&range, i64::MAX));
             }

@@ -30,7 +30,7 @@ pub(super) struct KernelSums {
 
 impl KernelSums {
     fn call(&mut self, trace: &Trace, call: &CallRow) {
-        let all = AllOperations::of(trace);
+        let all = AllOperations::new(trace);
         let ranges = self.open.at(call.thread, call.start, |_| ());
         for &id in self.launched.by(trace, call) {
             let (Kind::Kernel, kernel) = all.part(id) else { continue };
@@ -39,7 +39,7 @@ impl KernelSums {
             for range in ranges.iter_mut().filter(|range| range.row.end >= call.end) {
                 alone = false;
                 let scope = (range.row.label, range.row.style);
-                let group = self.groups.of((Some(scope), Some(call.thread), function));
+                let group = self.groups.intern((Some(scope), Some(call.thread), function));
                 self.samples.push(group, length);
                 if let Err(place) = range.state.binary_search(&group) {
                     range.state.insert(place, group);
@@ -48,7 +48,7 @@ impl KernelSums {
                 }
             }
             if alone {
-                self.samples.push(self.groups.of((None, Some(call.thread), function)), length);
+                self.samples.push(self.groups.intern((None, Some(call.thread), function)), length);
             }
         }
     }
@@ -63,7 +63,7 @@ fn kernel_of(trace: &Trace, kernel: usize) -> (u32, i64) {
 impl Sums for KernelSums {
     fn add(&mut self, trace: &Trace, row: Row) {
         match row {
-            Row::Begin => *self = Self { launched: Launched::of(trace), ..Self::default() },
+            Row::Begin => *self = Self { launched: Launched::new(trace), ..Self::default() },
             Row::Range(range) => self.open.add(range, Vec::new(), |_| ()),
             Row::Call(call) => self.call(trace, &call),
         }
@@ -74,7 +74,7 @@ impl Sums for KernelSums {
         for kernel in self.launched.orphans().map(|id| id as usize) {
             if kernel < trace.kernels.on_gpu.len() {
                 let (function, length) = kernel_of(trace, kernel);
-                self.samples.push(self.groups.of((None, None, function)), length);
+                self.samples.push(self.groups.intern((None, None, function)), length);
             }
         }
         let mut samples = self.samples;

@@ -36,7 +36,7 @@ pub(super) fn regroup<K: Copy, L: Copy + Eq + Hash>(
     meaning: impl Fn(K) -> L,
 ) -> (Vec<L>, Vec<u32>) {
     let mut meanings = Interner::default();
-    let group_of: Vec<u32> = groups.iter().map(|&group| meanings.of(meaning(group))).collect();
+    let group_of: Vec<u32> = groups.iter().map(|&group| meanings.intern(meaning(group))).collect();
     samples.regroup(&group_of);
     (meanings.values, group_of)
 }
@@ -62,7 +62,7 @@ impl Sums for RangeSums {
         match row {
             Row::Begin => *self = Self::new(self.push_pop_only),
             Row::Range(range) if !self.push_pop_only || range.style == RangeStyle::PushPop => {
-                let group = self.groups.of((range.label, range.style));
+                let group = self.groups.intern((range.label, range.style));
                 if range.end == RangeRow::UNCLOSED {
                     self.unclosed.push((group, range.start));
                 } else {

@@ -21,7 +21,7 @@ pub struct Summary {
 
 impl Summary {
     /// The summary of some values, which change their order.
-    pub fn of(values: &mut [i64]) -> Self {
+    pub fn new(values: &mut [i64]) -> Self {
         values.sort_unstable();
         Self::of_sorted(|| values.iter().map(|&value| (value, 1)))
     }
@@ -186,9 +186,9 @@ mod tests {
         // Group 2 becomes group 0.
         samples.regroup(&[0, 1, 0]);
         let of = samples.summaries(2);
-        assert_eq!(of[0], Summary::of(&mut [7, 7, 9, 8, 1, 3]));
+        assert_eq!(of[0], Summary::new(&mut [7, 7, 9, 8, 1, 3]));
         assert_eq!((of[0].count, of[0].total, of[0].median), (6, 35, 7.0));
-        assert_eq!(of[1], Summary::of(&mut [5, 5, 4]));
+        assert_eq!(of[1], Summary::new(&mut [5, 5, 4]));
         assert_eq!(of[1].median, 5.0);
     }
 }

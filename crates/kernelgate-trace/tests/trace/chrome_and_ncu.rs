@@ -255,7 +255,7 @@ fn two_reports_of_ncu_are_compared_by_the_durations_of_their_launches() {
             "\"ID\",\"Kernel Name\",\"gpu__time_duration.sum\",\"launch__registers_per_thread\"\n\
              \"\",\"\",\"nsecond\",\"register/thread\"\n\"0\",\"k\",\"{duration}\",\"{registers}\"\n"
         );
-        Sums::of(&read("raw.csv", raw.as_bytes()))
+        Sums::new(&read("raw.csv", raw.as_bytes()))
     };
     let difference = difference(report(4000, 96), report(5000, 128));
     assert_eq!((difference.change_ns(), difference.parts[0].change_ns()), (1000, 1000));

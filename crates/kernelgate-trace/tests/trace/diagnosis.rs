@@ -58,7 +58,7 @@ fn a_wait_in_a_loop_is_found_with_its_range() {
 }
 
 #[test]
-fn a_single_wait_at_the_end_is_none() {
+fn a_single_wait_at_the_end_is_no_loop() {
     let mut export = Export::new();
     steps(&mut export, 5, |_, _, _| {});
     export.call(7, (9_000_000, 9_100_000), 0, "cudaDeviceSynchronize_v3020");
@@ -161,7 +161,7 @@ fn gaps_are_classed_at_20_and_50_microseconds() {
 }
 
 #[test]
-fn a_clock_that_jumps_is_told() {
+fn a_clock_that_jumps_is_reported() {
     let mut export = Export::new();
     export.launch((10, 20), (1_000, 2_000), 1, "k");
     export.launch((30, 40), (3_000, 4_000), 2, "k");
@@ -193,7 +193,7 @@ fn small_grids_are_found_where_the_gpu_is_known() {
 }
 
 #[test]
-fn the_bound_is_told_from_issue_and_dram_not_from_activity() {
+fn issue_and_dram_give_the_bound_not_activity() {
     let mut export = Export::new();
     export.launch((10, 20), (1_000, 9_000), 1, "k");
     export.sql(

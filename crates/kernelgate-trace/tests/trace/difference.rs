@@ -70,7 +70,7 @@ fn to(steps: &Steps) -> Difference {
 }
 
 fn between(base: &Export, head: &Export) -> Difference {
-    let [base, head] = [base, head].map(|export| Sums::of(&export.read().unwrap()));
+    let [base, head] = [base, head].map(|export| Sums::new(&export.read().unwrap()));
     let difference = difference(base, head);
     adds_up(&difference);
     difference
@@ -126,7 +126,7 @@ fn local_memory_that_a_kernel_had_not_is_called_a_spill() {
 }
 
 #[test]
-fn an_extra_launch_is_told_from_longer_ones() {
+fn an_extra_launch_and_longer_launches_are_two_causes() {
     let more = to(&Steps { kernels: 11, ..PLAIN });
     assert_eq!(more.change_ns(), 5 * 30_000);
     let first = &more.parts[0];

@@ -599,7 +599,7 @@ fn the_recorders_reason_is_part_of_the_finding_that_work_is_missing() {
 #[test]
 fn two_machines_are_named_before_their_difference() {
     let of = |name: &str, capability: u32, more: serde_json::Value| {
-        let mut trace = Kineto::of(json!({
+        let mut trace = Kineto::with_device(json!({
             "id": 0, "name": name, "computeMajor": capability, "computeMinor": 0, "numSms": 80,
         }));
         for step in 0..20 {
@@ -612,14 +612,14 @@ fn two_machines_are_named_before_their_difference() {
     let world = |size: u32, driver: u32| json!({ "distributedInfo": { "world_size": size }, "cuda_driver_version": driver });
     use Property::{Capability, Device, Driver, Ranks};
     let same = || of("NVIDIA A100", 8, world(8, 12080));
-    let base = Sums::of(&same());
+    let base = Sums::new(&same());
     let reported = ["a100", "v100"].map(|name| reported(&format!("two-gpus-not-told/{name}.json")));
     let mut pairs = vec![(same(), of("Tesla V100", 7, world(16, 13000)))];
     if let [Some(a), Some(b)] = reported {
         pairs.push((a, b));
     }
     for (a, b) in &pairs {
-        let difference = difference(Sums::of(a), Sums::of(b));
+        let difference = difference(Sums::new(a), Sums::new(b));
         assert_eq!(difference.setup[0].property, Device);
         assert!(difference.other_machine());
         let text = difference.to_text(["a", "b"]);
@@ -628,7 +628,7 @@ fn two_machines_are_named_before_their_difference() {
         assert!(text.lines().nth(1).unwrap().contains("V100"), "{text}");
     }
     let properties = |other: &Trace| {
-        let difference = difference(base.clone(), Sums::of(other));
+        let difference = difference(base.clone(), Sums::new(other));
         difference.setup.iter().map(|change| change.property).collect::<Vec<_>>()
     };
     assert_eq!(properties(&pairs[0].1), [Device, Capability, Ranks, Driver]);

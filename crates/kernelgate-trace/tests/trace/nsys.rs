@@ -39,7 +39,7 @@ fn a_database_that_is_being_written_is_refused() {
 }
 
 #[test]
-fn of_a_truncated_export_the_rest_is_told() {
+fn a_truncated_export_is_read_as_far_as_it_goes() {
     let mut export = Export::new();
     let name = export.text("kernel");
     export.sql(&format!(
@@ -271,7 +271,7 @@ fn kernels_of_a_graph_have_the_ranges_of_its_capture() {
         process(7) | 7
     ));
     let trace = export.read().unwrap();
-    let tree = Joined::of(&trace).range_tree(&[]);
+    let tree = Joined::new(&trace).range_tree(&[]);
     let busy = |path: &str| tree.iter().find(|range| range.path == path).unwrap().busy_ns;
     assert_eq!((busy("step_0/encode"), busy("step_0/decode")), (1_000, 3_000));
     let inside = restrict::inside(&trace, "decode").unwrap();

@@ -31,7 +31,7 @@ fn events(all: &[String]) -> Vec<u8> {
 }
 
 #[test]
-fn events_with_bare_quotation_marks_are_left_out_and_counted() {
+fn events_with_bare_quotation_marks_are_skipped_and_counted() {
     let frame = r#"{"ph": "X", "cat": "python_function", "name": "m = Library("_test", "IMPL")",
         "pid": 5, "tid": 5, "ts": 0, "dur": 9, "args": {}},"#;
     let odd = r#"{"ph": "X", "name": "it's 5" long", "pid": 5, "ts": 1, "dur": 2},"#;

@@ -157,7 +157,7 @@ fn gaps_are_those_of_an_independent_count() {
 
 /// In the digits that the README prints: idle in µs, the longest in tenths of a µs.
 fn gaps(trace: &Trace, activities: &[idle::Activity]) -> Gaps {
-    let all = AllOperations::of(trace);
+    let all = AllOperations::new(trace);
     let mut classes = [0; 3];
     let (mut idle, mut longest) = (0, 0);
     for gap in activities.iter().flat_map(|of| of.gaps.iter(&all)) {
@@ -210,7 +210,7 @@ fn pytorch_and_ncu_files_are_read() {
     assert_eq!(counts, (4350, 1600, 145));
     assert_eq!((trace.calls.len(), trace.quality.odd_values), (15329, 0));
     assert!(trace.quality.unreadable.is_empty());
-    let launches = Launches::of(&trace);
+    let launches = Launches::join(&trace);
     assert!(launches.orphans() * 100 < launches.call_of.len(), "{}", launches.orphans());
     let path = folder.join("kineto/event_sync_trace.json.gz");
     let trace = read::open(&path, &Wanted::ALL).unwrap();
@@ -255,7 +255,7 @@ fn a_timeline_that_is_read_again_has_the_same_tables() {
 fn the_parts_of_a_difference_add_up() {
     let Some(folder) = folder() else { return };
     let read = |export: &PathBuf| {
-        Sums::of(&read::open(&export.join("trace.sqlite"), &Wanted::ALL).unwrap())
+        Sums::new(&read::open(&export.join("trace.sqlite"), &Wanted::ALL).unwrap())
     };
     let exports = exports(&folder);
     let sums: Vec<Sums> = exports.iter().map(read).collect();

@@ -101,7 +101,7 @@ fn graph(limits: Value) -> Value {
 
 /// The second kernel begins before the first has ended, as dependent launches do.
 #[test]
-fn overlapping_launches_count_once_and_names_are_told_apart_where_asked() {
+fn overlapping_launches_count_once() {
     let mut recording = graph(json!([]));
     for kernel in recording["trace"]["kernels"].as_array_mut().unwrap() {
         if kernel["graph_node"] == 101 {
@@ -110,9 +110,9 @@ fn overlapping_launches_count_once_and_names_are_told_apart_where_asked() {
         }
     }
     let trace = trace(&recording);
-    let both = Joined::of(&trace).range_tree(&[]);
+    let both = Joined::new(&trace).range_tree(&[]);
     assert_eq!(row(&both, "f/w/c/step/layer_#").own_ns, 2 * 81_000);
-    let apart = Joined::of(&trace).range_tree(&["layer_0", "layer_1"]);
+    let apart = Joined::new(&trace).range_tree(&["layer_0", "layer_1"]);
     let own = |layer: &str| row(&apart, &format!("f/w/c/step/{layer}")).own_ns;
     assert_eq!([own("layer_0"), own("layer_1")], [2 * 40_000, 2 * 41_000]);
     assert_eq!(row(&apart, "f/w/c/step").own_ns, row(&apart, "f/w/c/step").busy_ns);
@@ -158,7 +158,7 @@ fn every_list_becomes_its_columns() {
 #[test]
 fn ranges_of_a_capture_have_their_own_time_inside_each_launch() {
     let trace = trace(&graph(json!([])));
-    let tree = Joined::of(&trace).range_tree(&[]);
+    let tree = Joined::new(&trace).range_tree(&[]);
     let paths: Vec<&str> = tree.iter().map(|row| row.path.as_str()).collect();
     assert_eq!(paths, ["f/w/c", "f/w/c/step", "f/w/c/step/layer_#"]);
     let layers = row(&tree, "f/w/c/step/layer_#");
@@ -185,12 +185,12 @@ fn a_range_of_a_capture_restricts_a_trace() {
 }
 
 #[test]
-fn what_bounds_a_step_is_told_from_its_declared_work() {
+fn declared_work_gives_the_bound_of_a_step() {
     let of = |memory: f64, compute: f64| {
         let limits = json!([{ "by": "memory", "time_ns": memory * 81_000.0 },
                             { "by": "matmul bf16", "time_ns": compute * 81_000.0 }]);
         let trace = trace(&graph(limits));
-        let bound = row(&Joined::of(&trace).range_tree(&[]), "f/w/c/step").bound;
+        let bound = row(&Joined::new(&trace).range_tree(&[]), "f/w/c/step").bound;
         let diagnosis = diagnose(&trace);
         let title = found(&diagnosis, "work-bound").unwrap();
         assert!(title.contains(bound.label()), "{title}");
@@ -201,7 +201,7 @@ fn what_bounds_a_step_is_told_from_its_declared_work() {
     assert_eq!(of(0.35, 0.1), Bound::Latency);
     assert_eq!(of(0.55, 0.5), Bound::Mixed);
     let without = trace(&graph(json!([])));
-    assert_eq!(row(&Joined::of(&without).range_tree(&[]), "f/w/c/step").bound, Bound::Busy);
+    assert_eq!(row(&Joined::new(&without).range_tree(&[]), "f/w/c/step").bound, Bound::Busy);
     let questions = diagnose(&without).questions;
     let work = questions.iter().find(|question| question.id == "work-bound").unwrap();
     assert!(work.not_measured().is_some(), "{work:?}");
@@ -223,7 +223,7 @@ fn a_device_that_waits_for_launches_is_launch_bound_whatever_its_limits() {
         kernel(&mut recording, (start + 5_000, start + 7_000), launch + 1, 0);
     }
     let trace = trace(&recording);
-    assert_eq!(row(&Joined::of(&trace).range_tree(&[]), "f/w/c/step").bound, Bound::Launch);
+    assert_eq!(row(&Joined::new(&trace).range_tree(&[]), "f/w/c/step").bound, Bound::Launch);
     let diagnosis = diagnose(&trace);
     assert!(found(&diagnosis, "launch-bound").is_some());
     assert_eq!(diagnosis.recorder, "CUPTI");
@@ -290,7 +290,7 @@ fn broken_and_newer_files_are_refused_by_name() {
 }
 
 #[test]
-fn device_memory_is_told_by_phase() {
+fn device_memory_is_listed_by_phase() {
     let mut recording = recording();
     let allocation = |time: u64, address: u64, bytes: i64| json!({ "time": time, "on": on(), "address": address, "bytes": bytes });
     // Taken before the case, inside it for a moment, and one that was there already.

@@ -30,7 +30,7 @@ fn same_diagnosis(export: &Export) -> Diagnosis {
     let (kept, streamed) = (diagnose(&trace), diagnose_streamed(&export.path()).unwrap().unwrap());
     assert_eq!(streamed.to_json(), kept.to_json());
     let streamed = Sums::streamed(&export.path()).unwrap().unwrap();
-    assert_eq!(format!("{streamed:?}"), format!("{:?}", Sums::of(&trace)));
+    assert_eq!(format!("{streamed:?}"), format!("{:?}", Sums::new(&trace)));
     kept
 }
 

@@ -21,7 +21,7 @@ const NAME: usize = 60;
 
 /// When each stream worked: a row for each stream and kind of operation.
 pub fn timeline(trace: &Trace) -> Vec<Figure> {
-    let operations = AllOperations::of(trace);
+    let operations = AllOperations::new(trace);
     let first = operations.ids().map(|id| operations.start(id)).min();
     let last = operations.ids().map(|id| operations.end(id)).max();
     let Some((first, last)) = first.zip(last).filter(|(first, last)| first < last) else {

@@ -218,7 +218,7 @@ fn each(arguments: &Arguments, traces: &[(String, PathBuf)]) -> anyhow::Result<O
 
 /// What changed from one trace to another, which are read one after the other.
 fn compare(arguments: &Arguments, traces: [&(String, PathBuf); 2]) -> anyhow::Result<()> {
-    let [base, head] = traces.map(|(_, path)| of(path, arguments, Sums::streamed, Sums::of));
+    let [base, head] = traces.map(|(_, path)| of(path, arguments, Sums::streamed, Sums::new));
     let difference = difference(base?, head?);
     let names = traces.map(|(name, _)| name);
     match arguments.format {
@@ -282,7 +282,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_case_is_told_from_a_path() {
+    fn cases_and_paths_are_distinguished() {
         let of = |word: &str| case(&[PathBuf::from(word)]);
         for filter in ["attention/forward/n64/cuda/hot", "^st_bif/", "graph"] {
             assert_eq!(of(filter).as_deref(), Some(filter));

@@ -37,7 +37,7 @@ pub fn read(recording: CaseRecording, folder: &Path) -> anyhow::Result<RecordedC
     file::write(&path, &recording).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     let trace =
         read::open(&path, &Wanted::ALL).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    let joined = Joined::of(&trace);
+    let joined = Joined::new(&trace);
     let (tree, diagnosis) = (joined.range_tree(&[]), joined.diagnosis());
     let parts = (!recording.parts.is_empty()).then(|| parts::of(&recording, &joined));
     let stages = stages::of(&recording);

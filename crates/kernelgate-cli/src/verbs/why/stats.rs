@@ -57,7 +57,7 @@ enum TableFormat {
 }
 
 fn report(name: &str) -> Result<Report, String> {
-    Report::of(name).ok_or_else(|| {
+    Report::from_name(name).ok_or_else(|| {
         let names: Vec<&str> = Report::ALL.iter().map(|report| report.name()).collect();
         format!("no such table; there are {}", names.join(", "))
     })
@@ -102,7 +102,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
 
 /// The trace as far as the tables need it, restricted to `--range`.
 fn load(path: &Path, reports: &[Report], arguments: &Arguments) -> anyhow::Result<Trace> {
-    let mut wanted = reports.iter().fold(Wanted::default(), |all, report| all.and(report.wanted()));
+    let mut wanted =
+        reports.iter().fold(Wanted::default(), |all, report| all.and(report.columns()));
     if arguments.out.is_some() {
         wanted.operations = true;
     }

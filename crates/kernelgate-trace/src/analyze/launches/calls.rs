@@ -97,7 +97,7 @@ mod tests {
         for start in [5_000, 2 * hour, 7_000, 9_000] {
             trace.sets.on_gpu.push(start, start + 10, PlaceId(0), 0);
         }
-        let all = AllOperations::of(&trace);
+        let all = AllOperations::new(&trace);
         let calls = [
             LaunchCall { start: 1_000, end: 3_000, thread: 4 },
             LaunchCall { start: 2_000, end: hour, thread: 1 },

@@ -20,8 +20,8 @@ pub struct Launches {
 
 impl Launches {
     /// Joins a trace. Several operations may have one call: a graph with its nodes.
-    pub fn of(trace: &Trace) -> Self {
-        let all = AllOperations::of(trace);
+    pub fn join(trace: &Trace) -> Self {
+        let all = AllOperations::new(trace);
         let mut call_of = vec![NONE; all.len()];
         let operations = by_correlation(trace);
         let calls = &trace.calls;
@@ -58,7 +58,7 @@ impl Launches {
 
 /// Operations with a correlation id, in order of their [`key_of`]; of one call by their numbers.
 pub(crate) fn by_correlation(trace: &Trace) -> Order {
-    let all = AllOperations::of(trace);
+    let all = AllOperations::new(trace);
     let key = |id: OperationId| key_of(trace, &all, id);
     match all.ids().all(|id| all.correlation(id) != 0) {
         true => Order::of_all(all.ids(), key),

@@ -30,7 +30,7 @@ impl<S> Default for OpenRanges<S> {
 }
 
 impl<S> OpenRanges<S> {
-    fn of(&mut self, thread: u32) -> &mut Vec<Open<S>> {
+    fn open(&mut self, thread: u32) -> &mut Vec<Open<S>> {
         let thread = thread as usize;
         if self.threads.len() <= thread {
             self.threads.resize_with(thread + 1, Vec::new);
@@ -40,7 +40,7 @@ impl<S> OpenRanges<S> {
 
     /// Opens a range. Ranges that it finds to be over go to `closed`.
     pub fn add(&mut self, row: RangeRow, state: S, closed: impl FnMut(Open<S>)) {
-        let open = self.of(row.thread);
+        let open = self.open(row.thread);
         if open.len() == open.capacity() {
             close(open, row.start, closed);
         }
@@ -49,7 +49,7 @@ impl<S> OpenRanges<S> {
 
     /// The ranges of a thread that were not over at a time.
     pub fn at(&mut self, thread: u32, time: i64, closed: impl FnMut(Open<S>)) -> &mut [Open<S>] {
-        let open = self.of(thread);
+        let open = self.open(thread);
         close(open, time, closed);
         open
     }
@@ -85,8 +85,8 @@ pub(crate) struct Launched {
 }
 
 impl Launched {
-    pub fn of(trace: &Trace) -> Self {
-        let count = AllOperations::of(trace).ids().end;
+    pub fn new(trace: &Trace) -> Self {
+        let count = AllOperations::new(trace).ids().end;
         let found = vec![0; (count as usize).div_ceil(64)];
         Self { operations: by_correlation(trace), found, count, by_call: Vec::new(), next: 0 }
     }
@@ -96,7 +96,7 @@ impl Launched {
         if call.correlation == 0 {
             return &[];
         }
-        let (all, key) = (AllOperations::of(trace), launch_key(call.process, call.correlation));
+        let (all, key) = (AllOperations::new(trace), launch_key(call.process, call.correlation));
         let key_of = |id: OperationId| key_of(trace, &all, id);
         let operations = &self.operations;
         if operations.get(self.next).is_none_or(|id| key_of(id) != key) {
@@ -128,7 +128,7 @@ pub(crate) struct NodeEvents(Vec<u32>);
 
 impl NodeEvents {
     /// Those of a trace that are asked for.
-    pub fn of(trace: &Trace, wanted: impl Fn(usize) -> bool) -> Self {
+    pub fn new(trace: &Trace, wanted: impl Fn(usize) -> bool) -> Self {
         let times = &trace.node_events.time;
         let mut events: Vec<u32> =
             (0u32..).take(times.len()).filter(|&event| wanted(event as usize)).collect();

@@ -96,11 +96,11 @@ impl Pass {
     fn add(&mut self, trace: &Trace, row: Row) {
         match row {
             Row::Begin => {
-                let nodes = NodeEvents::of(trace, |_| true);
+                let nodes = NodeEvents::new(trace, |_| true);
                 let matching = std::mem::take(&mut self.matching);
                 let launched = match trace.kernels.graph_node.is_empty() {
                     true => Launched::default(),
-                    false => Launched::of(trace),
+                    false => Launched::new(trace),
                 };
                 *self = Self { matching, nodes, launched, ..Self::default() };
             }

@@ -37,14 +37,14 @@ pub struct RangePaths {
 
 impl RangePaths {
     /// Those of a trace.
-    pub fn of(trace: &Trace) -> Self {
+    pub fn new(trace: &Trace) -> Self {
         let ranges = &trace.ranges;
         let mut all = Self { paths: Paths::default(), of_range: vec![ROOT; ranges.len()] };
         let by_thread = ByThread::ranges(trace);
         let mut open: Vec<u32> = Vec::new();
         for thread in 0..trace.threads.len() {
             open.clear();
-            for &range in by_thread.of(thread) {
+            for &range in by_thread.rows(thread) {
                 let (start, end) = (ranges.start[range as usize], ranges.end[range as usize]);
                 while open.last().is_some_and(|&last| ranges.end[last as usize] < start) {
                     open.pop();

@@ -26,7 +26,7 @@ type Spans = Vec<(i64, i64)>;
 pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
     let expression = expression(pattern);
     let nodes = nodes(trace, &expression);
-    let (selection, found) = Selection::of(trace, &expression);
+    let (selection, found) = Selection::new(trace, &expression);
     if !found && nodes.is_empty() {
         return None;
     }
@@ -34,8 +34,8 @@ pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
     let mut kept_call: Vec<bool> = (0..calls.len())
         .map(|call| selection.holds(trace, calls.thread[call], calls.start[call], calls.end[call]))
         .collect();
-    let launches = Launches::of(trace);
-    let all = AllOperations::of(trace);
+    let launches = Launches::join(trace);
+    let all = AllOperations::new(trace);
     let mut kept: [Vec<u32>; 4] = Default::default();
     let mut of_nodes: Vec<u32> = Vec::new();
     for id in all.ids() {
@@ -142,8 +142,8 @@ pub(in crate::analyze) struct Selection {
 
 impl Selection {
     /// Those of a trace, and whether there is one.
-    fn of(trace: &Trace, expression: &Regex) -> (Self, bool) {
-        let RangePaths { paths, of_range, .. } = RangePaths::of(trace);
+    fn new(trace: &Trace, expression: &Regex) -> (Self, bool) {
+        let RangePaths { paths, of_range, .. } = RangePaths::new(trace);
         let matching = matching(trace, &paths, expression);
         let mut selection = Self {
             by_thread: vec![Spans::new(); trace.threads.len()],
@@ -154,7 +154,7 @@ impl Selection {
         let by_thread = ByThread::ranges(trace);
         let mut found = false;
         for thread in 0..trace.threads.len() {
-            for &range in by_thread.of(thread) {
+            for &range in by_thread.rows(thread) {
                 let row = range as usize;
                 if !matching[of_range[row] as usize] {
                     continue;

@@ -44,7 +44,7 @@ impl ByThread {
     }
 
     /// Those of a thread; none of one that came later.
-    pub fn of(&self, thread: usize) -> &[u32] {
+    pub fn rows(&self, thread: usize) -> &[u32] {
         let end = self.bounds.get(thread + 1);
         end.map_or(&[], |&end| &self.rows[self.bounds[thread]..end])
     }
@@ -81,9 +81,9 @@ pub fn enclosing(
     let mut open: Vec<u32> = Vec::new();
     let mut enclosing: Vec<u32> = Vec::new();
     for thread in 0..trace.threads.len() {
-        let mut next = range_rows.of(thread).iter().copied().peekable();
+        let mut next = range_rows.rows(thread).iter().copied().peekable();
         open.clear();
-        for &row in rows.of(thread) {
+        for &row in rows.rows(thread) {
             let (start, end) = span(row);
             while let Some(range) = next.next_if(|&range| ranges.start[range as usize] <= start) {
                 // Most ranges are over before the next call: they need not be remembered.

@@ -114,7 +114,7 @@ pub struct Dependencies<'a> {
 impl<'a> Dependencies<'a> {
     /// Collects the dependencies; `None` of a trace without operations.
     pub fn new(trace: &'a Trace, launches: &'a LaunchCalls, waits: &[WaitCall]) -> Option<Self> {
-        let all = AllOperations::of(trace);
+        let all = AllOperations::new(trace);
         let process = |id: OperationId| trace.process_of(all.place(id)) as usize;
         let time = |id: OperationId| launches.get(&all, id).map(|call| call.start);
         let launched = match all.ids().all(|id| launches.has(id)) {

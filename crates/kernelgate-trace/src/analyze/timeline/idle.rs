@@ -120,7 +120,7 @@ impl Activity {
 
 /// The activity of every process on every device, from the operations that are `wanted`.
 pub fn activities(trace: &Trace, wanted: impl Fn(OperationId) -> bool) -> Vec<Activity> {
-    let all = AllOperations::of(trace);
+    let all = AllOperations::new(trace);
     let devices = by_device(trace, &all, wanted);
     devices
         .iter()
@@ -131,7 +131,7 @@ pub fn activities(trace: &Trace, wanted: impl Fn(OperationId) -> bool) -> Vec<Ac
 /// The part of the busy time that is each operation's own, in nanoseconds by operation: the time in
 /// which it ran and none that started earlier did. They add up to the busy time of all activities.
 pub fn own_times(trace: &Trace) -> Vec<i64> {
-    let all = AllOperations::of(trace);
+    let all = AllOperations::new(trace);
     let mut own = vec![0; all.len()];
     for (owner, operations) in by_device(trace, &all, |_| true) {
         activity(&all, owner, &operations, |id, own_ns| own[id as usize] = own_ns);

@@ -38,7 +38,7 @@ pub enum KernelClass {
 
 impl KernelClass {
     /// The class of a kernel by its demangled name.
-    pub fn of(name: &str) -> Self {
+    pub fn from_name(name: &str) -> Self {
         if Communication::in_kernel(name).is_some() {
             return Self::Communication;
         }
@@ -338,7 +338,7 @@ mod tests {
 
     fn check(all: &[(&str, KernelClass)]) {
         for (name, class) in all {
-            assert_eq!(KernelClass::of(name), *class, "{name}");
+            assert_eq!(KernelClass::from_name(name), *class, "{name}");
         }
     }
 

@@ -276,7 +276,7 @@ impl Difference {
     pub fn kinds(&self) -> Vec<(KernelClass, [i64; 2])> {
         let mut kinds: BTreeMap<KernelClass, [i64; 2]> = BTreeMap::new();
         for change in self.parts.iter().filter(|change| change.part.kind == PartKind::Kernel) {
-            let sums = kinds.entry(KernelClass::of(&change.part.name)).or_default();
+            let sums = kinds.entry(KernelClass::from_name(&change.part.name)).or_default();
             sums.iter_mut().zip(&change.amounts).for_each(|(sum, of)| *sum += of.total_ns);
         }
         let mut kinds: Vec<_> = kinds.into_iter().collect();

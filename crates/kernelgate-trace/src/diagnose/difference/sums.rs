@@ -150,8 +150,8 @@ const METRICS: &[&str] = &[
 
 impl Sums {
     /// Those of a trace.
-    pub fn of(trace: &Trace) -> Self {
-        Self::of_context(&Context::of(trace, !trace.work.is_empty()))
+    pub fn new(trace: &Trace) -> Self {
+        Self::of_context(&Context::new(trace, !trace.work.is_empty()))
     }
 
     /// Those of an export of any length, of which ranges and calls are not kept. `None` for a file
@@ -181,7 +181,7 @@ impl Sums {
         if context.all.is_empty() {
             sums.add_profiled(trace);
         }
-        let mut places = Places::of(context);
+        let mut places = Places::new(context);
         sums.add_operations(context, &mut places);
         sums.add_idle(context, &mut places);
         sums.add_calls(context, &places);
@@ -195,7 +195,7 @@ impl Sums {
         for id in context.all.ids() {
             let total_ns = context.all.end(id) - context.all.start(id);
             let own_ns = own[id as usize];
-            let part = parts.entry(OperationKey::of(context, id)).or_default();
+            let part = parts.entry(OperationKey::new(context, id)).or_default();
             part.add(total_ns, own_ns);
             if let (Kind::Kernel, row) = context.all.part(id)
                 && let Some(&shape) = context.trace.kernels.shape.get(row)
@@ -280,7 +280,7 @@ enum OperationKey {
 }
 
 impl OperationKey {
-    fn of(context: &Context<'_>, id: OperationId) -> Self {
+    fn new(context: &Context<'_>, id: OperationId) -> Self {
         let trace = context.trace;
         match context.all.part(id) {
             (Kind::Kernel, row) => {
@@ -323,7 +323,7 @@ struct Places {
 
 impl Places {
     /// The ranges of a trace, with nothing launched in them yet.
-    fn of(context: &Context<'_>) -> Self {
+    fn new(context: &Context<'_>) -> Self {
         let (trace, paths) = (context.trace, &context.host.paths);
         let mut places =
             Self { of_path: Vec::with_capacity(paths.len()), texts: Vec::new(), sums: Vec::new() };

@@ -193,7 +193,7 @@ impl IdleParts {
         self.first[gap.after as usize] = u32::try_from(self.parts.len()).unwrap_or(NO_PART);
         for part in parts {
             let (why, mut ns) = *part;
-            let cause = self.causes.of(why);
+            let cause = self.causes.intern(why);
             while ns > Part::MAX_NS {
                 self.parts.push(Part::new(Part::MAX_NS, cause, false));
                 ns -= Part::MAX_NS;
@@ -365,7 +365,7 @@ impl LatelyDone {
             })
             .filter(|&((_, correlation), _)| correlation != 0)
             .collect();
-        let all = AllOperations::of(trace);
+        let all = AllOperations::new(trace);
         let idle_until = |activity: &Activity| {
             let sums = activity.gaps.iter(&all).scan(0, |sum, gap| {
                 *sum += gap.length();
@@ -464,7 +464,7 @@ impl LatelyDone {
         activities: &[Activity],
         (process, time): (u32, i64),
     ) -> i64 {
-        let all = AllOperations::of(trace);
+        let all = AllOperations::new(trace);
         let own = activities.iter().zip(&mut self.gap).filter(|(of, _)| of.process == process);
         let starts = own.map(|(activity, next)| {
             let over = activity.gaps.from(&all, *next).take_while(|gap| gap.end < time);
@@ -530,7 +530,7 @@ impl LatelyDone {
             return;
         }
         let os = &trace.os_calls;
-        let own = self.os_calls.of(thread);
+        let own = self.os_calls.rows(thread);
         let until = own.partition_point(|&call| os.start[call as usize] < span.1);
         let mut first = own[..until].partition_point(|&call| os.start[call as usize] < span.0);
         // The last few are those that can reach into the span.
@@ -619,7 +619,7 @@ impl LatelyDone {
         activity: &Activity,
         (start, end): (i64, i64),
     ) -> i64 {
-        let all = AllOperations::of(trace);
+        let all = AllOperations::new(trace);
         let (start, end) = (start.max(activity.span.0), end.min(activity.span.1));
         if end <= start {
             return 0;
@@ -635,7 +635,7 @@ impl LatelyDone {
     /// Nanoseconds of a span in which a thread was not on a CPU.
     fn off_cpu(&self, trace: &Trace, thread: usize, (start, end): (i64, i64)) -> i64 {
         let switches = &trace.switches;
-        let own = self.switches.of(thread);
+        let own = self.switches.rows(thread);
         let first = own.partition_point(|&row| switches.time[row as usize] <= start);
         let before = first.checked_sub(1).map(|last| own[last]);
         let mut since = before.filter(|&row| !switches.on_cpu[row as usize]).map(|_| start);

@@ -139,7 +139,7 @@ pub struct Host {
 impl Host {
     /// When the operations of a process were launched, in order.
     pub(in crate::diagnose) fn launch_times(&self, trace: &Trace, process: u32) -> Vec<i64> {
-        let all = AllOperations::of(trace);
+        let all = AllOperations::new(trace);
         let own = |launch: &LaunchCall| {
             let thread = trace.threads.get(launch.thread as usize);
             thread.is_some_and(|thread| thread.process == process)
@@ -210,7 +210,7 @@ impl HostPass {
     }
 
     fn begin(trace: &Trace, keep_ranges: bool) -> Self {
-        let all = AllOperations::of(trace);
+        let all = AllOperations::new(trace);
         let kept = if keep_ranges { all.len() } else { 0 };
         let activities = idle::activities(trace, |_| true);
         let activity_of = |place: &crate::model::gpu::Place| {
@@ -236,10 +236,10 @@ impl HostPass {
             activity_of: trace.places.iter().map(activity_of).collect(),
             next_gap: vec![0; activities.len()],
             launched_so_far: vec![0; activities.len()],
-            launched: Launched::of(trace),
+            launched: Launched::new(trace),
             lately: LatelyDone::new(trace, &activities),
             waiting: waiting_names(trace),
-            nodes: NodeEvents::of(trace, |event| events.original[event] == 0),
+            nodes: NodeEvents::new(trace, |event| events.original[event] == 0),
             around_node: vec![Vec::new(); events.time.len()],
             activities,
             ..Self::default()
@@ -294,7 +294,7 @@ impl HostPass {
         let path = around.map(|around| around.path);
         let host = &mut self.host;
         host.orphans = host.orphans.saturating_sub(launched.len());
-        let all = AllOperations::of(trace);
+        let all = AllOperations::new(trace);
         let activity_of = |id| self.activity_of[all.place(id).0 as usize];
         let launch = LaunchCall { start: call.start, end: call.end, thread: call.thread };
         for (index, &id) in launched.iter().enumerate() {

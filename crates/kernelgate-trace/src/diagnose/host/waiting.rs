@@ -151,7 +151,7 @@ impl Waits {
         }
         self.count += 1;
         let path = range.map(|(path, _)| path);
-        WaitId(self.sites.of(Site { path, thread: call.thread, launches }))
+        WaitId(self.sites.intern(Site { path, thread: call.thread, launches }))
     }
 
     /// Idle time that a wait could save.

@@ -67,7 +67,7 @@ impl RankTimes {
     ) -> Self {
         let mut times = Self::default();
         timeline::pieces(
-            &AllOperations::of(trace),
+            &AllOperations::new(trace),
             classes,
             operations.iter(),
             |piece| match piece {
@@ -127,7 +127,7 @@ impl RankPart {
     pub fn extract(name: &str, trace: Trace) -> Vec<Self> {
         let recorded = Arc::new(Recorded::new(trace));
         let trace = &recorded.trace;
-        let (all, classes) = (AllOperations::of(trace), Classes::new(trace));
+        let (all, classes) = (AllOperations::new(trace), Classes::new(trace));
         let operations = idle::by_device(trace, &all, |_| true);
         let mut parts: Vec<Self> = operations
             .iter()
@@ -161,7 +161,7 @@ impl RankPart {
     /// Its time inside a span of the job's time.
     pub(super) fn times_inside(&self, clock: &Clock, (first, last): (i64, i64)) -> RankTimes {
         let trace = &self.recorded.trace;
-        let all = AllOperations::of(trace);
+        let all = AllOperations::new(trace);
         let devices = idle::by_device(trace, &all, |_| true);
         let own = devices.iter().find(|(owner, _)| *owner == self.owner);
         own.map_or_else(RankTimes::default, |(_, operations)| {
@@ -187,7 +187,7 @@ fn part(
     owner: (u32, u32),
 ) -> RankPart {
     let trace = &recorded.trace;
-    let all = AllOperations::of(trace);
+    let all = AllOperations::new(trace);
     let start = operations.get(0).map_or(0, |id| all.start(id));
     let end = operations.iter().map(|id| all.end(id)).max().unwrap_or(start).max(start);
     let times = RankTimes::measure(trace, classes, operations, |start, end| end - start);

@@ -18,10 +18,10 @@ pub(super) struct Recorded {
 impl Recorded {
     /// Joins the calls of a trace with its operations, and drops them.
     pub fn new(mut trace: Trace) -> Self {
-        let launches = Launches::of(&trace);
+        let launches = Launches::join(&trace);
         let waiting = waiting_names(&trace);
         let calls = std::mem::take(&mut trace.calls);
-        let all = AllOperations::of(&trace);
+        let all = AllOperations::new(&trace);
         let mut launch_calls = LaunchCalls::new(all.len());
         for (id, &call) in all.ids().zip(&launches.call_of).filter(|&(_, &call)| call != NONE) {
             let call = call as usize;

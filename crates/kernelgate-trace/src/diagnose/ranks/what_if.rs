@@ -69,7 +69,7 @@ impl<'a> Traces<'a> {
     /// The part that an operation belongs to.
     fn part(&self, parts: &[RankPart], number: usize, id: OperationId) -> usize {
         let trace = self.trace(number);
-        let place = &trace.places[AllOperations::of(trace).place(id).0 as usize];
+        let place = &trace.places[AllOperations::new(trace).place(id).0 as usize];
         let own = |part: usize| {
             self.of_part[part] == number && parts[part].owner == (place.process, place.device)
         };
@@ -79,7 +79,7 @@ impl<'a> Traces<'a> {
     /// The name of the function of a kernel that computes.
     fn kernel(&self, number: usize, id: OperationId) -> Option<&'a str> {
         let trace = self.trace(number);
-        match AllOperations::of(trace).part(id) {
+        match AllOperations::new(trace).part(id) {
             (Kind::Kernel, row) if self.classes[number].class(id) == Class::Compute => {
                 Some(trace.kernel_name(row))
             }
@@ -183,7 +183,7 @@ fn changes(traces: &Traces<'_>) -> Vec<Faster> {
     let mut kernels: HashMap<&str, i64> = HashMap::new();
     let mut classes: Vec<Class> = Vec::new();
     for number in 0..traces.recorded.len() {
-        let all = AllOperations::of(traces.trace(number));
+        let all = AllOperations::new(traces.trace(number));
         for id in all.ids() {
             if let Some(name) = traces.kernel(number, id) {
                 *kernels.entry(name).or_default() += all.end(id) - all.start(id);

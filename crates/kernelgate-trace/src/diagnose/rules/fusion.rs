@@ -99,7 +99,7 @@ pub(super) fn fusion(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         total_ns <= SHORT_NS * i64::try_from(count).unwrap_or(i64::MAX)
     };
     let fusible = |name: u32| {
-        let class = KernelClass::of(text(name));
+        let class = KernelClass::from_name(text(name));
         short(name)
             && !matches!(
                 class,

@@ -47,7 +47,7 @@ fn launched(context: &Context<'_>, index: usize) -> Launched {
     // A graph's one call launches many kernels.
     let ratio = calls.count as f64 / host.launched_kernels[index].max(1) as f64;
     Launched {
-        kernels: Summary::of(&mut lengths),
+        kernels: Summary::new(&mut lengths),
         call_ns_a_kernel: calls.median * ratio,
         calls: calls.count,
     }

@@ -131,7 +131,7 @@ pub(super) fn apply(context: &Context<'_>) -> Diagnosis {
         std::cmp::Reverse((finding.recoverable_ns.unwrap_or(0), finding.severity))
     });
     let critical_path = critical::critical_path(context, &mut findings);
-    let memory = device_memory::of(trace, &context.host.outermost);
+    let memory = device_memory::memory_use(trace, &context.host.outermost);
     questions.push(memory_question(context, memory.len()));
     let version = ["EXPORT_PRODUCT_VERSION", "PRODUCT_VERSION"]
         .iter()
@@ -163,7 +163,7 @@ pub(super) fn apply(context: &Context<'_>) -> Diagnosis {
         quality,
         findings,
         questions,
-        answers: Answers::of(context),
+        answers: Answers::new(context),
         utilization: utilization(context),
     }
 }

@@ -13,7 +13,7 @@ pub(super) fn work_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         let record = "kernelgate profile CASE records the declared work of a case";
         return Lack::new("no range declares its work", record).into();
     }
-    let declared = tree::of(context, &[]).into_iter().filter(|of| !of.of_limits.is_empty());
+    let declared = tree::range_tree(context, &[]).into_iter().filter(|of| !of.of_limits.is_empty());
     let found = declared.map(|of| {
         let highest = of.of_limits.iter().map(|(_, reached)| *reached).fold(0.0, f64::max);
         let limits: Vec<String> = of

@@ -107,7 +107,7 @@ pub(super) struct Arguments<'a> {
 
 impl<'a> Arguments<'a> {
     /// Those of an event; none where they are of another kind.
-    pub fn of(event: &Event<'a>) -> Self {
+    pub fn new(event: &Event<'a>) -> Self {
         event.args.and_then(|args| serde_json::from_str(args.get()).ok()).unwrap_or_default()
     }
 

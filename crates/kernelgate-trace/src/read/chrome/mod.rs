@@ -135,7 +135,7 @@ impl Reader {
 
     /// Memory that PyTorch's allocator hands out or takes back, where it was profiled.
     fn allocation(&mut self, event: &Event<'_>) {
-        let arguments = Arguments::of(event);
+        let arguments = Arguments::new(event);
         if integer(arguments.device_type) != Some(1) {
             return;
         }
@@ -163,7 +163,7 @@ impl Reader {
     }
 
     fn name(&mut self, event: &Event<'_>) {
-        let arguments = Arguments::of(event);
+        let arguments = Arguments::new(event);
         let (Some(name), Some(pid)) = (arguments.name, integer(event.pid)) else { return };
         let label = text(name);
         let name = self.builder.trace.names.intern(&label);
@@ -233,7 +233,7 @@ impl Reader {
             "kernel" | "Kernel" => self.kernel(event, start, end),
             "gpu_memcpy" | "Memcpy" => self.copy(event, start, end),
             "gpu_memset" | "Memset" => {
-                let arguments = Arguments::of(event);
+                let arguments = Arguments::new(event);
                 let mut sets = std::mem::take(&mut self.builder.trace.sets);
                 if self.operation(&mut sets.on_gpu, event, &arguments, (start, end)) {
                     sets.bytes.push(integer(arguments.bytes).unwrap_or(0).max(0).cast_unsigned());
@@ -241,7 +241,7 @@ impl Reader {
                 self.builder.trace.sets = sets;
             }
             "gpu_graph" => {
-                let arguments = Arguments::of(event);
+                let arguments = Arguments::new(event);
                 let mut graphs = std::mem::take(&mut self.builder.trace.graphs);
                 if self.operation(&mut graphs.on_gpu, event, &arguments, (start, end)) {
                     let id = integer(arguments.graph).and_then(|id| u32::try_from(id).ok());
@@ -263,7 +263,7 @@ impl Reader {
         self.range(start, end, thread, &event.name, RangeStyle::PushPop);
         // Most operators have arguments, and few files have their shapes.
         if event.args.is_some_and(|arguments| arguments.get().contains("\"Input Dims\"")) {
-            let arguments = Arguments::of(event);
+            let arguments = Arguments::new(event);
             let names = &mut self.builder.trace.names;
             let mut list = |value: Option<_>| names.intern(value.map_or("[]", RawValue::get));
             let [dims, types, values] =
@@ -274,7 +274,7 @@ impl Reader {
     }
 
     fn wait(&mut self, event: &Event<'_>, start: i64, end: i64) {
-        let arguments = Arguments::of(event);
+        let arguments = Arguments::new(event);
         let mut syncs = std::mem::take(&mut self.builder.trace.syncs);
         if self.operation(&mut syncs.on_gpu, event, &arguments, (start, end)) {
             syncs.kind.push(match event.name.as_ref() {
@@ -289,7 +289,7 @@ impl Reader {
     }
 
     fn call(&mut self, event: &Event<'_>, start: i64, end: i64) {
-        let correlation = Arguments::of(event).correlation();
+        let correlation = Arguments::new(event).correlation();
         let correlation = self.builder.trace.quality.correlation(correlation);
         let thread = self.thread(event);
         let process = self.builder.trace.threads[thread as usize].process;
@@ -312,7 +312,7 @@ impl Reader {
             }
             None if self.xla.has_devices()
                 && event.name.starts_with("cu")
-                && Arguments::of(event).correlation().is_some() =>
+                && Arguments::new(event).correlation().is_some() =>
             {
                 self.call(event, start, end);
             }
@@ -328,7 +328,7 @@ impl Reader {
         end: i64,
     ) {
         self.builder.trace.recorder = Recorder::Xla;
-        let arguments = Arguments::of(event);
+        let arguments = Arguments::new(event);
         let place = Place { process: self.lane(event), device, context: 0, stream };
         let details = |value: Option<_>| value.map(text).unwrap_or_default();
         if let Some(direction) = event.name.strip_prefix("Memcpy") {
@@ -358,13 +358,13 @@ impl Reader {
     fn autograd_kernel(&mut self, event: &Event<'_>, tid: i64, start: i64, end: i64) {
         let device = u32::try_from(tid).unwrap_or(0);
         let place = Place { process: self.lane(event), device, context: 0, stream: 0 };
-        let arguments = Arguments::of(event);
+        let arguments = Arguments::new(event);
         self.kernel_at(event, place, LaunchShape::default(), &arguments, (start, end));
     }
 
     /// The lane of an operation, as a process.
     fn lane(&mut self, event: &Event<'_>) -> u32 {
-        FIRST_LANE | self.lanes.of(integer(event.pid).unwrap_or(-1))
+        FIRST_LANE | self.lanes.intern(integer(event.pid).unwrap_or(-1))
     }
 
     fn place(&mut self, event: &Event<'_>, arguments: &Arguments<'_>) -> Place {
@@ -412,7 +412,7 @@ impl Reader {
     }
 
     fn kernel(&mut self, event: &Event<'_>, start: i64, end: i64) {
-        let arguments = Arguments::of(event);
+        let arguments = Arguments::new(event);
         let number = |value| integer(value).and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
         let shape = LaunchShape {
             grid: dimensions(arguments.grid),
@@ -455,7 +455,7 @@ impl Reader {
 
     /// A copy, named like `Memcpy HtoD (Pageable -> Device)`.
     fn copy(&mut self, event: &Event<'_>, start: i64, end: i64) {
-        let arguments = Arguments::of(event);
+        let arguments = Arguments::new(event);
         let mut copies = std::mem::take(&mut self.builder.trace.copies);
         if self.operation(&mut copies.on_gpu, event, &arguments, (start, end)) {
             copies.bytes.push(integer(arguments.bytes).unwrap_or(0).max(0).cast_unsigned());

@@ -141,8 +141,8 @@ fn scan(
             labels.quality.unclosed_ranges += u64::from(end.is_none());
             Event::Range(start, end, style)
         };
-        let key = labels.keys.of((domain, process, text));
-        each((labels.threads.of(thread), thread), key, event);
+        let key = labels.keys.intern((domain, process, text));
+        each((labels.threads.intern(thread), thread), key, event);
     })?;
     labels.quality.unreadable.extend(ended);
     Ok(labels)

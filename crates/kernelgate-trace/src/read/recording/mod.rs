@@ -51,7 +51,7 @@ pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
             ),
         ));
     }
-    Ok(Reader::of(&recording).all(&recording))
+    Ok(Reader::new(&recording).all(&recording))
 }
 
 /// A recording while it is read.
@@ -64,7 +64,7 @@ struct Reader {
 }
 
 impl Reader {
-    fn of(recording: &Recording) -> Self {
+    fn new(recording: &Recording) -> Self {
         let mut builder = Builder::default();
         let pid = recording.trace.pid;
         let process = builder.process(u64::from(pid), i64::from(pid));
