@@ -3,9 +3,13 @@
 use crate::fixture::Export;
 use crate::fixture::kineto::{At, FULL, Kineto};
 use kernelgate_trace::diagnose::diagnose;
+use kernelgate_trace::diagnose::difference::{Sums, difference};
+use kernelgate_trace::diagnose::ranks::{RankPart, join};
 use serde_json::Value;
 
-const SCHEMA: &str = include_str!("../../schema/diagnosis.json");
+const DIAGNOSIS: &str = include_str!("../../schema/diagnosis.json");
+const JOB: &str = include_str!("../../schema/job.json");
+const DIFFERENCE: &str = include_str!("../../schema/difference.json");
 
 /// Paths at which a value differs from a schema, by the keywords that the schema uses.
 fn differs(schema: &Value, value: &Value, root: &Value, path: &str, errors: &mut Vec<String>) {
@@ -57,8 +61,8 @@ fn differs(schema: &Value, value: &Value, root: &Value, path: &str, errors: &mut
     }
 }
 
-fn errors(value: &Value) -> Vec<String> {
-    let schema: Value = serde_json::from_str(SCHEMA).unwrap();
+fn errors(schema: &str, value: &Value) -> Vec<String> {
+    let schema: Value = serde_json::from_str(schema).unwrap();
     let mut errors = Vec::new();
     differs(&schema, value, &schema, "", &mut errors);
     errors
@@ -84,7 +88,7 @@ fn every_diagnosis_fits_the_schema() {
     let traces = [trace.read(), export.read().unwrap(), Export::new().read().unwrap()];
     for trace in &traces {
         let json = diagnose(trace).to_json();
-        assert_eq!(errors(&json), Vec::<String>::new());
+        assert_eq!(errors(DIAGNOSIS, &json), Vec::<String>::new());
         let keys: Vec<&str> = json["findings"]
             .as_array()
             .unwrap()
@@ -99,12 +103,35 @@ fn every_diagnosis_fits_the_schema() {
 }
 
 #[test]
+fn a_job_and_a_difference_fit_their_schemas() {
+    let all_reduce = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)";
+    let rank = |compute: f64| {
+        let mut trace = Kineto::nvidia();
+        for step in 0..4 {
+            let start = f64::from(step) * 1_000.0;
+            trace.launch(start, (start + 10.0, compute), "gemm", FULL);
+            trace.launch(start + 5.0, (start + 10.0 + compute, 890.0 - compute), all_reduce, FULL);
+        }
+        trace.read()
+    };
+    let parts = [300.0, 800.0].map(|of| RankPart::extract(&format!("rank {of}"), rank(of)));
+    let job = join(parts.into_iter().flatten().collect()).to_json();
+    assert_eq!(errors(JOB, &job), Vec::<String>::new());
+    assert_eq!((&job["joined"], &job["stragglers"][0]), (&4.into(), &"rank 800".into()));
+    let sums = [300.0, 800.0].map(|of| Sums::new(&rank(of)));
+    let [base, head] = sums;
+    let difference = difference(base, head).to_json();
+    assert_eq!(errors(DIFFERENCE, &difference), Vec::<String>::new());
+    assert!(difference["parts"][0]["key"].as_str().is_some_and(|key| key.contains("gemm")));
+}
+
+#[test]
 fn the_schema_refuses_what_it_does_not_describe() {
     let mut json = diagnose(&Kineto::nvidia_with_one_kernel()).to_json();
     json["findings"] = serde_json::json!([{ "id": "gaps" }]);
     json["devices"][0]["busy"] = 5.into();
     json["schema_version"] = 9.into();
-    let errors = errors(&json);
+    let errors = errors(DIAGNOSIS, &json);
     let expected = ["no severity", "busy is not described", "not 2"];
     assert!(expected.iter().all(|word| errors.iter().any(|it| it.contains(word))), "{errors:?}");
 }

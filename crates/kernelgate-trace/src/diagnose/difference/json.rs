@@ -4,7 +4,8 @@ use serde_json::{Value, json};
 
 use super::{CallChange, Difference, PartChange, PlaceChange, SetupChange};
 
-/// The version of the format; a field that changes its meaning raises it.
+/// The version of the format; a field that changes its meaning raises it. The schema of the format
+/// is `schema/difference.json` of this crate.
 pub const SCHEMA: u32 = 2;
 
 impl Difference {
@@ -47,6 +48,7 @@ fn setup(change: &SetupChange) -> Value {
 fn part(change: &PartChange) -> Value {
     let amounts = change.amounts.each_ref();
     json!({
+        "key": format!("{}:{}", change.part.kind.label(), change.part.name),
         "kind": change.part.kind.label(),
         "name": change.part.name,
         "change": change.change().label(),

@@ -5,14 +5,20 @@ use serde_json::{Value, json};
 use super::join::{CollectiveSum, Job, RankSum};
 use super::what_if::JobGain;
 
-/// The version of the format.
-const SCHEMA: u32 = 1;
+/// The version of the format, which `schema/job.json` of this crate describes. Version 2: times of
+/// ranks are those of the time in which all are recorded.
+const SCHEMA: u32 = 2;
 
 impl Job {
     /// As JSON, with `schema_version`.
     pub fn to_json(&self) -> Value {
         let rank = |of: &RankSum| {
+            let key = match of.part.rank {
+                Some(rank) => format!("rank:{rank}"),
+                None => format!("trace:{}", of.name),
+            };
             json!({
+                "key": key,
                 "name": of.name,
                 "trace": of.part.name,
                 "rank": of.part.rank,
@@ -31,6 +37,7 @@ impl Job {
         };
         let collective = |of: &CollectiveSum| {
             json!({
+                "key": format!("{}:{}", of.collective.label(), of.bytes),
                 "collective": of.collective.label(),
                 "bytes": (of.bytes > 0).then_some(of.bytes),
                 "ranks": of.ranks,
