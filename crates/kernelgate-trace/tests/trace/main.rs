@@ -21,3 +21,4 @@ mod schema;
 mod streamed;
 mod timeline;
 mod utilization;
+mod variants;

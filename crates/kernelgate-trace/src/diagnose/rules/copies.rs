@@ -139,13 +139,14 @@ pub(super) fn pageable(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     }
     #[allow(clippy::cast_precision_loss)]
     let speed = group.bytes as f64 / group.total_ns.max(1) as f64;
+    // The latency of a few bytes is no speed.
+    let speed = if speed >= 0.05 { format!(" at {speed:.1} GB/s") } else { String::new() };
     let found = Finding {
         id: "pageable-copy",
         severity: severity(context, group.total_ns),
         confidence: Confidence::High,
         title: format!(
-            "asynchronous copies with pageable memory: {}, {} at {speed:.1} GB/s; the host waits \
-             for each",
+            "asynchronous copies with pageable memory: {}, {}{speed}; the host waits for each",
             group.count,
             shown_bytes(group.bytes)
         ),

@@ -1,0 +1,139 @@
+//! Inputs of the kinds in `faults.rs` from other vendors, libraries and calls, one a row of a table.
+
+use kernelgate_trace::analyze::timeline::Line;
+use kernelgate_trace::diagnose::{Answer, CauseKind, Diagnosis, Severity, diagnose};
+
+use crate::fixture::kineto::{At, FULL, Kineto};
+
+fn idle(diagnosis: &Diagnosis, kind: CauseKind) -> i64 {
+    diagnosis.devices[0].account.total.idle.get(&kind).copied().unwrap_or(0)
+}
+
+fn vendor(amd: bool) -> Kineto {
+    if amd { Kineto::amd() } else { Kineto::nvidia() }
+}
+
+#[test]
+fn late_starts_are_split_at_their_launch_whatever_launched_them() {
+    // Launch, its length, start of the operation; a first kernel ends at 14 µs. Microseconds.
+    for (launch, amd, call, start) in [
+        ("cudaLaunchKernel", false, (40.0, 5.0), 400_000.0),
+        ("cuLaunchKernelEx", false, (40.0, 5.0), 400_000.0),
+        ("cudaGraphLaunch", false, (40.0, 5.0), 400_000.0),
+        ("hipModuleLaunchKernel", true, (40.0, 5.0), 400_000.0),
+        ("cudaLaunchKernel", false, (40.0, 0.0), 400_000.0),
+        ("cudaLaunchKernel", false, (14.0, 5.0), 400_000.0),
+        ("cudaLaunchKernel", false, (40.0, 300_000.0), 400_000.0),
+        ("cudaLaunchKernel", false, (40.0, 5.0), 10_000_000.0),
+    ] {
+        let mut trace = vendor(amd);
+        trace.launch(0.0, (10.0, 4.0), "first", FULL);
+        let id = trace.call(call, launch);
+        trace.kernel(id, (start, 4.0), "second", FULL);
+        let diagnosis = diagnose(&trace.read());
+        let expected = [call.0 - 14.0, call.1, start - call.0 - call.1];
+        let kinds = [CauseKind::HostCode, CauseKind::LaunchCall, CauseKind::NotStarted];
+        let found = kinds.map(|kind| idle(&diagnosis, kind) as f64 / 1e3);
+        assert_eq!(found, expected, "{launch} {call:?} {start}");
+        assert!(diagnosis.findings.iter().all(|of| of.id != "launch-bound"), "{launch}");
+    }
+}
+
+#[test]
+fn communication_of_every_library_is_exposed_by_what_no_compute_hides() {
+    for (name, amd) in [
+        ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", false),
+        ("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", true),
+        ("_Z23ncclDevKernel_Generic_424ncclDevKernelArgsStorageILm4096EE", true),
+        ("nvshmemi_alltoall_kernel", false),
+        ("mscclpp::allreduceKernel(int*)", false),
+        ("void vllm::cross_device_reduce_2stage<nv_bfloat16, 8>(vllm::RankData*)", false),
+        ("void aiter::cross_device_reduce_1stage_naive<__hip_bfloat16, 8>(void*)", true),
+        (
+            "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot<3>(int)",
+            false,
+        ),
+        ("void quickreduce::allreduce_prototype_twoshot<quickreduce::Twoshot>(int)", true),
+    ] {
+        for hidden in [0.0, 100.0] {
+            let mut trace = vendor(amd);
+            for step in 0..20 {
+                let start = f64::from(step) * 1_000.0;
+                let beside = At { stream: 13, grid: 24, ..FULL };
+                trace.launch(start, (start + 20.0, 400.0), "gemm", FULL);
+                trace.launch(start + 6.0, (start + 420.0 - hidden, 500.0), name, beside);
+            }
+            let diagnosis = diagnose(&trace.read());
+            let expected = 20 * (500_000 - hidden as i64 * 1_000);
+            let total = &diagnosis.devices[0].account.total;
+            assert_eq!(total.busy(Line::Communication), expected, "{name}");
+            let of = diagnosis.findings.iter().find(|of| of.id == "exposed-communication");
+            assert_eq!(of.and_then(|of| of.recoverable_ns), Some(expected), "{name}");
+            let shapes = ["small-grid", "tail", "occupancy", "block-size"];
+            assert!(diagnosis.findings.iter().all(|of| !shapes.contains(&of.id)), "{name}");
+        }
+    }
+}
+
+#[test]
+fn copies_that_bound_a_trace_come_first_whatever_their_kind() {
+    for (name, call) in [
+        ("HtoD (Pageable -> Device)", "cudaMemcpyAsync"),
+        ("HtoD (Pinned -> Device)", "cudaMemcpyAsync"),
+        ("DtoH (Device -> Pinned)", "cuMemcpyDtoHAsync_v2"),
+        ("PtoP (Device -> Device)", "cudaMemcpyPeerAsync"),
+        ("HtoD (Pinned -> Device)", "hipMemcpyWithStream"),
+    ] {
+        let mut trace = vendor(call.starts_with("hip"));
+        for step in 0..30 {
+            let start = f64::from(step) * 1_000.0;
+            let id = trace.call((start, 5.0), call);
+            trace.copy(id, (start + 10.0, 900.0), name, 10_000_000);
+            trace.launch(start + 6.0, (start + 900.0, 60.0), "solve", At { stream: 9, ..FULL });
+        }
+        let diagnosis = diagnose(&trace.read());
+        let first = &diagnosis.findings[0];
+        assert_eq!((first.id, first.severity), ("exposed-copy", Severity::Severe), "{name}");
+        assert_eq!(first.recoverable_ns, Some(30 * 890_000), "{name}");
+    }
+}
+
+#[test]
+fn cheap_and_dear_waits_differ_in_severity() {
+    for (kernel, severity) in [
+        (3_990.0, Severity::Information),
+        (3_880.0, Severity::Warning),
+        (3_200.0, Severity::Severe),
+    ] {
+        let mut trace = Kineto::nvidia();
+        for step in 0..50 {
+            let start = f64::from(step) * 4_000.0;
+            trace.launch(start, (start + 6.0, kernel), "solve", FULL);
+            trace.call((start + 7.0, kernel), "cudaStreamSynchronize");
+        }
+        let diagnosis = diagnose(&trace.read());
+        let waits = diagnosis.findings.iter().find(|of| of.id == "sync-in-loop").unwrap();
+        assert_eq!(waits.severity, severity, "{}", waits.title);
+    }
+}
+
+#[test]
+fn lanes_of_a_block_are_counted_in_the_warp_of_its_device() {
+    for (amd, block, fits) in [
+        (true, 64, true),
+        (true, 96, false),
+        (true, 32, false),
+        (false, 32, true),
+        (false, 96, true),
+        (false, 33, false),
+    ] {
+        let mut trace = vendor(amd);
+        for step in 0..100 {
+            let start = f64::from(step) * 60.0;
+            trace.launch(start, (start + 10.0, 50.0), "k", At { block, ..FULL });
+        }
+        let diagnosis = diagnose(&trace.read());
+        let answer = &diagnosis.question("block-size").unwrap().answer;
+        assert_eq!(matches!(answer, Answer::No { .. }), fits, "{block}: {answer:?}");
+    }
+}
