@@ -111,18 +111,19 @@ pub(super) fn coalescing(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             (None, None) => None,
         }
     };
-    let part = |launch: &ProfiledLaunch, access: &str| {
+    let counts = |launch: &ProfiledLaunch, access: &str| {
         let sectors = ["ld", "st"].map(|access| {
             let name = format!("l1tex__t_sectors_pipe_lsu_mem_global_op_{access}.sum");
             metric(context.trace, launch, &name)
         });
-        let [loads, stores] = sectors.map(|sectors| sectors.unwrap_or(1.0));
-        (if access == "ld" { loads } else { stores }) / (loads + stores).max(1.0)
+        let [Some(loads), Some(stores)] = sectors else { return true };
+        let own = if access == "ld" { loads } else { stores };
+        own >= PART * (loads + stores)
     };
     each(context, &WORDS, |launch| {
         let both = ["ld", "st"].into_iter().filter_map(|access| {
             let (fault, held) = of(launch, access)?;
-            Some((fault && part(launch, access) >= PART, held))
+            Some((fault && counts(launch, access), held))
         });
         // The worse of loads and stores.
         both.max_by_key(|(fault, _)| *fault)
