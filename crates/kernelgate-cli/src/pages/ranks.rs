@@ -171,7 +171,7 @@ fn lateness(job: &Job) -> Figure {
     Figure::new(&["waiting"], rows("Waiting between ranks", subtitle, &legend, bars))
 }
 
-/// Who waits for whom.
+/// Waiting of each rank for each other one.
 fn pairs(job: &Job) -> Option<Figure> {
     let names: Vec<String> = job.ranks.iter().map(|of| of.name.clone()).collect();
     let some = job.waits.iter().flatten().any(|&ns| ns > 0);

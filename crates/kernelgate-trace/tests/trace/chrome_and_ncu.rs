@@ -240,7 +240,7 @@ fn launches_of_a_kernel_are_one_finding() {
     };
     let stalls = "read: warps wait mostly for one reason: long scoreboard (2 launches)";
     assert_eq!(found("stalls"), [(stalls.to_owned(), 90.0)], "of the longer launch");
-    // A hundredth of the sectors, or no load at all, is no fault.
+    // Neither a hundredth of the sectors nor a launch without loads counts.
     let gather = "gather: accesses to global memory are not coalesced";
     assert_eq!(found("coalescing"), [(gather.to_owned(), 4.0)]);
     let question = diagnosis.question("coalescing").unwrap();

@@ -67,8 +67,9 @@ fn communication_of_every_library_is_exposed_by_what_no_compute_hides() {
             let expected = 20 * (500_000 - hidden as i64 * 1_000);
             let total = &diagnosis.devices[0].account.total;
             assert_eq!(total.busy(Line::Communication), expected, "{name}");
-            let of = diagnosis.findings.iter().find(|of| of.id == "exposed-communication");
-            assert_eq!(of.and_then(|of| of.recoverable_ns), Some(expected), "{name}");
+            let mut findings = diagnosis.findings.iter();
+            let exposed = findings.find(|finding| finding.id == "exposed-communication");
+            assert_eq!(exposed.and_then(|it| it.recoverable_ns), Some(expected), "{name}");
             let shapes = ["small-grid", "tail", "occupancy", "block-size"];
             assert!(diagnosis.findings.iter().all(|of| !shapes.contains(&of.id)), "{name}");
         }

@@ -47,7 +47,7 @@ pub struct Communicator {
 pub struct RankTimes {
     /// Kernels compute.
     pub compute_ns: i64,
-    /// Of compute: with communication beside it.
+    /// Compute with communication beside it.
     pub hidden_ns: i64,
     /// Communication without compute.
     pub exposed_ns: i64,

@@ -139,7 +139,7 @@ pub(super) fn pageable(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     }
     #[allow(clippy::cast_precision_loss)]
     let speed = group.bytes as f64 / group.total_ns.max(1) as f64;
-    // The latency of a few bytes is no speed.
+    // A few bytes show latency, not speed.
     let speed = if speed >= 0.05 { format!(" at {speed:.1} GB/s") } else { String::new() };
     let found = Finding {
         id: "pageable-copy",
