@@ -83,7 +83,7 @@ fn copies_that_bound_a_trace_come_first_whatever_their_kind() {
         ("HtoD (Pinned -> Device)", "cudaMemcpyAsync"),
         ("DtoH (Device -> Pinned)", "cuMemcpyDtoHAsync_v2"),
         ("PtoP (Device -> Device)", "cudaMemcpyPeerAsync"),
-        ("HtoD (Pinned -> Device)", "hipMemcpyWithStream"),
+        ("HtoD (Pinned -> Device)", "hipMemcpyAsync"),
     ] {
         let mut trace = vendor(call.starts_with("hip"));
         for step in 0..30 {
