@@ -65,7 +65,7 @@ impl ComparisonProgress {
         }
     }
 
-    /// Progress that changes often: a line that stays comes every [`LINES_APART`].
+    /// Progress that changes often: without a terminal, a line comes at most every 15 s.
     pub fn often(&self, text: &str) {
         let latest = *self.latest.lock().unwrap_or_else(PoisonError::into_inner);
         if self.line.is_some() || latest.is_none_or(|at| at.elapsed() >= LINES_APART) {
