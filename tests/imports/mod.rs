@@ -24,14 +24,22 @@ pub fn sources(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Code of a file up to its tests, without comments.
+/// Code of a file up to its tests, without comments and without the modules that visibilities name.
 pub fn code(path: &Path) -> String {
     let text = std::fs::read_to_string(path).unwrap();
     let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default().to_owned();
     text.lines()
-        .map(|line| line.split("//").next().unwrap_or_default())
+        .map(|line| without_visibility(line.split("//").next().unwrap_or_default()))
         .collect::<Vec<_>>()
         .join("\n")
+}
+
+/// A line in which `pub(in path)` is `pub(crate)`: a visibility uses nothing of the module.
+fn without_visibility(line: &str) -> String {
+    let named = line.split_once("pub(in ").and_then(|(before, rest)| {
+        rest.split_once(')').map(|(_, behind)| format!("{before}pub(crate){behind}"))
+    });
+    named.unwrap_or_else(|| line.to_owned())
 }
 
 /// The words that follow a prefix where it begins a path.
