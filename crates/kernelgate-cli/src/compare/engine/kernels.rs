@@ -53,19 +53,8 @@ impl Engine<'_> {
             return Err(format!("in the {arm} no bench of this harness has that name"));
         }
         self.progress.now(&format!("compiling the kernels of {bench} for {arch}"));
-        let request = TrialRequest {
-            session: "kernels".to_owned(),
-            record: PathBuf::new(),
-            cases: None,
-            verified: None,
-            inputs: None,
-            keep_outputs: None,
-            keep_verified: false,
-            base_outputs: None,
-            first: BTreeSet::new(),
-            anchors: false,
-            sampling: TrialSampling::VERIFICATION_PASS,
-        };
+        let request =
+            TrialRequest::new("kernels", PathBuf::new(), TrialSampling::VERIFICATION_PASS);
         let timeout = self.request.wait.unwrap_or(VERIFY_TIMEOUT);
         let trial = self.trial(arm, bench, &request, timeout)?;
         let action = Action::Resources { arch: arch.to_owned(), filter: None };

@@ -484,17 +484,11 @@ impl<'a> Engine<'a> {
         cases: BTreeSet<String>,
     ) -> TrialRequest {
         TrialRequest {
-            session,
-            record: self.session.work.join("run.json"),
             first: bench.first.intersection(&cases).cloned().collect(),
             cases: Some(cases),
             verified: Some(bench.verified[index(arm)].clone()),
             inputs: Some(self.inputs(arm)),
-            keep_outputs: None,
-            keep_verified: false,
-            base_outputs: None,
-            anchors: false,
-            sampling: bench.sampling,
+            ..TrialRequest::new(session, self.session.work.join("run.json"), bench.sampling)
         }
     }
 

@@ -180,17 +180,12 @@ impl Engine<'_> {
         seed: u64,
     ) -> Option<ProcessRun> {
         let request = TrialRequest {
-            session: format!("verify-seed-{seed}"),
-            record: self.session.work.join("seed.json"),
             cases: Some(cases.clone()),
-            verified: None,
-            inputs: None,
-            keep_outputs: None,
-            keep_verified: false,
-            base_outputs: None,
-            first: BTreeSet::new(),
-            anchors: false,
-            sampling: TrialSampling::VERIFICATION_PASS,
+            ..TrialRequest::new(
+                format!("verify-seed-{seed}"),
+                self.session.work.join("seed.json"),
+                TrialSampling::VERIFICATION_PASS,
+            )
         };
         let mut settings = self.request.settings.clone();
         settings.insert("KERNELGATE_SEED".to_owned(), seed.to_string());

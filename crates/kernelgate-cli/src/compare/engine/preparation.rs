@@ -216,17 +216,11 @@ impl Engine<'_> {
         let of_base = self.session.sides[index(Arm::Base)].executables.driven.get(bench);
         let outputs = of_base.map(|base| self.session.work.join("outputs").join(&base.hash));
         let request = TrialRequest {
-            session: "verify".to_owned(),
-            record: path.clone(),
-            cases: None,
-            verified: None,
             inputs: Some(self.inputs(arm)),
             keep_outputs: outputs.clone().filter(|_| arm == Arm::Base),
-            keep_verified: false,
             base_outputs: outputs.filter(|_| arm == Arm::Head),
-            first: BTreeSet::new(),
             anchors: self.request.shard.is_some(),
-            sampling: TrialSampling::VERIFICATION_PASS,
+            ..TrialRequest::new("verify", path.clone(), TrialSampling::VERIFICATION_PASS)
         };
         let started = Instant::now();
         let timeout = self.request.wait.unwrap_or(VERIFY_TIMEOUT);
@@ -267,19 +261,11 @@ impl Engine<'_> {
                 return Err(self.broke_early(arm, bench, why, BTreeSet::new()));
             }
         };
-        let request = TrialRequest {
-            session: "verify".to_owned(),
-            record: path.clone(),
-            cases: None,
-            verified: None,
-            inputs: None,
-            keep_outputs: None,
-            keep_verified: false,
-            base_outputs: None,
-            first: BTreeSet::new(),
-            anchors: false,
-            sampling: self.request.sampling.unwrap_or(TrialSampling::MEASURED),
-        };
+        let request = TrialRequest::new(
+            "verify",
+            path.clone(),
+            self.request.sampling.unwrap_or(TrialSampling::MEASURED),
+        );
         let started = Instant::now();
         let timeout = self.request.wait.unwrap_or(VERIFY_TIMEOUT);
         let run = self
@@ -341,17 +327,16 @@ impl Engine<'_> {
         let timeout = self.request.wait.unwrap_or(VERIFY_TIMEOUT);
         let process = |arm: Arm| {
             let request = TrialRequest {
-                session: "verify".to_owned(),
-                record: self.session.work.join("outputs.json"),
                 cases: Some(lost.clone()),
-                verified: None,
                 inputs: Some(self.inputs(arm)),
                 keep_outputs: Some(outputs.clone()).filter(|_| arm == Arm::Base),
                 keep_verified: arm == Arm::Base,
                 base_outputs: Some(outputs.clone()).filter(|_| arm == Arm::Head),
-                first: BTreeSet::new(),
-                anchors: false,
-                sampling: TrialSampling::VERIFICATION_PASS,
+                ..TrialRequest::new(
+                    "verify",
+                    self.session.work.join("outputs.json"),
+                    TrialSampling::VERIFICATION_PASS,
+                )
             };
             self.process(arm, bench, &request, timeout).unwrap_or_else(|why| {
                 self.progress.say(&format!("error: {arm} {bench}, outputs of the base: {why}"));

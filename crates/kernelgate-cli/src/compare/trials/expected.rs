@@ -247,17 +247,8 @@ mod tests {
     #[test]
     fn a_record_that_answers_another_request_is_refused() {
         let request = TrialRequest {
-            session: "r1-b0-p0".to_owned(),
-            record: PathBuf::new(),
-            first: BTreeSet::new(),
             cases: Some(["x".to_owned()].into()),
-            verified: None,
-            inputs: None,
-            keep_outputs: None,
-            keep_verified: false,
-            base_outputs: None,
-            anchors: false,
-            sampling: TrialSampling::MEASURED,
+            ..TrialRequest::new("r1-b0-p0", PathBuf::new(), TrialSampling::MEASURED)
         };
         let case = || CaseRecord::of_samples(vec![1.0, 1.0]);
         let run = || ProcessRun {

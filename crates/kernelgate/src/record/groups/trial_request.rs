@@ -42,6 +42,25 @@ pub struct TrialRequest {
     pub sampling: TrialSampling,
 }
 
+impl TrialRequest {
+    /// A request to run every case that the flags select, with inputs that the process draws itself.
+    pub fn new(session: impl Into<String>, record: PathBuf, sampling: TrialSampling) -> Self {
+        Self {
+            session: session.into(),
+            record,
+            cases: None,
+            first: BTreeSet::new(),
+            verified: None,
+            inputs: None,
+            keep_outputs: None,
+            keep_verified: false,
+            base_outputs: None,
+            anchors: false,
+            sampling,
+        }
+    }
+}
+
 /// How long a trial times a case.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct TrialSampling {
