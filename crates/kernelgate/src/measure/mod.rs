@@ -100,6 +100,11 @@ impl Replay {
     }
 }
 
+/// Starts so many launches one by one, without waiting for them.
+fn launch_each(executable: &mut dyn Executable, launches: u64) -> Result<u64, BackendError> {
+    (0..launches).try_for_each(|_| executable.launch()).map(|()| launches)
+}
+
 /// Takes the samples of one case.
 pub trait Stopwatch {
     /// Times that many launches, or somewhat more where they are batched.
@@ -158,7 +163,7 @@ pub trait Stopwatch {
         executable: &mut dyn Executable,
         launches: u64,
     ) -> Result<u64, BackendError> {
-        (0..launches).try_for_each(|_| executable.launch()).map(|()| launches)
+        launch_each(executable, launches)
     }
 
     /// Sets the SM clock that the following samples are compared with.

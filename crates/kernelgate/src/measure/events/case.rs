@@ -7,7 +7,7 @@ use crate::backend::{BackendError, Executable};
 use crate::measure::audit::{commands, cupti, duration, launches, reuse};
 use crate::measure::power::PowerMeter;
 use crate::measure::queue::{self, MAX_BURST, MAX_QUEUED};
-use crate::measure::{Cache, Replay, Sample, Stopwatch, Technique};
+use crate::measure::{Cache, Replay, Sample, Stopwatch, Technique, launch_each};
 use crate::stats;
 use kernelgate_cuda::driver::graph::Graph;
 use kernelgate_cuda::driver::memory::persistence;
@@ -264,7 +264,7 @@ impl Stopwatch for CaseTimer<'_> {
         launches: u64,
     ) -> Result<u64, BackendError> {
         let Some(batch) = &self.plan.batch else {
-            return (0..launches).try_for_each(|_| executable.launch()).map(|()| launches);
+            return launch_each(executable, launches);
         };
         let replays = launches.div_ceil(batch.launches);
         (0..replays).try_for_each(|_| batch.graph.launch())?;
