@@ -72,12 +72,9 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
         about: "a launch an operation from the host, attention in three with scores in memory",
         supports: |problem| Attention::Unfused.supports(&problem.shape),
         prepare: Prepare::CudaWithin {
-            device_bytes: |problem| {
-                step(problem, Attention::Unfused, Schedule::Serial).device_bytes()
-            },
+            device_bytes: |problem| unfused_step(problem).device_bytes(),
             prepare: |problem, inputs, device| {
-                let program = step(problem, Attention::Unfused, Schedule::Serial);
-                task(&problem.shape, program, inputs, device, Capture::Stream)
+                task(&problem.shape, unfused_step(problem), inputs, device, Capture::Stream)
             },
         },
     },
@@ -86,12 +83,9 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
         about: "per_op captured once and replayed",
         supports: |problem| Attention::Unfused.supports(&problem.shape),
         prepare: Prepare::CudaWithin {
-            device_bytes: |problem| {
-                step(problem, Attention::Unfused, Schedule::Serial).device_bytes()
-            },
+            device_bytes: |problem| unfused_step(problem).device_bytes(),
             prepare: |problem, inputs, device| {
-                let program = step(problem, Attention::Unfused, Schedule::Serial);
-                task(&problem.shape, program, inputs, device, Capture::Graph)
+                task(&problem.shape, unfused_step(problem), inputs, device, Capture::Graph)
             },
         },
     },
@@ -102,15 +96,9 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
                 gradient is not fixed",
         supports: |problem| FUSED.supports(&problem.shape),
         prepare: Prepare::CudaWithin {
-            device_bytes: |problem| step(problem, FUSED, Schedule::Overlapped).device_bytes(),
+            device_bytes: |problem| fused_step(problem, FUSED).device_bytes(),
             prepare: |problem, inputs, device| {
-                task(
-                    &problem.shape,
-                    step(problem, FUSED, Schedule::Overlapped),
-                    inputs,
-                    device,
-                    Capture::Graph,
-                )
+                task(&problem.shape, fused_step(problem, FUSED), inputs, device, Capture::Graph)
             },
         },
     },
@@ -119,11 +107,9 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
         about: "fused with every sum in a fixed order: two runs give the same bits; sm_90a only",
         supports: |problem| DETERMINISTIC.supports(&problem.shape),
         prepare: Prepare::CudaWithin {
-            device_bytes: |problem| {
-                step(problem, DETERMINISTIC, Schedule::Overlapped).device_bytes()
-            },
+            device_bytes: |problem| fused_step(problem, DETERMINISTIC).device_bytes(),
             prepare: |problem, inputs, device| {
-                let program = step(problem, DETERMINISTIC, Schedule::Overlapped);
+                let program = fused_step(problem, DETERMINISTIC);
                 task(&problem.shape, program, inputs, device, Capture::Graph)
             },
         },
@@ -134,8 +120,12 @@ fn unfused(problem: &Forward) -> Program {
     network::forward(&problem.shape, Attention::Unfused)
 }
 
-fn step(problem: &TrainStep, attention: Attention, schedule: Schedule) -> Program {
-    training::step(&problem.shape, attention, schedule)
+fn unfused_step(problem: &TrainStep) -> Program {
+    training::step(&problem.shape, Attention::Unfused, Schedule::Serial)
+}
+
+fn fused_step(problem: &TrainStep, attention: Attention) -> Program {
+    training::step(&problem.shape, attention, Schedule::Overlapped)
 }
 
 /// Makes a program ready, if its text is of the vocabulary.
