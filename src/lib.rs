@@ -5,6 +5,8 @@
 pub mod attention;
 #[cfg(test)]
 mod change_tests;
+#[cfg(test)]
+mod cpu_tests;
 pub mod denoise;
 #[cfg(test)]
 mod driver_tests;

@@ -139,21 +139,8 @@ fn multiply(out: &mut [f32], a: MatRef<'_, f32>, b: MatRef<'_, f32>) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use kernelgate::verify::verify;
-    use kernelgate::workload::Problem;
-
     use super::*;
-
-    fn agrees<P: Problem>(row: &Implementation<P>, problem: &P) {
-        let inputs = Arc::new(problem.inputs(3));
-        let Prepare::Cpu(prepare) = row.prepare else { panic!("a CPU row") };
-        let expected = problem.reference(&inputs);
-        let mut task = prepare(problem, inputs);
-        let found = verify(&mut task, &expected, problem.tolerance()).unwrap();
-        assert_eq!(found.checked, found.total);
-    }
+    use crate::cpu_tests::agrees;
 
     #[test]
     fn agrees_with_the_reference_at_odd_shapes() {

@@ -92,22 +92,8 @@ fn update(inputs: &Tensors, gradient: &[f32], outputs: &mut Tensors) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use kernelgate::verify::precision::Bounds;
-    use kernelgate::verify::verify;
-    use kernelgate::workload::Problem;
-
     use super::*;
-
-    fn agrees<P: Problem>(row: &Implementation<P>, problem: &P) {
-        let inputs = Arc::new(problem.inputs(3));
-        let Prepare::Cpu(prepare) = row.prepare else { panic!("a CPU row") };
-        let expected = problem.reference(&inputs);
-        let mut task = prepare(problem, inputs);
-        let found = verify(&mut task, &expected, Bounds::of(problem)).unwrap();
-        assert_eq!(found.checked, found.total);
-    }
+    use crate::cpu_tests::agrees;
 
     #[test]
     fn rows_agree_with_the_reference_at_odd_shapes() {
