@@ -432,8 +432,8 @@ fn in_words(name: &str) -> String {
     flag.to_owned()
 }
 
-/// Ctrl-C ends the process that runs and this one; trials are written as they end, so that nothing
-/// else is lost.
+/// Ctrl-C ends the process that runs and this one; each block is saved when it ends, so that less
+/// than a block of a bench is lost.
 fn stop_on_interrupt(
     running: [&Running; 2],
     progress: &ComparisonProgress,

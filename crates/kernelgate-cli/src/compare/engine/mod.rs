@@ -524,7 +524,7 @@ impl<'a> Engine<'a> {
                 run.as_ref().map_or(Ok(()), |run| expected.check(run))?;
                 Ok(run)
             });
-            // Before the trial is kept: a comparison that is resumed believes what is kept.
+            // Before the block is saved: a comparison that is resumed uses what is saved.
             self.session.check_executable(arm, &bench.name)?;
             let mut trial = TrialRecord {
                 round,
@@ -548,14 +548,14 @@ impl<'a> Engine<'a> {
             }
             let broke = trial.broke.clone();
             self.trials.trials.push(trial);
-            file::write(&self.session.folder.file(TRIALS), &self.trials)?;
             if let Some(reason) = broke {
                 let before = self.broken.iter().filter(|broken| broken.bench == bench.name).count();
                 self.broke(arm, &bench.name, reason, before + 1 >= MAX_BROKEN);
-                return Ok(());
+                break;
             }
         }
-        Ok(())
+        // A comparison that is resumed uses whole blocks only.
+        Ok(file::write(&self.session.folder.file(TRIALS), &self.trials)?)
     }
 }
 

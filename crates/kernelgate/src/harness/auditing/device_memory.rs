@@ -135,7 +135,7 @@ mod tests {
         TensorSpec, Tolerances,
     };
     use crate::backend::BackendKind;
-    use crate::harness::recording::recorder::Recorder;
+    use crate::harness::recording::recorder::{Recorder, Saving};
     use crate::harness::running::execution::{Execution, Timer};
     use crate::harness::running::progress::BenchProgress;
     use crate::harness::running::trial::BuildOutputs;
@@ -144,7 +144,7 @@ mod tests {
     use crate::harness::selection::filter::Filter;
     use crate::harness::selection::place::Place;
     use crate::harness::settings::Settings;
-    use crate::record::{Environment, ProcessRun, Provenance, TrialSampling, file};
+    use crate::record::{Environment, ProcessRun, Provenance, TrialSampling};
     use crate::suite::Suite;
     use crate::workload::{Dtype, Effort, Point};
     use kernelgate_cuda::testing::gpu;
@@ -250,8 +250,8 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
         let selection = select(own, Effort::Default, &place, &[], &Filter::All).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let run = ProcessRun::start("b", "s", Environment::of(&target), Provenance::default());
-        let recorder =
-            Recorder::start(run, folder.path().join("run.json"), file::write, None).unwrap();
+        let path = folder.path().join("run.json");
+        let recorder = Recorder::start(run, path, Saving::WhenComplete, None).unwrap();
         let session = TrialSession {
             settings: &settings,
             sampling: TrialSampling::VERIFICATION_PASS,

@@ -1,8 +1,8 @@
-//! The record of a bench process while it grows: saved after every case, so that a crash or Ctrl-C
-//! loses none that had finished.
+//! The record of a bench process while it grows. A bench saves it after every case, so that a crash or
+//! Ctrl-C loses none that had finished; a trial once, because a comparison uses whole trials only.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::backend::host_timeout;
 use crate::exit::Exit;
 use crate::harness::error::HarnessError;
 use crate::record::text::{printable, printable_path};
-use crate::record::{CaseRecord, FileError, ProcessRun};
+use crate::record::{CaseRecord, FileError, ProcessRun, file};
 use kernelgate_cuda::observe::telemetry::Reading;
 
 /// A run and its file.
@@ -22,14 +22,19 @@ pub struct Recorder {
 struct State {
     run: ProcessRun,
     path: PathBuf,
-    write: Write,
+    saving: Saving,
     /// Baseline that is to be written at the end.
     pending_baseline: Option<String>,
 }
 
-/// Writes a run: [`file::write`](crate::record::write), or
-/// [`file::write_unsynced`](crate::record::file::write_unsynced) for a program that waits for it.
-pub type Write = fn(&Path, &ProcessRun) -> Result<(), FileError>;
+/// When a run is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Saving {
+    /// At the start and after every case, synced to the disk.
+    AfterEachCase,
+    /// Once it is complete, for a program that waits for it.
+    WhenComplete,
+}
 
 /// Outcome of cases.
 pub enum Event<'a> {
@@ -46,19 +51,20 @@ pub enum Event<'a> {
 }
 
 impl Recorder {
-    /// Writes the still empty record, so that a folder that cannot be written or a full disk is
-    /// found before anything is measured.
+    /// A record without cases. Where each case is saved it is written now, so that a folder that
+    /// cannot be written or a full disk is found before anything is measured.
     ///
     /// # Errors
     /// When the file cannot be written.
     pub fn start(
         run: ProcessRun,
         path: PathBuf,
-        write: Write,
+        saving: Saving,
         pending_baseline: Option<String>,
     ) -> Result<Self, FileError> {
-        write(&path, &run)?;
-        Ok(Self { state: Arc::new(Mutex::new(State { run, path, write, pending_baseline })) })
+        let state = State { run, path, saving, pending_baseline };
+        state.save_case()?;
+        Ok(Self { state: Arc::new(Mutex::new(state)) })
     }
 
     /// Adds the outcome of cases.
@@ -106,10 +112,14 @@ impl Recorder {
     /// # Errors
     /// When the file cannot be written.
     pub fn finish(&self, telemetry: Option<Reading>) -> Result<(), FileError> {
-        self.update(|run| {
-            run.telemetry.extend(telemetry);
-            run.complete = true;
-        })
+        let mut state = self.lock();
+        state.run.environment.gpus.note_libraries();
+        state.run.telemetry.extend(telemetry);
+        state.run.complete = true;
+        match state.saving {
+            Saving::AfterEachCase => file::write(&state.path, &state.run),
+            Saving::WhenComplete => file::write_unsynced(&state.path, &state.run),
+        }
     }
 
     /// The run so far.
@@ -137,11 +147,7 @@ impl Recorder {
                 .as_ref()
                 .map(|name| format!("; baseline `{name}` is as it was"))
                 .unwrap_or_default();
-            eprintln!(
-                "\ninterrupted: {} finished cases are in {}{baseline}",
-                state.run.cases.len(),
-                state.path.display()
-            );
+            eprintln!("\ninterrupted{}{baseline}", state.saved_cases(": "));
             std::process::exit(Exit::INTERRUPTED);
         };
         ctrlc::set_handler(handler)
@@ -160,8 +166,7 @@ impl Recorder {
             );
             let noted = recorder.add(Event::Failed(case, &why));
             let state = recorder.lock();
-            let (cases, path) = (state.run.cases.len(), printable_path(&state.path));
-            eprintln!("\nfailed: {case}: {why}; {cases} finished cases are in {path}");
+            eprintln!("\nfailed: {case}: {why}{}", state.saved_cases("; "));
             if let Err(error) = noted {
                 eprintln!("failed to {}", printable(&error.to_string()));
             }
@@ -187,10 +192,30 @@ impl Recorder {
         let mut state = self.lock();
         change(&mut state.run);
         state.run.environment.gpus.note_libraries();
-        (state.write)(&state.path, &state.run)
+        state.save_case()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn save_case(&self) -> Result<(), FileError> {
+        match self.saving {
+            Saving::AfterEachCase => file::write(&self.path, &self.run),
+            Saving::WhenComplete => Ok(()),
+        }
+    }
+
+    /// The number of cases that are saved, and where; empty if none is saved before the end.
+    fn saved_cases(&self, before: &str) -> String {
+        match self.saving {
+            Saving::AfterEachCase => {
+                let (cases, path) = (self.run.cases.len(), printable_path(&self.path));
+                format!("{before}{cases} finished cases are in {path}")
+            }
+            Saving::WhenComplete => String::new(),
+        }
     }
 }

@@ -19,7 +19,7 @@ use crate::exit::Exit;
 use crate::harness::auditing::after_timing;
 use crate::harness::error::HarnessError;
 use crate::harness::recording::invocation::Invocation;
-use crate::harness::recording::recorder::{Event, Recorder};
+use crate::harness::recording::recorder::{Event, Recorder, Saving};
 use crate::harness::recording::references::References;
 use crate::harness::recording::saving;
 use crate::harness::selection::cases::{Group, Selection};
@@ -112,7 +112,8 @@ pub fn bench(
     progress.telemetry(&run.telemetry);
     let limits = run.limits.clone();
     let references = References::at(store.references.clone(), run.executable.clone());
-    let recorder = Recorder::start(run, path, file::write, settings.baselines.save.clone())?;
+    let recorder =
+        Recorder::start(run, path, Saving::AfterEachCase, settings.baselines.save.clone())?;
     recorder.exit_on_interrupt()?;
     if target.kind() == BackendKind::Cpu {
         recorder.exit_on_endless_launch(settings.host_timeout);

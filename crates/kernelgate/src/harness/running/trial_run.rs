@@ -14,7 +14,7 @@ use crate::backend::{BackendKind, Target};
 use crate::exit::Exit;
 use crate::harness::auditing::after_timing;
 use crate::harness::error::HarnessError;
-use crate::harness::recording::recorder::{Event, Recorder};
+use crate::harness::recording::recorder::{Event, Recorder, Saving};
 use crate::harness::recording::references::References;
 use crate::harness::selection::cases::{Case, Group, Selection};
 use crate::harness::selection::place::Place;
@@ -150,7 +150,7 @@ pub fn carry_out(
     };
     warn_of_delays(&run);
     let references = References::at(store.references.clone(), run.executable.clone());
-    let recorder = Recorder::start(run, request.record, file::write_unsynced, None)?;
+    let recorder = Recorder::start(run, request.record, Saving::WhenComplete, None)?;
     recorder.exit_on_interrupt()?;
     if target.kind() == BackendKind::Cpu {
         recorder.exit_on_endless_launch(settings.host_timeout);
