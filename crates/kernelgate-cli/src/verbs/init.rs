@@ -71,18 +71,19 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Exit> {
         text: manifest(&member, &arguments.bench, &dependency)?,
         path: member.manifest_path,
     };
-    for NewFile { path, text } in new.iter().chain([&manifest]) {
-        if arguments.dry_run {
+    new.push(manifest);
+    if arguments.dry_run {
+        for NewFile { path, text } in &new {
             println!("# {}\n{text}", printable_path(path));
-        } else {
-            path.parent().map(std::fs::create_dir_all).transpose()?;
-            file::write_text(path, text).map_err(|error| anyhow!("failed to {error}"))?;
-            println!("wrote {}", printable_path(path));
         }
+        return Ok(Exit::Fine);
     }
-    if !arguments.dry_run {
-        println!("next: cargo bench --bench {}", arguments.bench);
+    file::write_texts(new.iter().map(|it| (it.path.as_path(), it.text.as_str())))
+        .map_err(|error| anyhow!("failed to {error}"))?;
+    for NewFile { path, .. } in &new {
+        println!("wrote {}", printable_path(path));
     }
+    println!("next: cargo bench --bench {}", arguments.bench);
     Ok(Exit::Fine)
 }
 

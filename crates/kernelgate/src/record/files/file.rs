@@ -303,7 +303,9 @@ pub fn write<T: Record>(path: &Path, record: &T) -> Result<(), FileError> {
 /// As [`write()`].
 pub fn write_unsynced<T: Record>(path: &Path, record: &T) -> Result<(), FileError> {
     let io = |cause| FileError::Io { action: "write", path: path.to_owned(), cause };
-    let file = filled(path, readable_text(path, record)?)?;
+    let text = readable_text(path, record)?;
+    let mut file = temporary_beside(path).map_err(io)?;
+    file.write_all(text.as_bytes()).map_err(io)?;
     file.persist(path).map(drop).map_err(|error| io(error.error))
 }
 
@@ -357,28 +359,42 @@ fn text_of_value<T: Record>(value: &Value) -> String {
 /// # Errors
 /// As [`write()`].
 pub fn write_text(path: &Path, text: &str) -> Result<(), FileError> {
-    let io = |cause| FileError::Io { action: "write", path: path.to_owned(), cause };
-    let file = prepared(path, text)?;
-    if path.is_dir() {
-        return Err(io(std::io::ErrorKind::IsADirectory.into()));
+    write_texts([(path, text)])
+}
+
+/// Replaces files of any folders: all of them are on the disk before the first is renamed.
+///
+/// # Errors
+/// As [`write()`]. If a file does not fit on the disk, none is replaced.
+pub fn write_texts<'a>(
+    files: impl IntoIterator<Item = (&'a Path, &'a str)>,
+) -> Result<(), FileError> {
+    let io = |path: &Path, cause| FileError::Io { action: "write", path: path.to_owned(), cause };
+    let prepared = files.into_iter().map(|(path, text)| {
+        let file = prepared(path, text)?;
+        match path.is_dir() {
+            true => Err(io(path, std::io::ErrorKind::IsADirectory.into())),
+            false => Ok((path, file)),
+        }
+    });
+    for (path, file) in prepared.collect::<Result<Vec<_>, _>>()? {
+        file.persist(path).map_err(|error| io(path, error.error))?;
     }
-    file.persist(path).map(drop).map_err(|error| io(error.error))
+    Ok(())
 }
 
 /// A temporary file in the folder of a path, with its content on the disk.
 fn prepared(path: &Path, content: impl AsRef<[u8]>) -> Result<tempfile::NamedTempFile, FileError> {
-    let file = filled(path, content)?;
     let io = |cause| FileError::Io { action: "write", path: path.to_owned(), cause };
-    file.as_file().sync_all().map_err(io)?;
+    let file = temporary_beside(path).map_err(io)?;
+    write_synced(file.as_file(), content).map_err(io)?;
     Ok(file)
 }
 
-/// A temporary file in the folder of a path, with its content.
-fn filled(path: &Path, content: impl AsRef<[u8]>) -> Result<tempfile::NamedTempFile, FileError> {
-    let io = |cause| FileError::Io { action: "write", path: path.to_owned(), cause };
-    let mut file = temporary_beside(path).map_err(io)?;
-    file.write_all(content.as_ref()).map_err(io)?;
-    Ok(file)
+/// Writes a new file's content to the disk.
+pub(super) fn write_synced(mut file: &File, content: impl AsRef<[u8]>) -> std::io::Result<()> {
+    file.write_all(content.as_ref())?;
+    file.sync_all()
 }
 
 /// Writes a record that is not there yet, at once: of two processes one does.

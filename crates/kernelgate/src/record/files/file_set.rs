@@ -6,10 +6,9 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use super::file::{FileError, remove_abandoned, temporary_folder_in};
+use super::file::{FileError, remove_abandoned, temporary_folder_in, write_synced};
 
 /// A set that is being written.
 #[derive(Debug)]
@@ -48,13 +47,13 @@ impl FileSet {
     /// # Errors
     /// When it cannot be written. The earlier set is then unchanged.
     pub fn add(&self, name: &str, content: impl AsRef<[u8]>) -> Result<(), FileError> {
-        let write = || {
-            let mut file = File::create(self.path().join(name))?;
-            file.write_all(content.as_ref())?;
-            file.sync_all()
-        };
+        let file = File::create(self.path().join(name));
         let path = self.folder.join(name);
-        write().map_err(|cause| FileError::Io { action: "write", path, cause })
+        file.and_then(|file| write_synced(&file, content)).map_err(|cause| FileError::Io {
+            action: "write",
+            path,
+            cause,
+        })
     }
 
     /// Replaces the earlier set. `absent` are names that an earlier set may have and this one has
