@@ -323,6 +323,7 @@ impl Record for ComparisonShard {
                 }
             }
         }
+        self.limits.keys().try_for_each(|case| text::check_id(case))?;
         self.limits.values().chain([&self.findings.limits]).try_for_each(Limits::validate)?;
         if self.planned < self.limits.len() {
             let (cases, planned) = (self.limits.len(), self.planned);

@@ -365,6 +365,7 @@ impl Record for Baseline {
             run.validate().map_err(|problem| format!("run {key}: {problem}"))?;
         }
         for (id, case) in &self.cases {
+            text::check_id(id)?;
             if case.runs.is_empty() {
                 return Err(format!("case {id}: no runs"));
             }

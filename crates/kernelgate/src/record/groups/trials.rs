@@ -90,6 +90,7 @@ impl TrialRecord {
         let named = |why| format!("bench {}, block {}: {why}", self.bench, self.block);
         possible::check_seconds("wall_s", self.wall_s).map_err(named)?;
         let case = |(id, timing): (&String, &Timing)| {
+            text::check_id(id)?;
             timing.validate().map_err(|why| format!("case {id}: {why}"))
         };
         self.cases.iter().try_for_each(case)

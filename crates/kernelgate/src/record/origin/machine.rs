@@ -12,6 +12,8 @@ use kernelgate_cuda::observe::telemetry::{Card, cards};
 
 /// Bytes to which memory is rounded: the system keeps a varying part for itself.
 const GIB: u64 = 1 << 30;
+/// Most GPUs of one machine.
+const MAX_GPUS: usize = 1024;
 
 /// A machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -133,6 +135,9 @@ impl Record for Machine {
         possible::check_count("cores", self.cores as u64)?;
         possible::check_count("sockets", self.sockets.unwrap_or(1) as u64)?;
         possible::check_bytes("memory_gib", self.memory_gib.saturating_mul(GIB))?;
+        if self.gpus.len() > MAX_GPUS {
+            return Err(format!("{} GPUs, more than {MAX_GPUS}", self.gpus.len()));
+        }
         let mut bytes = self.gpus.iter().filter_map(|card| card.memory_bytes);
         bytes.try_for_each(|bytes| possible::check_bytes("memory_bytes of a GPU", bytes))?;
         if self.cores == 0 { Err("0 cores".to_owned()) } else { Ok(()) }
@@ -176,6 +181,8 @@ mod tests {
         let without = machine(Vec::new());
         assert!(without.mismatches(&expected).iter().any(|it| it.found == "absent"));
         assert_ne!(without.digest(), expected.digest());
+        let many = machine(vec![card("580.82"); MAX_GPUS + 1]);
+        assert_eq!(many.validate().unwrap_err(), "1025 GPUs, more than 1024");
     }
 
     #[test]
