@@ -76,3 +76,25 @@ pub fn warn_of_delays(run: &ProcessRun) {
         );
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_case_keeps_its_outputs_whatever_its_id() {
+        let folder = tempfile::tempdir().unwrap();
+        let keep = Some(folder.path().to_owned());
+        let outputs = BuildOutputs { base: keep.clone(), keep, keep_verified: false };
+        let long = "x/".repeat(499);
+        let ids = ["a/b_c", "a_b/c", &long];
+        let tensors = |value: usize| Tensors::new().with("y", [1], vec![value as f32]);
+        for (index, id) in ids.iter().enumerate() {
+            outputs.leave(id, &tensors(index));
+            outputs.leave_verified(id, &tensors(9));
+        }
+        for (index, id) in ids.iter().enumerate() {
+            assert_eq!(outputs.of_base(id), Some(tensors(index)), "{id}");
+        }
+    }
+}
