@@ -148,13 +148,29 @@ fn a_record_of_a_trial_that_cannot_be_is_refused() {
     assert!(matches!(fine.code, Some(0 | 3)), "{}", fine.all());
     assert!(fine.stdout.contains(TOY_CASE), "{}", fine.all());
     type Change = fn(&mut serde_json::Value);
-    let changes: [(&str, Change, &str); 25] = [
+    let changes: [(&str, Change, &str); 29] = [
         ("spent_s -1", |run| run["spent_s"] = serde_json::json!({ "whole": -1 }), "spent_s"),
         ("spent_s 1e300", |run| run["spent_s"] = serde_json::json!({ "whole": 1e300 }), "spent_s"),
         ("another session", |run| run["session"] = "other".into(), "has session `other`"),
         ("a path as session", |run| run["session"] = "../../x".into(), "no plain name"),
         ("another bench", |run| run["bench"] = "other".into(), "has bench `other`"),
         ("another executable", |run| run["executable"] = "feed".into(), "has executable `feed`"),
+        (
+            "another commit",
+            |run| run["provenance"]["commit"] = "951c294".into(),
+            "has commit `951c",
+        ),
+        ("changes", |run| run["provenance"]["dirty"] = true.into(), "+changes`, the request"),
+        (
+            "another processor",
+            |run| run["environment"]["device_name"] = "Z80".into(),
+            "has device `Z80 (",
+        ),
+        (
+            "longer than it ran",
+            |run| samples(run, "elapsed_ns", &[1e11; 4]),
+            "400.000 s of samples",
+        ),
         ("no executable", |run| run["executable"] = serde_json::Value::Null, "`none`"),
         (
             "another shard",

@@ -22,7 +22,7 @@ pub struct Toy {
 pub const ANSWERS: &str = "cp \"$ROOT/answer.json\" \"$RESPONSE\"";
 /// Writes the prepared record of a trial.
 pub const RECORDS: &str = r#"mkdir -p "$(dirname "$RECORD")"
-sed "s/SESSION/$SESSION/" "$ROOT/run.json" > "$RECORD"
+sed "s/SESSION/$SESSION/; s/COMMIT/$KERNELGATE_COMMIT/" "$ROOT/run.json" > "$RECORD"
 cp "$ROOT/trial.json" "$RESPONSE""#;
 
 impl Toy {
@@ -89,11 +89,12 @@ impl Toy {
 
     /// Prepares the record of every trial, after a change.
     pub fn records(&self, change: impl FnOnce(&mut serde_json::Value)) {
+        let provenance = Provenance { commit: Some("COMMIT".to_owned()), dirty: false };
         let run = ProcessRun {
             complete: true,
             executable: Some(file::content_hash(&self.executable()).unwrap()),
             cases: [(TOY_CASE.to_owned(), CaseRecord::of_samples(vec![2e5; 4]))].into(),
-            ..ProcessRun::start(TOY, "SESSION", Environment::cpu(), Provenance::default())
+            ..ProcessRun::start(TOY, "SESSION", Environment::cpu(), provenance)
         };
         let mut value: serde_json::Value = serde_json::from_str(&file::to_text(&run)).unwrap();
         change(&mut value);

@@ -80,6 +80,19 @@ pub fn cards() -> Vec<Card> {
     devices.flatten().map(card).collect()
 }
 
+/// Whether NVML lists a card of that UUID. Absent without NVML, without cards, and where a card is
+/// divided into instances, which have UUIDs of their own.
+pub fn is_listed(uuid: &str) -> Option<bool> {
+    let nvml = nvml()?;
+    let cards = (0..nvml.device_count().ok()?).map(|index| nvml.device_by_index(index));
+    let cards = cards.collect::<Result<Vec<_>, _>>().ok()?;
+    let is_divided = |card: &Device<'_>| card.mig_mode().is_ok_and(|mig| mig.current != 0);
+    if cards.is_empty() || cards.iter().any(is_divided) {
+        return None;
+    }
+    Some(cards.iter().any(|card| card.uuid().is_ok_and(|listed| listed == uuid)))
+}
+
 /// NVML and a card.
 pub struct Telemetry {
     nvml: &'static Nvml,

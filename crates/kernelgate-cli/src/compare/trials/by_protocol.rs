@@ -3,8 +3,9 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
-use super::expected::{check_answers, check_field};
+use super::expected::{check_answers, check_field, check_plausible};
 use super::process::{TrialProcess, TrialSetup, finish, of_package};
 use crate::benches::ask::within_limit;
 use crate::compare::sides::leftovers;
@@ -19,8 +20,9 @@ pub fn measure(
     const REQUEST: &str = "trial.json";
     let mut command = command(setup, trial, REQUEST)?;
     command.stdout(Stdio::null());
+    let started = Instant::now();
     let ended = finish(setup, &mut command, trial.timeout)?;
-    let status = ended.status;
+    let (took, status) = (started.elapsed(), ended.status);
     within_limit(&trial.request.record)?;
     let run = match file::read::<ProcessRun>(&trial.request.record) {
         // A case that fails makes the exit code 1, and is in the run.
@@ -35,7 +37,10 @@ pub fn measure(
         ResponseBody::Refused(why) => return Err(why),
         _ => return Err("its response answers another request".to_owned()),
     }
-    run.as_ref().map_or(Ok(()), |run| check_answers(run, trial, setup.settings))?;
+    if let Some(run) = &run {
+        check_answers(run, trial, setup.settings)?;
+        check_plausible(run, took, setup.environment)?;
+    }
     Ok(run)
 }
 

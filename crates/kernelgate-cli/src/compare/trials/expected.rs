@@ -2,11 +2,17 @@
 //! own record, and may write another one.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use super::process::TrialProcess;
 use kernelgate::measure::power::PowerState;
-use kernelgate::record::text::quoted;
-use kernelgate::record::{CaseRecord, Environment, ProcessRun, Verification, WorkRecord};
+use kernelgate::record::text::{one_line, quoted};
+use kernelgate::record::{
+    CaseRecord, Environment, ProcessRun, Provenance, Verification, WorkRecord,
+};
+
+/// Largest ratio of the speeds of two clocks: that of a GPU and that of the host.
+const CLOCK_RATIO: f64 = 1.01;
 
 /// Facts that every later process of a side shares with the process that verified it.
 #[derive(Debug, Clone, PartialEq)]
@@ -119,6 +125,10 @@ pub fn check_answers(
     differs("executable", run.executable.as_deref().unwrap_or("none"), trial.hash)?;
     let seed = settings.get("KERNELGATE_SEED").map_or("1", String::as_str);
     differs("seed", &run.seed.to_string(), seed)?;
+    let Provenance { commit, dirty } = &run.provenance;
+    let changes = if *dirty { "+changes" } else { "" };
+    let commit = format!("{}{changes}", commit.as_deref().unwrap_or("none"));
+    differs("commit", &commit, &one_line(&trial.commit))?;
     let backend = settings.get("KERNELGATE_BACKEND").filter(|backend| *backend != "auto");
     let device_kind = &run.environment.device_kind;
     differs("backend", device_kind, backend.unwrap_or(device_kind))?;
@@ -155,6 +165,35 @@ pub fn check_answers(
     }
 }
 
+/// Compares a record with what its process took and with the machine that it ran on.
+pub fn check_plausible(run: &ProcessRun, took: Duration, host: &Environment) -> Result<(), String> {
+    let times_ns = run.cases.values().flat_map(|case| &case.samples.elapsed_ns);
+    let (sampled_s, took_s) = (times_ns.sum::<f64>() * 1e-9, took.as_secs_f64());
+    if sampled_s > took_s * CLOCK_RATIO {
+        return Err(format!(
+            "its record has {sampled_s:.3} s of samples, and the process took {took_s:.3} s"
+        ));
+    }
+    let environment = &run.environment;
+    if environment.on_host() {
+        let here = |environment: &Environment| {
+            let Environment { device_name, machine, .. } = environment;
+            format!("{device_name} ({})", machine.as_deref().unwrap_or("no name"))
+        };
+        let [found, host] = [environment, host].map(here);
+        if found != host {
+            let [found, host] = [&found, &host].map(|it| quoted(it));
+            return Err(format!("its record has device `{found}`, the machine is `{host}`"));
+        }
+    }
+    match environment.gpus.unlisted() {
+        Some(uuid) => {
+            Err(format!("its record has GPU `{}`, which NVML does not list", quoted(uuid)))
+        }
+        None => Ok(()),
+    }
+}
+
 /// Compares a field of a file that a bench wrote with the request.
 pub fn check_field(file: &str, field: &str, found: &str, asked: &str) -> Result<(), String> {
     if found == asked {
@@ -170,9 +209,8 @@ mod tests {
     use crate::compare::Planted;
     use crate::compare::sides::install::Driver;
     use kernelgate::measure::power::PowerRecord;
-    use kernelgate::record::{Provenance, Shard, TrialRequest, TrialSampling};
+    use kernelgate::record::{Shard, TrialRequest, TrialSampling};
     use std::path::PathBuf;
-    use std::time::Duration;
 
     fn run() -> ProcessRun {
         ProcessRun {
@@ -245,6 +283,28 @@ mod tests {
     }
 
     #[test]
+    fn longer_samples_than_the_process_took_are_refused() {
+        let mut run = run();
+        run.cases.insert("y".to_owned(), CaseRecord::of_samples(vec![6e8, 4e8]));
+        let check = |ms| check_plausible(&run, Duration::from_millis(ms), &run.environment);
+        assert_eq!(check(1000), Ok(()));
+        assert_eq!(check(995), Ok(()), "clocks differ a little");
+        let why = "its record has 1.000 s of samples, and the process took 0.900 s";
+        assert_eq!(check(900), Err(why.to_owned()));
+    }
+
+    #[test]
+    fn a_record_of_another_machine_is_refused() {
+        let check = |host: &Environment| check_plausible(&run(), Duration::from_secs(1), host);
+        let here = run().environment;
+        assert_eq!(check(&here), Ok(()));
+        let why = check(&Environment { device_name: "other".to_owned(), ..here.clone() });
+        assert!(why.unwrap_err().contains(", the machine is `other ("));
+        let why = check(&Environment { machine: Some("feed".to_owned()), ..here });
+        assert!(why.unwrap_err().contains(" (feed)`"));
+    }
+
+    #[test]
     fn a_record_that_answers_another_request_is_refused() {
         let request = TrialRequest {
             cases: Some(["x".to_owned()].into()),
@@ -261,7 +321,7 @@ mod tests {
             program: PathBuf::from("bin/b"),
             hash: "feed",
             package: PathBuf::new(),
-            commit: String::new(),
+            commit: "none".to_owned(),
             planted: Planted { delays_ns, ..Planted::default() },
             driver: Driver::Protocol(1),
             request: &request,
@@ -281,6 +341,9 @@ mod tests {
         let on_gpu = [("KERNELGATE_BACKEND".to_owned(), "cuda".to_owned())].into();
         let why = check_answers(&run(), &plain, &on_gpu).unwrap_err();
         assert_eq!(why, "its record has backend `cpu`, the request `cuda`");
+        let provenance = Provenance { commit: Some("951c294".to_owned()), dirty: true };
+        let why = answer(&ProcessRun { provenance, ..run() });
+        assert_eq!(why, "its record has commit `951c294+changes`, the request `none`");
         let executable = Some("other".to_owned());
         assert!(answer(&ProcessRun { executable, ..run() }).contains("executable `other`"));
         assert!(answer(&ProcessRun { executable: None, ..run() }).contains("executable `none`"));

@@ -26,7 +26,7 @@ pub struct TrialSetup<'a> {
     pub work: &'a Path,
     /// Who may end it.
     pub running: &'a Running,
-    /// What benches run in that do not tell it themselves.
+    /// The host, as this program sees it.
     pub environment: &'a Environment,
     /// Where limits are said that are reached.
     pub progress: &'a ComparisonProgress,

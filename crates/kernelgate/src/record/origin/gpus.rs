@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use kernelgate_cuda::library;
+use kernelgate_cuda::observe::telemetry;
 
 /// A GPU, as far as it decides what a time means.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -85,6 +86,11 @@ impl Gpus {
     /// Whether both are the same cards; empty sets are not known to be.
     pub fn same_cards(&self, other: &Self) -> bool {
         !self.is_empty() && self.iter().map(|gpu| &gpu.uuid).eq(other.iter().map(|gpu| &gpu.uuid))
+    }
+
+    /// UUID of a GPU that this machine does not have, as far as NVML can say.
+    pub fn unlisted(&self) -> Option<&str> {
+        self.iter().map(|gpu| &*gpu.uuid).find(|uuid| telemetry::is_listed(uuid) == Some(false))
     }
 
     /// Records the libraries that the process has opened by now.
