@@ -64,8 +64,30 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     {
         Ok(exit) => exit.into(),
         Err(error) => {
-            eprintln!("error: {}", printable(&format!("{error:#}")));
+            eprintln!("error: {}", printable(&with_causes(&error)));
             Exit::Usage.into()
         }
+    }
+}
+
+/// An error with its causes, each once: some errors quote their cause.
+fn with_causes(error: &anyhow::Error) -> String {
+    let causes = error.chain().map(ToString::to_string);
+    causes.fold(String::new(), |text, cause| match text.contains(&cause) {
+        true => text,
+        false if text.is_empty() => cause,
+        false => format!("{text}: {cause}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::anyhow;
+
+    #[test]
+    fn an_error_names_each_cause_once() {
+        let error = anyhow!("read a.json: broken").context("failed to read a.json: broken");
+        let error = error.context("merge");
+        assert_eq!(super::with_causes(&error), "merge: failed to read a.json: broken");
     }
 }
