@@ -214,6 +214,16 @@ mod tests {
         );
         assert_eq!(names(ThrottleReasons::GPU_IDLE), [""; 0]);
     }
+
+    #[test]
+    fn the_card_in_use_is_listed_and_no_other() {
+        let Some((device, _alone)) = crate::testing::gpu() else { return };
+        let listed = is_listed(&device.facts().uuid);
+        eprintln!("{}: listed: {listed:?}", device.facts().uuid);
+        assert_ne!(listed, Some(false));
+        assert_eq!(is_listed("GPU-feed"), listed.map(|_| false));
+    }
+
     #[test]
     fn heat_slows_a_card_and_its_power_limit_does_not() {
         for reason in [
