@@ -80,7 +80,7 @@ pub fn cards() -> Vec<Card> {
     devices.flatten().map(card).collect()
 }
 
-/// Whether NVML lists a card of that UUID. Absent without NVML, without cards, and where a card is
+/// Whether NVML lists a card of that UUID. Absent where NVML reports no UUIDs, and where a card is
 /// divided into instances, which have UUIDs of their own.
 pub fn is_listed(uuid: &str) -> Option<bool> {
     let nvml = nvml()?;
@@ -90,7 +90,8 @@ pub fn is_listed(uuid: &str) -> Option<bool> {
     if cards.is_empty() || cards.iter().any(is_divided) {
         return None;
     }
-    Some(cards.iter().any(|card| card.uuid().is_ok_and(|listed| listed == uuid)))
+    let listed = cards.iter().map(Device::uuid).collect::<Result<Vec<_>, _>>().ok()?;
+    Some(listed.iter().any(|listed| listed == uuid))
 }
 
 /// NVML and a card.
