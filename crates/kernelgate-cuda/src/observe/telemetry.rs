@@ -80,8 +80,8 @@ pub fn cards() -> Vec<Card> {
     devices.flatten().map(card).collect()
 }
 
-/// Whether NVML lists a card of that UUID. Absent where NVML reports no UUIDs, and where a card is
-/// divided into instances, which have UUIDs of their own.
+/// True if NVML lists a card of that UUID. Absent if NVML reports no UUIDs, and if a card is divided
+/// into instances, which have UUIDs of their own.
 pub fn is_listed(uuid: &str) -> Option<bool> {
     let nvml = nvml()?;
     let cards = (0..nvml.device_count().ok()?).map(|index| nvml.device_by_index(index));

@@ -51,7 +51,7 @@ pub enum Event<'a> {
 }
 
 impl Recorder {
-    /// A record without cases. Where each case is saved it is written now, so that a folder that
+    /// Starts a record. If each case is saved, the empty record is written now: a folder that
     /// cannot be written or a full disk is found before anything is measured.
     ///
     /// # Errors

@@ -365,7 +365,7 @@ pub fn write_text(path: &Path, text: &str) -> Result<(), FileError> {
 /// Replaces files of any folders: all of them are on the disk before the first is renamed.
 ///
 /// # Errors
-/// As [`write()`]. If a file does not fit on the disk, none is replaced.
+/// When a file cannot be written; if one does not fit on the disk, none is replaced.
 pub fn write_texts<'a>(
     files: impl IntoIterator<Item = (&'a Path, &'a str)>,
 ) -> Result<(), FileError> {
