@@ -45,6 +45,11 @@ pub enum Reason {
         /// Usable pairs.
         pairs: usize,
     },
+    /// Too few pairs, because the GPU was throttled in others.
+    ThrottledPairs {
+        /// Usable pairs.
+        pairs: usize,
+    },
     /// Contention differs between the builds.
     Contention {
         /// Mean share with the base; absent where unknown.
@@ -111,6 +116,7 @@ impl Reason {
         let ratio = decision.ratio;
         Some(match decision.reason? {
             Doubt::TooFewPairs => Self::TooFewPairs { pairs: decision.pairs },
+            Doubt::Throttled => Self::ThrottledPairs { pairs: decision.pairs },
             Doubt::Wide => Self::Wide(ratio),
             Doubt::Clock => {
                 let cycles = decision.cycles.unwrap_or(ratio);
@@ -171,6 +177,9 @@ impl Reason {
                 ("host_bound", "the host's launches are in the times of one side")
             }
             Self::TooFewPairs { .. } => ("too_few_pairs", "too few pairs"),
+            Self::ThrottledPairs { .. } => {
+                ("throttled_pairs", "too few pairs, as the GPU was throttled in others")
+            }
             Self::Contention { .. } => {
                 ("contention", "co-running processes took more during one build")
             }

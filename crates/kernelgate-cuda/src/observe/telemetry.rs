@@ -28,6 +28,14 @@ pub struct Reading {
     pub other_processes: Option<u32>,
 }
 
+impl Reading {
+    /// Whether heat or a slow-down of the hardware holds the clock down.
+    pub fn slowed(&self) -> bool {
+        let slowing = names(SLOWDOWNS);
+        self.throttle.iter().any(|reason| slowing.contains(reason))
+    }
+}
+
 /// A card as it is built in and set up. A quantity that the card does not report is absent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Card {
@@ -134,8 +142,8 @@ impl Telemetry {
         }
     }
 
-    /// Whether heat or a slow-down of the hardware holds the clock down now; a limit of power or
-    /// clocks that were set are none of these. None where the card does not tell.
+    /// Whether heat or a slow-down of the hardware holds the clock down now; the power cap and clocks
+    /// that were set do not count. Absent where the card does not report reasons.
     pub fn slowed(&self) -> Option<bool> {
         let reasons = self.device().and_then(|device| device.current_throttle_reasons());
         reasons.ok().map(slow)
@@ -146,6 +154,11 @@ impl Telemetry {
     pub fn capped(&self) -> Option<bool> {
         let reasons = self.device().and_then(|device| device.current_throttle_reasons());
         reasons.ok().map(|reasons| reasons.contains(ThrottleReasons::SW_POWER_CAP))
+    }
+
+    /// Temperature of the GPU, °C.
+    pub fn temperature_c(&self) -> Option<u32> {
+        self.device().and_then(|device| device.temperature(TemperatureSensor::Gpu)).ok()
     }
 
     /// Whether the card is a virtual one, whose clock and power a hypervisor divides.
@@ -193,14 +206,14 @@ fn names(reasons: ThrottleReasons) -> Vec<String> {
     slowing.iter_names().map(|(name, _)| name.to_lowercase()).collect()
 }
 
-/// Whether one of them is heat or a slow-down of the hardware.
+/// Heat, or a slow-down of the hardware.
+const SLOWDOWNS: ThrottleReasons = ThrottleReasons::HW_SLOWDOWN
+    .union(ThrottleReasons::SW_THERMAL_SLOWDOWN)
+    .union(ThrottleReasons::HW_THERMAL_SLOWDOWN)
+    .union(ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN);
+
 fn slow(reasons: ThrottleReasons) -> bool {
-    reasons.intersects(
-        ThrottleReasons::HW_SLOWDOWN
-            | ThrottleReasons::SW_THERMAL_SLOWDOWN
-            | ThrottleReasons::HW_THERMAL_SLOWDOWN
-            | ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN,
-    )
+    reasons.intersects(SLOWDOWNS)
 }
 
 #[cfg(test)]
@@ -238,5 +251,8 @@ mod tests {
         }
         assert!(slow(ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN));
         assert!(slow(ThrottleReasons::HW_SLOWDOWN | ThrottleReasons::SW_POWER_CAP));
+        let reading = |reasons| Reading { throttle: names(reasons), ..Reading::default() };
+        assert!(reading(ThrottleReasons::SW_THERMAL_SLOWDOWN).slowed());
+        assert!(!reading(ThrottleReasons::SW_POWER_CAP).slowed());
     }
 }

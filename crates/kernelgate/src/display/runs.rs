@@ -193,14 +193,18 @@ fn energy(case: &CaseRecord) -> String {
 const FULL_CLOCK: f64 = 0.98;
 
 /// Median SM clock of a case that ran clearly below the card's highest clock, marked where the power
-/// cap held it down: "1430 MHz cap".
+/// cap ("1430 MHz cap"), or heat or the hardware ("1290 MHz slowed"), held it down.
 fn clock(run: &ProcessRun, case: &CaseRecord) -> Option<String> {
     let highest_mhz = f64::from(run.environment.gpus.one()?.max_clock_mhz);
     let clocks = &case.samples.clock_mhz;
     let median_mhz = (!clocks.is_empty()).then(|| stats::median(clocks))?;
-    let at_cap = case.samples.power.as_ref().is_some_and(|power| power.at_cap);
-    let low = at_cap || median_mhz < FULL_CLOCK * highest_mhz;
-    low.then(|| format!("{median_mhz:.0} MHz{}", if at_cap { " cap" } else { "" }))
+    let mark = match &case.samples.power {
+        Some(power) if power.slowed => " slowed",
+        Some(power) if power.at_cap => " cap",
+        _ => "",
+    };
+    let low = !mark.is_empty() || median_mhz < FULL_CLOCK * highest_mhz;
+    low.then(|| format!("{median_mhz:.0} MHz{mark}"))
 }
 
 impl<'a> Timed<'a> {

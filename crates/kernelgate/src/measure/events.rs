@@ -383,6 +383,10 @@ impl Load for Ceiling<'_> {
     fn cap_reading(&mut self, clock_mhz: Option<f64>) -> CapReading {
         self.timer.power.cap_reading(clock_mhz)
     }
+
+    fn cool(&mut self) {
+        self.timer.power.cool();
+    }
 }
 
 /// Short launches, captured together.

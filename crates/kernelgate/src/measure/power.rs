@@ -21,6 +21,12 @@ pub const WINDOW: Duration = Duration::from_millis(100);
 const LEAST_LOAD: Duration = Duration::from_millis(150);
 /// Time after which a case is called unsettled.
 pub const MAX_SETTLING: Duration = Duration::from_secs(1);
+/// Longest wait for a hot card to cool.
+const MAX_COOLING: Duration = Duration::from_secs(10);
+/// Degrees below the temperature of the slow-down at which a load begins again.
+const COOLER_C: u32 = 10;
+/// Times that a load begins again because heat slowed the card down.
+const COOLINGS: u32 = 2;
 /// Largest relative difference of two windows of a settled case.
 const AGREEMENT: f64 = 0.015;
 /// A clock below this share of the highest one may be due to the power cap.
@@ -115,6 +121,9 @@ pub struct PowerRecord {
     /// Throttle reasons at the end of the samples, by NVML's names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub throttle: Vec<String>,
+    /// Whether heat or a slow-down of the hardware held the clock down then.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub slowed: bool,
     /// Load before the first sample, seconds.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub settling_s: f64,
@@ -137,6 +146,7 @@ impl PowerRecord {
             power_limit_mw: None,
             temperature_c: None,
             throttle: Vec::new(),
+            slowed: false,
             settling_s: 0.0,
         }
     }
@@ -183,20 +193,31 @@ pub trait Load {
 
     /// Reads the card at the end of a window whose last sample had this clock.
     fn cap_reading(&mut self, clock_mhz: Option<f64>) -> CapReading;
+
+    /// Waits for a card that heat slows down to cool.
+    fn cool(&mut self);
 }
 
-/// Runs a load until its samples may begin; it is running when this returns.
+/// Runs a load until its samples may begin; it is running when this returns. Where heat slows the
+/// card down, the load pauses and begins again, twice at most.
 ///
 /// # Errors
 /// When a launch fails.
 pub fn settle(load: &mut dyn Load) -> Result<(Settling, Settled), BackendError> {
     let mut settling = Settling::default();
+    let mut coolings = 0;
     loop {
         let started = Instant::now();
         let LoadSample { launches, elapsed_ns, clock_mhz } = load.sample()?;
-        if settling.add(started.elapsed(), launches, elapsed_ns, clock_mhz)
-            && let Some(settled) = settling.decide(&load.cap_reading(clock_mhz))
-        {
+        if !settling.add(started.elapsed(), launches, elapsed_ns, clock_mhz) {
+            continue;
+        }
+        let reading = load.cap_reading(clock_mhz);
+        if reading.slowed == Some(true) && coolings < COOLINGS {
+            coolings += 1;
+            load.cool();
+            settling = Settling::default();
+        } else if let Some(settled) = settling.decide(&reading) {
             return Ok((settling, settled));
         }
     }
@@ -236,10 +257,22 @@ impl PowerMeter {
         self.telemetry.as_ref()?.slowed()
     }
 
-    /// Reads the card at the end of a window with this clock. Takes one call of NVML.
+    /// Reads the card at the end of a window with this clock. Takes two calls of NVML.
     pub fn cap_reading(&self, clock_mhz: Option<f64>) -> CapReading {
         let capped = self.telemetry.as_ref().and_then(Telemetry::capped);
-        CapReading { clock_mhz, highest_mhz: self.highest_mhz, capped }
+        CapReading { clock_mhz, highest_mhz: self.highest_mhz, capped, slowed: self.slowed() }
+    }
+
+    /// Waits until the card is cooler by [`COOLER_C`], for at most [`MAX_COOLING`].
+    pub fn cool(&self) {
+        let Some(telemetry) = &self.telemetry else { return };
+        let Some(hot_c) = telemetry.temperature_c() else { return };
+        let started = Instant::now();
+        while started.elapsed() < MAX_COOLING
+            && telemetry.temperature_c().is_some_and(|now_c| now_c + COOLER_C > hot_c)
+        {
+            std::thread::sleep(WINDOW);
+        }
     }
 
     /// Reads everything that NVML reports. Takes some milliseconds: never while samples are taken.
@@ -282,7 +315,8 @@ impl PowerRecord {
     ) -> Self {
         let reading = meter.reading().unwrap_or_default();
         let stayed = *settled == Settled::BelowCap || stayed_settled(sampled_ns);
-        let at_cap = *settled != Settled::BelowCap || names_power_cap(&reading);
+        let at_cap =
+            names_power_cap(&reading) || (*settled != Settled::BelowCap && !reading.slowed());
         let limitation = meter.limitation();
         let state = match settled {
             _ if limitation.is_some() => PowerState::NotApplicable,
@@ -311,6 +345,7 @@ impl PowerRecord {
             power_mw: reading.power_mw,
             power_limit_mw: reading.power_limit_mw,
             temperature_c: reading.temperature_c,
+            slowed: reading.slowed(),
             throttle: reading.throttle,
             settling_s: 0.0,
         }
@@ -344,6 +379,8 @@ pub struct CapReading {
     pub highest_mhz: f64,
     /// Whether NVML names the power cap; absent where NVML does not report reasons.
     pub capped: Option<bool>,
+    /// Whether NVML names heat or a slow-down of the hardware; absent likewise.
+    pub slowed: Option<bool>,
 }
 
 impl CapReading {
@@ -433,8 +470,12 @@ fn agree(one_ns: f64, other_ns: f64) -> bool {
 mod tests {
     use super::*;
 
-    const CAPPED: CapReading =
-        CapReading { clock_mhz: Some(1430.0), highest_mhz: 1980.0, capped: Some(true) };
+    const CAPPED: CapReading = CapReading {
+        clock_mhz: Some(1430.0),
+        highest_mhz: 1980.0,
+        capped: Some(true),
+        slowed: None,
+    };
 
     /// Windows of one sample each; the time after which settling ended, and why.
     fn settle(windows_ns: &[f64], reading: &CapReading) -> (u128, Option<Settled>) {
@@ -450,7 +491,7 @@ mod tests {
 
     #[test]
     fn a_case_below_the_cap_goes_on_after_one_window() {
-        let below = CapReading { clock_mhz: Some(1980.0), highest_mhz: 1980.0, capped: None };
+        let below = CapReading { clock_mhz: Some(1980.0), capped: None, ..CAPPED };
         assert_eq!(settle(&[1.0], &below), (100, Some(Settled::BelowCap)));
         let named = CapReading { capped: Some(true), ..below };
         assert_eq!(settle(&[1.0], &named), (100, None));
@@ -458,6 +499,52 @@ mod tests {
         assert_eq!(settle(&[1.0], &low), (100, None));
         let blind = CapReading { clock_mhz: None, ..below };
         assert_eq!(settle(&[1.0], &blind), (100, None));
+    }
+
+    /// A card that heat slows down until it has cooled so many times.
+    struct HotCard {
+        needs: u32,
+        coolings: u32,
+    }
+
+    impl Load for HotCard {
+        fn sample(&mut self) -> Result<LoadSample, BackendError> {
+            std::thread::sleep(WINDOW / 2);
+            Ok(LoadSample { launches: 10, elapsed_ns: 10.0, clock_mhz: Some(1980.0) })
+        }
+
+        fn cap_reading(&mut self, clock_mhz: Option<f64>) -> CapReading {
+            let slowed = Some(self.coolings < self.needs);
+            CapReading { clock_mhz, capped: Some(false), slowed, ..CAPPED }
+        }
+
+        fn cool(&mut self) {
+            self.coolings += 1;
+        }
+    }
+
+    #[test]
+    fn a_load_begins_again_when_a_hot_card_has_cooled() {
+        for (needs, coolings) in [(0, 0), (1, 1), (5, COOLINGS)] {
+            let mut card = HotCard { needs, coolings: 0 };
+            let (settling, settled) = super::settle(&mut card).unwrap();
+            assert_eq!((card.coolings, settled), (coolings, Settled::BelowCap));
+            assert_eq!(settling.windows_ns.len(), 1, "windows before a pause do not count");
+        }
+    }
+
+    #[test]
+    fn a_slowed_card_is_not_at_its_cap() {
+        let hot = |reasons: &[&str]| {
+            let throttle = reasons.iter().map(|reason| (*reason).to_owned()).collect();
+            let reading = Reading { throttle, ..Reading::default() };
+            let PowerRecord { at_cap, slowed, .. } =
+                PowerRecord::of_reading(PowerState::Steady, reading);
+            (at_cap, slowed)
+        };
+        assert_eq!(hot(&["sw_thermal_slowdown"]), (false, true));
+        assert_eq!(hot(&["sw_power_cap"]), (true, false));
+        assert_eq!(hot(&["hw_slowdown", "sw_power_cap"]), (true, true));
     }
 
     #[test]

@@ -48,6 +48,7 @@ pub fn timings(run: &ProcessRun) -> BTreeMap<String, Timing> {
                 false => others.map(|others| if others > 0 { 1.0 } else { 0.0 }),
             },
             at_cap: samples.power.as_ref().is_some_and(|power| power.at_cap),
+            throttled: samples.throttled > 0,
             averaged: case.implementation == IMPLEMENTATION,
         }
     };

@@ -184,6 +184,9 @@ pub struct Column {
     /// Indices of the processes that ran at the power cap, [`Timing::at_cap`].
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub at_cap: BTreeSet<usize>,
+    /// Indices of the processes of [`Timing::throttled`].
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub throttled: BTreeSet<usize>,
 }
 
 impl Column {
@@ -195,6 +198,9 @@ impl Column {
         };
         // More digits than a clock has would only make the file larger. Means over iterations have
         // more: six of them matter.
+        let indices = |holds: fn(&Timing) -> bool| -> BTreeSet<usize> {
+            (0..observations.len()).filter(|&index| holds(observations[index])).collect()
+        };
         let rounded = |value: f64, digits: f64| (value * digits).round() / digits;
         let time_ns = |found: &&Timing| {
             let digits = if found.averaged { 5.0 - found.time_ns.log10().floor() } else { 1.0 };
@@ -204,7 +210,8 @@ impl Column {
             time_ns: observations.iter().map(time_ns).collect(),
             cycles: known(&|found| found.cycles.map(|cycles| rounded(cycles, 10.0))),
             contention: known(&|found| found.contention.map(|share| rounded(share, 1e4))),
-            at_cap: (0..observations.len()).filter(|&index| observations[index].at_cap).collect(),
+            at_cap: indices(|found| found.at_cap),
+            throttled: indices(|found| found.throttled),
         }
     }
 
@@ -212,8 +219,8 @@ impl Column {
         let time_ns = *self.time_ns.get(index)?;
         let known = |values: &[Option<f64>]| values.get(index).copied().flatten();
         let (cycles, contention) = (known(&self.cycles), known(&self.contention));
-        let at_cap = self.at_cap.contains(&index);
-        Some(Timing { time_ns, cycles, contention, at_cap, averaged })
+        let (at_cap, throttled) = (self.at_cap.contains(&index), self.throttled.contains(&index));
+        Some(Timing { time_ns, cycles, contention, at_cap, throttled, averaged })
     }
 }
 

@@ -238,7 +238,9 @@ impl Tests<'_> {
             None => (Verdict::Inconclusive, Some(Doubt::Contention)),
             Some(true) => (Verdict::Unchanged, None),
             Some(false) if n < self.change.fewest(self.level) => {
-                (Verdict::Inconclusive, Some(Doubt::TooFewPairs))
+                let throttled = pairs.lacks_throttled();
+                let doubt = if throttled { Doubt::Throttled } else { Doubt::TooFewPairs };
+                (Verdict::Inconclusive, Some(doubt))
             }
             Some(false) => (Verdict::Inconclusive, Some(Doubt::Wide)),
         }
@@ -253,8 +255,10 @@ impl Tests<'_> {
         let tail = FINAL * plan.missed;
         let level = FINAL * self.level;
         let center = walsh.estimate().unwrap_or(0.0).abs();
-        let open = matches!(concluded.reason, None | Some(Doubt::TooFewPairs | Doubt::Wide))
-            && concluded.verdict == Verdict::Inconclusive;
+        let open = matches!(
+            concluded.reason,
+            None | Some(Doubt::TooFewPairs | Doubt::Throttled | Doubt::Wide)
+        ) && concluded.verdict == Verdict::Inconclusive;
         // What is above the threshold is to be shown to be, the rest to be below it, or within what
         // is tolerated at an interim analysis for that.
         let shown = |distance: f64, settles: f64| match walsh.standard_error() {

@@ -176,6 +176,8 @@ impl Family {
 pub enum Doubt {
     /// Too few pairs for any verdict at the promised error rate.
     TooFewPairs,
+    /// Too few pairs, because the GPU was throttled in others.
+    Throttled,
     /// The interval still allows what matters and what does not.
     Wide,
     /// The time changed and the cycles did not: the clock did it.

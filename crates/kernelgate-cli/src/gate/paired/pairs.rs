@@ -46,19 +46,24 @@ pub struct Pairs {
     averaged: bool,
     /// Processes that ran at the power cap.
     capped: usize,
+    /// Blocks with a process whose clock heat or the hardware held down.
+    throttled: usize,
 }
 
 /// Share of the pairs that must be left when those of unequal contention are left out.
 const MIN_KEPT: f64 = 0.25;
 
 fn usable(observation: &Timing) -> bool {
-    observation.time_ns.is_finite() && observation.time_ns > 0.0
+    observation.time_ns.is_finite() && observation.time_ns > 0.0 && !observation.throttled
 }
 
 impl Pairs {
-    /// Of blocks in time order; a block with a time that is not positive is left out.
+    /// Pairs of blocks in time order. A block with a time that is not positive, or of a throttled
+    /// GPU, does not count.
     pub fn of(blocks: &[Block]) -> Self {
-        let mut pairs = Self { cycles: Some(Vec::new()), ..Self::default() };
+        let slowed = |block: &&Block| block.base.iter().chain(&block.head).any(|it| it.throttled);
+        let throttled = blocks.iter().filter(slowed).count();
+        let mut pairs = Self { cycles: Some(Vec::new()), throttled, ..Self::default() };
         let told = blocks.iter().any(|block| {
             block.base.iter().chain(&block.head).any(|timing| timing.contention.is_some())
         });
@@ -109,6 +114,11 @@ impl Pairs {
     /// pairs.
     pub fn beyond(&self, n: usize, direction: Direction, plan: &TestPlan) -> f64 {
         shifted(&self.time[..n], direction.sign(), -self.threshold(n, plan))
+    }
+
+    /// Whether blocks do not count because the GPU was throttled.
+    pub const fn lacks_throttled(&self) -> bool {
+        self.throttled > 0
     }
 
     /// Whether most processes ran at the power cap, where cycles decide nothing.

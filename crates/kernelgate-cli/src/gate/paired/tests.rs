@@ -147,6 +147,19 @@ fn too_few_pairs_never_fail_however_slow() {
 }
 
 #[test]
+fn blocks_of_a_throttled_gpu_do_not_count() {
+    let mut blocks = steady(3.0, 6);
+    blocks.iter_mut().take(3).for_each(|block| block.head[1].throttled = true);
+    let outcome = one(blocks.clone(), &TestPlan::default(), true);
+    assert_eq!(
+        (outcome.decisions[0].pairs, outcome.decisions[0].reason),
+        (6, Some(Doubt::Throttled))
+    );
+    blocks.extend(steady(3.0, 1));
+    assert_eq!(verdict(blocks), (Verdict::Regressed, None));
+}
+
+#[test]
 fn a_change_below_either_threshold_is_none() {
     let short = |ratio: f64| edited(steady(ratio, 8), |_, observation| observation.time_ns /= 1e3);
     assert_eq!(verdict(short(1.05)), (Verdict::Unchanged, None), "50 ns of 1 µs");

@@ -361,9 +361,16 @@ impl Load for CaseLoad<'_> {
         let highest_mhz = f64::INFINITY;
         self.stopwatch
             .power()
-            .map_or(CapReading { clock_mhz, highest_mhz, capped: None }, |meter| {
+            .map_or(CapReading { clock_mhz, highest_mhz, capped: None, slowed: None }, |meter| {
                 meter.cap_reading(clock_mhz)
             })
+    }
+
+    fn cool(&mut self) {
+        let _activity = spent::on("cooling");
+        if let Some(meter) = self.stopwatch.power() {
+            meter.cool();
+        }
     }
 }
 
@@ -401,6 +408,8 @@ fn collect(
 ) -> Samples {
     let technique = stopwatch.technique();
     let kept: Vec<Sample> = taken.iter().map(|taken| taken.sample).collect();
+    let power = lead.power(taken, stopwatch);
+    let slowed = power.as_ref().is_some_and(|power| power.slowed);
     Samples {
         batch: technique.batch,
         host_bound: technique.host_bound,
@@ -412,11 +421,11 @@ fn collect(
             .collect::<Option<_>>()
             .unwrap_or_default(),
         discarded: kept.iter().map(|sample| sample.discarded).sum(),
-        throttled: kept.iter().filter(|sample| sample.throttled).count() as u64,
+        throttled: kept.iter().filter(|sample| sample.throttled || slowed).count() as u64,
         commands: technique.commands,
         host_launch_ns: None,
         unrecorded: None,
-        power: lead.power(taken, stopwatch),
+        power,
         energy: None,
         delay_size: None,
         contention,

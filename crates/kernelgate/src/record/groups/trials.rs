@@ -59,6 +59,10 @@ pub struct Timing {
     /// more power is slower although its cycles are equal.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub at_cap: bool,
+    /// Whether heat or a slow-down of the hardware held the clock down. The gate leaves the block
+    /// out.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub throttled: bool,
     /// Whether the time is a mean over many iterations, as Criterion's are, and not of one launch:
     /// a smallest change that matters in nanoseconds a launch says nothing about it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

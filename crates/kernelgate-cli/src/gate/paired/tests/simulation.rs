@@ -120,6 +120,7 @@ impl World {
                 contention: self.host.then_some(contention),
                 averaged: false,
                 at_cap: false,
+                throttled: false,
             }
         };
         (0..self.cases).map(one).collect()
