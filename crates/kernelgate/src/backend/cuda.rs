@@ -61,6 +61,16 @@ impl Output {
         Ok(Self { name, shape, dtype, buffer, decode: None })
     }
 
+    /// An output that lies in memory which launches also read.
+    pub(super) fn in_state(
+        buffer: &Buffer,
+        name: &'static str,
+        shape: Vec<usize>,
+        dtype: Dtype,
+    ) -> Self {
+        Self { name, shape, dtype, buffer: buffer.clone(), decode: None }
+    }
+
     /// An i8 output that lies on the device in another form, of so many bytes.
     ///
     /// # Errors
@@ -142,7 +152,7 @@ pub struct CudaTask {
     inputs: Vec<Input>,
     outputs: Vec<Output>,
     launch: LaunchFn,
-    reset: Option<ResetFn>,
+    state: State,
     allowed: Allowed,
     /// Launches so far after which the state of the thread was checked.
     checked: u32,
@@ -152,6 +162,18 @@ pub struct CudaTask {
 
 /// Enqueues what brings the state back that launches carry on.
 type ResetFn = Box<dyn FnMut() -> Result<(), BackendError>>;
+
+/// State that launches carry on from one to the next.
+enum State {
+    /// Every launch repeats the one before.
+    Absent,
+    /// Restored before each launch.
+    BeforeEachLaunch(ResetFn),
+    /// It lies in outputs, and a launch continues from what the one before wrote. It is restored
+    /// after the outputs were poisoned, so every comparison follows one launch from the original
+    /// state.
+    InOutputs { restore: ResetFn, poisoned: bool },
+}
 
 /// Launches after which the state of the thread is checked: those that verify, and the first that
 /// are timed.
@@ -173,7 +195,7 @@ impl CudaTask {
             inputs: inputs.into_iter().collect(),
             outputs,
             launch: Box::new(launch),
-            reset: None,
+            state: State::Absent,
             allowed: Allowed::OWN_ROW,
             checked: 0,
             memory_uses: Vec::new(),
@@ -186,7 +208,16 @@ impl CudaTask {
     /// each launch, outside of the time, and launches are not batched. It may read no input that
     /// launches read: after timing these are replaced between it and the launch.
     pub fn with_reset(self, reset: impl FnMut() -> Result<(), BackendError> + 'static) -> Self {
-        Self { reset: Some(Box::new(reset)), ..self }
+        Self { state: State::BeforeEachLaunch(Box::new(reset)), ..self }
+    }
+
+    /// A task whose launches update a state that lies in outputs. Any number of launches may follow
+    /// each other; `restore` copies the original state back after outputs were poisoned.
+    pub(super) fn with_state_in_outputs(
+        self,
+        restore: impl FnMut() -> Result<(), BackendError> + 'static,
+    ) -> Self {
+        Self { state: State::InOutputs { restore: Box::new(restore), poisoned: false }, ..self }
     }
 
     /// The same, saying what its device memory is for: uses such as `weights` or `activations`, and
@@ -204,15 +235,26 @@ impl CudaTask {
 
 impl Executable for CudaTask {
     fn poison_outputs(&mut self) -> Result<(), BackendError> {
+        if let State::InOutputs { poisoned, .. } = &mut self.state {
+            *poisoned = true;
+        }
         self.outputs.iter().try_for_each(|output| output.buffer.fill(output.poison()))
     }
 
     fn reset(&mut self) -> Result<(), BackendError> {
-        self.reset.as_mut().map_or(Ok(()), |reset| reset())
+        match &mut self.state {
+            State::Absent | State::InOutputs { poisoned: false, .. } => Ok(()),
+            State::BeforeEachLaunch(reset) => reset(),
+            State::InOutputs { restore, poisoned } => {
+                restore()?;
+                *poisoned = false;
+                Ok(())
+            }
+        }
     }
 
     fn carries_state(&self) -> bool {
-        self.reset.is_some()
+        !matches!(self.state, State::Absent)
     }
 
     fn allowed(&self) -> Allowed {

@@ -40,7 +40,27 @@ pub struct LoadedProgram {
     regions: Vec<(String, Buffer)>,
     inputs: Vec<Input>,
     outputs: Vec<Output>,
+    state: State,
     _set_aside: Option<SetAside>,
+}
+
+/// Regions that launches update, and the inputs that their contents were made from.
+#[derive(Default)]
+struct State {
+    regions: Vec<(Region, Buffer)>,
+    inputs: Tensors,
+}
+
+impl State {
+    /// Restores the contents.
+    fn restore(&self) -> Result<(), BackendError> {
+        for (region, buffer) in &self.regions {
+            if let Some(bytes) = region.uploaded(&self.inputs)? {
+                buffer.overwrite(&bytes)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// An entry, ready to be enqueued.
@@ -66,6 +86,7 @@ impl Program {
         let mut program = self.load(device, inputs)?;
         let inputs = std::mem::take(&mut program.inputs);
         let outputs = std::mem::take(&mut program.outputs);
+        let state = std::mem::take(&mut program.state);
         let task = match capture {
             Capture::Stream => CudaTask::new(device, inputs, outputs, move |_| program.enqueue()),
             Capture::Graph => {
@@ -80,7 +101,11 @@ impl Program {
                 })
             }
         };
-        Ok(task.with_memory_uses(uses))
+        let task = task.with_memory_uses(uses);
+        match state.regions.is_empty() {
+            true => Ok(task),
+            false => Ok(task.with_state_in_outputs(move || state.restore())),
+        }
     }
 
     /// Compiles and loads its kernels, allocates and fills its memory, and chooses an algorithm for
@@ -91,7 +116,7 @@ impl Program {
     pub fn load(
         self,
         device: &Arc<Device>,
-        inputs: &Tensors,
+        tensors: &Tensors,
     ) -> Result<LoadedProgram, BackendError> {
         self.check()?;
         let Self { memory, steps, order, kept, gemm_lanes, .. } = self;
@@ -103,7 +128,7 @@ impl Program {
             _ => device.another_stream(),
         });
         let streams = streams.collect::<Result<Vec<_>, BackendError>>()?;
-        let memory = LoadedMemory::new(memory, device, inputs)?;
+        let memory = LoadedMemory::new(memory, device, tensors)?;
         let window = match (&set_aside, kept) {
             (Some(set_aside), Some((from, bytes))) => {
                 Some(set_aside.window(memory.address(from), bytes))
@@ -123,9 +148,18 @@ impl Program {
         let steps = steps.into_iter().map(|step| loader.step(step));
         let steps = steps.collect::<Result<Vec<_>, _>>()?;
         let LoadedMemory { regions, buffers, inputs, outputs } = loader.memory;
-        let named = |region: Region| (region.name.into_owned(), buffers[region.slot].clone());
-        let regions = regions.into_iter().map(named).collect();
-        Ok(LoadedProgram { steps, regions, inputs, outputs, _set_aside: set_aside })
+        let buffer = |region: &Region| buffers[region.slot].clone();
+        let named = |region: &Region| (region.name.clone().into_owned(), buffer(region));
+        let named = regions.iter().map(named).collect();
+        let updated = regions.into_iter().filter(Region::is_updated).map(|region| {
+            let buffer = buffer(&region);
+            (region, buffer)
+        });
+        let regions: Vec<(Region, Buffer)> = updated.collect();
+        // The tensors are shared; without a state nothing reads them again.
+        let inputs_of_state = if regions.is_empty() { Tensors::new() } else { tensors.clone() };
+        let state = State { regions, inputs: inputs_of_state };
+        Ok(LoadedProgram { steps, regions: named, inputs, outputs, state, _set_aside: set_aside })
     }
 }
 
@@ -148,8 +182,14 @@ impl LoadedMemory {
             let slot = &mut buffers[region.slot];
             if let Some(bytes) = region.uploaded(tensors)? {
                 let buffer = device.upload(&bytes)?;
-                if let Contents::Input { replaceable: true } = region.contents {
-                    inputs.push(Input::new(region.name.clone(), &buffer));
+                match &region.contents {
+                    Contents::Input { replaceable: true } => {
+                        inputs.push(Input::new(region.name.clone(), &buffer));
+                    }
+                    Contents::State { output, shape, dtype } => {
+                        outputs.push(Output::in_state(&buffer, output, shape.clone(), *dtype));
+                    }
+                    _ => {}
                 }
                 *slot = Some(buffer);
             } else if let Contents::Output { name, shape, dtype } = &region.contents {

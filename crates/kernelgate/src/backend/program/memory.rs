@@ -85,6 +85,10 @@ pub(super) enum Contents {
     Input { replaceable: bool },
     /// Bytes made from the inputs.
     Packed(Pack),
+    /// Bytes made from the inputs, which launches update.
+    PackedState(Pack),
+    /// The input of the region's name, which launches update, and then an output.
+    State { output: &'static str, shape: Vec<usize>, dtype: Dtype },
     /// Numbers and addresses.
     Table(Vec<Word>),
     /// The output of the region's name.
@@ -103,14 +107,21 @@ pub(super) struct Region {
 }
 
 impl Region {
+    /// Whether launches update what the inputs put in it.
+    pub const fn is_updated(&self) -> bool {
+        matches!(self.contents, Contents::PackedState(_) | Contents::State { .. })
+    }
+
     /// The bytes that the workload's inputs put in it; `None` for scratch, tables and outputs.
     ///
     /// # Errors
     /// When they are not as many as declared.
     pub fn uploaded<'a>(&self, inputs: &'a Tensors) -> Result<Option<Cow<'a, [u8]>>, ProgramError> {
         let bytes: Cow<[u8]> = match &self.contents {
-            Contents::Packed(pack) => pack(inputs).into(),
-            Contents::Input { .. } => inputs.tensor(&self.name).as_bytes().into(),
+            Contents::Packed(pack) | Contents::PackedState(pack) => pack(inputs).into(),
+            Contents::Input { .. } | Contents::State { .. } => {
+                inputs.tensor(&self.name).as_bytes().into()
+            }
             Contents::Unwritten | Contents::Table(_) | Contents::Output { .. } => return Ok(None),
         };
         if bytes.len() == self.bytes {

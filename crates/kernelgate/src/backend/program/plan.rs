@@ -91,6 +91,35 @@ impl Program {
         self.region(name.into(), purpose, bytes, Contents::Packed(Box::new(pack)))
     }
 
+    /// Declares a state: the workload's input of that name when the program is loaded, updated in
+    /// place by every launch, and the output `output`. Launches continue from each other while they
+    /// are timed; before each comparison the input is copied back from host memory.
+    pub fn state(
+        &mut self,
+        name: impl Into<Cow<'static, str>>,
+        output: &'static str,
+        purpose: MemoryUse,
+        shape: impl Into<Vec<usize>>,
+        dtype: Dtype,
+    ) -> Pointer {
+        let shape = shape.into();
+        let bytes = shape.iter().product::<usize>() * dtype.bytes();
+        self.region(name.into(), purpose, bytes, Contents::State { output, shape, dtype })
+    }
+
+    /// Declares a region whose contents are made from the inputs when the program is loaded and
+    /// updated in place by every launch: a copy of a state in another form. It is restored with the
+    /// state.
+    pub fn packed_state(
+        &mut self,
+        name: impl Into<Cow<'static, str>>,
+        purpose: MemoryUse,
+        bytes: usize,
+        pack: impl Fn(&Tensors) -> Vec<u8> + 'static,
+    ) -> Pointer {
+        self.region(name.into(), purpose, bytes, Contents::PackedState(Box::new(pack)))
+    }
+
     /// Declares a region of 64-bit numbers and addresses. Regions that it points into live as long
     /// as the program.
     pub fn table(

@@ -324,6 +324,50 @@ fn every_step_runs_enqueued_and_captured() {
     }
 }
 
+/// `x = 2·x + copy`, and then `copy = x`.
+fn updates_in_place(n: usize) -> Program {
+    let mut program = Program::new();
+    let x = program.state("x", "next", MemoryUse::Weights, [n], Dtype::F32);
+    let copy = program.packed_state("copy", MemoryUse::Weights, 4 * n, |inputs| {
+        inputs.tensor("x").as_bytes().to_vec()
+    });
+    saxpy(&mut program, Lane::MAIN, n, (x, copy, x), 2.0);
+    program.copy(Lane::MAIN, x, copy, 4 * n);
+    program
+}
+
+#[test]
+fn a_state_lies_where_its_output_does() {
+    let program = updates_in_place(6);
+    assert_eq!(program.check(), Ok(()));
+    assert_eq!(program.memory_uses(), [("weights", 48)]);
+    let inputs = Tensors::new().with("x", [6], vec![1.0f32; 6]);
+    for name in ["x", "copy"] {
+        assert!(program.uploaded(program.at(name), &inputs).unwrap().is_some());
+    }
+}
+
+#[test]
+fn a_state_continues_until_its_outputs_are_poisoned() {
+    let Some((device, _alone)) = gpu() else { return };
+    let x: Vec<f32> = (0..1000).map(|i| i as f32).collect();
+    let inputs = Tensors::new().with("x", [1000], x.clone());
+    for capture in [Capture::Stream, Capture::Graph] {
+        let mut task = updates_in_place(1000).task(&device, &inputs, capture).unwrap();
+        assert!(task.carries_state() && task.launch_inputs().is_empty());
+        for _ in 0..2 {
+            task.poison_outputs().unwrap();
+            for factor in [3.0, 9.0] {
+                task.reset().unwrap();
+                task.launch().unwrap();
+                task.synchronize().unwrap();
+                let expected: Vec<f32> = x.iter().map(|x| factor * x).collect();
+                assert_eq!(task.outputs().unwrap().f32("next"), expected, "{capture:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_mistake_is_an_error_before_anything_is_allocated() {
     let Some((device, _alone)) = gpu() else { return };
