@@ -26,18 +26,31 @@ __device__ __forceinline__ bool valid(float token, int vocabulary) {
          token == static_cast<float>(static_cast<int>(token));
 }
 
+// Four columns of a token's row, and the token; a thread each.
+struct Place {
+  i64 row;
+  int column;
+  bool inside;  // before the last row's end
+  float token;
+};
+
+__device__ __forceinline__ Place own_place(const float* tokens, i64 count, int d) {
+  const int row_quads = d / 4;
+  const i64 at = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
+  const i64 row = quotient(at, row_quads);
+  const int column = static_cast<int>(at - row * row_quads) * 4;
+  const bool inside = row < count;
+  return {row, column, inside, inside ? tokens[row] : -1.f};
+}
+
 // x fp32 [tokens, d], table [vocabulary, d]; d a multiple of 4
 extern "C" __global__ void __launch_bounds__(kThreads)
     transformer_embed(const float* tokens, const Element* table, float* x, i64 count, int d,
                       int vocabulary) {
   wait_for_previous_kernels();
   allow_next_kernel();
-  const int row_quads = d / 4;
-  const i64 at = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
-  if (at >= count * row_quads) return;
-  const i64 row = quotient(at, row_quads);
-  const int column = static_cast<int>(at - row * row_quads) * 4;
-  const float token = tokens[row];
+  const auto [row, column, inside, token] = own_place(tokens, count, d);
+  if (!inside) return;
   Quad values;
 #pragma unroll
   for (int i = 0; i < 4; ++i) values[i] = __uint_as_float(0x7fc00000u);
@@ -53,13 +66,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                                           float* grad_table, i64 count, int d, int vocabulary) {
   wait_for_previous_kernels();
   allow_next_kernel();
-  const int row_quads = d / 4;
-  const i64 at = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
-  if (at >= count * row_quads) return;
-  const i64 row = quotient(at, row_quads);
-  const int column = static_cast<int>(at - row * row_quads) * 4;
-  const float token = tokens[row];
-  if (!valid(token, vocabulary)) return;
+  const auto [row, column, inside, token] = own_place(tokens, count, d);
+  if (!inside || !valid(token, vocabulary)) return;
   Quad values;
   load_f32_quad(grad_x + row * d + column, values);
   float* to = grad_table + static_cast<i64>(token) * d + column;
