@@ -2,8 +2,8 @@
 //! and SwiGLU, an untied head, cross entropy and AdamW.
 //!
 //! Weights have the dtype of the problem. A training step in bf16 rounds its f32 parameters to it
-//! before the forward pass. A step reads the state and writes the next one to outputs, so that
-//! launches repeat; an update in place moves the same bytes.
+//! before the forward pass. GPU rows update the state in place: timed launches continue from each
+//! other, and before each comparison the state is copied back from host memory.
 //!
 //! Deliberately absent: activation recomputation, gradient accumulation and clipping, dropout.
 

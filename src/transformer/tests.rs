@@ -71,7 +71,7 @@ fn next_state(shape: &Shape, inputs: &Tensors, expected: &[Expected]) -> Tensors
 }
 
 /// A training from the beginning: no moments and no steps.
-fn beginning(shape: &Shape, seed: u64) -> Tensors {
+pub fn beginning(shape: &Shape, seed: u64) -> Tensors {
     let zeros = || vec![0.0f32; shape.parameters()];
     let extents = [shape.rows(), shape.d];
     let moments = Tensors::new()
@@ -96,17 +96,24 @@ fn the_first_step_moves_each_parameter_by_the_rate_and_the_decay() {
     }
 }
 
+/// The mean loss before each step of a training.
+pub fn curve(shape: &Shape, beginning: &Tensors, steps: usize) -> Vec<f64> {
+    let mut state = beginning.clone();
+    let mut losses = vec![];
+    for _ in 0..steps {
+        let expected = step(shape, &state, |x| x);
+        let Data::F64(loss) = &expected[0].values else { panic!("fp64") };
+        losses.push(loss.iter().sum::<f64>() / loss.len() as f64);
+        state = next_state(shape, &state, &expected);
+    }
+    assert_eq!(state.f32("steps"), [steps as f32]);
+    losses
+}
+
 #[test]
 fn a_training_learns_its_text() {
-    let mut state = beginning(&TINY, 4);
-    let mut losses = vec![];
-    for _ in 0..8 {
-        losses.push(mean_loss(&TINY, &state));
-        let expected = step(&TINY, &state, |x| x);
-        state = next_state(&TINY, &state, &expected);
-    }
+    let losses = curve(&TINY, &beginning(&TINY, 4), 8);
     assert!(losses.windows(2).all(|pair| pair[1] < pair[0]), "{losses:?}");
-    assert_eq!(state.f32("steps"), [8.0]);
 }
 
 /// Largest error and relative L2 norm of a reference against another one, the worst by output.
@@ -202,6 +209,13 @@ fn a_token_outside_of_the_vocabulary_is_named() {
         text.f32_mut("tokens")[3] = wrong;
         assert!(check_text(&TINY, &text).unwrap_err().starts_with("`tokens` has"));
     }
+}
+
+#[test]
+fn a_batch_of_nothing_is_refused() {
+    let override_ = ["b=0".parse().unwrap()];
+    let refused = FORWARD.points(Effort::Default, Scale::Accelerator, &override_).unwrap_err();
+    assert_eq!(refused.to_string(), "axis `b` takes a whole number from 1, not `0`");
 }
 
 #[test]

@@ -48,24 +48,18 @@ struct HeadMatrix {
 }
 
 impl Network {
-    /// Declares what attention keeps of a layer.
-    pub fn declare_attention(&mut self, layer: usize) {
+    /// Declares what attention keeps of so many layers, and the scores, where there are any.
+    pub fn declare_attention(&mut self, layers: usize) {
         let Shape { heads, context, dtype, .. } = self.shape;
         let rows = heads * self.shape.tokens();
+        let purpose = MemoryUse::Activations;
         match self.attention {
             Attention::Unfused => {
                 let bytes = dtype.bytes() * rows * context;
-                self.declare_activation(&format!("probabilities_{layer}"), bytes);
+                self.declare_layers("probabilities", purpose, bytes, layers);
+                self.declare_activation("scores", F32 * rows * context);
             }
-            Attention::Fused(_) => self.declare_activation(&format!("lse_{layer}"), F32 * rows),
-        }
-    }
-
-    /// Declares the scores, where there are any.
-    pub fn declare_scores(&mut self) {
-        if self.attention == Attention::Unfused {
-            let Shape { heads, context, .. } = self.shape;
-            self.declare_activation("scores", F32 * heads * self.shape.tokens() * context);
+            Attention::Fused(_) => self.declare_layers("lse", purpose, F32 * rows, layers),
         }
     }
 

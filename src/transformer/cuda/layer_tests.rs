@@ -1,16 +1,19 @@
 //! Each layer of a training step in fp64 on the row's own inputs of that layer, at a published
 //! size: an error of one kernel is not hidden by what rounding has done in the layers before.
 
-use super::rung::Schedule;
+use std::sync::Arc;
+
+use super::rung::{Attention, Schedule};
 use super::training::step;
 use super::{DETERMINISTIC, FUSED};
 use crate::gpu_tests::gpu;
 use crate::transformer::definition::TrainStep;
 use crate::transformer::gradients::{Gradient, update};
 use crate::transformer::reference::{Matrix, Reference};
-use crate::transformer::shape::{NEXT_STATE, Shape, Weight};
+use crate::transformer::shape::{STATE, Shape, Weight};
 use kernelgate::backend::program::LoadedProgram;
 use kernelgate::workload::{Data, Dtype, Problem, Tensor, Tensors};
+use kernelgate_cuda::Device;
 
 const SMALL: Shape = Shape {
     vocabulary: 10_000,
@@ -27,31 +30,46 @@ const SMALL: Shape = Shape {
 const RELATIVE_L2: f64 = 1e-2;
 
 /// The regions of a program that has run.
-struct Regions<'a>(&'a LoadedProgram);
+struct Regions<'a> {
+    program: &'a LoadedProgram,
+    shape: Shape,
+}
 
 impl Regions<'_> {
-    fn tensor(&self, name: &str, columns: usize, dtype: Dtype) -> Matrix {
-        let buffer = self.0.buffer(name).unwrap_or_else(|| panic!("no region {name}"));
-        let len = buffer.bytes() / dtype.bytes();
-        let mut tensor = Tensor::zeroed([len], dtype);
+    fn elements(&self, name: &str, dtype: Dtype) -> Tensor {
+        let buffer = self.program.buffer(name).unwrap_or_else(|| panic!("no region {name}"));
+        let mut tensor = Tensor::zeroed([buffer.bytes() / dtype.bytes()], dtype);
         buffer.download(tensor.as_bytes_mut()).unwrap();
-        Matrix { values: tensor.to_f64(0, len), columns }
+        tensor
+    }
+
+    /// The tensor of a layer, of which the region holds one after the other.
+    fn layer_tensor(&self, name: &str, layer: usize, columns: usize, dtype: Dtype) -> Matrix {
+        let len = self.shape.tokens() * columns;
+        let values = self.elements(name, dtype).to_f64(layer * len, len);
+        Matrix { values, columns }
+    }
+
+    /// Rows of an arena.
+    fn rows(&self, name: &str, rows: &[usize], dtype: Dtype) -> Vec<f64> {
+        let (tensor, d) = (self.elements(name, dtype), self.shape.d);
+        rows.iter().flat_map(|row| tensor.to_f64(row * d, d)).collect()
+    }
+
+    /// The rows of a sequence.
+    fn sequence(&self, matrix: &Matrix, number: usize) -> Matrix {
+        let len = self.shape.context * matrix.columns;
+        Matrix { values: matrix.values[number * len..][..len].to_vec(), columns: matrix.columns }
     }
 
     /// A region in bf16 of a layer.
     fn activation(&self, name: &str, layer: usize, columns: usize) -> Matrix {
-        self.tensor(&format!("{name}_{layer}"), columns, Dtype::Bf16)
+        self.layer_tensor(name, layer, columns, Dtype::Bf16)
     }
 
     fn stream(&self, name: &str, layer: usize) -> Matrix {
-        self.tensor(&format!("{name}_{layer}"), SMALL.d, Dtype::F32)
+        self.layer_tensor(name, layer, self.shape.d, Dtype::F32)
     }
-}
-
-/// The rows of a sequence.
-fn sequence(matrix: &Matrix, number: usize) -> Matrix {
-    let len = SMALL.context * matrix.columns;
-    Matrix { values: matrix.values[number * len..][..len].to_vec(), columns: matrix.columns }
 }
 
 fn close(what: &str, found: &[f64], expected: &[f64], allowed: f64) {
@@ -65,8 +83,8 @@ fn close(what: &str, found: &[f64], expected: &[f64], allowed: f64) {
 
 /// The activations of a layer, for one sequence.
 fn check_forward(regions: &Regions<'_>, reference: &Reference<'_>, layer: usize, number: usize) {
-    let Shape { d, ff, .. } = SMALL;
-    let expected = reference.layer(layer, &sequence(&regions.stream("x", layer), number));
+    let Shape { d, ff, .. } = regions.shape;
+    let expected = reference.layer(layer, &regions.sequence(&regions.stream("x", layer), number));
     for (name, columns, expected) in [
         ("qkv_input", d, &expected.qkv_input),
         ("qkv", 3 * d, &expected.qkv),
@@ -75,30 +93,30 @@ fn check_forward(regions: &Regions<'_>, reference: &Reference<'_>, layer: usize,
         ("gate_up", 2 * ff, &expected.gate_up),
         ("hidden", ff, &expected.hidden),
     ] {
-        let found = sequence(&regions.activation(name, layer, columns), number);
+        let found = regions.sequence(&regions.activation(name, layer, columns), number);
         close(&format!("{name} {layer}"), &found.values, &expected.values, RELATIVE_L2);
     }
-    let found = sequence(&regions.stream("x", layer + 1), number);
+    let found = regions.sequence(&regions.stream("x", layer + 1), number);
     close(&format!("x {}", layer + 1), &found.values, &expected.x.values, RELATIVE_L2);
 }
 
 /// The gradients of a layer's activations, for one sequence, and sampled rows of its matrices.
 fn check_backward(regions: &Regions<'_>, reference: &Reference<'_>, layer: usize, number: usize) {
-    let Shape { d, ff, .. } = SMALL;
-    let activations = reference.layer(layer, &sequence(&regions.stream("x", layer), number));
+    let Shape { d, ff, .. } = regions.shape;
+    let activations =
+        reference.layer(layer, &regions.sequence(&regions.stream("x", layer), number));
     let whole = |name: &str, columns| regions.activation(name, layer, columns);
-    let part = |name: &str, columns| sequence(&whole(name, columns), number);
+    let part = |name: &str, columns| regions.sequence(&whole(name, columns), number);
     let (middle, _) =
         reference.mlp_backward(layer, &activations, &part("grad_mlp", d), &mut vec![]);
     let found = part("grad_middle", d);
     close(&format!("grad_middle {layer}"), &found.values, &middle.values, RELATIVE_L2);
     if layer > 0 {
         let (before, _) = reference.attention_backward(layer, &activations, &found, &mut vec![]);
-        let found = sequence(&regions.activation("grad_mlp", layer - 1, d), number);
+        let found = regions.sequence(&regions.activation("grad_mlp", layer - 1, d), number);
         close(&format!("grad_mlp {}", layer - 1), &found.values, &before.values, RELATIVE_L2);
     }
-    let whole_reference = Reference::for_layers(&SMALL, reference.inputs, |x| x);
-    let gradients = regions.tensor("grad_matrices", d, Dtype::Bf16);
+    let whole_reference = Reference::for_layers(&regions.shape, reference.inputs, |x| x);
     for (weight, left, right) in [
         (Weight::Qkv(layer), whole("grad_qkv", 3 * d), whole("qkv_input", d)),
         (Weight::Out(layer), whole("grad_middle", d), whole("attended", d)),
@@ -106,9 +124,9 @@ fn check_backward(regions: &Regions<'_>, reference: &Reference<'_>, layer: usize
         (Weight::Down(layer), whole("hidden", ff), whole("grad_mlp", d)),
     ] {
         let expected = whole_reference.products(weight, &left, &right);
-        let first = expected.tensor.first - SMALL.matrices();
-        let found = expected.rows.iter().flat_map(|row| gradients.row(first + row)).copied();
-        let found: Vec<f64> = found.collect();
+        let first = expected.tensor.first - regions.shape.matrices();
+        let rows: Vec<usize> = expected.rows.iter().map(|row| first + row).collect();
+        let found = regions.rows("grad_matrices", &rows, Dtype::Bf16);
         close(&format!("gradient of {weight:?}"), &found, &expected.values, 3e-3);
         if weight == Weight::Down(0) {
             check_update(regions, reference.inputs, &Gradient { values: found, ..expected });
@@ -118,11 +136,31 @@ fn check_backward(regions: &Regions<'_>, reference: &Reference<'_>, layer: usize
 
 /// The state after the step, from the row's own gradient.
 fn check_update(regions: &Regions<'_>, inputs: &Tensors, gradient: &Gradient) {
-    for (name, expected) in NEXT_STATE.into_iter().zip(update(&SMALL, inputs, gradient)) {
-        let state = regions.tensor(name, SMALL.d, Dtype::F32);
-        let rows = gradient.rows.iter().map(|row| gradient.tensor.first + row);
-        let found: Vec<f64> = rows.flat_map(|row| state.row(row)).copied().collect();
+    for (name, expected) in STATE.into_iter().zip(update(&regions.shape, inputs, gradient)) {
+        let rows: Vec<usize> =
+            gradient.rows.iter().map(|row| gradient.tensor.first + row).collect();
+        let found = regions.rows(name, &rows, Dtype::F32);
         close(&format!("{name} of {:?}", gradient.tensor.weight), &found, &expected, 1e-5);
+    }
+}
+
+/// Checks the first layer, the one in the middle and the last, each for another sequence.
+fn check_layers(device: &Arc<Device>, shape: Shape, attention: Attention, inputs: &Tensors) {
+    let text = ["tokens", "targets"].into_iter().fold(Tensors::new(), |text, name| {
+        text.with(name, [1, shape.context], Data::F32(vec![0.0; shape.context]))
+    });
+    let one = inputs.replaced_by(&text);
+    let single = Shape { batch: 1, ..shape };
+    let reference = Reference::for_layers(&single, &one, |x| x);
+    // One group keeps the gradients of every layer's activations.
+    let program = step(&shape, attention, Schedule::Overlapped { group: shape.layers });
+    let program = program.load(device, inputs).unwrap();
+    program.enqueue().unwrap();
+    device.synchronize().unwrap();
+    let regions = Regions { program: &program, shape };
+    for (layer, number) in [(0, 3), (shape.layers / 2, 1), (shape.layers - 1, 0)] {
+        check_forward(&regions, &reference, layer, number);
+        check_backward(&regions, &reference, layer, number);
     }
 }
 
@@ -130,24 +168,10 @@ fn check_update(regions: &Regions<'_>, inputs: &Tensors, gradient: &Gradient) {
 fn layers_agree_on_their_own_inputs_at_a_published_size() {
     let Some((device, _alone)) = gpu() else { return };
     let inputs = TrainStep { shape: SMALL }.inputs(11);
-    let text = ["tokens", "targets"].into_iter().fold(Tensors::new(), |text, name| {
-        text.with(name, [1, SMALL.context], Data::F32(vec![0.0; SMALL.context]))
-    });
-    let one = inputs.replaced_by(&text);
-    let single = Shape { batch: 1, ..SMALL };
-    let reference = Reference::for_layers(&single, &one, |x| x);
     for attention in [FUSED, DETERMINISTIC] {
         if attention == DETERMINISTIC && device.facts().arch != "sm_90a" {
             continue;
         }
-        let program = step(&SMALL, attention, Schedule::Overlapped);
-        let program = program.load(&device, &inputs).unwrap();
-        program.enqueue().unwrap();
-        device.synchronize().unwrap();
-        let regions = Regions(&program);
-        for (layer, number) in [(0, 3), (6, 1), (11, 0)] {
-            check_forward(&regions, &reference, layer, number);
-            check_backward(&regions, &reference, layer, number);
-        }
+        check_layers(&device, SMALL, attention, &inputs);
     }
 }

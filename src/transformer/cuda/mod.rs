@@ -125,7 +125,7 @@ fn unfused_step(problem: &TrainStep) -> Program {
 }
 
 fn fused_step(problem: &TrainStep, attention: Attention) -> Program {
-    training::step(&problem.shape, attention, Schedule::Overlapped)
+    training::step(&problem.shape, attention, Schedule::overlapped(&problem.shape))
 }
 
 /// Makes a program ready, if its text is of the vocabulary.

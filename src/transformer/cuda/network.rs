@@ -3,8 +3,11 @@
 //! A training keeps the activations of every layer in regions of their own; a forward pass alone
 //! has one set of them.
 
+use std::collections::BTreeMap;
+
 use super::kernels::{embedding, loss, norm, rope, swiglu};
 use super::rung::Attention;
+use crate::parallel;
 use crate::transformer::shape::{Shape, Weight};
 use half::bf16;
 use kernelgate::backend::program::{Lane, MemoryUse, Operands, Pointer, Program, int, ints, long};
@@ -24,7 +27,12 @@ pub struct Network {
     training: bool,
     /// The arena of weights that GEMMs read.
     weights: Pointer,
+    /// Bytes from one layer's tensor to the next, of regions that hold several layers' tensors.
+    strides: BTreeMap<&'static str, usize>,
 }
+
+/// Tensors of layers begin at multiples of it, bytes: what GEMMs expect of their operands.
+const LAYER_ALIGNMENT: usize = 256;
 
 /// Logits and losses.
 pub fn forward(shape: &Shape, attention: Attention) -> Program {
@@ -50,7 +58,8 @@ impl Network {
         weights: Pointer,
         training: bool,
     ) -> Self {
-        let mut network = Self { program, shape: *shape, attention, training, weights };
+        let mut network =
+            Self { program, shape: *shape, attention, training, weights, strides: BTreeMap::new() };
         let Shape { d, ff, layers, .. } = *shape;
         let (tokens, element) = (shape.tokens(), shape.dtype.bytes());
         for name in ["tokens", "targets"] {
@@ -65,26 +74,41 @@ impl Network {
         network.declare_activation("roots", F32 * shape.norms() * tokens);
         network.declare_activation("token_losses", F32 * tokens);
         network.declare_activation("head_input", element * tokens * d);
-        for layer in 0..if training { layers } else { 1 } {
-            for (name, bytes) in [
-                ("x", F32 * d),
-                ("qkv_input", element * d),
-                ("qkv", element * 3 * d),
-                ("attended", element * d),
-                ("middle", F32 * d),
-                ("mlp_input", element * d),
-                ("gate_up", element * 2 * ff),
-                ("hidden", element * ff),
-            ] {
-                network.declare_activation(&layered(name, layer), tokens * bytes);
-            }
-            network.declare_attention(layer);
+        let kept = if training { layers } else { 1 };
+        // The head reads the last one.
+        let streams = if training { layers + 1 } else { 1 };
+        network.declare_layers("x", MemoryUse::Activations, F32 * tokens * d, streams);
+        for (name, bytes) in [
+            ("qkv_input", element * d),
+            ("qkv", element * 3 * d),
+            ("attended", element * d),
+            ("middle", F32 * d),
+            ("mlp_input", element * d),
+            ("gate_up", element * 2 * ff),
+            ("hidden", element * ff),
+        ] {
+            network.declare_layers(name, MemoryUse::Activations, tokens * bytes, kept);
         }
-        if training {
-            network.declare_activation(&layered("x", layers), F32 * tokens * d);
-        }
-        network.declare_scores();
+        network.declare_attention(kept);
         network
+    }
+
+    /// Declares a region with a tensor of so many bytes for each of several layers.
+    pub fn declare_layers(
+        &mut self,
+        name: &'static str,
+        purpose: MemoryUse,
+        bytes: usize,
+        layers: usize,
+    ) {
+        let stride = bytes.next_multiple_of(LAYER_ALIGNMENT);
+        self.program.scratch(name, purpose, stride * layers);
+        self.strides.insert(name, stride);
+    }
+
+    /// Bytes from the tensor of a layer to that of the next one.
+    pub fn stride(&self, name: &str) -> usize {
+        *self.strides.get(name).expect("declared for each layer")
     }
 
     /// Declares an activation.
@@ -99,7 +123,8 @@ impl Network {
 
     /// An activation of a layer.
     pub fn activation(&self, name: &str, layer: usize) -> Pointer {
-        self.program.at(&layered(name, if self.training { layer } else { 0 }))
+        let at = self.program.at(name);
+        if self.training { at.plus(layer * self.stride(name)) } else { at }
     }
 
     /// A tensor of weights.
@@ -226,12 +251,14 @@ impl Network {
     }
 }
 
-/// The name of an activation of a layer.
-fn layered(name: &str, layer: usize) -> String {
-    format!("{name}_{layer}")
-}
-
 /// The bytes of an f32 arena rounded to bf16.
 pub fn rounded(parameters: &[f32]) -> Vec<u8> {
-    parameters.iter().flat_map(|x| bf16::from_f32(*x).to_bits().to_ne_bytes()).collect()
+    const PART: usize = 1 << 20;
+    let mut rounded = vec![0; 2 * parameters.len()];
+    parallel::chunks_mut(&mut rounded, 2 * PART, &|number, to| {
+        for (to, x) in to.chunks_exact_mut(2).zip(&parameters[number * PART..]) {
+            to.copy_from_slice(&bf16::from_f32(*x).to_ne_bytes());
+        }
+    });
+    rounded
 }

@@ -1,5 +1,6 @@
 //! Launches and memory without a GPU; rows against the reference at odd shapes on one.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::rung::{Attention, Schedule};
@@ -8,10 +9,11 @@ use crate::gpu_tests::{gpu, prepare};
 use crate::kernel_tests::check_launches;
 use crate::transformer::definition::{Forward, TrainStep};
 use crate::transformer::shape::Shape;
+use crate::transformer::tests::{beginning, curve};
 use kernelgate::backend::{Executable, Implementation};
 use kernelgate::verify::precision::Bounds;
-use kernelgate::verify::verify;
-use kernelgate::workload::{Dtype, Problem, Tensors};
+use kernelgate::verify::{launch_on_poison, verify};
+use kernelgate::workload::{Data, Dtype, Problem, Tensor, Tensors};
 use kernelgate_cuda::Device;
 
 /// No tile divides the context, and no packet the vocabulary.
@@ -31,13 +33,48 @@ const WIDE: Shape = Shape { d: 160, context: 40, batch: 1, ..ODD };
 #[test]
 fn launches_have_the_arguments_of_their_kernels() {
     for attention in [Attention::Unfused, FUSED, DETERMINISTIC] {
-        let schedules = [Schedule::Serial, Schedule::Overlapped];
+        let schedules = [
+            Schedule::Serial,
+            Schedule::Overlapped { group: 1 },
+            Schedule::Overlapped { group: 3 },
+        ];
         let steps = schedules.map(|schedule| training::step(&ODD, attention, schedule));
         for program in steps.into_iter().chain([network::forward(&ODD, attention)]) {
             assert_eq!(program.check(), Ok(()));
             check_launches(&program);
         }
     }
+}
+
+#[test]
+fn groups_of_layers_fill_a_gpu() {
+    for (d, layers, group) in
+        [(768, 12, 6), (1024, 24, 5), (1600, 48, 2), (2560, 32, 1), (64, 3, 3)]
+    {
+        let shape = Shape { d, layers, ..ODD };
+        assert_eq!(Schedule::overlapped(&shape), Schedule::Overlapped { group }, "{d}");
+    }
+}
+
+/// The largest size of a training that fits on a card of 80 GB.
+#[test]
+fn the_state_is_in_memory_once() {
+    let xl = Shape {
+        vocabulary: 10_000,
+        d: 1600,
+        ff: 6400,
+        layers: 48,
+        heads: 25,
+        context: 1024,
+        batch: 4,
+        dtype: Dtype::Bf16,
+    };
+    let program = training::step(&xl, FUSED, Schedule::overlapped(&xl));
+    let uses: BTreeMap<&str, u64> = program.memory_uses().into_iter().collect();
+    let parameters = xl.parameters() as u64;
+    assert_eq!(uses["momentum"], 12 * parameters);
+    assert!((2 * parameters..2 * parameters + (1 << 20)).contains(&uses["weights"]));
+    assert!(program.device_bytes() < 50_000_000_000, "{}", program.device_bytes());
 }
 
 #[test]
@@ -108,9 +145,7 @@ fn outputs(inputs: &Tensors, name: &str, device: &Arc<Device>) -> Vec<Tensors> {
         return vec![];
     };
     let launch = |_| {
-        task.poison_outputs().unwrap();
-        task.launch().unwrap();
-        task.synchronize().unwrap();
+        launch_on_poison(&mut task).unwrap();
         task.outputs().unwrap().clone()
     };
     (0..2).map(launch).collect()
@@ -124,6 +159,58 @@ fn deterministic_rows_repeat_their_bits() {
         for (name, first) in pair[0].iter() {
             assert_eq!(first.as_bytes(), pair[1].tensor(name).as_bytes(), "{name}");
         }
+    }
+}
+
+/// Heads of 64 elements, and no tile divides the context.
+const REDUCED: Shape = Shape { vocabulary: 1000, d: 128, ff: 384, context: 50, batch: 2, ..ODD };
+
+#[test]
+fn ten_steps_follow_the_curve_of_the_reference_on_a_gpu() {
+    let Some((device, _alone)) = gpu() else { return };
+    // Largest relative distance of the loss of a step: an H100 has 2.2e-6 and 9.5e-4.
+    for (dtype, band) in [(Dtype::F32, 1e-5), (Dtype::Bf16, 4e-3)] {
+        let shape = Shape { dtype, ..REDUCED };
+        let inputs = beginning(&shape, 4);
+        let expected = curve(&shape, &inputs, 10);
+        let problem = TrainStep { shape };
+        for row in TRAIN_STEP.iter().filter(|row| (row.supports)(&problem).is_ok()) {
+            let Some(mut task) = prepare(row, &problem, &inputs, &device) else { continue };
+            task.poison_outputs().unwrap();
+            task.reset().unwrap();
+            let mut worst = 0.0f64;
+            for (step, expected) in expected.iter().enumerate() {
+                let steps = Tensor::new([1], Data::F32(vec![step as f32]));
+                task.replace_input("steps", &steps).unwrap();
+                task.launch().unwrap();
+                task.synchronize().unwrap();
+                let losses = task.outputs().unwrap().f32("loss");
+                let loss = losses.iter().map(|loss| f64::from(*loss)).sum::<f64>() / 2.0;
+                worst = worst.max((loss - expected).abs() / expected);
+            }
+            eprintln!("{} {dtype:?}: {worst:.1e}", row.name);
+            assert!(worst < band, "{} {dtype:?}: {worst:.1e}", row.name);
+        }
+    }
+}
+
+#[test]
+fn a_size_beyond_memory_is_refused_before_its_inputs_are_read() {
+    let Some((device, _alone)) = gpu() else { return };
+    let shape =
+        Shape { d: 2560, ff: 10_240, layers: 64, heads: 20, context: 2048, batch: 64, ..ODD };
+    for row in TRAIN_STEP.iter().filter(|row| (row.supports)(&TrainStep { shape }).is_ok()) {
+        let refused = row.prepare_cuda(&TrainStep { shape }, &Tensors::new(), &device).err();
+        let refused = refused.unwrap().to_string();
+        assert!(refused.contains("memory"), "{refused}");
+    }
+}
+
+#[test]
+fn fused_rows_name_the_heads_that_they_compute() {
+    for row in TRAIN_STEP.iter().filter(|row| row.name.starts_with("cuda/fused")) {
+        let refused = (row.supports)(&TrainStep { shape: WIDE }).unwrap_err();
+        assert_eq!(refused, "its attention has heads of 64 or 128, not 80");
     }
 }
 

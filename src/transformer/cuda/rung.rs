@@ -35,7 +35,22 @@ impl Attention {
 pub enum Schedule {
     /// One launch after the other, AdamW of all tensors in one.
     Serial,
-    /// Gradients of matrices beside those of activations, and AdamW of a layer as soon as its
-    /// gradients are there.
-    Overlapped,
+    /// Gradients of matrices beside those of activations, those of a group of layers at once, and
+    /// AdamW of a group as soon as its gradients are there.
+    Overlapped {
+        /// Layers of a group.
+        group: usize,
+    },
+}
+
+impl Schedule {
+    /// Groups of about as many layers as it takes for the smallest gradients, `[d, d]`, to have a
+    /// tile for each multiprocessor.
+    pub fn overlapped(shape: &Shape) -> Self {
+        /// Elements of the tiles of 128 by 256 of all multiprocessors of an H100.
+        const FILLED: usize = 132 * 128 * 256;
+        let least = FILLED.div_ceil(shape.d * shape.d).clamp(1, shape.layers);
+        let groups = shape.layers.div_ceil(least);
+        Self::Overlapped { group: shape.layers.div_ceil(groups) }
+    }
 }

@@ -1,58 +1,40 @@
-//! A training step: the forward pass, gradients from the last layer to the first, AdamW.
+//! A training step: the forward pass, gradients from the last layer to the first, AdamW in place.
+//!
+//! Gradients of matrices are computed for a group of layers at once, in batched GEMMs: those of one
+//! layer alone do not fill a GPU.
+
+use std::ops::Range;
 
 use super::kernels::{adamw, embedding, loss, norm, swiglu};
 use super::network::{F32, Network, rounded};
 use super::rung::{Attention, Schedule};
 use crate::attention::cuda::ScratchPointers;
-use crate::transformer::shape::{NEXT_STATE, Shape, Weight};
+use crate::transformer::shape::{NEXT_STATE, STATE, Shape, Weight};
 use kernelgate::backend::program::{
     Lane, MemoryUse, NULL, Operand, Operands, Pointer, Program, int, ints, long,
 };
 use kernelgate::workload::Dtype;
-use kernelgate_cuda::KernelSpec;
 use kernelgate_cuda::libraries::gemm::GemmSpec;
 
-/// AdamW of the matrices of a layer.
-const LAYER_ADAMW: KernelSpec<Shape> = KernelSpec {
-    blocks: |shape| (adamw::ADAMW.blocks)(&Shape { layers: 1, vocabulary: 0, ..*shape }),
-    ..adamw::ADAMW
-};
-
-/// AdamW of the head.
-const HEAD_ADAMW: KernelSpec<Shape> = KernelSpec {
-    blocks: |shape| {
-        let Shape { vocabulary, .. } = *shape;
-        (adamw::ADAMW.blocks)(&Shape { layers: 0, vocabulary: vocabulary.div_ceil(2), ..*shape })
-    },
-    ..adamw::ADAMW
-};
-
-/// AdamW of embedding and gains.
-const VECTOR_ADAMW: KernelSpec<Shape> = KernelSpec {
-    blocks: |shape| {
-        let vocabulary = (shape.vocabulary + 2 * shape.layers).div_ceil(2);
-        (adamw::ADAMW.blocks)(&Shape { layers: 0, vocabulary, ..*shape })
-    },
-    ..adamw::ADAMW
-};
-
-/// The state after a step, and the losses before it.
+/// Updates the state in place, and returns the losses before the step.
 pub fn step(shape: &Shape, attention: Attention, schedule: Schedule) -> Program {
     let mut program = Program::new();
-    let state = F32 * shape.parameters();
+    let rounds = shape.dtype == Dtype::Bf16;
+    for (name, next) in STATE.into_iter().zip(NEXT_STATE) {
+        let weights = name == STATE[0] && !rounds;
+        let purpose = if weights { MemoryUse::Weights } else { MemoryUse::Momentum };
+        program.state(name, next, purpose, [shape.rows(), shape.d], Dtype::F32);
+    }
+    // The step before rounded the weights from the parameters.
     let weights = match shape.dtype {
         Dtype::Bf16 => {
-            // The step before rounded the weights from them.
-            program.loaded_input("parameters", MemoryUse::Momentum, state);
-            program.packed("weights", MemoryUse::Weights, state / 2, |inputs| {
+            let bytes = shape.dtype.bytes() * shape.parameters();
+            program.packed_state("weights", MemoryUse::Weights, bytes, |inputs| {
                 rounded(inputs.f32("parameters"))
             })
         }
-        _ => program.input("parameters", MemoryUse::Weights, state),
+        _ => program.at("parameters"),
     };
-    for name in ["first_moments", "second_moments"] {
-        program.input(name, MemoryUse::Momentum, state);
-    }
     program.input("steps", MemoryUse::Inputs, F32);
     let logits = shape.tokens() * shape.padded() * shape.dtype.bytes();
     program.scratch("logits", MemoryUse::Activations, logits);
@@ -66,18 +48,24 @@ pub fn step(shape: &Shape, attention: Attention, schedule: Schedule) -> Program 
 struct Training {
     network: Network,
     scratch: Option<ScratchPointers>,
-    schedule: Schedule,
+    /// Layers whose matrices get their gradients together.
+    group: usize,
+    /// Layers whose gradients of activations are kept: two groups, or all layers.
+    kept: usize,
     /// The lane of gradients of matrices.
     products: Lane,
     /// The lane of updates.
     updates: Lane,
+    /// A lane for each parity of a group, which waits for the GEMMs that read the group's gradients
+    /// of activations. Empty if one lane has all GEMMs.
+    readers: Vec<Lane>,
 }
 
 impl Training {
-    /// Declares gradients and the next state.
+    /// Declares gradients.
     fn new(mut network: Network, schedule: Schedule) -> Self {
         let shape = network.shape;
-        let Shape { d, ff, dtype, .. } = shape;
+        let Shape { d, ff, dtype, layers, .. } = shape;
         let (tokens, element) = (shape.tokens(), dtype.bytes());
         for (name, bytes) in [
             ("grad_vectors", F32 * shape.matrices() * d),
@@ -90,44 +78,36 @@ impl Training {
         ] {
             network.program.scratch(name, MemoryUse::Gradients, bytes);
         }
-        // What GEMMs of a side lane read is not overwritten.
-        let sets = match schedule {
+        let group = match schedule {
             Schedule::Serial => 1,
-            Schedule::Overlapped => shape.layers,
+            Schedule::Overlapped { group } => group.min(layers),
         };
-        for set in 0..sets {
-            for (name, bytes) in [
-                ("grad_mlp", element * d),
-                ("grad_gate_up", element * 2 * ff),
-                ("grad_middle", element * d),
-                ("grad_qkv", element * 3 * d),
-            ] {
-                let name = format!("{name}_{set}");
-                network.program.scratch(name, MemoryUse::Gradients, tokens * bytes);
-            }
-        }
-        for name in NEXT_STATE {
-            network.program.output(name, [shape.rows(), d], Dtype::F32);
-        }
-        if dtype == Dtype::Bf16 {
-            let bytes = element * shape.parameters();
-            network.program.scratch("next_weights", MemoryUse::Weights, bytes);
+        let kept = if group == layers { layers } else { 2 * group };
+        for (name, columns) in
+            [("grad_mlp", d), ("grad_gate_up", 2 * ff), ("grad_middle", d), ("grad_qkv", 3 * d)]
+        {
+            network.declare_layers(name, MemoryUse::Gradients, element * tokens * columns, kept);
         }
         let scratch = network.declare_attention_backward();
         let [products, updates] = match schedule {
             Schedule::Serial => [Lane::MAIN; 2],
-            Schedule::Overlapped => [(); 2].map(|()| network.program.lane()),
+            Schedule::Overlapped { .. } => [(); 2].map(|()| network.program.lane()),
         };
-        Self { network, scratch, schedule, products, updates }
+        let readers = match schedule {
+            Schedule::Serial => vec![],
+            Schedule::Overlapped { .. } => {
+                (0..kept / group).map(|_| network.program.lane()).collect()
+            }
+        };
+        Self { network, scratch, group, kept, products, updates, readers }
     }
 
-    /// A gradient that GEMMs of a layer read.
+    /// A gradient of a layer's activations that GEMMs of its group read.
     fn layer_gradient(&self, name: &str, layer: usize) -> Pointer {
-        let set = if self.schedule == Schedule::Serial { 0 } else { layer };
-        self.at(&format!("{name}_{set}"))
+        self.at(name).plus(layer % self.kept * self.network.stride(name))
     }
 
-    /// Makes later steps of a side lane wait for another lane.
+    /// Makes later steps of a lane wait for another lane.
     fn wait(&mut self, waiting: Lane, on: Lane) {
         if waiting != on {
             self.network.program.wait(waiting, on);
@@ -147,18 +127,36 @@ impl Training {
         });
         self.network.program.begin("backward");
         self.head_backward();
-        self.update_matrices(&HEAD_ADAMW, Weight::Head, self.network.shape.vocabulary);
-        for layer in (0..self.network.shape.layers).rev() {
-            self.mlp_backward(layer);
-            self.attention_backward(layer);
-            let rows = 4 * self.network.shape.d + 3 * self.network.shape.ff;
-            self.update_matrices(&LAYER_ADAMW, Weight::Qkv(layer), rows);
+        let vocabulary = self.network.shape.vocabulary;
+        self.update_beside(Weight::Head, vocabulary);
+        let mut end = self.network.shape.layers;
+        while end > 0 {
+            let group = (end - 1) / self.group * self.group..end;
+            for layer in group.clone().rev() {
+                if layer == group.start {
+                    self.before_overwriting(layer);
+                }
+                self.mlp_backward(layer);
+                self.attention_backward(layer);
+            }
+            self.matrix_gradients(&group);
+            end = group.start;
         }
         self.vector_gradients();
         self.network.program.end();
         self.network.program.begin("optimizer");
         self.update();
         self.network.program.end();
+    }
+
+    /// Waits for the GEMMs of a side lane that read the set of the group before this layer, which
+    /// this layer begins to overwrite.
+    fn before_overwriting(&mut self, layer: usize) {
+        let read = layer / self.group + 1;
+        if !self.readers.is_empty() && read * self.group < self.network.shape.layers {
+            let reader = self.readers[read % self.readers.len()];
+            self.network.program.wait(Lane::MAIN, reader);
+        }
     }
 
     /// The gradient of a matrix.
@@ -168,19 +166,51 @@ impl Training {
         self.at("grad_matrices").plus(row * shape.d * shape.dtype.bytes())
     }
 
-    /// The gradient of a matrix of so many rows: the sum over tokens of products of `left`, of which
-    /// rows begin `stride` elements apart, and `right [T, d]`.
-    fn products(&mut self, weight: Weight, left: Pointer, stride: usize, right: Pointer) {
+    /// The description of the gradient of a matrix: the sum over tokens of products of rows of
+    /// `[T, columns]`, of which its rows are columns, and of `[T, d]`.
+    fn products(&self, weight: Weight, columns: usize) -> GemmSpec {
         let shape = self.network.shape;
         let rows = shape.rows_of(weight).rows;
-        let spec = GemmSpec {
+        GemmSpec {
             a_transposed: true,
-            lda: Some(stride),
+            lda: Some(columns),
             ..self.network.spec(rows, shape.d, shape.tokens())
-        };
-        let to = self.gradient(weight);
+        }
+    }
+
+    /// Gradients of the matrices of a group of layers, a GEMM each kind, and their update.
+    fn matrix_gradients(&mut self, group: &Range<usize>) {
+        let shape = self.network.shape;
+        let Shape { d, ff, .. } = shape;
+        let first = group.start;
+        let layer_rows = 4 * d + 3 * ff;
+        self.network.program.begin("matrix_gradients");
         self.wait(self.products, Lane::MAIN);
-        self.network.program.gemm(self.products, spec, [left, right, to]);
+        let activation = |name| (self.network.activation(name, first), self.network.stride(name));
+        let gradient = |name| (self.layer_gradient(name, first), self.network.stride(name));
+        let products = [
+            (Weight::Down(first), ff, activation("hidden"), gradient("grad_mlp")),
+            (Weight::GateUp(first), 2 * ff, gradient("grad_gate_up"), activation("mlp_input")),
+            (Weight::Out(first), d, gradient("grad_middle"), activation("attended")),
+            (Weight::Qkv(first), 3 * d, gradient("grad_qkv"), activation("qkv_input")),
+        ];
+        for (weight, columns, (left, left_stride), (right, right_stride)) in products {
+            let spec = GemmSpec {
+                batch_count: group.len(),
+                stride_a: Some(left_stride / shape.dtype.bytes()),
+                stride_b: Some(right_stride / shape.dtype.bytes()),
+                stride_d: Some(layer_rows * d),
+                ..self.products(weight, columns)
+            };
+            let to = self.gradient(weight);
+            self.network.program.gemm(self.products, spec, [left, right, to]);
+        }
+        if !self.readers.is_empty() {
+            let reader = self.readers[first / self.group % self.readers.len()];
+            self.network.program.wait(reader, self.products);
+        }
+        self.network.program.end();
+        self.update_beside(Weight::Qkv(first), group.len() * layer_rows);
     }
 
     fn head_backward(&mut self) {
@@ -188,7 +218,9 @@ impl Training {
         let Shape { d, vocabulary, layers, .. } = shape;
         self.network.program.begin("head_backward");
         let [logits, input] = ["logits", "head_input"].map(|name| self.at(name));
-        self.products(Weight::Head, logits, shape.padded(), input);
+        let (spec, to) = (self.products(Weight::Head, shape.padded()), self.gradient(Weight::Head));
+        self.wait(self.products, Lane::MAIN);
+        self.network.program.gemm(self.products, spec, [logits, input, to]);
         let head = self.network.weight(Weight::Head);
         let spec = GemmSpec {
             lda: Some(shape.padded()),
@@ -222,15 +254,13 @@ impl Training {
         let [grad_hidden, grad_input] = ["grad_hidden", "grad_input"].map(|name| self.at(name));
         let [grad, grad_gate_up, grad_middle] = ["grad_mlp", "grad_gate_up", "grad_middle"]
             .map(|name| self.layer_gradient(name, layer));
-        let [hidden, gate_up, input, middle] = ["hidden", "gate_up", "mlp_input", "middle"]
-            .map(|name| self.network.activation(name, layer));
-        self.products(Weight::Down(layer), hidden, ff, grad);
+        let [gate_up, middle] =
+            ["gate_up", "middle"].map(|name| self.network.activation(name, layer));
         let down = self.network.weight(Weight::Down(layer));
         let spec = GemmSpec { b_transposed: true, ..self.network.spec(tokens, ff, d) };
         self.network.multiply(spec, [grad, down, grad_hidden]);
         let sizes = (long(tokens), int(ff));
         self.network.launch(&swiglu::BACKWARD, (gate_up, grad_hidden, grad_gate_up, sizes));
-        self.products(Weight::GateUp(layer), grad_gate_up, 2 * ff, input);
         let weights = self.network.weight(Weight::GateUp(layer));
         let spec = self.network.spec(tokens, d, 2 * ff);
         self.network.multiply(spec, [grad_gate_up, weights, grad_input]);
@@ -246,15 +276,12 @@ impl Training {
         let [grad_attended, grad_input] = ["grad_attended", "grad_input"].map(|name| self.at(name));
         let [grad, grad_qkv] =
             ["grad_middle", "grad_qkv"].map(|name| self.layer_gradient(name, layer));
-        let [attended, input, x] =
-            ["attended", "qkv_input", "x"].map(|name| self.network.activation(name, layer));
-        self.products(Weight::Out(layer), grad, d, attended);
+        let x = self.network.activation("x", layer);
         let out = self.network.weight(Weight::Out(layer));
         let spec = self.network.spec(tokens, d, d);
         self.network.multiply(spec, [grad, out, grad_attended]);
         self.network.attention_backward(layer, self.scratch, grad_attended, grad_qkv);
         self.network.rotate(grad_qkv, -1.0);
-        self.products(Weight::Qkv(layer), grad_qkv, 3 * d, input);
         let weights = self.network.weight(Weight::Qkv(layer));
         let spec = self.network.spec(tokens, d, 3 * d);
         self.network.multiply(spec, [grad_qkv, weights, grad_input]);
@@ -279,57 +306,52 @@ impl Training {
         self.network.program.end();
     }
 
-    /// AdamW of everything that no update of a side lane has done.
+    /// AdamW of embedding and gains, and of all else if one lane has everything.
     fn update(&mut self) {
         let shape = self.network.shape;
         self.wait(Lane::MAIN, self.products);
-        let vectors = shape.matrices() * shape.d;
-        let (kernel, elements) = match self.schedule {
-            Schedule::Overlapped => (&VECTOR_ADAMW, vectors),
-            Schedule::Serial => (&adamw::ADAMW, shape.parameters()),
+        let rows = match self.updates {
+            Lane::MAIN => shape.rows(),
+            _ => shape.matrices(),
         };
         let gradients = ("grad_vectors", "grad_matrices", "steps");
-        self.update_rows(kernel, 0, gradients, [vectors, elements], Lane::MAIN);
+        self.update_rows(0..rows, gradients, Lane::MAIN);
         self.wait(Lane::MAIN, self.updates);
-    }
-
-    /// AdamW of matrices whose gradients are there, in the lane of updates.
-    fn update_matrices(&mut self, kernel: &KernelSpec<Shape>, first: Weight, rows: usize) {
-        if self.schedule == Schedule::Overlapped {
-            let gradient = self.gradient(first);
-            let row = self.network.shape.rows_of(first).first;
-            self.wait(self.updates, self.products);
-            let elements = [0, rows * self.network.shape.d];
-            self.update_rows(
-                kernel,
-                row,
-                ("grad_vectors", gradient, "steps"),
-                elements,
-                self.updates,
-            );
+        for reader in std::mem::take(&mut self.readers) {
+            self.network.program.wait(Lane::MAIN, reader);
         }
     }
 
-    /// AdamW from a row of the arena on: so many elements with f32 gradients, and in all.
-    fn update_rows(
-        &mut self,
-        kernel: &KernelSpec<Shape>,
-        row: usize,
-        gradients: impl Operands,
-        elements: [usize; 2],
-        lane: Lane,
-    ) {
+    /// AdamW of matrices whose gradients are there and which no later GEMM reads, in the lane of
+    /// updates.
+    fn update_beside(&mut self, first: Weight, rows: usize) {
+        if self.updates == Lane::MAIN {
+            return;
+        }
+        let gradient = self.gradient(first);
+        let row = self.network.shape.rows_of(first).first;
+        self.wait(self.updates, self.products);
+        self.wait(self.updates, Lane::MAIN);
+        self.update_rows(row..row + rows, ("grad_vectors", gradient, "steps"), self.updates);
+    }
+
+    /// AdamW of rows of the arena. Those from its beginning on have f32 gradients as far as they are
+    /// vectors.
+    fn update_rows(&mut self, rows: Range<usize>, gradients: impl Operands, lane: Lane) {
         let shape = self.network.shape;
-        let from = |name: &str, element: usize| self.at(name).plus(row * shape.d * element);
-        let state = ["parameters", "first_moments", "second_moments"].map(|name| from(name, F32));
-        let next = NEXT_STATE.map(|name| from(name, F32));
+        let from = |name: &str, element: usize| self.at(name).plus(rows.start * shape.d * element);
+        let state = STATE.map(|name| from(name, F32));
         let copy = match shape.dtype {
-            Dtype::Bf16 => from("next_weights", shape.dtype.bytes()).into(),
+            Dtype::Bf16 => from("weights", shape.dtype.bytes()).into(),
             _ => NULL,
         };
+        let vectors = shape.matrices().saturating_sub(rows.start) * shape.d;
+        let elements = [vectors, rows.len() * shape.d].map(long);
         let [rate, decay] = adamw::RATES;
-        let arguments = (state, gradients, next, copy, elements.map(long), rate, decay);
-        let launch = self.network.program.kernel(kernel, &shape, arguments);
+        let arguments = (state, gradients, state, copy, elements, rate, decay);
+        // A model of about as many rows: two of the vocabulary's, and the gain of the head.
+        let updated = Shape { layers: 0, vocabulary: rows.len().div_ceil(2), ..shape };
+        let launch = self.network.program.kernel(&adamw::ADAMW, &updated, arguments);
         self.network.program.add(launch.in_lane(lane).programmatic());
     }
 }
