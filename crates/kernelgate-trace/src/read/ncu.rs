@@ -7,7 +7,7 @@
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use super::builder::Builder;
 use super::demangle::readable;
@@ -50,9 +50,13 @@ const RENAMED: &[(&str, &str)] = &[
     ("smsp__issue_active.avg.per_cycle_active", "Issued Warp Per Scheduler"),
 ];
 
-/// Whether a line is the header of such a file.
-fn is_header(line: &str) -> bool {
-    line.starts_with("\"ID\",") && line.contains("\"Kernel Name\"")
+/// Separators of columns: of `ncu`, and of spreadsheets that stored its file again.
+const SEPARATORS: &[u8] = b",;\t";
+
+/// The separator of columns, if a line is the header of such a file.
+fn separator(line: &str) -> Option<u8> {
+    let first = *line.strip_prefix("\"ID\"")?.as_bytes().first()?;
+    (SEPARATORS.contains(&first) && line.contains("\"Kernel Name\"")).then_some(first)
 }
 
 /// Whether a file has such a header somewhere.
@@ -65,7 +69,7 @@ pub(super) fn looks_like(path: &Path) -> std::io::Result<bool> {
         if (&mut lines).take(1 << 16).read_until(b'\n', &mut line)? == 0 {
             break;
         }
-        if is_header(&String::from_utf8_lossy(&line)) {
+        if separator(&String::from_utf8_lossy(&line)).is_some() {
             return Ok(true);
         }
     }
@@ -103,7 +107,7 @@ fn sections(text: &str) -> Vec<String> {
     let mut sections: Vec<String> = Vec::new();
     let mut open = false;
     for line in text.lines() {
-        if !open && is_header(line) {
+        if !open && separator(line).is_some() {
             sections.push(String::new());
         }
         let Some(section) = sections.last_mut() else { continue };
@@ -129,7 +133,10 @@ struct Section {
 
 impl Section {
     fn parse(text: &str) -> Option<Self> {
-        let mut reader = csv::ReaderBuilder::new().flexible(true).from_reader(text.as_bytes());
+        let mut reader = csv::ReaderBuilder::new()
+            .flexible(true)
+            .delimiter(separator(text)?)
+            .from_reader(text.as_bytes());
         let header = reader.headers().ok()?.clone();
         let id = header.iter().position(|name| name == "ID")?;
         let (mut records, mut broken) = (Vec::new(), 0);
@@ -184,6 +191,18 @@ fn section_into(text: &str, builder: &mut Builder) {
                 .to_owned(),
         );
     }
+    let numbers: HashSet<&str> = section
+        .records
+        .iter()
+        .flat_map(|record| section.values(record))
+        .filter(|[_, _, value]| format.number(value).is_some())
+        .map(|[name, ..]| name)
+        .collect();
+    // A name of a mode or of a device is no number; nor is what ncu could not measure.
+    let odd = |[name, unit, value]: [&str; 3]| {
+        let measured = !matches!(value.trim(), "" | "n/a" | "nan" | "inf" | "-nan" | "(!) n/a");
+        measured && (looks_numeric(value) || !unit.is_empty() || numbers.contains(name))
+    };
     let mut launches: HashMap<(String, String), usize> = HashMap::new();
     for record in &section.records {
         let field =
@@ -209,7 +228,7 @@ fn section_into(text: &str, builder: &mut Builder) {
         for [name, unit, value] in section.values(record) {
             match format.number(value) {
                 Some(value) => add_metric(&mut trace.names, launch, name, unit, value),
-                None => trace.quality.odd_values += u64::from(looks_numeric(value)),
+                None => trace.quality.odd_values += u64::from(odd([name, unit, value])),
             }
         }
         let rule = field("Rule Name");

@@ -185,6 +185,36 @@ fn a_value_that_fits_no_format_is_counted() {
     assert_eq!((trace.profiled[0].metrics.len(), trace.quality.odd_values), (1, 1));
 }
 
+#[test]
+fn a_word_in_place_of_a_number_is_counted() {
+    let rows = [
+        ("Compute (SM) Throughput", "%", "oops"),
+        ("Memory Throughput", "%", "x1"),
+        ("Waves Per SM", "", "2"),
+        ("Waves Per SM", "", "many"),
+        // Modes, and what ncu could not measure.
+        ("Function Cache Configuration", "", "CachePreferNone"),
+        ("DRAM Throughput", "%", "n/a"),
+    ];
+    let trace = ncu(&rows);
+    assert_eq!(trace.quality.odd_values, 3);
+    let diagnosis = diagnose(&trace);
+    assert!(quality(&diagnosis).iter().any(|title| title.starts_with("3 values do not fit")));
+}
+
+#[test]
+fn a_spreadsheet_may_store_a_report_with_other_separators() {
+    let text = "\"ID\",\"Process ID\",\"Kernel Name\",\"Metric Name\",\"Metric Unit\",\
+                \"Metric Value\"\n\"0\",\"1\",\"f(int, int)\",\"Memory Throughput\",\"%\",\"40,5\"\n";
+    for separator in [";", "\t"] {
+        let stored = text.replace("\",\"", &format!("\"{separator}\""));
+        let trace = read("ncu.csv", stored.as_bytes());
+        let values: Vec<f64> = trace.profiled[0].metrics.values().map(|it| it.value).collect();
+        assert_eq!(values, [40.5], "{separator:?}");
+        assert_eq!(trace.names.text(trace.profiled[0].kernel), "f(int, int)");
+    }
+}
+
 /// Files of the folder that this variable names; without it the test says that it is skipped.
 fn fault(name: &str) -> Option<std::path::PathBuf> {
     let Some(folder) = std::env::var_os("SHARED_FAULTS") else {
