@@ -12,7 +12,7 @@ const FEWEST: usize = 3;
 /// Words in names of ranges that are iterations.
 const WORDS: &[&str] = &["profilerstep", "step", "iter", "batch"];
 /// Part of the time between the first and the last iteration that ranges without such a word must
-/// fill.
+/// fill, and part of the launches that they must hold.
 const COVERED: f64 = 0.5;
 /// Part of the iterations whose number of operations is near the median.
 const REGULAR: f64 = 0.7;
@@ -103,8 +103,13 @@ pub fn among<K: Copy + Eq + std::hash::Hash + Ord>(
         let candidates = &group.candidates;
         let overlap = candidates.windows(2).any(|pair| pair[1].start < pair[0].end);
         let (first, last) = (candidates.first()?.start, candidates.last()?.end);
+        // Layers with numbers follow each other, too, but launch a part of the work only.
+        let inside = launches.partition_point(|&launch| launch < last)
+            - launches.partition_point(|&launch| launch < first);
         #[allow(clippy::cast_precision_loss)]
-        let covered = group.named || group.total as f64 >= COVERED * (last - first) as f64;
+        let covered = group.named
+            || (group.total as f64 >= COVERED * (last - first) as f64
+                && inside as f64 >= COVERED * launches.len() as f64);
         let starts: Vec<i64> = candidates.iter().map(|of| of.start).collect();
         (!overlap && covered && regular(&starts, last, launches)).then_some(HostIterations {
             key: group.key,
@@ -267,6 +272,16 @@ mod tests {
         let name = |key| ["run_#", "batch_#"][key as usize].to_owned();
         assert_eq!(among(&all, name, &launches).map(|of| of.starts.len()), Some(30));
         assert_eq!(among(&all, |_| "aten::mm".to_owned(), &launches), None, "operators");
+    }
+
+    #[test]
+    fn numbered_layers_of_one_run_are_no_iterations() {
+        let launches: Vec<i64> = (0..100).collect();
+        let layers: Vec<(i64, i64)> = (0..4).map(|i| (10 + i * 10, 19 + i * 10)).collect();
+        let found =
+            |launches: &[i64]| among(&candidates(0, 0, &layers), |_| "conv_#".to_owned(), launches);
+        assert_eq!(found(&launches), None);
+        assert!(found(&launches[5..55]).is_some(), "these hold most of the work");
     }
 
     #[test]
