@@ -8,6 +8,9 @@ use clap::Command;
 use kernelgate::exit::Exit;
 use kernelgate::harness::{args, variables};
 use kernelgate_cli::gate::rules::rules_file;
+use kernelgate_trace::diagnose::{RuleEntry, rule_entries};
+use kernelgate_trace::model::Trace;
+use kernelgate_trace::stats::{self, Report};
 use serde_json::Value;
 
 const UPDATE: &str = "UPDATE_REFERENCE=1 cargo test -p kernelgate-cli --test program reference";
@@ -84,6 +87,34 @@ fn every_variable_has_a_line_in_the_reference() {
     let missing: Vec<_> =
         variables::names().iter().filter(|name| !pages.contains(**name)).collect();
     assert!(missing.is_empty(), "docs/settings.md lacks {missing:?}");
+}
+
+#[test]
+fn the_page_of_rules_has_every_rule_of_diagnose() {
+    let mut page = "`kernelgate diagnose` answers each question with findings, \"no\", or \"cannot answer\".\n\
+                    [Answers](../diagnosis-reference.md#answers) says when. Severity is the highest that a\n\
+                    finding of the rule can have. Commands are those for NVIDIA's devices.\n\n\
+                    | rule | question | finds | severity | needs |\n|---|---|---|---|---|\n"
+        .to_owned();
+    for RuleEntry { id, question, finds, worst, record } in rule_entries() {
+        let severity = worst.label();
+        let record = if record.is_empty() { "any trace" } else { &record };
+        let _ = writeln!(page, "| `{id}` | {question} | {finds} | {severity} | {record} |");
+    }
+    check("diagnose-rules.md", "Rules of `diagnose`", &page);
+}
+
+#[test]
+fn the_page_of_reports_has_every_table_of_stats() {
+    let mut page =
+        "`kernelgate stats TRACE --report NAME` prints one of these tables, with the columns of\n\
+                    `nsys stats` 2023.4.\n\n| report | rows | columns |\n|---|---|---|\n"
+            .to_owned();
+    for report in Report::ALL {
+        let columns = stats::table(&Trace::default(), report).columns.join(", ");
+        let _ = writeln!(page, "| `{}` | {} | {columns} |", report.name(), report.rows());
+    }
+    check("stats-reports.md", "Reports of `stats`", &page);
 }
 
 /// Keys that `kernelgate.toml` takes in a table, by the error for another one.

@@ -108,6 +108,17 @@ pub struct ShorterKernels {
     pub left: f64,
 }
 
+/// A kernel of a chain that one kernel could compute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FusedKernel {
+    /// Index into [`crate::model::Trace::functions`].
+    pub function: u32,
+    /// Whether it is the longest of its chain, whose time stays.
+    pub stays: bool,
+    /// Whether another kernel of the chain runs before it: the time between them goes.
+    pub follows: bool,
+}
+
 /// The change that mends a finding, for a replay.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Remedy {
@@ -115,6 +126,8 @@ pub enum Remedy {
     NotReplayed,
     /// Launch calls and the host between them take no time, as in a graph.
     Graph,
+    /// The host takes no time in a span.
+    WithoutPause(i64, i64),
     /// The host waits for the GPU nowhere.
     NoWaits,
     /// Operations of a class take no time.
@@ -123,6 +136,8 @@ pub enum Remedy {
     WithoutOperations(Vec<OperationId>),
     /// Kernels are shorter.
     Shorter(Vec<ShorterKernels>),
+    /// Chains of kernels are one kernel each.
+    Fused(Vec<FusedKernel>),
 }
 
 /// The gain of mending a finding, by the replay of the recorded dependencies.
@@ -150,7 +165,8 @@ pub struct Finding {
     pub measured: Measure,
     /// The threshold of the rule.
     pub threshold: Measure,
-    /// Nanoseconds that mending it could save at most, where known.
+    /// Nanoseconds that mending it could save at most, where known; never more than its replay
+    /// gains.
     pub recoverable_ns: Option<i64>,
     /// The change that mends it.
     pub remedy: Remedy,
@@ -162,6 +178,22 @@ pub struct Finding {
     pub advice: String,
     /// When it is on purpose.
     pub false_positive: &'static str,
+}
+
+impl Finding {
+    /// Sorts by savings, then by severity.
+    pub(super) fn sort(findings: &mut [Self]) {
+        findings.sort_by_key(|of| std::cmp::Reverse((of.recoverable_ns.unwrap_or(0), of.severity)));
+    }
+
+    /// Limits the savings to the gain of the replay, and the severity to what is left of them.
+    pub(super) fn limit_savings(&mut self, gain_ns: i64, span_ns: i64) {
+        let gain_ns = gain_ns.max(0);
+        if self.recoverable_ns.is_none_or(|claimed| claimed > gain_ns) {
+            self.recoverable_ns = Some(gain_ns);
+            self.severity = self.severity.min(Severity::of_saving(gain_ns, span_ns));
+        }
+    }
 }
 
 /// The records that a rule inspects.

@@ -30,12 +30,14 @@ pub use answers::{Answers, Component, KernelShare};
 pub use critical::gains::{CriticalPath, Faster, Gain};
 pub use device_memory::{MemoryPhase, MemoryUse};
 pub use finding::{
-    Answer, Confidence, DeviceUse, Diagnosis, Evidence, Finding, Inspected, Measure, Question,
-    Remedy, Replayed, Severity, ShorterKernels, Unit,
+    Answer, Confidence, DeviceUse, Diagnosis, Evidence, Finding, FusedKernel, Inspected, Measure,
+    Question, Remedy, Replayed, Severity, ShorterKernels, Unit,
 };
 pub use host::cause::CauseKind;
 pub use host::gaps::{Cause, GapClass, GapReport, Transition};
 pub use labels::short_name;
+pub use rules::reference::RuleEntry;
+pub use rules::rule_entries;
 pub use tree::{Bound, RangeUse};
 
 use std::path::Path;

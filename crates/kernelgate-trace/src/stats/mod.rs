@@ -86,6 +86,25 @@ impl Report {
         }
     }
 
+    /// The rows of it, in words.
+    pub fn rows(self) -> &'static str {
+        match self {
+            Self::GpuKernels => "kernels by name",
+            Self::GpuKernelShapes => "kernels by name, grid and block",
+            Self::ApiCalls => "calls of CUDA by name",
+            Self::Ranges => "ranges by name and style",
+            Self::PushPopRanges => "push/pop ranges by name",
+            Self::RangeKernels => "kernels by the ranges that they were launched in",
+            Self::RangeProjections => {
+                "ranges by the GPU time from their first to their last operation"
+            }
+            Self::KernelExecution => "launches: call, wait in the queue, kernel",
+            Self::MemoryTimes => "copies and sets by time",
+            Self::MemorySizes => "copies and sets by bytes",
+            Self::GpuOperations => "kernels, copies and sets by time",
+        }
+    }
+
     /// The table of a name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|report| report.name() == name)

@@ -1,5 +1,7 @@
 //! The lines of a device's time add up to its span, and planted causes stand in the right line.
 
+use std::path::PathBuf;
+
 use crate::fixture::Export;
 use kernelgate_trace::analyze::timeline::Line;
 use kernelgate_trace::analyze::timeline::iterations::Sign;
@@ -55,9 +57,8 @@ fn an_exposed_all_reduce_is_named_with_its_time() {
     let transfer = &diagnosis.devices[0].account.transfers[0];
     assert_eq!((transfer.label.as_str(), transfer.count), ("NCCL/RCCL all-reduce", 5));
     assert_eq!((transfer.exposed_ns, transfer.beside_compute), (5 * 500_000, 5));
-    // Without communication only compute and its launches are left on the critical path.
     let gain = found.replayed.map(|of| of.alone_ns);
-    assert_eq!(gain, Some(500_000), "the launches of later steps do not move");
+    assert_eq!(gain, Some(5 * 500_000), "the host waits between steps, though by no call");
 }
 
 #[test]
@@ -102,8 +103,8 @@ fn page_migrations_are_no_lost_launches() {
     assert_eq!(total.busy(Line::ComputeAndMigration), 50 * 5_000);
     let found = finding(&diagnosis, "page-migration").unwrap();
     assert!(found.advice.contains("cudaMemPrefetchAsync"));
-    // The kernel is shorter by the time in which pages came.
-    assert_eq!(found.replayed.unwrap().alone_ns, 50 * 5_000);
+    // The kernel is shorter by the time from its first page to its last one.
+    assert_eq!(found.replayed.unwrap().alone_ns, 49 * 10_000 + 5_000);
     assert_eq!(diagnosis.devices[0].account.transfers[0].count, 50);
     let lost = diagnosis.quality.iter().find(|of| of.title.contains("does not hold"));
     assert_eq!(lost, None, "migrations have no call");
@@ -175,20 +176,23 @@ fn the_time_of_real_traces_adds_up_and_is_classified() {
     };
     let mut devices = 0;
     for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path().join("trace.sqlite");
-        if !path.is_file() {
-            continue;
-        }
-        let diagnosis = diagnose(&read::open(&path, &Wanted::ALL).unwrap());
-        for device in &diagnosis.devices {
-            assert_adds_up(device);
-            let total = &device.account.total;
-            let unclassified = total.unclassified_ns();
-            assert!(unclassified * 50 <= total.total_ns(), "{}", path.display());
-            devices += 1;
+        let folder = entry.unwrap().path();
+        let Ok(files) = std::fs::read_dir(&folder) else { continue };
+        let files = files.map(|file| file.unwrap().path());
+        let is_trace =
+            |path: &PathBuf| path.extension().is_some_and(|of| of == "sqlite" || of == "gz");
+        for path in files.filter(is_trace) {
+            let diagnosis = diagnose(&read::open(&path, &Wanted::ALL).unwrap());
+            for device in &diagnosis.devices {
+                assert_adds_up(device);
+                let total = &device.account.total;
+                let unclassified = total.unclassified_ns();
+                assert!(unclassified * 50 <= total.total_ns(), "{}", path.display());
+                devices += 1;
+            }
         }
     }
-    assert!(devices > 5);
+    assert!(devices > 8, "{devices} devices");
 }
 
 #[test]

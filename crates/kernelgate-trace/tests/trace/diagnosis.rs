@@ -120,7 +120,8 @@ fn short_kernels_behind_long_launches_are_launch_bound() {
     assert_eq!(finding.severity, Severity::Severe);
     // 200 kernels of 3 µs in 199 × 12 + 3 µs.
     assert!((finding.measured.value - 600.0 / 2391.0 * 100.0).abs() < 1e-9);
-    assert_eq!(finding.recoverable_ns, Some(199 * 9_000), "the GPU waited for the host");
+    // In a graph a microsecond stays between two kernels.
+    assert_eq!(finding.recoverable_ns, Some(199 * 8_000), "the GPU waited for the host");
     // Of 9 µs the host was 2 µs in its own code, 6 µs in the call; the kernel started 1 µs later.
     let causes: Vec<(CauseKind, i64)> =
         diagnosis.devices[0].gaps.causes.iter().map(|of| (of.kind, of.total_ns)).collect();
@@ -226,7 +227,8 @@ fn short_kernels_that_always_follow_each_other_could_be_fused() {
     let chain = |third: &str| {
         let mut export = Export::new();
         for i in 0..10 {
-            let (call, run) = (1_000_000 + i * 100_000, 1_050_000 + i * 100_000);
+            // The host is ahead of the GPU.
+            let (call, run) = (1_000_000 + i * 20_000, 1_050_000 + i * 46_000);
             let mut launch = |kernel: i64, at: i64, length: i64, name: &str| {
                 let call = call + kernel * 6_000;
                 export.launch((call, call + 5_000), (at, at + length), i * 10 + kernel + 1, name);

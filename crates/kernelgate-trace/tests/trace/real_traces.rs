@@ -227,6 +227,39 @@ fn pytorch_and_ncu_files_are_read() {
     assert!(low.evidence[0].what.contains("limited by registers (1 blocks)"), "{low:?}");
 }
 
+/// Files below a folder that may be traces.
+fn files(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => files(&path, found),
+            false => found.push(path),
+        }
+    }
+}
+
+#[test]
+fn a_finding_never_saves_more_than_its_replay_gains() {
+    let folders = ["REAL_TRACES", "SHARED_FAULTS"].map(std::env::var_os);
+    let mut traces = Vec::new();
+    folders.iter().flatten().for_each(|folder| files(Path::new(folder), &mut traces));
+    if traces.is_empty() {
+        println!("skipped: REAL_TRACES and SHARED_FAULTS name no folders with traces");
+        return;
+    }
+    let mut savings = 0;
+    for path in traces {
+        let Ok(trace) = read::open(&path, &Wanted::ALL) else { continue };
+        for finding in diagnose(&trace).findings {
+            let gain = finding.replayed.map_or(0, |replayed| replayed.alone_ns.max(0));
+            let saved = finding.recoverable_ns.unwrap_or(0);
+            assert!(saved <= gain, "{}: {}: {saved} > {gain}", path.display(), finding.title);
+            savings += usize::from(saved > 0);
+        }
+    }
+    assert!(savings > 20, "{savings} findings with savings");
+}
+
 #[test]
 fn a_timeline_that_is_read_again_has_the_same_tables() {
     let Some(folder) = folder() else { return };

@@ -90,12 +90,12 @@ fn copies_that_bound_a_trace_come_first_whatever_their_kind() {
             let start = f64::from(step) * 1_000.0;
             let id = trace.call((start, 5.0), call);
             trace.copy(id, (start + 10.0, 900.0), name, 10_000_000);
-            trace.launch(start + 6.0, (start + 900.0, 60.0), "solve", At { stream: 9, ..FULL });
+            trace.launch(start + 6.0, (start + 910.0, 50.0), "solve", At { stream: 9, ..FULL });
         }
         let diagnosis = diagnose(&trace.read());
         let first = &diagnosis.findings[0];
         assert_eq!((first.id, first.severity), ("exposed-copy", Severity::Severe), "{name}");
-        assert_eq!(first.recoverable_ns, Some(30 * 890_000), "{name}");
+        assert_eq!(first.recoverable_ns, Some(30 * 899_000), "{name}");
     }
 }
 
@@ -136,5 +136,61 @@ fn lanes_of_a_block_are_counted_in_the_warp_of_its_device() {
         let diagnosis = diagnose(&trace.read());
         let answer = &diagnosis.question("block-size").unwrap().answer;
         assert_eq!(matches!(answer, Answer::No { .. }), fits, "{block}: {answer:?}");
+    }
+}
+
+#[test]
+fn copies_that_kernels_hide_save_nothing() {
+    for (call, kind) in [("cudaMemcpy", "synchronous-copy"), ("cudaMemcpyAsync", "pageable-copy")] {
+        let mut trace = Kineto::nvidia();
+        for step in 0..20 {
+            let start = f64::from(step) * 1_000.0;
+            trace.launch(start, (start + 20.0, 1_000.0), "long", At { stream: 9, ..FULL });
+            let id = trace.call((start + 30.0, 310.0), call);
+            trace.copy(id, (start + 35.0, 300.0), "DtoH (Device -> Pageable)", 30_000_000);
+        }
+        let diagnosis = diagnose(&trace.read());
+        let found = diagnosis.findings.iter().find(|of| of.id == kind).unwrap();
+        assert_eq!(
+            (found.recoverable_ns, found.severity),
+            (Some(0), Severity::Information),
+            "{call}"
+        );
+    }
+}
+
+#[test]
+fn copies_that_nothing_hides_save_their_time() {
+    let mut trace = Kineto::nvidia();
+    for step in 0..20 {
+        let start = f64::from(step) * 1_000.0;
+        trace.launch(start, (start + 20.0, 500.0), "k", FULL);
+        // The call waits for the kernel, and then for its copy.
+        let id = trace.call((start + 30.0, 790.0), "cudaMemcpy");
+        trace.copy(id, (start + 521.0, 298.0), "DtoH (Device -> Pageable)", 30_000_000);
+    }
+    let diagnosis = diagnose(&trace.read());
+    let found = diagnosis.findings.iter().find(|of| of.id == "synchronous-copy").unwrap();
+    assert_eq!(found.recoverable_ns, Some(20 * 298_000));
+    // Half the kernels' time goes as well, though the host waits for them in the call of a copy.
+    let halved =
+        diagnosis.critical_path.gains.iter().find(|of| of.change.label().ends_with("of k"));
+    assert_eq!(halved.map(|of| of.gain_ns), Some(20 * 250_000));
+}
+
+#[test]
+fn a_block_size_needs_no_description_of_the_device() {
+    for devices in [serde_json::json!([]), serde_json::json!([{"id": 0, "name": "NVIDIA A100"}])] {
+        let mut trace = Kineto::with_devices(devices);
+        for step in 0..100 {
+            let start = f64::from(step) * 60.0;
+            trace.launch(start, (start + 20.0, 30.0), "t", At { block: 33, ..FULL });
+        }
+        let diagnosis = diagnose(&trace.read());
+        let answer = |id: &str| &diagnosis.question(id).unwrap().answer;
+        assert!(matches!(answer("block-size"), Answer::Yes { .. }), "{:?}", answer("block-size"));
+        for rule in ["small-grid", "tail", "occupancy"] {
+            assert!(matches!(answer(rule), Answer::CannotAnswer { .. }), "{rule}");
+        }
     }
 }

@@ -1,7 +1,8 @@
 //! The recorded dependencies of a trace, replayed with other lengths: a call starts behind the one
 //! before it on its thread, an operation behind its launch, the operation before it on its stream,
 //! and the one on another stream whose end it seems to wait for; a wait ends behind the last
-//! operation that ended in it. The time between stays as long as it was recorded.
+//! operation that ended in it. The time between stays as long as it was recorded. A host
+//! without a recorded call, that goes on when the GPU has done what was launched, seems to wait, too.
 //!
 //! A replay takes time proportional to the operations. [`Replay`] goes operation by operation, so
 //! that `job_replay` can join the ranks of a job. Absent: dependencies between ranks.
@@ -15,6 +16,7 @@ use hashbrown::HashMap;
 use crate::analyze::launches::calls::{LaunchCall, LaunchCalls};
 use crate::analyze::operations::{AllOperations, OperationId};
 use crate::analyze::order::Order;
+use crate::analyze::timeline::cover::Union;
 use crate::model::Trace;
 
 /// No operation, or no thread.
@@ -34,11 +36,23 @@ pub struct WaitCall {
     pub end: i64,
 }
 
-/// A wait and the operation that ended it.
+/// The time from an operation to the next one of its stream, where that was launched in time.
+const BETWEEN_NS: i64 = 1_000;
+/// Time between two launch calls from which a host may have waited for the GPU in between.
+const PAUSE_NS: i64 = 100_000;
+/// Operations that a host that waits leaves in the queue at most.
+const AHEAD: i64 = 2;
+/// Part of that time in which the GPU works if the host waits for it.
+const WORKED: f64 = 0.8;
+
+/// A wait of the host.
 #[derive(Debug, Clone, Copy)]
 struct Wait {
     call: WaitCall,
+    /// The operation that ended it; [`NONE`] where the GPU was done already.
     ended_by: OperationId,
+    /// Whether it is a call, and not the time between two launches.
+    recorded: bool,
 }
 
 /// Other lengths for a replay.
@@ -49,14 +63,33 @@ pub struct Change<'a> {
     pub launches: bool,
     /// Whether the host waits for the GPU.
     pub waits: bool,
-    /// Part of the host's time between its launch calls that is left.
-    pub host: f64,
+    /// The host's time between its launch calls.
+    pub host: HostTime<'a>,
+}
+
+/// The host's time in a replay.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum HostTime<'a> {
+    /// As it was recorded.
+    Recorded,
+    /// A part of the time between launch calls is left, 0 to 1.
+    Scaled(f64),
+    /// Neither code nor launch calls take time in these spans, which do not overlap.
+    WithoutPauses(&'a [(i64, i64)]),
+}
+
+impl HostTime<'_> {
+    /// Nanoseconds of a launch call, or of a part of it, that lie in a pause.
+    fn paused(&self, from: i64, to: i64) -> i64 {
+        let Self::WithoutPauses(spans) = self else { return 0 };
+        spans.iter().map(|&(start, end)| (end.min(to) - start.max(from)).max(0)).sum()
+    }
 }
 
 impl Change<'_> {
     /// No change.
     pub const NONE: Change<'static> =
-        Change { length: &|_, ns| ns, launches: true, waits: true, host: 1.0 };
+        Change { length: &|_, ns| ns, launches: true, waits: true, host: HostTime::Recorded };
 }
 
 /// A segment of the critical path.
@@ -138,6 +171,8 @@ impl<'a> Dependencies<'a> {
         };
         of.streams(trace, &ended, process);
         of.waits(trace, waits, &ended, process);
+        of.unrecorded_waits(trace, waits, &ended, process);
+        of.waits.sort_by_key(|wait| wait.call.end);
         Some(of)
     }
 
@@ -190,25 +225,102 @@ impl<'a> Dependencies<'a> {
             }
             let own = trace.threads[call.thread as usize].process as usize;
             let last = last_of_process[own];
-            if last != NONE && self.all.end(last) > call.start {
-                self.waits.push(Wait { call, ended_by: last });
-            }
+            let waited = last != NONE && self.all.end(last) > call.start;
+            let ended_by = if waited { last } else { NONE };
+            self.waits.push(Wait { call, ended_by, recorded: true });
         }
-        // Calls that last as long as what they launched hold up the host, too: a copy from pageable
-        // memory returns when its last part is staged, a moment before its end.
         let blocking = self.launched.iter().filter_map(|id| {
-            let LaunchCall { start, end, thread } = self.launch(id)?;
-            let call = WaitCall { thread, start, end };
-            let (start, end) = (self.all.start(id), self.all.end(id));
-            let beside = call.end.min(end) - call.start.max(start);
-            let holds = end <= call.end || (end - start > WAITS_NS && beside * 2 > end - start);
-            holds.then_some(Wait { call, ended_by: id })
+            let call = self.launch(id).filter(|call| self.blocks(id, call))?;
+            let LaunchCall { start, end, thread } = call;
+            Some(Wait { call: WaitCall { thread, start, end }, ended_by: id, recorded: true })
         });
         let blocking: Vec<Wait> = blocking.collect();
-        if !blocking.is_empty() {
-            self.waits.extend(blocking);
-            self.waits.sort_by_key(|wait| wait.call.end);
+        self.waits.extend(blocking);
+    }
+
+    /// Times between two launch calls of a thread, without a wait, in which the GPU works most of
+    /// the time and does nearly all that was launched.
+    fn unrecorded_waits(
+        &mut self,
+        trace: &Trace,
+        calls: &[WaitCall],
+        ended: &Order,
+        process: impl Fn(OperationId) -> usize,
+    ) {
+        let mut pauses: Vec<WaitCall> = Vec::new();
+        let mut last_call = vec![i64::MIN; self.threads];
+        for call in self.launched.iter().filter_map(|id| self.launch(id)) {
+            let last = std::mem::replace(&mut last_call[call.thread as usize], call.end);
+            if last != i64::MIN && call.start - last >= PAUSE_NS {
+                pauses.push(WaitCall { thread: call.thread, start: last, end: call.start });
+            }
         }
+        let mut waited: HashMap<u32, Vec<i64>> = HashMap::new();
+        for call in calls {
+            waited.entry(call.thread).or_default().push(call.end);
+        }
+        waited.values_mut().for_each(|ends| ends.sort_unstable());
+        pauses.retain(|pause| {
+            let ends = waited.get(&pause.thread).map_or(&[][..], |ends| ends);
+            let next = ends.partition_point(|&end| end <= pause.start);
+            ends.get(next).is_none_or(|&end| end > pause.end)
+        });
+        if pauses.is_empty() {
+            return;
+        }
+        pauses.sort_by_key(|pause| pause.end);
+        let mut spans = vec![Vec::new(); trace.processes.len()];
+        for id in self.started.iter() {
+            spans[process(id)].push((self.all.start(id), self.all.end(id)));
+        }
+        let worked: Vec<Union> = spans.into_iter().map(Union::new).collect();
+        let processes = trace.processes.len();
+        let (mut last_of_process, mut pending) = (vec![NONE; processes], vec![0i64; processes]);
+        let mut done = ended.iter().peekable();
+        let mut launched = self.launched.iter().peekable();
+        for call in pauses {
+            let before = |id: &OperationId| self.launch(*id).is_some_and(|of| of.start < call.end);
+            while let Some(id) = launched.next_if(before) {
+                pending[process(id)] += 1;
+            }
+            while let Some(id) = done.next_if(|&id| self.all.end(id) <= call.end) {
+                last_of_process[process(id)] = id;
+                pending[process(id)] -= i64::from(self.launches.has(id));
+            }
+            let own = trace.threads[call.thread as usize].process as usize;
+            let last = last_of_process[own];
+            // The host may go on a moment before the last operation ends.
+            let next = done.peek().copied().filter(|&id| {
+                let span = (self.all.start(id), self.all.end(id));
+                process(id) == own
+                    && span.0 < call.end
+                    && last != NONE
+                    && span.1 - call.end < call.end - self.all.end(last)
+            });
+            #[allow(clippy::cast_precision_loss)]
+            let [worked, whole] =
+                [worked[own].within((call.start, call.end)), call.end - call.start]
+                    .map(|ns| ns as f64);
+            let ended = last != NONE && self.all.end(last) > call.start;
+            if ended && pending[own] <= AHEAD && worked >= WORKED * whole {
+                self.waits.push(Wait { call, ended_by: next.unwrap_or(last), recorded: false });
+            }
+        }
+    }
+
+    /// Whether a call lasts as long as what it launched, and so holds up the host: a copy from
+    /// pageable memory returns when its last part is staged, a moment before its end.
+    fn blocks(&self, id: OperationId, call: &LaunchCall) -> bool {
+        let (start, end) = (self.all.start(id), self.all.end(id));
+        let beside = call.end.min(end) - call.start.max(start);
+        end <= call.end || (end - start > WAITS_NS && beside * 2 > end - start)
+    }
+
+    /// The time from which an operation could start by its launch alone. A call that waits for its
+    /// operation may have waited for others before it, too.
+    fn launched_at(&self, id: OperationId, call: &LaunchCall) -> i64 {
+        let at = if self.blocks(id, call) { call.start } else { call.end };
+        at.min(self.all.start(id))
     }
 
     /// The call that launched an operation, where it is recorded.
@@ -230,7 +342,7 @@ impl<'a> Dependencies<'a> {
     /// launch decides.
     fn ready(&self, id: OperationId) -> Option<(i64, bool)> {
         let start = self.all.start(id);
-        let launch = self.launch(id).map(|of| of.end.min(start));
+        let launch = self.launch(id).map(|call| self.launched_at(id, &call));
         let before = self.before[id as usize];
         let stream = (before != NONE).then(|| self.all.end(before).min(start));
         match (launch, stream) {
@@ -249,11 +361,15 @@ impl<'a> Dependencies<'a> {
             let by = replay.start(id, change);
             let (start, end) = (self.all.start(id), self.all.end(id));
             first = first.min(start + by);
-            let by = by + (change.length)(id, end - start) - (end - start);
+            let length = (change.length)(id, end - start);
+            let by = by + length - (end - start);
             replay.set_end(id, by);
-            last = last.max(end + by);
+            // An operation that takes no time any more ends nothing.
+            if length > 0 || end == start {
+                last = last.max(end + by);
+            }
         }
-        (self.span.1 - self.span.0) - (last - first)
+        (self.span.1 - self.span.0) - (last.max(first) - first)
     }
 
     /// The critical path, from its end back to its start: `each` gets segments that add up to the
@@ -271,6 +387,14 @@ impl<'a> Dependencies<'a> {
         }
         path.back(Segment::Unknown, self.span.0);
         path.segments.drain(..).for_each(|(segment, ns)| each(segment, ns));
+    }
+
+    /// The time between an operation and the one before it on its stream, nanoseconds.
+    pub fn gap_before(&self, id: OperationId) -> i64 {
+        match self.before[id as usize] {
+            NONE => 0,
+            before => (self.all.start(id) - self.all.end(before)).max(0),
+        }
     }
 
     /// The operation that ends last.
@@ -324,7 +448,7 @@ impl<'d, 'a> Replay<'d, 'a> {
             let wait = of.waits.get(self.at.2);
             let returned = wait.map_or(i64::MAX, |wait| wait.call.end);
             match (launched, wait) {
-                (Some(launched), _) if call <= start && call <= returned => {
+                (Some(launched), _) if call <= start && call < returned => {
                     self.at.0 += 1;
                     self.call(launched, change);
                 }
@@ -336,22 +460,20 @@ impl<'d, 'a> Replay<'d, 'a> {
             }
         }
         self.at.1 += 1;
-        let mut recorded = i64::MIN;
-        let mut replayed = i64::MIN;
-        let mut depends = |time: i64, by: i64| {
-            recorded = recorded.max(time.min(start));
-            replayed = replayed.max(time.min(start) + by);
-        };
-        if let Some(call) = of.launch(id) {
-            depends(call.end, self.by[id as usize]);
-        }
+        let launch = of.launch(id).map(|call| of.launched_at(id, &call));
         let other = if of.other.is_empty() { None } else { of.other.get(&id).copied() };
-        for other in [of.before[id as usize], other.unwrap_or(NONE)] {
-            if other != NONE {
-                depends(of.all.end(other), self.by[other as usize]);
-            }
-        }
-        if recorded == i64::MIN { 0 } else { replayed - recorded }
+        let others = [of.before[id as usize], other.unwrap_or(NONE)];
+        let others = || others.iter().filter(|&&other| other != NONE);
+        let ended = others().map(|&other| of.all.end(other).min(start)).max();
+        let Some(recorded) = launch.max(ended) else { return 0 };
+        // The latency of a launch that decided does not remain behind an operation.
+        let latency = start - recorded;
+        let between = if launch > ended { latency.min(BETWEEN_NS) } else { latency };
+        let launched = launch.map(|time| time + self.by[id as usize] + latency);
+        let ready = others()
+            .map(|&other| of.all.end(other).min(start) + self.by[other as usize] + between)
+            .max();
+        launched.max(ready).map_or(0, |replayed| replayed - start)
     }
 
     /// Sets the difference of an operation's end.
@@ -362,19 +484,21 @@ impl<'d, 'a> Replay<'d, 'a> {
     fn call(&mut self, id: OperationId, change: &Change<'_>) {
         let Some(call) = self.of.launch(id) else { return };
         let thread = call.thread as usize;
-        let length = call.end - call.start;
+        let removed = |from: i64| match change.launches {
+            true => change.host.paused(from, call.end),
+            false => (call.end - from).max(0),
+        };
         if self.last_call != (call.thread, call.start) {
             self.last_call = (call.thread, call.start);
             self.host(thread, call.start, change);
-            self.thread[thread] -= if change.launches { 0 } else { length };
+            self.thread[thread] -= removed(call.start);
             self.called[thread] = self.called[thread].max(call.end);
         }
         let start = self.of.all.start(id);
         // By clocks that disagree an operation starts before its launch: it was replayed already.
         if start >= call.start {
             // A start before the call returns was held up by a part of it.
-            let after = (call.end - start).clamp(0, length);
-            self.by[id as usize] = self.thread[thread] + if change.launches { 0 } else { after };
+            self.by[id as usize] = self.thread[thread] + removed(start);
         }
     }
 
@@ -382,23 +506,33 @@ impl<'d, 'a> Replay<'d, 'a> {
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
     fn host(&mut self, thread: usize, until: i64, change: &Change<'_>) {
         let since = self.called[thread];
-        if change.host != 1.0 && since != i64::MIN && until > since {
-            self.thread[thread] -= ((until - since) as f64 * (1.0 - change.host)).round() as i64;
-        }
+        self.thread[thread] -= match change.host {
+            HostTime::Scaled(left) if since != i64::MIN && until > since => {
+                ((until - since) as f64 * (1.0 - left)).round() as i64
+            }
+            HostTime::Scaled(_) | HostTime::Recorded => 0,
+            HostTime::WithoutPauses(_) => change.host.paused(since, until),
+        };
     }
 
     fn wait(&mut self, wait: &Wait, change: &Change<'_>) {
         let WaitCall { thread, start, end } = wait.call;
-        let ended = self.of.all.end(wait.ended_by);
         let index = thread as usize;
+        if !wait.recorded && matches!(change.host, HostTime::Scaled(_)) {
+            return;
+        }
         self.host(index, start, change);
         self.called[index] = self.called[index].max(end);
         let not_before = self.thread[index] + start - end;
-        self.thread[index] = match change.waits {
+        self.thread[index] = match (wait.ended_by, change.waits || !wait.recorded) {
+            (_, false) => not_before,
+            (NONE, true) => self.thread[index],
             // The call returns as long after (or before) the end of the operation as it was
             // recorded, and not before it was entered.
-            true => self.by[wait.ended_by as usize].max(not_before),
-            false => not_before + (end - ended.max(start)),
+            (ended_by, true) => {
+                let paused = change.host.paused(self.of.all.end(ended_by), end);
+                (self.by[ended_by as usize] - paused).max(not_before)
+            }
         };
     }
 }
@@ -466,7 +600,7 @@ impl<'d, 'a> Walk<'d, 'a> {
     /// Sorts the calls by thread.
     pub fn new(of: &'d Dependencies<'a>) -> Self {
         let mut waits = vec![Vec::new(); of.threads];
-        for (position, wait) in (0u32..).zip(&of.waits) {
+        for (position, wait) in (0u32..).zip(&of.waits).filter(|(_, of)| of.ended_by != NONE) {
             waits[wait.call.thread as usize].push(position);
         }
         let mut launches = vec![LaunchSum::default(); of.threads];

@@ -37,6 +37,17 @@ impl Union {
         inside.map(|&(from, to)| to.min(end) - from.max(start)).sum()
     }
 
+    /// Nanoseconds from the first to the last time inside of one span.
+    pub fn extent(&self, (start, end): (i64, i64)) -> i64 {
+        let first = self.0.partition_point(|&(_, to)| to <= start);
+        let last = self.0[first..].partition_point(|&(from, _)| from < end);
+        match &self.0[first..first + last] {
+            [] => 0,
+            [only] => only.1.min(end) - only.0.max(start),
+            [first, .., last] => last.1.min(end) - first.0.max(start),
+        }
+    }
+
     /// Nanoseconds outside of another union.
     pub fn outside(&self, other: &Self) -> i64 {
         let mut inside = 0;
@@ -65,6 +76,8 @@ mod tests {
         assert_eq!(union.length(), 27);
         let within = [(5, 12), (7, 10), (-5, 100), (29, 41)].map(|span| union.within(span));
         assert_eq!(within, [4, 0, 27, 1]);
+        let extent = [(5, 12), (7, 10), (-5, 100), (29, 39)].map(|span| union.extent(span));
+        assert_eq!(extent, [7, 0, 40, 1]);
     }
 
     #[test]

@@ -61,7 +61,7 @@ impl Account {
 
     /// Time whose cause the trace does not hold, nanoseconds.
     pub fn unclassified_ns(&self) -> i64 {
-        self.idle.get(&CauseKind::Unknown).copied().unwrap_or(0)
+        self.idle.iter().filter(|(cause, _)| !cause.explained()).map(|(_, ns)| ns).sum()
     }
 
     fn add(&mut self, part: &Part) {

@@ -3,27 +3,31 @@
 
 pub mod gains;
 
+use std::cmp::Reverse;
+
 use hashbrown::{HashMap, HashSet};
 
 use crate::analyze::classes::Class;
 use crate::analyze::operations::{Kind, OperationId};
-use crate::analyze::replay::{Change, Dependencies, Segment};
+use crate::analyze::replay::{Change, Dependencies, HostTime, Segment};
 use crate::analyze::timeline::cover::Union;
 use crate::diagnose::context::Context;
 use crate::diagnose::critical::gains::{CriticalPath, Faster, Gain};
-use crate::diagnose::finding::{Finding, Remedy, Replayed};
+use crate::diagnose::finding::{Finding, FusedKernel, Remedy, Replayed};
 use crate::diagnose::labels::short_name;
 
 /// Kernels that are replayed and listed.
 const KERNELS: usize = 3;
 
 /// The critical path of a trace, empty without operations, and what mending each finding gains.
+/// Findings are sorted by their savings.
 pub(in crate::diagnose) fn critical_path(
     context: &Context<'_>,
     findings: &mut [Finding],
 ) -> CriticalPath {
     let host = &context.host;
     let Some(of) = Dependencies::new(context.trace, &host.launches, &host.wait_calls) else {
+        Finding::sort(findings);
         return CriticalPath::default();
     };
     let mut sums: HashMap<String, i64> = HashMap::new();
@@ -47,7 +51,7 @@ pub(in crate::diagnose) fn critical_path(
     let mut segments: Vec<(String, i64)> = sums.into_iter().collect();
     segments.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
     let run = Run { context, of, beside_ns: beside_migrations(context) };
-    run.replay_remedies(findings);
+    run.replay_remedies(findings, total_ns);
     CriticalPath { total_ns, segments, gains: run.gains() }
 }
 
@@ -59,18 +63,27 @@ struct Run<'a> {
     beside_ns: HashMap<OperationId, i64>,
 }
 
+/// The part of each kernel from its first migration to its last one; of a device that migrates
+/// nothing, its page faults.
 fn beside_migrations(context: &Context<'_>) -> HashMap<OperationId, i64> {
     let all = &context.all;
-    let mut migrations: HashMap<(i64, u32), Vec<(i64, i64)>> = HashMap::new();
+    let [mut migrations, mut faulted] = [(); 2].map(|()| HashMap::<_, Vec<(i64, i64)>>::new());
     for id in all.ids().filter(|&id| context.is_migration(id)) {
         migrations.entry(context.place_of(id)).or_default().push((all.start(id), all.end(id)));
     }
+    let faults = &context.trace.page_faults;
+    for row in (0..faults.start.len()).filter(|_| migrations.is_empty()) {
+        let pid = context.trace.processes[faults.process[row] as usize].pid;
+        let span = (faults.start[row], faults.end[row]);
+        faulted.entry((pid, faults.device[row])).or_default().push(span);
+    }
+    migrations.extend(faulted);
     let unions: HashMap<(i64, u32), Union> =
         migrations.into_iter().map(|(place, spans)| (place, Union::new(spans))).collect();
     let mut beside_ns = HashMap::new();
     for id in all.ids().filter(|_| !unions.is_empty()) {
         if let (Kind::Kernel, Some(union)) = (all.part(id).0, unions.get(&context.place_of(id))) {
-            match union.within((all.start(id), all.end(id))) {
+            match union.extent((all.start(id), all.end(id))) {
                 0 => {}
                 ns => _ = beside_ns.insert(id, ns),
             }
@@ -81,16 +94,30 @@ fn beside_migrations(context: &Context<'_>) -> HashMap<OperationId, i64> {
 
 impl Run<'_> {
     /// Replays the remedy of each finding alone, and together with those of all findings before it.
-    fn replay_remedies(&self, findings: &mut [Finding]) {
+    fn replay_remedies(&self, findings: &mut [Finding], span_ns: i64) {
+        let mut alone: Vec<(Remedy, i64)> = Vec::new();
+        for finding in findings.iter_mut().filter(|of| of.remedy != Remedy::NotReplayed) {
+            let known = alone.iter().find(|(remedy, _)| *remedy == finding.remedy);
+            let gain_ns = known.map_or_else(
+                || {
+                    let mut changes = Changes::default();
+                    changes.add(&finding.remedy);
+                    changes.gain(self)
+                },
+                |&(_, ns)| ns,
+            );
+            finding.limit_savings(gain_ns, span_ns);
+            finding.replayed = Some(Replayed { alone_ns: gain_ns, further_ns: 0 });
+            alone.push((finding.remedy.clone(), gain_ns));
+        }
+        Finding::sort(findings);
         let mut together = Changes::default();
         let mut gained_ns = 0;
-        for finding in findings.iter_mut().filter(|of| of.remedy != Remedy::NotReplayed) {
-            let mut alone = Changes::default();
-            alone.add(&finding.remedy);
+        for finding in findings.iter_mut() {
+            let Some(Replayed { alone_ns, .. }) = finding.replayed else { continue };
             let first = together == Changes::default();
             let before = together.clone();
             together.add(&finding.remedy);
-            let alone_ns = alone.gain(self);
             let all_ns = match (first, before == together) {
                 (true, _) => alone_ns,
                 (false, true) => gained_ns,
@@ -115,7 +142,7 @@ impl Run<'_> {
             .filter(|&(function, &ns)| ns > 0 && context.classes.function(function).is_none())
             .map(|(function, &ns)| (ns, function))
             .collect();
-        functions.sort_unstable_by_key(|&(ns, function)| (std::cmp::Reverse(ns), function));
+        functions.sort_unstable_by_key(|&(ns, function)| (Reverse(ns), function));
         functions.truncate(KERNELS);
         let mut changes: Vec<(Faster, Changes)> = Vec::new();
         let none = Changes::default;
@@ -167,6 +194,10 @@ struct Changes {
     operations: HashSet<OperationId>,
     no_launches: bool,
     no_waits: bool,
+    /// Chains of kernels that are one kernel, by function.
+    fused: HashMap<u32, FusedKernel>,
+    /// Times in which the host paused, and does not.
+    pauses: Vec<(i64, i64)>,
     /// The host takes no time between its launch calls.
     no_host: bool,
 }
@@ -178,6 +209,10 @@ impl Changes {
             Remedy::NotReplayed => {}
             Remedy::Graph => (self.no_launches, self.no_host) = (true, true),
             Remedy::NoWaits => self.no_waits = true,
+            Remedy::WithoutPause(start, end) => self.add_pause(*start, *end),
+            Remedy::Fused(kernels) => {
+                self.fused.extend(kernels.iter().map(|of| (of.function, *of)))
+            }
             Remedy::Without(class) if self.without.contains(class) => {}
             Remedy::Without(class) => self.without.push(*class),
             Remedy::WithoutOperations(ids) => self.operations.extend(ids),
@@ -188,6 +223,18 @@ impl Changes {
                 }
             }
         }
+    }
+
+    /// Adds a pause; those that overlap are one.
+    fn add_pause(&mut self, mut start: i64, mut end: i64) {
+        self.pauses.retain(|&(from, to)| {
+            let apart = to < start || end < from;
+            if !apart {
+                (start, end) = (start.min(from), end.max(to));
+            }
+            apart
+        });
+        self.pauses.push((start, end));
     }
 
     /// The length of an operation that is left.
@@ -204,7 +251,7 @@ impl Changes {
         if !self.operations.is_empty() && self.operations.contains(&id) {
             return 0;
         }
-        if self.functions.is_empty() && self.shapes.is_empty() {
+        if self.functions.is_empty() && self.shapes.is_empty() && self.fused.is_empty() {
             return ns;
         }
         let (Kind::Kernel, row) = context.all.part(id) else { return ns };
@@ -214,7 +261,11 @@ impl Changes {
             self.shapes.get(&key)
         };
         let left = self.functions.get(&kernels.function[row]).or_else(shape);
-        left.map_or(ns, |left| (ns as f64 * left).round() as i64)
+        let ns = left.map_or(ns, |left| (ns as f64 * left).round() as i64);
+        let Some(fused) = self.fused.get(&kernels.function[row]) else { return ns };
+        // The time before it goes with its length.
+        let before = if fused.follows { run.of.gap_before(id) } else { 0 };
+        if fused.stays { ns - before } else { -before }
     }
 
     fn gain(&self, run: &Run<'_>) -> i64 {
@@ -222,7 +273,11 @@ impl Changes {
             length: &|id, ns| self.length(run, id, ns),
             launches: !self.no_launches,
             waits: !self.no_waits,
-            host: if self.no_host { 0.0 } else { 1.0 },
+            host: match (self.no_host, &self.pauses[..]) {
+                (true, _) => HostTime::Scaled(0.0),
+                (false, []) => HostTime::Recorded,
+                (false, pauses) => HostTime::WithoutPauses(pauses),
+            },
         })
     }
 

@@ -53,6 +53,9 @@ pub enum CauseKind {
     Elsewhere,
     /// Launched, not started, behind as many operations as a queue holds.
     FullQueue,
+    /// Launched, not started: the driver of Windows (WDDM) collects launches, and moves memory before
+    /// it submits them.
+    WindowsDriver,
     /// Launched, not started; the reason is not in the trace.
     NotStarted,
     /// Before a migration of managed pages, which nobody launches.
@@ -81,6 +84,7 @@ impl CauseKind {
             Self::HostFunction => "launched, not started: behind a host function",
             Self::InGraph => "launched, not started: between nodes of a graph",
             Self::Elsewhere => "launched, not started: another device or process worked",
+            Self::WindowsDriver => "launched, not started: the Windows driver submits later",
             Self::NotStarted => "launched, not started: the reason is not in the trace",
             Self::Migration => "before a page migration, which nobody launches",
             Self::Clocks => "starts before its launch: the clocks disagree",
@@ -113,6 +117,7 @@ impl CauseKind {
             Self::HostFunction => "host_function",
             Self::InGraph => "in_graph",
             Self::Elsewhere => "elsewhere",
+            Self::WindowsDriver => "windows_driver",
             Self::NotStarted => "not_started",
             Self::Migration => "page_migration",
             Self::Clocks => "clocks_disagree",
@@ -325,6 +330,14 @@ struct PastRange {
 /// Host code of this length is named by the range around most of it.
 const NAMED_NS: i64 = LONGER_THAN_LAUNCHES_NS / 2;
 
+/// Whether a trace is of Windows, or of Linux inside of it (WSL), which uses the same driver.
+fn windows_driver(trace: &Trace) -> bool {
+    let has = |key: &str, text: &str| {
+        trace.metadata.get(key).is_some_and(|of| of.to_ascii_lowercase().contains(text))
+    };
+    has("SoftwarePlatform", "windows") || has("SoftwareReleaseVersion", "microsoft")
+}
+
 /// Recent calls of each thread, as far as they may explain gaps that are not over yet.
 #[derive(Debug, Default)]
 pub(in crate::diagnose) struct LatelyDone {
@@ -340,6 +353,8 @@ pub(in crate::diagnose) struct LatelyDone {
     event_streams: HashMap<(u32, u32), u64>,
     os_calls: ByThread,
     switches: ByThread,
+    /// Whether the driver is that of Windows.
+    windows: bool,
     /// By activity, the first gap that is not over.
     gap: Vec<usize>,
     /// By activity, idle time up to each gap; empty where there is only one activity.
@@ -381,6 +396,7 @@ impl LatelyDone {
             event_streams,
             os_calls: ByThread::sorted(threads, &os.thread, |_| true, |i| os.start[i as usize]),
             switches: ByThread::sorted(threads, &switches.thread, |_| true, time),
+            windows: windows_driver(trace),
             gap: vec![0; activities.len()],
             idle_until: match activities.len() {
                 0 | 1 => Vec::new(),
@@ -606,6 +622,7 @@ impl LatelyDone {
         let kind = match late.pending >= FULL_QUEUE {
             _ if worked => CauseKind::Elsewhere,
             true => CauseKind::FullQueue,
+            false if self.windows => CauseKind::WindowsDriver,
             false => CauseKind::NotStarted,
         };
         (kind, None)

@@ -12,7 +12,7 @@ use super::recorded::Recorded;
 use crate::analyze::classes::{Class, Classes};
 use crate::analyze::operations::{AllOperations, Kind, OperationId};
 use crate::analyze::replay::job::{JobReplay, Member};
-use crate::analyze::replay::{Change, Segment};
+use crate::analyze::replay::{Change, HostTime, Segment};
 use crate::diagnose::labels::short_name;
 use crate::model::Trace;
 
@@ -229,8 +229,10 @@ fn gain(job: &JobReplay<'_>, traces: &Traces<'_>, parts: &[RankPart], faster: &F
         launches: !matches!(faster, Faster::Launches),
         waits: !matches!(faster, Faster::Waits),
         host: match faster {
-            Faster::Rank { part, host, .. } if traces.of_part[*part] == number => *host,
-            _ => 1.0,
+            Faster::Rank { part, host, .. } if traces.of_part[*part] == number => {
+                HostTime::Scaled(*host)
+            }
+            _ => HostTime::Recorded,
         },
     };
     let lengths: Vec<&dyn Fn(OperationId, i64) -> i64> =

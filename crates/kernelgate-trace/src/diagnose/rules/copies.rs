@@ -101,10 +101,22 @@ fn called<'a>(
     Ok((called, inspected))
 }
 
-/// Their part of all spans.
+/// By their part of all spans, an upper bound: the replay limits it.
 fn severity(context: &Context<'_>, ns: i64) -> Severity {
     let span = context.activities.iter().map(Activity::span_ns).sum();
     Severity::of_saving(ns, span).min(Severity::Warning)
+}
+
+pub(super) fn pageable_finds() -> String {
+    "an asynchronous copy from or to pageable memory".to_owned()
+}
+
+pub(super) fn synchronous_copies_finds() -> String {
+    format!("a synchronous copy, but for copies of up to {} KiB to the device", SMALL >> 10)
+}
+
+pub(super) fn synchronous_sets_finds() -> String {
+    "a synchronous memset".to_owned()
 }
 
 pub(super) fn pageable(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {

@@ -102,6 +102,14 @@ fn evidence(context: &Context<'_>, ids: &[OperationId], place: (i64, u32)) -> Ve
     most_expensive(lines.collect())
 }
 
+pub(super) fn copies_finds() -> String {
+    format!("copies with no kernel beside them take {EXPOSED} % of the span or more")
+}
+
+pub(super) fn communication_finds() -> String {
+    format!("communication with no compute beside it takes {EXPOSED} % of the span or more")
+}
+
 /// Copies beside which no kernel runs.
 pub(super) fn copies(context: &Context<'_>, used: &[DeviceUse]) -> Outcome {
     if context.all.is_empty() {

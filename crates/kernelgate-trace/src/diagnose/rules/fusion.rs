@@ -5,12 +5,14 @@ use hashbrown::{HashMap, HashSet};
 
 use super::super::context::Context;
 use super::super::finding::{
-    Confidence, DeviceUse, Evidence, Finding, Inspected, Measure, Remedy, Severity, Unit,
+    Confidence, DeviceUse, Evidence, Finding, FusedKernel, Inspected, Measure, Remedy, Severity,
+    Unit,
 };
 use super::super::labels::short_name;
 use super::outcome::{Lack, Outcome, most_expensive, percent};
 use crate::analyze::ranges::paths::PathId;
 use crate::analyze::work::kernel_kinds::KernelClass;
+use crate::model::Trace;
 use crate::stats::shorten;
 
 /// Kernels up to this length count as short, in nanoseconds.
@@ -39,20 +41,54 @@ struct Pair {
     path: PathId,
 }
 
-/// Time of the kernels of all pairs, each once, and what fusing could save at most: pairs that share
-/// a kernel are a chain, of which the longest kernel stays, without the idle time between.
-fn chains(pairs: &HashMap<(u32, u32), Pair>, total_ns: impl Fn(u32) -> i64) -> (i64, i64) {
+/// Pairs that share a kernel are a chain: the longest kernel stays, without the idle time between.
+#[derive(Default)]
+struct Chains {
+    /// Time of all their kernels.
+    fused_ns: i64,
+    /// Part of it that goes, with the idle time.
+    saved_ns: i64,
+    /// Names, whether a kernel stays, and whether it follows another one.
+    kernels: HashMap<u32, (bool, bool)>,
+}
+
+fn chains(pairs: &HashMap<(u32, u32), Pair>, total_ns: impl Fn(u32) -> i64) -> Chains {
     let next: HashMap<u32, u32> = pairs.keys().copied().collect();
     let behind: HashSet<u32> = next.values().copied().collect();
-    let (mut fused_ns, mut saved_ns) = (0, pairs.values().map(|pair| pair.gap_ns).sum());
+    let mut chains = Chains::default();
     for first in next.keys().filter(|name| !behind.contains(*name)) {
         let chain = std::iter::successors(Some(*first), |name| next.get(name).copied());
-        let times: Vec<i64> = chain.map(&total_ns).collect();
-        let sum: i64 = times.iter().sum();
-        fused_ns += sum;
-        saved_ns += sum - times.iter().max().copied().unwrap_or(0);
+        let chain: Vec<(u32, i64)> = chain.map(|name| (name, total_ns(name))).collect();
+        let longest = chain.iter().max_by_key(|&&(_, ns)| ns).map_or(*first, |&(name, _)| name);
+        for &(name, ns) in &chain {
+            let (stays, follows) = (name == longest, name != *first);
+            chains.kernels.insert(name, (stays, follows));
+            chains.fused_ns += ns;
+            chains.saved_ns += if stays { 0 } else { ns };
+        }
+        let gap = |link: &[(u32, i64)]| pairs[&(link[0].0, link[1].0)].gap_ns;
+        chains.saved_ns += chain.windows(2).map(gap).sum::<i64>();
     }
-    (fused_ns, saved_ns)
+    chains
+}
+
+impl Chains {
+    /// The change that fuses them.
+    fn remedy(&self, trace: &Trace) -> Remedy {
+        let functions = (0u32..).zip(&trace.functions).filter_map(|(function, of)| {
+            let &(stays, follows) = self.kernels.get(&of.demangled.0)?;
+            Some(FusedKernel { function, stays, follows })
+        });
+        Remedy::Fused(functions.collect())
+    }
+}
+
+pub(super) fn finds() -> String {
+    format!(
+        "kernels of up to {} µs, no matmul or attention, that ran one after the other on a stream \
+         {REPEATS} times or more and never otherwise, take {TIME_SHARE} % of the kernel time",
+        SHORT_NS / 1000
+    )
 }
 
 pub(super) fn fusion(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
@@ -123,8 +159,8 @@ pub(super) fn fusion(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             format!("graphs were recorded whole; {record}")
         }),
     };
-    let (fused_ns, saved_ns) = chains(&pairs, |name| sums[&name].total_ns);
-    let share = percent(fused_ns, total);
+    let chains = chains(&pairs, |name| sums[&name].total_ns);
+    let share = percent(chains.fused_ns, total);
     if share < TIME_SHARE {
         return Outcome::Checked(Vec::new(), inspected);
     }
@@ -153,8 +189,8 @@ pub(super) fn fusion(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         ),
         measured: Measure { value: share, unit: "% of kernel time" },
         threshold: Measure { value: TIME_SHARE, unit: "% of kernel time" },
-        recoverable_ns: Some(saved_ns),
-        remedy: Remedy::NotReplayed,
+        recoverable_ns: Some(chains.saved_ns),
+        remedy: chains.remedy(context.trace),
         replayed: None,
         evidence: most_expensive(evidence),
         advice: "compute both in one kernel, which keeps what is between them in registers; \

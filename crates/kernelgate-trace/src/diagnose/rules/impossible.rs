@@ -8,7 +8,7 @@ use super::outcome::{doubt, most_expensive, number, percent};
 use crate::analyze::operations::{Kind, OperationId};
 
 /// Overlaps up to this are programmatic dependent launch, or rounding, in nanoseconds.
-const OVERLAP_NS: i64 = 20_000;
+pub(super) const OVERLAP_NS: i64 = 20_000;
 /// Part of the busy time from which overlaps make all sums doubtful, in percent.
 const DOUBTFUL: f64 = 5.0;
 

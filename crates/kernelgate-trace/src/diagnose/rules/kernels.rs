@@ -10,6 +10,7 @@ use super::super::finding::{
     Unit,
 };
 use super::super::labels::short_name;
+use super::super::platform::Vendor;
 use super::launches::no_work;
 use super::outcome::{Lack, Outcome, most_expensive, percent};
 use crate::analyze::classes::Class;
@@ -25,6 +26,8 @@ const TIME_SHARE: f64 = 5.0;
 const TAIL: f64 = 20.0;
 /// Occupancy below which it is low, theoretical or achieved, in percent; so says the checklist.
 pub(crate) const OCCUPANCY: f64 = 50.0;
+/// Threads of a warp on all devices of NVIDIA.
+const NVIDIA_WARP: u32 = 32;
 /// Registers are given to warps in pieces of this many.
 const REGISTER_UNIT: u32 = 256;
 
@@ -62,7 +65,7 @@ fn residency(device: &Device, shape: &LaunchShape) -> Option<Residency> {
 
 /// Threads that run in lockstep; AMD's compute devices have 64.
 fn warp(device: &Device) -> u32 {
-    let usual = if device.name.contains("Instinct") { 64 } else { 32 };
+    let usual = if device.name.contains("Instinct") { 64 } else { NVIDIA_WARP };
     device.warp.filter(|&warp| warp > 0).unwrap_or(usual)
 }
 
@@ -72,7 +75,9 @@ struct Shaped<'a> {
     shape: LaunchShape,
     /// Its function and shape in the trace.
     key: (u32, u32),
-    device: &'a Device,
+    /// The number of its device, and the description where the trace has one.
+    device_id: u32,
+    device: Option<&'a Device>,
     count: usize,
     total_ns: i64,
     /// The part with communication beside it.
@@ -86,6 +91,29 @@ impl Shaped<'_> {
     /// Whether the kernels leave multiprocessors to communication that runs beside most of them.
     fn shares_device(&self) -> bool {
         self.beside_ns * 2 > self.total_ns
+    }
+
+    fn multiprocessors(&self) -> Option<u32> {
+        self.device?.multiprocessors
+    }
+
+    fn residency(&self) -> Option<Residency> {
+        residency(self.device?, &self.shape)
+    }
+
+    /// Threads that run in lockstep.
+    fn warp(&self, vendor: Vendor) -> Option<u32> {
+        match (self.device, vendor) {
+            (Some(device), _) => Some(warp(device)),
+            (None, Vendor::Nvidia) => Some(NVIDIA_WARP),
+            (None, Vendor::Amd) => None,
+        }
+    }
+
+    /// The reason why nothing is known about its device.
+    fn undescribed(&self) -> String {
+        let id = self.device_id;
+        format!("device {id}, on which the kernels ran, is not described in the trace")
     }
 }
 
@@ -148,19 +176,19 @@ impl<'a> Shapes<'a> {
             let shape = kernels.shape.get(row).copied();
             let key = (kernels.function[row], shape, place.device);
             let (group, total_ns) = groups.entry(key).or_insert_with(|| {
-                let device = trace.devices.iter().find(|device| device.id == place.device);
-                let shaped = |(shape, device): (u32, &'a Device)| Shaped {
+                let shaped = |shape: u32| Shaped {
                     name: trace.kernel_name(row),
                     shape: trace.shapes[shape as usize],
                     key: (kernels.function[row], shape),
-                    device,
+                    device_id: place.device,
+                    device: trace.devices.iter().find(|device| device.id == place.device),
                     count: 0,
                     total_ns: 0,
                     beside_ns: 0,
                     first: id,
                     path: context.path_id(id),
                 };
-                (shape.zip(device).map(shaped), 0)
+                (shape.map(shaped), 0)
             });
             *total_ns += length;
             if let Some(group) = group {
@@ -171,48 +199,55 @@ impl<'a> Shapes<'a> {
             }
         }
         let compute = |(function, ..): &GroupKey| context.classes.function(*function).is_none();
-        for (key, (group, total_ns)) in groups.into_iter().filter(|(key, _)| compute(key)) {
+        for (_, (group, total_ns)) in groups.into_iter().filter(|(key, _)| compute(key)) {
             shapes.whole_ns += total_ns;
-            let no_shape = "launch shapes are not in the trace".to_owned();
-            let described = group.as_ref().is_some_and(|of| of.device.multiprocessors.is_some());
-            let missing = match &group {
-                None if key.1.is_none() => Some(no_shape),
-                Some(of) if of.shape.blocks() == 0 || of.shape.threads() == 0 => Some(no_shape),
-                _ if !described => Some(format!(
-                    "device {}, on which the kernels ran, is not described in the trace",
-                    key.2
-                )),
-                _ => None,
-            };
-            match missing {
-                Some(missing) => *shapes.missing.entry(missing).or_default() += total_ns,
-                None => shapes.groups.extend(group),
+            match group.filter(|of| of.shape.blocks() > 0 && of.shape.threads() > 0) {
+                Some(group) => shapes.groups.push(group),
+                None => {
+                    let missing = "launch shapes are not in the trace".to_owned();
+                    *shapes.missing.entry(missing).or_default() += total_ns;
+                }
             }
         }
         if shapes.whole_ns == 0 && shapes.missing.is_empty() && shapes.groups.is_empty() {
             return Err(Lack::absent("the trace holds no compute kernels"));
         }
         shapes.groups.sort_by_key(|of| (std::cmp::Reverse(of.total_ns), of.first));
-        match shapes.groups.is_empty() {
-            true => Err(Lack::new(shapes.reason(), context.platform.record_shapes())),
-            false => Ok(shapes),
-        }
+        shapes.without(context, |_| None)
+    }
+
+    /// Those of devices whose number of multiprocessors is known.
+    fn with_multiprocessors(context: &Context<'a>) -> Result<Self, Lack> {
+        Self::collect(context)?
+            .without(context, |of| of.multiprocessors().is_none().then(|| of.undescribed()))
     }
 
     /// Those whose limits are known, too.
     fn with_limits(context: &Context<'a>) -> Result<Self, Lack> {
-        let mut shapes = Self::collect(context)?;
-        let (known, unknown): (Vec<_>, Vec<_>) =
-            shapes.groups.into_iter().partition(|of| residency(of.device, &of.shape).is_some());
-        shapes.groups = known;
-        for of in unknown {
-            let missing = format!("the limits of a multiprocessor of device {}", of.device.id);
-            let missing = format!("{missing} are not in the trace");
-            *shapes.missing.entry(missing).or_default() += of.total_ns;
+        Self::with_multiprocessors(context)?.without(context, |of| match of.residency() {
+            Some(_) => None,
+            None => Some(format!(
+                "the limits of a multiprocessor of device {} are not in the trace",
+                of.device_id
+            )),
+        })
+    }
+
+    /// Without those that lack something, by its name.
+    fn without(
+        mut self,
+        context: &Context<'a>,
+        lacks: impl Fn(&Shaped<'a>) -> Option<String>,
+    ) -> Result<Self, Lack> {
+        for of in std::mem::take(&mut self.groups) {
+            match lacks(&of) {
+                Some(missing) => *self.missing.entry(missing).or_default() += of.total_ns,
+                None => self.groups.push(of),
+            }
         }
-        match shapes.groups.is_empty() {
-            true => Err(Lack::new(shapes.reason(), context.platform.record_shapes())),
-            false => Ok(shapes),
+        match self.groups.is_empty() {
+            true => Err(Lack::new(self.reason(), context.platform.record_shapes())),
+            false => Ok(self),
         }
     }
 
@@ -318,6 +353,31 @@ fn check(
     Outcome::Checked(vec![found], inspected)
 }
 
+pub(super) fn small_grids_finds() -> String {
+    format!("kernels with fewer blocks than multiprocessors take {TIME_SHARE} % of the kernel time")
+}
+
+pub(super) fn block_sizes_finds() -> String {
+    format!(
+        "kernels whose block size is no multiple of the warp ({NVIDIA_WARP}, on AMD's compute \
+         devices 64) take {TIME_SHARE} % of the kernel time"
+    )
+}
+
+pub(super) fn tails_finds() -> String {
+    format!(
+        "kernels of more than one wave that lose {TAIL} % or more in their last wave take \
+         {TIME_SHARE} % of the kernel time"
+    )
+}
+
+pub(super) fn occupancy_finds() -> String {
+    format!(
+        "kernels with a theoretical occupancy below {OCCUPANCY} % take {TIME_SHARE} % of the \
+         kernel time"
+    )
+}
+
 pub(super) fn small_grids(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     let unit = context.platform.multiprocessors();
     let words = Words {
@@ -328,8 +388,8 @@ pub(super) fn small_grids(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
             .to_owned(),
         false_positive: "kernels that run beside others on purpose",
     };
-    check(context, Shapes::collect(context), words, |of| {
-        let multiprocessors = u64::from(of.device.multiprocessors?);
+    check(context, Shapes::with_multiprocessors(context), words, |of| {
+        let multiprocessors = u64::from(of.multiprocessors()?);
         let blocks = of.shape.blocks();
         if blocks >= multiprocessors || of.shares_device() {
             return None;
@@ -343,9 +403,12 @@ pub(super) fn small_grids(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
 
 pub(super) fn block_sizes(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     let platform = context.platform;
-    let shapes = Shapes::collect(context);
+    let vendor = platform.vendor;
+    let shapes = Shapes::collect(context).and_then(|shapes| {
+        shapes.without(context, |of| of.warp(vendor).is_none().then(|| of.undescribed()))
+    });
     let widths = shapes.as_ref().map(|shapes| {
-        let mut widths: Vec<u32> = shapes.groups.iter().map(|of| warp(of.device)).collect();
+        let mut widths: Vec<u32> = shapes.groups.iter().filter_map(|of| of.warp(vendor)).collect();
         widths.sort_unstable();
         widths.dedup();
         widths.iter().map(u32::to_string).collect::<Vec<_>>().join(" or ")
@@ -357,7 +420,7 @@ pub(super) fn block_sizes(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         false_positive: "kernels that one warp or less computes on purpose",
     };
     check(context, shapes, words, |of| {
-        let (threads, warp) = (of.shape.threads(), u64::from(warp(of.device)));
+        let (threads, warp) = (of.shape.threads(), u64::from(of.warp(vendor)?));
         let lanes = threads.checked_next_multiple_of(warp)?;
         let idle = lanes - threads;
         if idle == 0 {
@@ -381,8 +444,8 @@ pub(super) fn tails(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
                          the next one",
     };
     check(context, Shapes::with_limits(context), words, |of| {
-        let resident = residency(of.device, &of.shape).filter(|of| of.blocks > 0)?;
-        let slots = f64::from(resident.blocks) * f64::from(of.device.multiprocessors?);
+        let resident = of.residency().filter(|of| of.blocks > 0)?;
+        let slots = f64::from(resident.blocks) * f64::from(of.multiprocessors()?);
         #[allow(clippy::cast_precision_loss)]
         let waves = of.shape.blocks() as f64 / slots;
         let lost = 1.0 - waves / waves.ceil();
@@ -407,7 +470,7 @@ pub(super) fn occupancy(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
                          parallelism",
     };
     check(context, Shapes::with_limits(context), words, |of| {
-        let resident = residency(of.device, &of.shape)?;
+        let resident = of.residency()?;
         if resident.occupancy >= OCCUPANCY {
             return None;
         }

@@ -4,8 +4,8 @@ use super::super::context::Context;
 use super::super::finding::{
     Confidence, DeviceUse, Evidence, Finding, Inspected, Measure, Remedy, Severity, Unit,
 };
-use super::super::host::cause::CauseKind;
-use super::super::host::gaps::{Cause, GapReport};
+use super::super::host::cause::{CauseKind, LONGER_THAN_LAUNCHES_NS};
+use super::super::host::gaps::{Cause, GapReport, SEVERE_NS, WARNING_NS};
 use super::super::labels::short_name;
 use super::super::platform::Platform;
 use super::outcome::{Lack, Outcome, all_of, percent, some_of};
@@ -65,6 +65,16 @@ pub(super) fn calls_lack(context: &Context<'_>) -> Option<Lack> {
 /// Nothing about the GPU can be concluded.
 pub(super) fn no_work(context: &Context<'_>) -> Lack {
     Lack::new("the trace holds no operation of a GPU", context.platform.record_launches())
+}
+
+pub(super) fn launch_bound_finds() -> String {
+    format!(
+        "busy below {BUSY} %, and the median kernel shorter than its launch, or shorter than {} µs \
+         with {FEW} launches; more than half of the idle time in gaps of up to {} ms is host code, \
+         launch calls and their latency",
+        SHORT_NS / 1e3,
+        LONGER_THAN_LAUNCHES_NS / 1_000_000
+    )
 }
 
 pub(super) fn launch_bound(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
@@ -149,6 +159,14 @@ fn transitions(device: &DeviceUse, count: usize) -> Vec<Evidence> {
         .collect()
 }
 
+pub(super) fn gaps_finds() -> String {
+    let [warning, severe] = [WARNING_NS, SEVERE_NS].map(|ns| ns / 1000);
+    format!(
+        "gaps above {severe} µs, or those of {warning} to {severe} µs, take more than {GAP_SHARE} % \
+         of the span"
+    )
+}
+
 /// Idle time by class, where a class takes more of the span than it may.
 pub(super) fn gaps(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
     if context.all.is_empty() {
@@ -167,6 +185,10 @@ pub(super) fn gaps(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
             continue;
         };
         let main = gaps.causes.first();
+        let mut remedies = gaps.causes.iter().map(remedy_of);
+        let remedy = remedies.find(|of| *of != Remedy::NotReplayed).unwrap_or(Remedy::NotReplayed);
+        // Without a replay nobody knows what mending it saves.
+        let explained = if remedy == Remedy::NotReplayed { 0 } else { explained };
         let words = main.map_or(String::new(), |cause| {
             let once = if cause.once() { ", once" } else { "" };
             format!("; most of the idle time: {}{once}", cause.label())
@@ -182,7 +204,7 @@ pub(super) fn gaps(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
             measured: Measure { value: share, unit: "% of the span" },
             threshold: Measure { value: GAP_SHARE, unit: "% of the span" },
             recoverable_ns: (explained > 0).then_some(explained),
-            remedy: main.map_or(Remedy::NotReplayed, remedy),
+            remedy,
             replayed: None,
             evidence: evidence(device),
             advice: main.map_or(String::new(), |cause| advice(cause, context.platform)),
@@ -192,9 +214,18 @@ pub(super) fn gaps(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
     Outcome::Checked(found, all_of(context.all.len(), Unit::Operations))
 }
 
-/// The change that mends the main cause, which happens again and again.
-fn remedy(cause: &Cause) -> Remedy {
+/// The change that mends a cause.
+fn remedy_of(cause: &Cause) -> Remedy {
     match cause.kind {
+        CauseKind::HostCode
+        | CauseKind::OffCpu
+        | CauseKind::OsCall
+        | CauseKind::Call
+        | CauseKind::LaunchCall
+            if cause.once() =>
+        {
+            Remedy::WithoutPause(cause.longest.0, cause.longest.1)
+        }
         _ if cause.once() => Remedy::NotReplayed,
         CauseKind::Wait => Remedy::NoWaits,
         CauseKind::HostCode
@@ -223,7 +254,8 @@ fn confidence(cause: Option<&Cause>) -> Confidence {
             CauseKind::EventWait
             | CauseKind::DefaultStream
             | CauseKind::HostFunction
-            | CauseKind::FullQueue,
+            | CauseKind::FullQueue
+            | CauseKind::WindowsDriver,
         ) => Confidence::Medium,
         Some(kind) if kind.explained() => Confidence::High,
         _ => Confidence::Low,
@@ -300,6 +332,12 @@ fn advice(cause: &Cause, platform: Platform) -> String {
         }
         CauseKind::FullQueue => {
             return format!("queue fewer launches at once: {graph}, or launch in time");
+        }
+        CauseKind::WindowsDriver => {
+            return format!(
+                "the work was launched in time: use Linux, or a {graph}; allocate before the loop, \
+                 since the driver maps new memory before it submits"
+            );
         }
         CauseKind::NotStarted => {
             "the work was launched in time: look for a dependency that the trace lacks (an event, \

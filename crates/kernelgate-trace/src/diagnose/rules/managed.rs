@@ -94,6 +94,10 @@ impl Faults {
     }
 }
 
+pub(super) fn finds() -> String {
+    "pages of managed memory migrate, or the device faults on them".to_owned()
+}
+
 pub(super) fn migrations(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     if context.all.is_empty() {
         return no_work(context).into();

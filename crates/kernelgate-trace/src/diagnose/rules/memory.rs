@@ -77,6 +77,22 @@ fn each(
     Outcome::Checked(grouped(found), launches(known, context, words.option))
 }
 
+pub(super) fn coalescing_finds() -> String {
+    format!(
+        "fewer than {USED} of the {SECTOR} bytes of a sector used, or more than {SECTORS} sectors a \
+         request, in loads or stores that have {} % of the sectors",
+        PART * 100.0
+    )
+}
+
+pub(super) fn bank_conflicts_finds() -> String {
+    format!("more than {CONFLICTS} % of the shared-memory wavefronts are conflicts")
+}
+
+pub(super) fn divergence_finds() -> String {
+    format!("fewer than {ACTIVE} threads of a warp active on average")
+}
+
 pub(super) fn coalescing(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     const WORDS: Words = Words {
         id: "coalescing",

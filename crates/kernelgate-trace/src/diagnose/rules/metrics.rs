@@ -17,6 +17,10 @@ const HIGH: f64 = 80.0;
 const LOW: f64 = 60.0;
 /// In between, a difference of this many points decides which of two.
 const APART: f64 = 10.0;
+/// Warps that a scheduler issues a cycle from which stalls are hidden.
+const ISSUED: f64 = 0.8;
+/// Part of the stalls from which one reason stands out, in percent.
+const STALLED: f64 = 30.0;
 /// Samples below which nothing is concluded.
 const SAMPLES: usize = 100;
 
@@ -63,6 +67,36 @@ fn advice(bound: &str) -> &'static str {
         }
         _ => "neither unit stands out: look at stalls and at the roofline",
     }
+}
+
+fn bound_finds() -> String {
+    format!(
+        "{HIGH} % of either peak: that one; both below {LOW} %: latency; {APART} points apart: the \
+         larger; else mixed"
+    )
+}
+
+pub(super) fn kernel_bound_finds() -> String {
+    format!("each measured kernel: {}", bound_finds())
+}
+
+pub(super) fn sampled_bound_finds() -> String {
+    format!(
+        "cycles in which multiprocessors issue, and DRAM bandwidth, by {SAMPLES} samples or more: \
+         {}",
+        bound_finds()
+    )
+}
+
+pub(super) fn achieved_occupancy_finds() -> String {
+    format!(
+        "a theoretical occupancy below {OCCUPANCY} %, or an achieved one {APART} points lower than \
+         the theoretical one"
+    )
+}
+
+pub(super) fn stalls_finds() -> String {
+    format!("fewer than {ISSUED} warps issued a cycle, and one reason above {STALLED} % of stalls")
 }
 
 pub(super) fn kernel_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
@@ -188,7 +222,7 @@ pub(super) fn stalls(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         };
         known += 1;
         let share = if sum > 0.0 { most / sum * 100.0 } else { 0.0 };
-        if issue >= 0.8 || share <= 30.0 {
+        if issue >= ISSUED || share <= STALLED {
             continue;
         }
         found.push(Finding {
@@ -200,7 +234,7 @@ pub(super) fn stalls(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
                 kernel_name(context.trace, launch)
             ),
             measured: Measure { value: share, unit: "% of stalls" },
-            threshold: Measure { value: 30.0, unit: "% of stalls" },
+            threshold: Measure { value: STALLED, unit: "% of stalls" },
             recoverable_ns: None,
             remedy: Remedy::NotReplayed,
             replayed: None,

@@ -12,6 +12,7 @@ mod messages;
 mod metrics;
 mod outcome;
 mod quality;
+pub(super) mod reference;
 mod waits;
 mod work;
 
@@ -20,54 +21,227 @@ use super::answers::Answers;
 use super::context::Context;
 use super::critical;
 use super::device_memory;
-use super::finding::{Answer, DeviceUse, Diagnosis, Finding, Inspected, QUALITY, Question, Unit};
+use super::finding::{
+    Answer, DeviceUse, Diagnosis, Finding, Inspected, QUALITY, Question, Severity, Unit,
+};
 use super::host::gaps;
 use super::utilization::utilization;
 use crate::model::Recorder;
 use outcome::{Lack, Outcome, all_of};
+use reference::{Records, RuleEntry};
 
 type Rule = fn(&Context<'_>, &[DeviceUse]) -> Outcome;
 
-/// A rule and the question that it answers.
+/// A rule, the question that it answers, and its line of the reference.
 struct Asked {
     id: &'static str,
     question: &'static str,
     rule: Rule,
-}
-
-const fn ask(id: &'static str, question: &'static str, rule: Rule) -> Asked {
-    Asked { id, question, rule }
+    /// When it finds something, with its thresholds.
+    finds: fn() -> String,
+    /// The highest severity of its findings.
+    worst: Severity,
+    records: Records,
 }
 
 const RULES: &[Asked] = &[
-    ask(QUALITY, "Is anything wrong with the trace itself?", quality::data_quality),
-    ask("launch-bound", "Does the GPU wait for launches?", launches::launch_bound),
-    ask("gaps", "Is the GPU idle between its operations?", launches::gaps),
-    ask("sync-in-loop", "Does the host wait for the GPU in a loop?", waits::in_loops),
-    ask("pageable-copy", "Do asynchronous copies use pageable memory?", copies::pageable),
-    ask("synchronous-copy", "Do copies hold up the host?", copies::synchronous_copies),
-    ask("synchronous-set", "Do memsets hold up the host?", copies::synchronous_sets),
-    ask("page-migration", "Do pages of managed memory migrate?", managed::migrations),
-    ask("exposed-copy", "Do copies run with no kernel beside them?", exposed::copies),
-    ask(
-        "exposed-communication",
-        "Does communication run with no compute beside it?",
-        exposed::communication,
-    ),
-    ask("block-size", "Do block sizes leave lanes of a warp idle?", kernels::block_sizes),
-    ask("small-grid", "Do grids leave multiprocessors idle?", kernels::small_grids),
-    ask("tail", "Does the last wave leave multiprocessors idle?", kernels::tails),
-    ask("occupancy", "Is the theoretical occupancy low?", kernels::occupancy),
-    ask("fusion", "Could short kernels be fused?", fusion::fusion),
-    ask("sampled-bound", "Which unit bounds the GPU, by samples?", metrics::sampled_bound),
-    ask("kernel-bound", "Which unit bounds each kernel?", metrics::kernel_bound),
-    ask("work-bound", "Which limit bounds each range with declared work?", work::work_bound),
-    ask("achieved-occupancy", "Is the achieved occupancy low?", metrics::achieved_occupancy),
-    ask("stalls", "Do warps stall mostly for one reason?", metrics::stalls),
-    ask("coalescing", "Are accesses to global memory uncoalesced?", memory::coalescing),
-    ask("bank-conflicts", "Do accesses to shared memory conflict?", memory::bank_conflicts),
-    ask("divergence", "Do threads of a warp diverge?", memory::divergence),
+    Asked {
+        id: QUALITY,
+        question: "Is anything wrong with the trace itself?",
+        rule: quality::data_quality,
+        finds: quality::finds,
+        worst: Severity::Severe,
+        records: Records::Anything,
+    },
+    Asked {
+        id: "launch-bound",
+        question: "Does the GPU wait for launches?",
+        rule: launches::launch_bound,
+        finds: launches::launch_bound_finds,
+        worst: Severity::Severe,
+        records: Records::Launches,
+    },
+    Asked {
+        id: "gaps",
+        question: "Is the GPU idle between its operations?",
+        rule: launches::gaps,
+        finds: launches::gaps_finds,
+        worst: Severity::Severe,
+        records: Records::Launches,
+    },
+    Asked {
+        id: "sync-in-loop",
+        question: "Does the host wait for the GPU in a loop?",
+        rule: waits::in_loops,
+        finds: waits::finds,
+        worst: Severity::Severe,
+        records: Records::Launches,
+    },
+    Asked {
+        id: "pageable-copy",
+        question: "Do asynchronous copies use pageable memory?",
+        rule: copies::pageable,
+        finds: copies::pageable_finds,
+        worst: Severity::Warning,
+        records: Records::Launches,
+    },
+    Asked {
+        id: "synchronous-copy",
+        question: "Do copies hold up the host?",
+        rule: copies::synchronous_copies,
+        finds: copies::synchronous_copies_finds,
+        worst: Severity::Warning,
+        records: Records::Launches,
+    },
+    Asked {
+        id: "synchronous-set",
+        question: "Do memsets hold up the host?",
+        rule: copies::synchronous_sets,
+        finds: copies::synchronous_sets_finds,
+        worst: Severity::Warning,
+        records: Records::Launches,
+    },
+    Asked {
+        id: "page-migration",
+        question: "Do pages of managed memory migrate?",
+        rule: managed::migrations,
+        finds: managed::finds,
+        worst: Severity::Severe,
+        records: Records::Migrations,
+    },
+    Asked {
+        id: "exposed-copy",
+        question: "Do copies run with no kernel beside them?",
+        rule: exposed::copies,
+        finds: exposed::copies_finds,
+        worst: Severity::Severe,
+        records: Records::Launches,
+    },
+    Asked {
+        id: "exposed-communication",
+        question: "Does communication run with no compute beside it?",
+        rule: exposed::communication,
+        finds: exposed::communication_finds,
+        worst: Severity::Severe,
+        records: Records::Launches,
+    },
+    Asked {
+        id: "block-size",
+        question: "Do block sizes leave lanes of a warp idle?",
+        rule: kernels::block_sizes,
+        finds: kernels::block_sizes_finds,
+        worst: Severity::Warning,
+        records: Records::Shapes,
+    },
+    Asked {
+        id: "small-grid",
+        question: "Do grids leave multiprocessors idle?",
+        rule: kernels::small_grids,
+        finds: kernels::small_grids_finds,
+        worst: Severity::Warning,
+        records: Records::Shapes,
+    },
+    Asked {
+        id: "tail",
+        question: "Does the last wave leave multiprocessors idle?",
+        rule: kernels::tails,
+        finds: kernels::tails_finds,
+        worst: Severity::Warning,
+        records: Records::Shapes,
+    },
+    Asked {
+        id: "occupancy",
+        question: "Is the theoretical occupancy low?",
+        rule: kernels::occupancy,
+        finds: kernels::occupancy_finds,
+        worst: Severity::Information,
+        records: Records::Shapes,
+    },
+    Asked {
+        id: "fusion",
+        question: "Could short kernels be fused?",
+        rule: fusion::fusion,
+        finds: fusion::finds,
+        worst: Severity::Information,
+        records: Records::Launches,
+    },
+    Asked {
+        id: "sampled-bound",
+        question: "Which unit bounds the GPU, by samples?",
+        rule: metrics::sampled_bound,
+        finds: metrics::sampled_bound_finds,
+        worst: Severity::Information,
+        records: Records::Samples,
+    },
+    Asked {
+        id: "kernel-bound",
+        question: "Which unit bounds each kernel?",
+        rule: metrics::kernel_bound,
+        finds: metrics::kernel_bound_finds,
+        worst: Severity::Information,
+        records: Records::Metrics("--section SpeedOfLight"),
+    },
+    Asked {
+        id: "work-bound",
+        question: "Which limit bounds each range with declared work?",
+        rule: work::work_bound,
+        finds: work::finds,
+        worst: Severity::Information,
+        records: Records::DeclaredWork,
+    },
+    Asked {
+        id: "achieved-occupancy",
+        question: "Is the achieved occupancy low?",
+        rule: metrics::achieved_occupancy,
+        finds: metrics::achieved_occupancy_finds,
+        worst: Severity::Information,
+        records: Records::Metrics("--section Occupancy"),
+    },
+    Asked {
+        id: "stalls",
+        question: "Do warps stall mostly for one reason?",
+        rule: metrics::stalls,
+        finds: metrics::stalls_finds,
+        worst: Severity::Warning,
+        records: Records::Metrics("--section WarpStateStats --section SchedulerStats"),
+    },
+    Asked {
+        id: "coalescing",
+        question: "Are accesses to global memory uncoalesced?",
+        rule: memory::coalescing,
+        finds: memory::coalescing_finds,
+        worst: Severity::Warning,
+        records: Records::Metrics("--metrics group:memory__first_level_cache_table"),
+    },
+    Asked {
+        id: "bank-conflicts",
+        question: "Do accesses to shared memory conflict?",
+        rule: memory::bank_conflicts,
+        finds: memory::bank_conflicts_finds,
+        worst: Severity::Warning,
+        records: Records::Metrics("--section MemoryWorkloadAnalysis_Tables"),
+    },
+    Asked {
+        id: "divergence",
+        question: "Do threads of a warp diverge?",
+        rule: memory::divergence,
+        finds: memory::divergence_finds,
+        worst: Severity::Warning,
+        records: Records::Metrics("--section WarpStateStats"),
+    },
 ];
+
+/// Every rule, in the order in which they are applied.
+pub fn rule_entries() -> Vec<RuleEntry> {
+    let entry = |asked: &Asked| RuleEntry {
+        id: asked.id,
+        question: asked.question,
+        finds: (asked.finds)(),
+        worst: asked.worst,
+        record: asked.records.command(),
+    };
+    RULES.iter().map(entry).collect()
+}
 
 /// The answer of a rule; its findings join the others.
 fn answer(outcome: Outcome, findings: &mut Vec<Finding>) -> Answer {
@@ -121,15 +295,13 @@ pub(super) fn apply(context: &Context<'_>) -> Diagnosis {
         })
         .collect();
     let (mut quality, mut findings, mut questions) = (Vec::new(), Vec::new(), Vec::new());
-    for Asked { id, question, rule } in RULES {
+    for Asked { id, question, rule, worst, .. } in RULES {
         let found = if *id == QUALITY { &mut quality } else { &mut findings };
         let answer = answer(rule(context, &devices), found);
+        debug_assert!(found.iter().all(|of| of.id != *id || of.severity <= *worst), "{id}");
         questions.push(Question { id, text: question, answer });
     }
     quality.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
-    findings.sort_by_key(|finding| {
-        std::cmp::Reverse((finding.recoverable_ns.unwrap_or(0), finding.severity))
-    });
     let critical_path = critical::critical_path(context, &mut findings);
     let memory = device_memory::memory_use(trace, &context.host.outermost);
     questions.push(memory_question(context, memory.len()));

@@ -3,14 +3,24 @@
 use super::super::context::Context;
 use super::super::finding::{DeviceUse, Evidence, Finding, Measure, Severity, Unit};
 use super::super::host::cause::CauseKind;
+use super::impossible::{self, OVERLAP_NS};
+use super::messages;
 use super::outcome::{Outcome, all_of, doubt, number, percent};
-use super::{impossible, messages};
 use crate::analyze::timeline::idle::Gap;
 
 /// The profiler's own work, as a part of the time of the GPU, above which times are doubtful.
 const MAX_OVERHEAD: f64 = 5.0;
 /// A gap that is this many times as long as everything else is a clock that jumped, or a pause.
 const JUMP: i64 = 100;
+
+pub(super) fn finds() -> String {
+    format!(
+        "records dropped, orphaned, unreadable or odd; graphs recorded whole; the profiler at work \
+         for more than {MAX_OVERHEAD} % of the time; a gap {JUMP} times as long as everything else; \
+         operations that overlap on one stream by more than {} µs or start before their launch",
+        OVERLAP_NS / 1000
+    )
+}
 
 /// Doubts about the trace itself.
 pub(super) fn data_quality(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {

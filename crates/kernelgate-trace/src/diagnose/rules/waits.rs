@@ -34,6 +34,13 @@ impl Loop {
     }
 }
 
+pub(super) fn finds() -> String {
+    format!(
+        "two waits or more in ranges that repeat; without ranges, {REPEATS} waits with the same \
+         number of launches between them"
+    )
+}
+
 pub(super) fn in_loops(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     if let Some(lack) = calls_lack(context) {
         return lack.into();
@@ -66,7 +73,7 @@ pub(super) fn in_loops(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     let confidence = if in_ranges > 0 { Confidence::High } else { Confidence::Medium };
     let behind = match saved {
         0 => "no device is idle behind them".to_owned(),
-        ns => format!("without them {:.3} ms of idle GPU could go", milliseconds(ns).value),
+        ns => format!("behind them the GPU is idle for {:.3} ms", milliseconds(ns).value),
     };
     let found = Finding {
         id: "sync-in-loop",

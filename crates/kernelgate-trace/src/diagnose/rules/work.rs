@@ -8,6 +8,10 @@ use super::super::finding::{
 use super::super::tree::{self, Bound, REACHED};
 use super::outcome::{Lack, Outcome, some_of};
 
+pub(super) fn finds() -> String {
+    format!("each range with declared work: the limit of which it reaches {} %", REACHED * 100.0)
+}
+
 pub(super) fn work_bound(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     if context.trace.work.iter().all(|declared| declared.limits.is_empty()) {
         let record = "kernelgate profile CASE records the declared work of a case";

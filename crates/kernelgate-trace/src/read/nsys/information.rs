@@ -7,6 +7,9 @@ use crate::model::Device;
 
 /// Metrics of the GPU whose type id names the GPU in its lowest byte.
 const GPU_OF_TYPE: i64 = 0xFF;
+/// Facts about the system that are kept.
+const ENVIRONMENT: [&str; 4] =
+    ["NvDriverVersion", "CudaDriverVersion", "SoftwarePlatform", "SoftwareReleaseVersion"];
 
 impl Reader {
     pub(super) fn information(&mut self) -> Result<(), TraceError> {
@@ -18,7 +21,7 @@ impl Reader {
         }
         self.scan("TARGET_INFO_SYSTEM_ENV", &["name", "value"], |builder, _, row| {
             let name = row.display(0);
-            if ["NvDriverVersion", "CudaDriverVersion"].contains(&name.as_str()) {
+            if ENVIRONMENT.contains(&name.as_str()) {
                 builder.trace.metadata.insert(name, row.display(1));
             }
         })?;

@@ -1,0 +1,57 @@
+//! The rules as a list for the reference pages.
+
+use super::super::finding::Severity;
+use super::super::platform::{Platform, Vendor};
+use crate::model::Recorder;
+
+/// The records without which a rule cannot answer.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Records {
+    /// Any trace.
+    Anything,
+    /// Operations of the GPU and the calls that launch them.
+    Launches,
+    /// Launch shapes and the description of the device.
+    Shapes,
+    /// Operations and page faults of managed memory.
+    Migrations,
+    /// Counters over time.
+    Samples,
+    /// Counters of single launches, with these options of `ncu`.
+    Metrics(&'static str),
+    /// Ranges with declared work.
+    DeclaredWork,
+}
+
+impl Records {
+    /// The commands on NVIDIA's devices.
+    pub(super) fn command(self) -> String {
+        let nsys = Platform { vendor: Vendor::Nvidia, recorder: Recorder::NsightSystems };
+        match self {
+            Self::Anything => String::new(),
+            Self::Launches => nsys.record_launches().to_owned(),
+            Self::Shapes => nsys.record_shapes().to_owned(),
+            Self::Migrations => "record with nsys profile --cuda-um-gpu-page-faults=true \
+                                 --cuda-um-cpu-page-faults=true"
+                .to_owned(),
+            Self::Samples => nsys.sample_counters().to_owned(),
+            Self::Metrics(options) => format!("measure with ncu {options}, or --set full"),
+            Self::DeclaredWork => "record with kernelgate profile CASE".to_owned(),
+        }
+    }
+}
+
+/// A rule for the reference.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RuleEntry {
+    /// The id of its findings.
+    pub id: &'static str,
+    /// The question that it answers.
+    pub question: &'static str,
+    /// When it finds something, with its thresholds.
+    pub finds: String,
+    /// The highest severity of its findings.
+    pub worst: Severity,
+    /// How to record what it needs, on NVIDIA's devices.
+    pub record: String,
+}
