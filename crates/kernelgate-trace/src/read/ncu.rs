@@ -198,7 +198,7 @@ fn section_into(text: &str, builder: &mut Builder) {
         .filter(|[_, _, value]| format.number(value).is_some())
         .map(|[name, ..]| name)
         .collect();
-    // A name of a mode or of a device is no number; nor is what ncu could not measure.
+    // Names of modes and devices are right without digits, and so is what ncu could not measure.
     let odd = |[name, unit, value]: [&str; 3]| {
         let measured = !matches!(value.trim(), "" | "n/a" | "nan" | "inf" | "-nan" | "(!) n/a");
         measured && (looks_numeric(value) || !unit.is_empty() || numbers.contains(name))

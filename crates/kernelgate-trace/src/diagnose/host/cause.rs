@@ -332,10 +332,10 @@ const NAMED_NS: i64 = LONGER_THAN_LAUNCHES_NS / 2;
 
 /// Whether a trace is of Windows, or of Linux inside of it (WSL), which uses the same driver.
 fn windows_driver(trace: &Trace) -> bool {
-    let has = |key: &str, text: &str| {
+    let mentions = |key: &str, text: &str| {
         trace.metadata.get(key).is_some_and(|of| of.to_ascii_lowercase().contains(text))
     };
-    has("SoftwarePlatform", "windows") || has("SoftwareReleaseVersion", "microsoft")
+    mentions("SoftwarePlatform", "windows") || mentions("SoftwareReleaseVersion", "microsoft")
 }
 
 /// Recent calls of each thread, as far as they may explain gaps that are not over yet.
