@@ -97,8 +97,8 @@ impl Run<'_> {
     fn replay_remedies(&self, findings: &mut [Finding], span_ns: i64) {
         let mut alone: Vec<(Remedy, i64)> = Vec::new();
         for finding in findings.iter_mut().filter(|of| of.remedy != Remedy::NotReplayed) {
-            let known = alone.iter().find(|(remedy, _)| *remedy == finding.remedy);
-            let gain_ns = known.map_or_else(
+            let replayed = alone.iter().find(|(remedy, _)| *remedy == finding.remedy);
+            let gain_ns = replayed.map_or_else(
                 || {
                     let mut changes = Changes::default();
                     changes.add(&finding.remedy);
