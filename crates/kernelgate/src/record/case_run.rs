@@ -102,6 +102,7 @@ impl CaseRun {
         for (field, count) in [
             ("batch", self.batch.unwrap_or(1)),
             ("samples", self.samples),
+            ("launches", self.total_launches),
             ("discarded", self.discarded),
             ("throttled", self.throttled),
         ] {

@@ -299,14 +299,15 @@ impl Samples {
         ] {
             possible::check_count(field, count)?;
         }
-        if self.total_launches().is_none() {
+        let Some(launches) = self.total_launches() else {
             return Err("more launches than can be counted".to_owned());
-        }
+        };
         self.clock_mhz.iter().try_for_each(|mhz| possible::check_clock_mhz(*mhz))?;
         self.power.as_ref().map_or(Ok(()), PowerRecord::validate)?;
         self.energy.as_ref().map_or(Ok(()), Energy::validate)?;
         let mut times = self.per_launch_ns().into_iter();
-        times.try_for_each(|each| possible::check_launch_ns("a sample", each))
+        times.try_for_each(|each| possible::check_launch_ns("a sample", each))?;
+        possible::check_count("launches", launches)
     }
 
     /// Launches of all samples together; none where the sum is no number.

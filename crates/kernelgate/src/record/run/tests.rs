@@ -46,6 +46,7 @@ fn impossible_samples_are_invalid() {
         (&[1], &[-1.0], "a sample of -1 ns a launch"),
         (&[1], &[f64::NAN], "a sample of NaN ns a launch"),
         (&[1], &[1e-300], "ns a launch"),
+        (&[1 << 60], &[1e21], "launches of 1152921504606846976"),
         (&[u64::MAX], &[1.0], "ns a launch"),
     ] {
         let problem = samples(launches, elapsed_ns).validate().unwrap_err();
