@@ -494,17 +494,24 @@ pub fn temporary_folder_in(folder: &Path) -> std::io::Result<(tempfile::TempDir,
     Ok((temporary, held))
 }
 
-/// Removes temporary files and folders that a writer left in a folder when it was killed.
+/// Removes temporary files and folders, and locks, that a writer left in a folder when it was killed.
 pub(super) fn remove_abandoned(folder: &Path) {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    for entry in entries.filter(|entry| is_temporary(&entry.file_name().to_string_lossy())) {
+    for entry in entries {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if !(is_temporary(&name) || is_lock(&name)) {
+            continue;
+        }
         let Ok(facts) = entry.metadata() else { continue };
         let age = facts.modified().ok().and_then(|modified| modified.elapsed().ok());
         let path = entry.path();
-        if !(facts.is_file() || facts.is_dir()) {
+        if !(facts.is_file() || facts.is_dir() && is_temporary(&name)) {
             continue;
         }
-        let least = match open(&path).map(|file| file.try_lock()) {
+        // Locked while it is removed: who waits for this lock sees that its file is gone.
+        let opened = open(&path);
+        let least = match opened.as_ref().map(File::try_lock) {
             Ok(Ok(())) => Some(ABANDONED_AFTER),
             Ok(Err(TryLockError::WouldBlock)) => None,
             Ok(Err(TryLockError::Error(_))) | Err(_) => Some(ABANDONED_WITHOUT_LOCKS_AFTER),
@@ -517,6 +524,11 @@ pub(super) fn remove_abandoned(folder: &Path) {
             };
         }
     }
+}
+
+/// True for names of locks of records, where a lock notices that its file was removed.
+fn is_lock(name: &str) -> bool {
+    cfg!(unix) && name.starts_with('.') && name.ends_with(".json.lock")
 }
 
 /// True for names that [`temporary_beside`] and [`temporary_folder_in`] give.

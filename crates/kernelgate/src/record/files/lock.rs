@@ -28,8 +28,8 @@ impl Lock {
     ///
     /// The lock is a file beside it: whatever checkout a writer comes from, and whatever target
     /// folder it has, there it looks. It is removed afterwards, so that git sees no new file. The
-    /// system gives back the lock of a process that is killed; its file stays until the next writer
-    /// has used it.
+    /// system gives back the lock of a process that is killed; its file is removed by the next
+    /// writer in the folder.
     ///
     /// # Errors
     /// When others keep it for a minute, or the lock's file cannot be made.

@@ -250,9 +250,13 @@ fn a_writer_removes_abandoned_temporary_files() {
     std::fs::write(at(".kernelgate-folder/a"), "x").unwrap();
     File::open(at(".kernelgate-folder")).unwrap().set_modified(old).unwrap();
     std::fs::write(at(".kernelgate-newnew"), "x").unwrap();
+    let waited_for = aged(".b.json.lock");
+    waited_for.lock().unwrap();
+    drop([".c.json.lock", ".d.lock"].map(aged));
     write_text(&at("a"), "x").unwrap();
     assert!(!at(".kernelgate-oldold").exists() && !at(".kernelgate-folder").exists());
-    let kept = [".kernelgate-newnew", ".kernelgate-ours", "old"];
+    assert!(!at(".c.json.lock").exists());
+    let kept = [".kernelgate-newnew", ".kernelgate-ours", "old", ".b.json.lock", ".d.lock"];
     assert!(kept.iter().all(|name| at(name).exists()));
     assert!(held.path().exists(), "its writer still writes");
 }
