@@ -88,18 +88,19 @@ pub fn cards() -> Vec<Card> {
     devices.flatten().map(card).collect()
 }
 
-/// True if NVML lists a card of that UUID. Absent if NVML reports no UUIDs, and if a card is divided
+/// True if NVML lists a card of that UUID. Absent if NVML cannot say it, and if a card is divided
 /// into instances, which have UUIDs of their own.
 pub fn is_listed(uuid: &str) -> Option<bool> {
     let nvml = nvml()?;
-    let cards = (0..nvml.device_count().ok()?).map(|index| nvml.device_by_index(index));
-    let cards = cards.collect::<Result<Vec<_>, _>>().ok()?;
-    let is_divided = |card: &Device<'_>| card.mig_mode().is_ok_and(|mig| mig.current != 0);
-    if cards.is_empty() || cards.iter().any(is_divided) {
-        return None;
+    match nvml.device_by_uuid(uuid) {
+        Ok(_) => Some(true),
+        Err(NvmlError::NotFound | NvmlError::InvalidArg) => {
+            let cards = (0..nvml.device_count().ok()?).map(|index| nvml.device_by_index(index));
+            let is_divided = |card: Device<'_>| card.mig_mode().is_ok_and(|mig| mig.current != 0);
+            (!cards.flatten().any(is_divided)).then_some(false)
+        }
+        Err(_) => None,
     }
-    let listed = cards.iter().map(Device::uuid).collect::<Result<Vec<_>, _>>().ok()?;
-    Some(listed.iter().any(|listed| listed == uuid))
 }
 
 /// NVML and a card.
