@@ -5,6 +5,7 @@ use super::answers::Answers;
 use super::critical::gains::CriticalPath;
 use super::device_memory::MemoryUse;
 use super::host::gaps::GapReport;
+use super::network::Network;
 use crate::analyze::classes::Class;
 use crate::analyze::operations::OperationId;
 use crate::analyze::work::utilization::Utilization;
@@ -373,6 +374,8 @@ pub struct Diagnosis {
     pub answers: Answers,
     /// Which share of the device's peaks is used.
     pub utilization: Utilization,
+    /// The phases of a network, where its ranges name them.
+    pub network: Option<Network>,
 }
 
 impl Diagnosis {

@@ -8,6 +8,7 @@ use super::critical::gains::CriticalPath;
 use super::device_memory::MemoryUse;
 use super::finding::{Answer, DeviceUse, Diagnosis, Evidence, Finding, Measure, Question};
 use super::host::gaps::GapClass;
+use super::network::Network;
 use super::tree::RangeUse;
 use crate::stats::Summary;
 
@@ -59,6 +60,7 @@ impl Diagnosis {
                 .collect::<std::collections::BTreeMap<_, _>>(),
             "device_memory": self.memory.iter().map(memory).collect::<Vec<_>>(),
             "utilization": self.utilization.to_json(),
+            "network": self.network.as_ref().map(Network::to_json),
             "components": self.answers.components.iter().map(component).collect::<Vec<_>>(),
         })
     }

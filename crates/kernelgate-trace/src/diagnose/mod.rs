@@ -16,6 +16,7 @@ mod finding;
 mod host;
 mod json;
 mod labels;
+pub mod network;
 mod platform;
 mod profiled;
 pub mod ranks;

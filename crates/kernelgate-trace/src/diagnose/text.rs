@@ -31,6 +31,9 @@ impl Diagnosis {
         self.findings(&mut text);
         self.time(&mut text);
         self.utilization.write(&mut text);
+        if let Some(network) = &self.network {
+            network.write(&mut text);
+        }
         self.memory(&mut text);
         self.rest(&mut text);
         text

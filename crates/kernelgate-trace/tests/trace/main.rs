@@ -9,6 +9,7 @@ mod difference;
 mod faults;
 mod fixture;
 mod ncu_report;
+mod network;
 mod nsys;
 mod nsys_tables;
 mod odd_inputs;

@@ -85,7 +85,8 @@ fn every_diagnosis_fits_the_schema() {
     export.launch((1_100, 1_200), (2_000, 9_000), 1, "k");
     export.launch((40_000, 41_000), (90_000, 99_000), 2, "k");
     export.kernel(7, (200_000, 300_000), 77, "orphan");
-    let traces = [trace.read(), export.read().unwrap(), Export::new().read().unwrap()];
+    let network = crate::network::trace("transformer_training_h100.json.gz");
+    let traces = [trace.read(), export.read().unwrap(), Export::new().read().unwrap(), network];
     for trace in &traces {
         let json = diagnose(trace).to_json();
         assert_eq!(errors(DIAGNOSIS, &json), Vec::<String>::new());

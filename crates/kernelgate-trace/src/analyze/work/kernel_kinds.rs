@@ -244,7 +244,7 @@ const CLASSES: &[Words] = &[
     Words {
         class: KernelClass::Reduction,
         parts: &["reduce", "reduction", "nll_loss", "cross_entropy", "dot_kernel", "asum", "nrm2"],
-        whole: &["sum", "mean", "argmax", "argmin", "histogram"],
+        whole: &["sum", "mean", "argmax", "argmin", "histogram", "loss"],
     },
     Words {
         class: KernelClass::Movement,
@@ -267,7 +267,7 @@ const CLASSES: &[Words] = &[
             "moe_align",
             "fillfunctor",
         ],
-        whole: &["cat", "index", "fill", "pack", "unpack", "pad", "roll", "flip", "clone"],
+        whole: &["cat", "index", "fill", "pack", "unpack", "pad", "roll", "flip", "clone", "embed"],
     },
     Words {
         class: KernelClass::Elementwise,
@@ -439,6 +439,8 @@ mod tests {
                 "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<foreach>(int)",
                 Optimizer,
             ),
+            ("transformer_embed", Movement),
+            ("transformer_loss_forward", Reduction),
             ("max_pool_forward_nchw", Pooling),
             ("softmax_warp_forward<float>", Softmax),
             ("void vllm::rms_norm_kernel<c10::BFloat16>(x)", Normalisation),

@@ -145,6 +145,16 @@ pub fn operator(name: &str, inputs: &OperatorInputs, names: &Names) -> Option<Wo
     work.filter(|work| (work.flops + work.bytes).is_finite())
 }
 
+/// Products that an output of a matrix product adds up. `aten::matmul` calls one of them.
+pub fn product_depth(name: &str, inputs: &OperatorInputs, names: &Names) -> Option<f64> {
+    let first = match name.strip_prefix("aten::")? {
+        "mm" | "bmm" => 0,
+        "addmm" | "baddbmm" => 1,
+        _ => return None,
+    };
+    Inputs::parse(inputs, names)?.tensor(first)?.last_axis(0)
+}
+
 /// `[…, m, k]` times `[…, k, n]`, from an argument on.
 fn product(inputs: &Inputs, first: usize) -> Option<Work> {
     let (a, b) = (inputs.tensor(first)?, inputs.tensor(first + 1)?);

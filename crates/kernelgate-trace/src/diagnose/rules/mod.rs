@@ -25,6 +25,7 @@ use super::finding::{
     Answer, DeviceUse, Diagnosis, Finding, Inspected, QUALITY, Question, Severity, Unit,
 };
 use super::host::gaps;
+use super::network::network;
 use super::utilization::utilization;
 use crate::model::Recorder;
 use outcome::{Lack, Outcome, all_of};
@@ -337,6 +338,7 @@ pub(super) fn apply(context: &Context<'_>) -> Diagnosis {
         questions,
         answers: Answers::new(context),
         utilization: utilization(context),
+        network: network(context),
     }
 }
 

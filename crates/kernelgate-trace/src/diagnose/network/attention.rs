@@ -1,0 +1,139 @@
+//! Softmax against the matrix products of attention: time beside floating-point operations.
+
+use hashbrown::HashMap;
+
+use super::phase::AttentionOperation;
+use crate::analyze::launches::NONE;
+use crate::analyze::work::operator_work;
+use crate::diagnose::context::Context;
+
+/// Operations on a score: largest, difference, exponential, sum, division.
+const SOFTMAX_FLOPS: f64 = 5.0;
+
+/// Kernels of an operation of attention in all forward passes.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct OperationUse {
+    /// How many.
+    pub kernels: usize,
+    /// Their time, in nanoseconds.
+    pub kernel_ns: i64,
+    /// Floating-point operations that the mathematics needs; absent where neither shapes nor work
+    /// were recorded.
+    pub flops: Option<f64>,
+}
+
+/// Attention in three operations.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Attention {
+    /// Scores, softmax and values.
+    pub operations: [OperationUse; 3],
+}
+
+impl Attention {
+    /// The use of one.
+    pub const fn operation(&self, operation: AttentionOperation) -> &OperationUse {
+        &self.operations[operation as usize]
+    }
+
+    fn products(&self) -> [&OperationUse; 2] {
+        [AttentionOperation::Scores, AttentionOperation::Values].map(|of| self.operation(of))
+    }
+
+    /// Time of all three, in nanoseconds.
+    pub fn kernel_ns(&self) -> i64 {
+        self.operations.iter().map(|of| of.kernel_ns).sum()
+    }
+
+    /// Time of softmax over that of both products.
+    #[allow(clippy::cast_precision_loss)]
+    pub fn time_ratio(&self) -> Option<f64> {
+        let products: i64 = self.products().iter().map(|of| of.kernel_ns).sum();
+        let softmax = self.operation(AttentionOperation::Softmax).kernel_ns;
+        (products > 0).then(|| softmax as f64 / products as f64)
+    }
+
+    /// Operations of both products over those of softmax.
+    pub fn flop_ratio(&self) -> Option<f64> {
+        let [scores, values] = self.products().map(|of| of.flops);
+        let softmax = self.operation(AttentionOperation::Softmax).flops?;
+        (softmax > 0.0).then_some((scores? + values?) / softmax)
+    }
+
+    /// Kernels whose operation is known by row; `None` where softmax or products have none.
+    pub(super) fn new(
+        context: &Context<'_>,
+        operation_of: impl Fn(usize) -> Option<AttentionOperation>,
+    ) -> Option<Self> {
+        let on_gpu = &context.trace.kernels.on_gpu;
+        let mut found = Self::default();
+        let mut shapes = Shapes::default();
+        for row in 0..on_gpu.len() {
+            let Some(operation) = operation_of(row) else { continue };
+            let sum = &mut found.operations[operation as usize];
+            sum.kernels += 1;
+            sum.kernel_ns += on_gpu.end[row] - on_gpu.start[row];
+            shapes.add(context, row, operation);
+        }
+        if found.operations.iter().any(|of| of.kernels == 0) {
+            return None;
+        }
+        let flops = declared(context).or_else(|| shapes.flops());
+        for (of, flops) in found.operations.iter_mut().zip(flops.into_iter().flatten()) {
+            of.flops = Some(flops);
+        }
+        Some(found)
+    }
+}
+
+/// Operations by the work that a recording declares for its parts, of all launches.
+fn declared(context: &Context<'_>) -> Option<[f64; 3]> {
+    let mut flops = [0.0; 3];
+    for part in &context.trace.parts {
+        let name = part.range.rsplit('/').next().unwrap_or_default();
+        if let Some(operation) = AttentionOperation::from_range(name) {
+            let count: f64 = part.work.flops.iter().map(|(_, count)| count).sum();
+            flops[operation as usize] += count * context.recorded_steps() as f64;
+        }
+    }
+    flops.iter().all(|count| *count > 0.0).then_some(flops)
+}
+
+/// Operations by the shapes of matrix products.
+#[derive(Default)]
+struct Shapes {
+    /// Ranges that are products: operation, FLOPs, and how many factors an output adds up.
+    products: HashMap<u32, (AttentionOperation, f64, f64)>,
+}
+
+impl Shapes {
+    /// Adds the innermost product around a kernel's launch.
+    fn add(&mut self, context: &Context<'_>, row: usize, operation: AttentionOperation) {
+        let kept = &context.host.kept;
+        let mut at = kept.of_operation.get(row).map_or(NONE, |(range, _)| *range);
+        while let Some(range) = kept.ranges.get(at as usize) {
+            let name = context.trace.names.text(context.host.paths.name(range.path));
+            let inputs = range.inputs.checked_sub(1);
+            let inputs = inputs.and_then(|index| context.trace.inputs.get(index as usize));
+            let names = &context.trace.names;
+            let depth = inputs.and_then(|of| operator_work::product_depth(name, of, names));
+            let work = inputs.and_then(|of| operator_work::operator(name, of, names));
+            if let Some((depth, work)) = depth.zip(work) {
+                self.products.insert(at, (operation, work.flops, depth));
+                return;
+            }
+            at = range.around;
+        }
+    }
+
+    fn flops(&self) -> Option<[f64; 3]> {
+        let mut flops = [0.0; 3];
+        for &(operation, count, depth) in self.products.values() {
+            flops[operation as usize] += count;
+            if operation == AttentionOperation::Scores {
+                let scores = count / (2.0 * depth);
+                flops[AttentionOperation::Softmax as usize] += SOFTMAX_FLOPS * scores;
+            }
+        }
+        flops.iter().all(|count| *count > 0.0).then_some(flops)
+    }
+}

@@ -1,0 +1,282 @@
+//! A network by its phases: which kernels the time of inference and of training goes to, why host
+//! and device times differ, and softmax against the matrix products of attention.
+//!
+//! Phases are ranges (`phase`).
+
+mod attention;
+mod json;
+mod phase;
+mod text;
+
+use hashbrown::HashMap;
+
+pub use attention::{Attention, OperationUse};
+pub use phase::{AttentionOperation, Phase};
+
+use super::context::Context;
+use super::host::cause::CauseKind;
+use crate::analyze::ranges::paths::{PathId, ROOT};
+use crate::analyze::timeline::idle::own_times;
+use crate::analyze::work::kernel_kinds::KernelClass;
+use crate::model::names::Name;
+use phase::Extent;
+
+/// Part of the time from which a kernel or a cause is listed.
+pub const MATTERS: f64 = 0.01;
+
+/// A kernel in one pass, on average over all passes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct KernelUse {
+    /// The kernel.
+    pub name: String,
+    /// Its kind of work, by its name.
+    pub class: KernelClass,
+    /// Launches of a pass.
+    pub launches: f64,
+    /// Their time, in nanoseconds.
+    pub kernel_ns: f64,
+}
+
+/// A phase in one pass, on average over all passes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PhaseUse {
+    /// The phase.
+    pub phase: Phase,
+    /// Passes in the trace.
+    pub passes: usize,
+    /// Time of the host in the program's ranges, in nanoseconds; absent without such, and where
+    /// they are in a graph.
+    pub host_ns: Option<f64>,
+    /// Time in which an operation of it ran, and none of another phase that had started earlier.
+    pub busy_ns: f64,
+    /// Time between its operations in which the device was idle.
+    pub idle_ns: f64,
+    /// The idle time by its cause, the longest first.
+    pub idle: Vec<(CauseKind, f64)>,
+    /// Its kernels, those with most time first.
+    pub kernels: Vec<KernelUse>,
+}
+
+/// The phases of a trace.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Network {
+    /// Those that occur, in the order of a step.
+    pub phases: Vec<PhaseUse>,
+    /// Attention of the forward passes, where it has operations of its own.
+    pub attention: Option<Attention>,
+    /// Forward passes.
+    pub passes: usize,
+    /// Part of the time of all kernels that is in no phase, 0 to 1.
+    pub outside: f64,
+}
+
+impl Network {
+    /// A phase.
+    pub fn phase(&self, phase: Phase) -> Option<&PhaseUse> {
+        self.phases.iter().find(|of| of.phase == phase)
+    }
+
+    /// Whether gradients are computed.
+    pub fn trains(&self) -> bool {
+        self.phase(Phase::Backward).is_some()
+    }
+
+    /// Kernels of a whole step, those with most time first.
+    pub fn step(&self) -> Vec<KernelUse> {
+        let mut kernels: Vec<KernelUse> = Vec::new();
+        for kernel in self.phases.iter().flat_map(|phase| &phase.kernels) {
+            match kernels.iter_mut().find(|known| known.name == kernel.name) {
+                Some(known) => {
+                    known.launches += kernel.launches;
+                    known.kernel_ns += kernel.kernel_ns;
+                }
+                None => kernels.push(kernel.clone()),
+            }
+        }
+        sort(&mut kernels);
+        kernels
+    }
+}
+
+/// Time of kernels, in nanoseconds.
+pub fn kernel_ns(kernels: &[KernelUse]) -> f64 {
+    kernels.iter().map(|kernel| kernel.kernel_ns).sum()
+}
+
+/// The part of the time of kernels by kind, 0 to 1, the largest first.
+pub fn class_shares(kernels: &[KernelUse]) -> Vec<(KernelClass, f64)> {
+    let all = kernel_ns(kernels).max(1.0);
+    let mut shares: Vec<(KernelClass, f64)> = Vec::new();
+    for kernel in kernels {
+        match shares.iter_mut().find(|(class, _)| *class == kernel.class) {
+            Some((_, share)) => *share += kernel.kernel_ns / all,
+            None => shares.push((kernel.class, kernel.kernel_ns / all)),
+        }
+    }
+    shares.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    shares
+}
+
+fn sort(kernels: &mut [KernelUse]) {
+    kernels.sort_by(|a, b| b.kernel_ns.total_cmp(&a.kernel_ns).then_with(|| a.name.cmp(&b.name)));
+}
+
+/// The phases of a trace, where it has any.
+#[allow(clippy::cast_precision_loss)]
+pub(super) fn network(context: &Context<'_>) -> Option<Network> {
+    let places = Places::new(context);
+    let kernels = &context.trace.kernels;
+    let operation_of = |row: usize| {
+        let path = context.path_id(u32::try_from(row).unwrap_or(u32::MAX));
+        let forward = places.phase(path).is_none_or(|phase| phase == Phase::Forward);
+        places.attention[path as usize].filter(|_| forward)
+    };
+    let attention = Attention::new(context, operation_of);
+    let mut sums: [PhaseSum; 3] = Default::default();
+    let own_ns = own_times(context.trace);
+    let (mut all_ns, mut outside_ns) = (0, 0);
+    for id in context.all.ids() {
+        let phase = places.phase(context.path_id(id));
+        if let Some(phase) = phase {
+            sums[phase as usize].busy_ns += own_ns[id as usize];
+        }
+        let Some(&function) = kernels.function.get(id as usize) else { continue };
+        let kernel_ns = context.all.end(id) - context.all.start(id);
+        all_ns += kernel_ns;
+        match phase {
+            Some(phase) => {
+                let name = context.trace.functions[function as usize].demangled;
+                let (launches, ns) = sums[phase as usize].kernels.entry(name).or_default();
+                *launches += 1;
+                *ns += kernel_ns;
+            }
+            None => outside_ns += kernel_ns,
+        }
+    }
+    for gap in context.activities.iter().flat_map(|of| of.gaps.iter(&context.all)) {
+        let [before, after] = [gap.before, gap.after].map(|id| places.phase(context.path_id(id)));
+        if let Some(phase) = after.filter(|_| before == after) {
+            for ((kind, _), ns) in context.causes_of(&gap) {
+                *sums[phase as usize].idle.entry(kind).or_default() += ns;
+            }
+        }
+    }
+    let passes = Phase::ALL.map(|phase| places.passes(context, phase));
+    let some = Phase::ALL.into_iter().zip(sums).filter(|(_, sum)| !sum.kernels.is_empty());
+    let used = |(phase, sum): (Phase, PhaseSum)| {
+        let host_ns = places.host_ns[phase as usize];
+        sum.mean(context, phase, passes[phase as usize], host_ns)
+    };
+    let phases: Vec<PhaseUse> = some.map(used).collect();
+    let passes = passes[Phase::Forward as usize];
+    let outside = if phases.is_empty() { 0.0 } else { outside_ns as f64 / all_ns.max(1) as f64 };
+    let any = !phases.is_empty() || attention.is_some();
+    any.then_some(Network { phases, attention, passes, outside })
+}
+
+/// The phase and the operation of each path of ranges.
+struct Places {
+    phases: Vec<Option<Phase>>,
+    attention: Vec<Option<AttentionOperation>>,
+    /// The phase of everything outside of all phases.
+    outside: Option<Phase>,
+    /// Ranges that the program opened around a phase.
+    opened: [usize; 3],
+    /// Their time.
+    host_ns: [i64; 3],
+}
+
+impl Places {
+    fn new(context: &Context<'_>) -> Self {
+        let paths = &context.host.paths;
+        let (mut phases, mut attention) = (vec![None; paths.len()], vec![None; paths.len()]);
+        let (mut opened, mut host_ns, mut found) = ([0; 3], [0; 3], [false; 3]);
+        // A path is numbered behind the one around it.
+        for path in (1..).take(paths.len() - 1) {
+            let name = context.trace.names.text(paths.name(path));
+            let around = paths.parent(path) as usize;
+            attention[path as usize] =
+                attention[around].or_else(|| AttentionOperation::from_range(name));
+            let own = Phase::from_range(name);
+            phases[path as usize] = own.map(|(phase, _)| phase).or(phases[around]);
+            let Some((phase, extent)) = own else { continue };
+            found[phase as usize] = true;
+            if extent == Extent::AroundPhase
+                && phases[around] != Some(phase)
+                && let Some(ranges) = context.host.of_path.get(path as usize)
+            {
+                opened[phase as usize] += ranges.count;
+                host_ns[phase as usize] += ranges.host_ns;
+            }
+        }
+        let [forward, rest @ ..] = found;
+        // The parts of a recorded network are those of its forward pass, unless ranges differ.
+        let others = rest.contains(&true) || !context.trace.parts.is_empty();
+        let outside = (!forward && others).then_some(Phase::Forward);
+        Self { phases, attention, outside, opened, host_ns }
+    }
+
+    fn phase(&self, path: PathId) -> Option<Phase> {
+        match path {
+            ROOT => self.outside,
+            path => self.phases[path as usize].or(self.outside),
+        }
+    }
+
+    /// Passes of a phase in the trace: launches of a recorded case, else the ranges around it, else
+    /// as many as of the forward pass.
+    fn passes(&self, context: &Context<'_>, phase: Phase) -> usize {
+        let opened = |phase: Phase| Some(self.opened[phase as usize]).filter(|count| *count > 0);
+        match context.recorded_steps() {
+            1 => opened(phase).or_else(|| opened(Phase::Forward)).unwrap_or(1),
+            steps => steps,
+        }
+    }
+}
+
+/// A phase in all passes.
+#[derive(Default)]
+struct PhaseSum {
+    busy_ns: i64,
+    idle: HashMap<CauseKind, i64>,
+    /// By name: launches and their time.
+    kernels: HashMap<Name, (usize, i64)>,
+}
+
+impl PhaseSum {
+    #[allow(clippy::cast_precision_loss)]
+    fn mean(self, context: &Context<'_>, phase: Phase, passes: usize, host_ns: i64) -> PhaseUse {
+        let each = |sum: i64| sum as f64 / passes as f64;
+        let kernel = |(name, (launches, ns)): (Name, (usize, i64))| {
+            let name = context.trace.names.text(name);
+            KernelUse {
+                name: name.to_owned(),
+                class: KernelClass::from_name(name),
+                launches: launches as f64 / passes as f64,
+                kernel_ns: each(ns),
+            }
+        };
+        let mut kernels: Vec<KernelUse> = self.kernels.into_iter().map(kernel).collect();
+        sort(&mut kernels);
+        let mut idle: Vec<(CauseKind, f64)> =
+            self.idle.into_iter().map(|(kind, ns)| (kind, each(ns))).collect();
+        idle.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        PhaseUse {
+            phase,
+            passes,
+            host_ns: (host_ns > 0).then(|| each(host_ns)),
+            busy_ns: each(self.busy_ns),
+            idle_ns: idle.iter().map(|(_, ns)| ns).sum(),
+            idle,
+            kernels,
+        }
+    }
+}
+
+impl Context<'_> {
+    /// Launches that a recording of a case holds; 1 of other traces.
+    fn recorded_steps(&self) -> usize {
+        let steps = self.trace.metadata.get("steps").and_then(|steps| steps.parse().ok());
+        steps.filter(|_| self.trace.metadata.contains_key("case")).unwrap_or(1)
+    }
+}

@@ -1,0 +1,134 @@
+//! The phases of a training by the names of ranges: those that programs open, and those of PyTorch's
+//! autograd and optimizers.
+
+/// A phase of a training step; a forward pass alone is inference.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Phase {
+    /// Outputs and loss.
+    Forward,
+    /// Gradients.
+    Backward,
+    /// Update of the parameters.
+    Optimizer,
+}
+
+/// The extent of a range of a phase.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// The program's, around the whole phase.
+    AroundPhase,
+    /// The framework's, or the program's around a part of it.
+    AroundPart,
+}
+
+impl Phase {
+    /// All of them, in the order of a step.
+    pub const ALL: [Self; 3] = [Self::Forward, Self::Backward, Self::Optimizer];
+
+    /// As text.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+            Self::Optimizer => "optimizer",
+        }
+    }
+
+    /// The phase that a range is.
+    pub fn from_range(name: &str) -> Option<(Self, Extent)> {
+        let framework = [
+            ("autograd::engine::evaluate_function", Self::Backward),
+            ("Optimizer.step#", Self::Optimizer),
+            ("Optimizer.zero_grad#", Self::Optimizer),
+        ];
+        if let Some((_, phase)) = framework.iter().find(|(start, _)| name.starts_with(start)) {
+            return Some((*phase, Extent::AroundPart));
+        }
+        let name = words(name);
+        let name = name.trim_end_matches(|c: char| !c.is_ascii_alphabetic());
+        let phase = match name {
+            "forward" | "forward_step" | "fwd" => Self::Forward,
+            "backward" | "backward_step" | "bwd" => Self::Backward,
+            "optimizer" | "optimizer.step" => Self::Optimizer,
+            name if name.ends_with("forward_pass") => Self::Forward,
+            name if name.ends_with("backward_pass") => Self::Backward,
+            name if name.ends_with("optimizer_step") => Self::Optimizer,
+            name if name.ends_with("_backward") => {
+                return Some((Self::Backward, Extent::AroundPart));
+            }
+            _ => return None,
+        };
+        Some((phase, Extent::AroundPhase))
+    }
+}
+
+/// An operation of attention that has a range of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum AttentionOperation {
+    /// Queries times keys.
+    Scores,
+    /// Softmax of the scores.
+    Softmax,
+    /// Probabilities times values.
+    Values,
+}
+
+impl AttentionOperation {
+    /// The operation that a range is, by the names of the profiling guide.
+    pub fn from_range(name: &str) -> Option<Self> {
+        let name = words(name);
+        let named = |part: &str| name.contains(part);
+        match () {
+            () if named("attention_scores") => Some(Self::Scores),
+            () if named("computing_softmax") => Some(Self::Softmax),
+            () if named("final_matmul") => Some(Self::Values),
+            () => None,
+        }
+    }
+
+    /// As text.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Scores => "scores",
+            Self::Softmax => "softmax",
+            Self::Values => "values",
+        }
+    }
+}
+
+/// A name in lower case, with `_` between its words.
+fn words(name: &str) -> String {
+    name.trim().to_ascii_lowercase().replace([' ', '-'], "_")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn phases_have_the_names_that_programs_use() {
+        let phase = |name| Phase::from_range(name).map(|(phase, _)| phase);
+        for name in ["forward", "Forward", "forward pass", "Forward_7", "Model_Forward_Pass"] {
+            assert_eq!(phase(name), Some(Phase::Forward), "{name}");
+        }
+        let autograd = "autograd::engine::evaluate_function: MmBackward0";
+        assert_eq!(Phase::from_range(autograd), Some((Phase::Backward, Extent::AroundPart)));
+        assert_eq!(phase("Optimizer.step#AdamW.step"), Some(Phase::Optimizer));
+        assert_eq!(
+            Phase::from_range("Layer_2_Backward"),
+            Some((Phase::Backward, Extent::AroundPart))
+        );
+        for name in ["layer_forward", "MmBackward0", "step", "optimizer_state", ""] {
+            assert_eq!(phase(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn operations_of_attention_have_the_names_of_the_guide() {
+        let operation = AttentionOperation::from_range;
+        assert_eq!(operation("computing attention scores"), Some(AttentionOperation::Scores));
+        assert_eq!(operation("computing_softmax"), Some(AttentionOperation::Softmax));
+        assert_eq!(operation("computing final matmul"), Some(AttentionOperation::Values));
+        assert_eq!(operation("aten::softmax"), None);
+    }
+}

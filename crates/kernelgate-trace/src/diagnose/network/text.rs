@@ -1,0 +1,224 @@
+//! The phases of a network as text of at most 100 columns.
+
+use std::fmt::Write as _;
+
+use super::{
+    Attention, AttentionOperation, KernelUse, MATTERS, Network, OperationUse, Phase, class_shares,
+    kernel_ns,
+};
+use crate::analyze::work::kernel_kinds::KernelClass;
+use crate::diagnose::labels::short_name;
+use crate::diagnose::text::{time, wrap};
+use crate::stats::shorten;
+
+/// Kernels that are listed.
+const LISTED: usize = 8;
+/// Columns of a kernel's name.
+const NAME: usize = 56;
+
+#[allow(clippy::cast_possible_truncation)]
+fn ns(value: f64) -> String {
+    time(value.round() as i64)
+}
+
+fn number(value: f64) -> String {
+    if value.fract() == 0.0 { format!("{value:.0}") } else { format!("{value:.1}") }
+}
+
+impl Network {
+    pub(in crate::diagnose) fn write(&self, text: &mut String) {
+        let _ = writeln!(text, "\nNetwork: times of one pass, on average over {}", self.passes());
+        self.host_and_device(text);
+        if let Some(forward) = self.phase(Phase::Forward) {
+            let step = self.trains().then(|| self.step());
+            largest(text, &forward.kernels, step.as_deref());
+            others(text, &forward.kernels);
+            shares(text, &forward.kernels, step.as_deref());
+        }
+        match &self.attention {
+            Some(attention) => attention.write(text, self.passes.max(1)),
+            None => wrap(
+                text,
+                "softmax against matmul: no ranges computing_attention_scores, computing_softmax and \
+                 final_matmul",
+                "  ",
+                "    ",
+            ),
+        }
+    }
+
+    fn passes(&self) -> String {
+        let passes = self.phases.iter().map(|of| format!("{} {}", of.passes, of.phase.label()));
+        let passes: Vec<String> = passes.collect();
+        if passes.is_empty() { "all".to_owned() } else { passes.join(", ") }
+    }
+
+    fn host_and_device(&self, text: &mut String) {
+        if self.phases.is_empty() {
+            return;
+        }
+        let _ = writeln!(
+            text,
+            "  {:<12}{:>14}{:>14}{:>14}{:>14}{:>10}",
+            "phase", "host range", "device", "device busy", "idle", "kernels"
+        );
+        for of in &self.phases {
+            let kernels: f64 = of.kernels.iter().map(|kernel| kernel.launches).sum();
+            let _ = writeln!(
+                text,
+                "  {:<12}{:>14}{:>14}{:>14}{:>14}{:>10}",
+                of.phase.label(),
+                of.host_ns.map_or("-".to_owned(), ns),
+                ns(of.busy_ns + of.idle_ns),
+                ns(of.busy_ns),
+                ns(of.idle_ns),
+                number(kernels)
+            );
+        }
+        for of in &self.phases {
+            wrap(text, &format!("{}: {}", of.phase.label(), of.difference()), "  ", "    ");
+        }
+        if self.outside >= MATTERS {
+            let line = format!(
+                "{:.1} % of the time of all kernels is outside of these phases: before and after \
+                 them, or launched by a thread without their ranges",
+                100.0 * self.outside
+            );
+            wrap(text, &line, "  ", "    ");
+        }
+    }
+}
+
+impl super::PhaseUse {
+    /// Why a timer of the host has another time than the device.
+    pub fn difference(&self) -> String {
+        let device_ns = self.busy_ns + self.idle_ns;
+        let causes = self.idle.iter().filter(|(_, idle)| *idle >= MATTERS * device_ns).take(3);
+        let causes: Vec<String> =
+            causes.map(|(cause, idle)| format!("{} {}", cause.label(), ns(*idle))).collect();
+        let idle = match causes.is_empty() {
+            true => "the device is busy".to_owned(),
+            false => format!("the device is idle {}: {}", ns(self.idle_ns), causes.join(", ")),
+        };
+        match self.host_ns {
+            Some(host_ns) if host_ns < device_ns => format!(
+                "the host's range is {} shorter than the device's time, because launches return \
+                 early: a timer around it needs a wait at its end; {idle}",
+                ns(device_ns - host_ns)
+            ),
+            Some(host_ns) => format!(
+                "the host's range is {} longer than the device's time: the host prepares launches \
+                 and waits; {idle}",
+                ns(host_ns - device_ns)
+            ),
+            None => idle,
+        }
+    }
+}
+
+fn largest(text: &mut String, forward: &[KernelUse], step: Option<&[KernelUse]>) {
+    let line = |kernels: &[KernelUse]| {
+        let first = kernels.first()?;
+        Some(format!(
+            "{}: {} launches, {}, {:.1} % of the kernels' time",
+            shorten(&short_name(&first.name), 60),
+            number(first.launches),
+            ns(first.kernel_ns),
+            100.0 * first.kernel_ns / kernel_ns(kernels).max(1.0)
+        ))
+    };
+    let Some(of_forward) = line(forward) else { return };
+    wrap(text, &format!("largest kernel of the forward pass: {of_forward}"), "  ", "    ");
+    if let Some(step) = step
+        && let Some(of_step) = line(step)
+    {
+        let same = forward.first().map(|of| &of.name) == step.first().map(|of| &of.name);
+        let same = if same { "the same" } else { "another" };
+        wrap(text, &format!("of the training step, {same}: {of_step}"), "  ", "    ");
+    }
+}
+
+fn others(text: &mut String, forward: &[KernelUse]) {
+    let all = kernel_ns(forward).max(1.0);
+    let matters = |of: &&KernelUse| of.kernel_ns >= MATTERS * all;
+    let other = |of: &&KernelUse| of.class != KernelClass::Matmul;
+    let listed: Vec<_> = forward.iter().filter(other).filter(matters).take(LISTED).collect();
+    if listed.is_empty() {
+        return;
+    }
+    let _ = writeln!(text, "  other kernels of the forward pass, from 1 % on");
+    for of in listed {
+        let _ = writeln!(
+            text,
+            "    {:<57}{:<15}{:>5}{:>11}{:>6.1} %",
+            shorten(&short_name(&of.name), NAME),
+            of.class.label(),
+            number(of.launches),
+            ns(of.kernel_ns),
+            100.0 * of.kernel_ns / all
+        );
+    }
+}
+
+fn shares(text: &mut String, forward: &[KernelUse], step: Option<&[KernelUse]>) {
+    let [inference, training] = [Some(forward), step].map(|of| of.map(class_shares));
+    let inference = inference.unwrap_or_default();
+    let heading = if training.is_some() { "   training step" } else { "" };
+    let _ = writeln!(text, "  {:<20}{:>12}{heading}", "kind of kernel", "inference");
+    let mut classes: Vec<KernelClass> =
+        training.iter().flatten().chain(&inference).map(|(class, _)| *class).collect();
+    let mut seen = std::collections::BTreeSet::new();
+    classes.retain(|class| seen.insert(*class));
+    let share = |of: &[(KernelClass, f64)], class: KernelClass| {
+        let found = of.iter().find(|(known, _)| *known == class);
+        format!("{:.1} %", found.map_or(0.0, |(_, share)| 100.0 * share))
+    };
+    for class in classes {
+        let training =
+            training.as_ref().map_or(String::new(), |of| format!("{:>16}", share(of, class)));
+        let label = class.label();
+        let _ = writeln!(text, "  {label:<20}{:>12}{training}", share(&inference, class));
+    }
+}
+
+impl Attention {
+    #[allow(clippy::cast_precision_loss)]
+    fn write(&self, text: &mut String, passes: usize) {
+        let _ = writeln!(
+            text,
+            "  {:<20}{:>12}{:>16}{:>14}{:>12}",
+            "attention", "kernels", "time", "GFLOP", "TFLOP/s"
+        );
+        for operation in
+            [AttentionOperation::Scores, AttentionOperation::Softmax, AttentionOperation::Values]
+        {
+            let OperationUse { kernels, kernel_ns, flops } = *self.operation(operation);
+            let scaled =
+                |scale: f64| flops.map_or("-".to_owned(), |flops| format!("{:.2}", flops * scale));
+            let _ = writeln!(
+                text,
+                "  {:<20}{:>12}{:>16}{:>14}{:>12}",
+                operation.label(),
+                number(kernels as f64 / passes as f64),
+                ns(kernel_ns as f64 / passes as f64),
+                scaled(1e-9 / passes as f64),
+                scaled(1e-3 / kernel_ns.max(1) as f64)
+            );
+        }
+        if let Some(sentence) = self.sentence() {
+            wrap(text, &sentence, "  ", "    ");
+        }
+    }
+
+    /// Softmax beside the two products.
+    pub fn sentence(&self) -> Option<String> {
+        let time = self.time_ratio()?;
+        let flops = self.flop_ratio().map_or(String::new(), |ratio| {
+            format!(
+                ", with {ratio:.1} times fewer FLOPs ({:.1} times fewer than each)",
+                ratio / 2.0
+            )
+        });
+        Some(format!("softmax takes {time:.2} times as long as both products{flops}"))
+    }
+}
