@@ -137,11 +137,17 @@ fn table(runs: &[ProcessRun]) -> Table {
     header.extend(low_clocks.then_some("SM clock"));
     let energies = runs.iter().any(|run| run.cases.values().any(|it| it.samples.energy.is_some()));
     header.extend(energies.then_some("energy"));
+    let networks = runs.iter().any(|run| run.cases.values().any(is_network));
+    if networks {
+        header.extend(["samples/s", "of matmul peak"]);
+    }
     let mut table = Table::new(&header);
     let mut problems: BTreeMap<Vec<(String, u64)>, Vec<Timed<'_>>> = BTreeMap::new();
     for (run, of) in runs.iter().flat_map(|run| run.cases.iter().map(move |of| (run, of))) {
         let clock = low_clocks.then(|| clock(run, of.1).unwrap_or_default());
-        let timed = Timed { clock, energy: energies.then(|| energy(of.1)), ..Timed::of(of) };
+        let energy = energies.then(|| energy(of.1));
+        let network = networks.then(|| network(run, of.1));
+        let timed = Timed { clock, energy, network, ..Timed::of(of) };
         problems.entry(natural(timed.problem)).or_default().push(timed);
     }
     for mut cases in problems.into_values() {
@@ -172,6 +178,31 @@ struct Timed<'a> {
     clock: Option<String>,
     /// Cell of the energy, where the table has that column.
     energy: Option<String>,
+    /// Cells of networks, where the table has those columns.
+    network: Option<[String; 2]>,
+}
+
+/// Whether launches compute samples by matrix products.
+fn is_network(case: &CaseRecord) -> bool {
+    case.computed_samples.is_some() && case.work.matmul_flops() > 0
+}
+
+/// Samples a second, and the share of the measured peak of matrix products.
+fn network(run: &ProcessRun, case: &CaseRecord) -> [String; 2] {
+    let dash = || "-".to_owned();
+    if !is_network(case) {
+        return [dash(), dash()];
+    }
+    let launch_ns = stats::median(&case.samples.per_launch_ns());
+    let products = case.work.flops.iter().filter(|(unit, _)| unit.starts_with("matmul "));
+    let least_ns: Option<f64> = products
+        .map(|(unit, count)| Some(*count as f64 / run.limits.flops_per_s.get(unit)? * 1e9))
+        .sum();
+    let rate = case.computed_samples.map(|samples| samples as f64 * 1e9 / launch_ns);
+    [
+        rate.map_or_else(dash, |rate| format!("{rate:.0}")),
+        least_ns.map_or_else(dash, |least_ns| share(least_ns / launch_ns)),
+    ]
 }
 
 /// Energy of a launch, with how exact it is, and operations per joule: "1.234 J ±9.1% 512 GFLOP/J".
@@ -213,11 +244,11 @@ impl<'a> Timed<'a> {
         let problem = id.strip_suffix(&end).unwrap_or_default();
         let name = id[problem.len()..].trim_start_matches('/');
         let spread = Spread::of(&case.samples.per_launch_ns());
-        Self { problem, name, case, spread, clock: None, energy: None }
+        Self { problem, name, case, spread, clock: None, energy: None, network: None }
     }
 
     fn cells(&self, best: bool) -> Vec<String> {
-        let Self { name, case, spread, clock, energy, .. } = self;
+        let Self { name, case, spread, clock, energy, network, .. } = self;
         let limit = case.limit.as_ref();
         let fraction = limit.map(|limit| limit.fraction(spread.median));
         let dash = || "-".to_owned();
@@ -236,6 +267,7 @@ impl<'a> Timed<'a> {
         ];
         cells.extend(clock.clone());
         cells.extend(energy.clone());
+        cells.extend(network.clone().into_iter().flatten());
         cells
     }
 }
@@ -342,6 +374,24 @@ mod tests {
         let text = text(&[run], None);
         let said = text.lines().find(|line| line.starts_with("the host needs longer")).unwrap();
         assert!(said.ends_with("its time is not in this: w/f/n1/computes/hot"), "{text}");
+    }
+
+    #[test]
+    fn a_network_has_its_rate_and_its_share_of_the_matmul_peak() {
+        let mut run = ProcessRun::start("b", "s", Environment::cpu(), Provenance::default());
+        run.limits.flops_per_s.insert("matmul bf16".to_owned(), 500e12);
+        let mut network = case("cuda/fused", "hot", 1e6);
+        network.work.flops.insert("matmul bf16".to_owned(), 250_000_000_000);
+        network.computed_samples = Some(2048);
+        run.cases.insert("w/f/n1/cuda/fused/hot".to_owned(), network);
+        run.cases.insert("w/g/n1/cuda/fused/hot".to_owned(), case("cuda/fused", "hot", 1e6));
+        let text = text(&[run], None);
+        let row = |problem: &str| {
+            let mut lines = text.lines().skip_while(|line| !line.contains(problem)).skip(1);
+            lines.next().unwrap().split_whitespace().rev().take(2).collect::<Vec<_>>()
+        };
+        assert_eq!(row("w/f/n1"), ["50.0%", "2048000"], "{text}");
+        assert_eq!(row("w/g/n1"), ["-", "-"], "{text}");
     }
 
     #[test]

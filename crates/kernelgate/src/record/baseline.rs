@@ -344,6 +344,7 @@ impl From<&CaseRecord> for BaselineCase {
             workload: case.workload.clone(),
             revision: case.revision,
             work: case.work.clone(),
+            computed_samples: case.computed_samples,
             runs: BTreeMap::new(),
             verification: case.verification.value(),
             numerics: None,

@@ -49,6 +49,7 @@ impl StoredCase {
             implementation: IMPLEMENTATION.to_owned(),
             cache: "hot".to_owned(),
             work: (&Work::default()).into(),
+            computed_samples: None,
             limit: None,
             verification: OutputComparison::default().into(),
             device_bytes: None,

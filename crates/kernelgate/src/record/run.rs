@@ -114,6 +114,10 @@ pub struct CaseRecord {
     pub cache: String,
     /// Declared work of one launch.
     pub work: WorkRecord,
+    /// Samples that a launch computes, such as tokens or images, for a rate; absent where its
+    /// workload names none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub computed_samples: Option<u64>,
     /// The time that the measured ceilings allow for that work, where they are known.
     pub limit: Option<TimeLimit>,
     /// The output against the reference.
@@ -420,6 +424,7 @@ impl CaseRecord {
             implementation: "cpu".to_owned(),
             cache: "hot".to_owned(),
             work: WorkRecord { flops: BTreeMap::new(), read_bytes: 8, write_bytes: 8 },
+            computed_samples: None,
             limit: None,
             verification: VerificationRecord {
                 checked: 1,

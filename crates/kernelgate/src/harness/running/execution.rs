@@ -289,6 +289,7 @@ impl<'a> Execution<'a> {
             implementation: case.row.name.to_owned(),
             cache: case.cache.name().to_owned(),
             work: (&work).into(),
+            computed_samples: group.bound.problem().breakdown().samples,
             limit,
             verification: VerificationRecord { after: Some(after), ..verified.record.clone() },
             device_bytes: group.bound.device_bytes(case.index),

@@ -58,6 +58,9 @@ pub struct BaselineCase {
     pub revision: u32,
     /// Declared work of one launch.
     pub work: WorkRecord,
+    /// Samples that a launch computes, for a rate; absent where its workload names none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub computed_samples: Option<u64>,
     /// What each run measured, at least one, by the key of the run.
     pub runs: BTreeMap<String, CaseRun>,
     /// How far the outputs were verified, in the run that verified least.
