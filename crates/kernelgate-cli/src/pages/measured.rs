@@ -16,6 +16,8 @@ use kernelgate::verify::Errors;
 
 pub use ids::Axes;
 
+use crate::report::utilization::ModelUtilization;
+
 /// Everything that is known of the cases of one device.
 #[derive(Debug, Clone, Default)]
 pub struct Measured {
@@ -56,6 +58,8 @@ pub struct Case {
     pub cache: String,
     /// Declared work of a launch.
     pub work: WorkRecord,
+    /// Samples that a launch computes, where its workload names some.
+    pub computed_samples: Option<u64>,
     /// The time that the ceilings allow, where they are known.
     pub limit: Option<TimeLimit>,
     /// Median of each process run, nanoseconds a launch; at least one.
@@ -121,6 +125,14 @@ impl Measured {
         let problems: BTreeSet<String> = self.cases.iter().map(Case::whole_problem).collect();
         let of_none = self.peers.iter().filter(|time| !problems.contains(&time.problem));
         of_none.map(|time| &*time.problem).collect()
+    }
+
+    /// Model FLOP utilization of a network in so much time: of a case whose launches compute
+    /// samples.
+    pub fn utilization(&self, case: &Case, launch_ns: f64) -> Option<ModelUtilization> {
+        let rate = |unit: &str| self.limits.flops_per_s.get(unit).copied();
+        let network = case.computed_samples.is_some() && case.work.matmul_flops() > 0;
+        network.then(|| ModelUtilization::new(&case.work, &self.device, rate, launch_ns))
     }
 
     /// The number of an implementation's colour.
@@ -268,6 +280,7 @@ impl Gatherer {
                 implementation: parts.implementation.to_owned(),
                 cache: parts.cache.to_owned(),
                 work: case.work.clone(),
+                computed_samples: case.computed_samples,
                 limit,
                 medians_ns: Vec::new(),
                 spread: 0.0,
@@ -362,6 +375,7 @@ fn template(id: &str, case: &CaseRecord) -> Case {
         implementation: case.implementation.clone(),
         cache: case.cache.clone(),
         work: case.work.clone(),
+        computed_samples: case.computed_samples,
         limit: case.limit.clone(),
         medians_ns: Vec::new(),
         spread: 0.0,
@@ -486,6 +500,22 @@ mod tests {
         assert_eq!(of(&[]), (vec![100.0], Some(0.5)));
         assert_eq!(of(std::slice::from_ref(&held)), (vec![100.0], Some(0.5)));
         assert_eq!(of(&[held.clone(), other]), (vec![100.0, 300.0], Some(0.25)));
+    }
+
+    #[test]
+    fn networks_have_a_utilization_by_both_peaks() {
+        let mut network = run("1", 1e6);
+        network.environment.device_name = "NVIDIA H100 80GB HBM3".to_owned();
+        network.limits.flops_per_s.insert("matmul bf16".to_owned(), 800e12);
+        let case = network.cases.get_mut("w/f/n512/cpu/hot").unwrap();
+        case.work.flops.insert("matmul bf16".to_owned(), 400_000_000_000);
+        case.computed_samples = Some(64);
+        let measured = Measured::of(&Measurement::split([network]), &[]).unwrap();
+        let of_case = |case: &Case| measured.utilization(case, case.time_ns());
+        let network = of_case(&measured.cases[0]).unwrap();
+        assert_eq!(network.of_measured, Some(0.5));
+        assert!(network.of_published.is_some_and(|share| (share - 400.0 / 989.4).abs() < 1e-9));
+        assert_eq!(of_case(&measured.cases[1]), None);
     }
 
     #[test]

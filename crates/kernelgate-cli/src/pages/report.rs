@@ -6,6 +6,7 @@ use maud::{Markup, html};
 
 use super::charts::{self, Figure, Gallery};
 use super::measured::{Case, Measured};
+use super::results::{NETWORK, network_cells, peaks};
 use super::shell::{self, Section};
 use super::verdict;
 use crate::history::CaseHistory;
@@ -92,7 +93,7 @@ pub fn page(content: &Content<'_>) -> Result<ReportPage, PlotError> {
         sections.push(Section::new("history", "Over commits", over_commits(history, &drawn)?));
         figures.extend(drawn.figures);
     }
-    sections.push(Section::new("cases", "Every case", cases(&measured.cases)));
+    sections.push(Section::new("cases", "Every case", cases(measured)));
     if !measured.skipped.is_empty() || !measured.failed.is_empty() {
         sections.push(Section::new("not-measured", "Not measured", not_measured(measured)));
     }
@@ -207,7 +208,8 @@ fn over_commits(history: &OverCommits, drawn: &Gallery) -> Result<Markup, PlotEr
 }
 
 /// A table a workload; the fastest of each problem stands out.
-fn cases(cases: &[Case]) -> Markup {
+fn cases(measured: &Measured) -> Markup {
+    let cases = &measured.cases;
     let mut header = vec![
         "case",
         "time",
@@ -223,6 +225,10 @@ fn cases(cases: &[Case]) -> Markup {
     let with_energy = cases.iter().any(|case| case.launch_j.is_some());
     header.extend(["clock", "power"].into_iter().filter(|_| with_power));
     header.extend(with_energy.then_some("energy"));
+    let with_networks = cases.iter().any(|case| measured.utilization(case, 1.0).is_some());
+    if with_networks {
+        header.extend(NETWORK);
+    }
     let row = |case: &Case| -> Vec<String> {
         let elapsed_ns = case.time_ns();
         let dash = || "-".to_owned();
@@ -250,9 +256,13 @@ fn cases(cases: &[Case]) -> Markup {
             cells.push(case.power_states());
         }
         cells.extend(with_energy.then(|| case.launch_j.map_or_else(dash, joules)));
+        if with_networks {
+            cells.extend(network_cells(measured, case, elapsed_ns));
+        }
         cells
     };
     html! {
+        @if with_networks { p class="note" { (peaks(measured)) } }
         @for workload in cases.chunk_by(|a, b| a.workload == b.workload) {
             h3 { (shell::shown(&workload[0].workload)) }
             (shell::table(&header, &workload.iter().map(row).collect::<Vec<_>>(), |i| workload[i].best))

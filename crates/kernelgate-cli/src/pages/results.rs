@@ -1,7 +1,7 @@
 //! Results as Markdown to commit: a page for each family, with the limit, the clock and the power
 //! state of each case, and the times of peers below them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kernelgate::display::medium::MarkdownText;
 use kernelgate::display::table::Table;
@@ -10,6 +10,7 @@ use kernelgate::measure::limits::TimeLimit;
 use kernelgate::stats::half_range;
 
 use super::measured::{Case, Measured, PeerTime};
+use crate::report::utilization::published_peak;
 
 /// A page of a family.
 #[derive(Debug, PartialEq, Eq)]
@@ -84,7 +85,11 @@ fn page(measured: &Measured, family: &str, cases: &[&Case]) -> String {
         text += &table(measured, of_workload).markdown();
         text.push('\n');
     }
-    text + "\n" + LEGEND + "\n"
+    text = text + "\n" + LEGEND + "\n";
+    if cases.iter().any(|case| measured.utilization(case, 1.0).is_some()) {
+        text += &format!("\n{}\n", peaks(measured));
+    }
+    text
 }
 
 fn table(measured: &Measured, cases: &[&Case]) -> Table {
@@ -104,6 +109,10 @@ fn table(measured: &Measured, cases: &[&Case]) -> Table {
         "of limit",
     ];
     header.extend(with_energy.then_some("energy"));
+    let is_network = cases.iter().any(|case| measured.utilization(case, case.time_ns()).is_some());
+    if is_network {
+        header.extend(NETWORK);
+    }
     let mut table = Table::new(&header);
     for of_problem in cases.chunk_by(|a, b| (&a.problem, &a.cache) == (&b.problem, &b.cache)) {
         // The fastest comes first.
@@ -111,10 +120,54 @@ fn table(measured: &Measured, cases: &[&Case]) -> Table {
         let rows = of_problem.iter().map(|case| Row::from(*case));
         let peers = measured.peers_of(best).into_iter();
         for row in rows.chain(peers.map(|peer| Row::from_peer(peer, best))) {
-            table.row(row.cells(best, with_energy));
+            let network = is_network.then(|| network_cells(measured, best, row.elapsed_ns));
+            let mut cells = row.cells(best, with_energy);
+            cells.extend(network.into_iter().flatten());
+            table.row(cells);
         }
     }
     table
+}
+
+/// Columns of networks: [`network_cells`].
+pub const NETWORK: [&str; 3] = ["samples/s", "of published peak", "of measured peak"];
+
+/// Samples a second of a case's problem in so much time, and the model FLOP utilization by the
+/// published and by the measured peak.
+pub fn network_cells(measured: &Measured, case: &Case, elapsed_ns: f64) -> [String; 3] {
+    let dash = || "-".to_owned();
+    let utilization = measured.utilization(case, elapsed_ns).unwrap_or_default();
+    let share = |share: Option<f64>| share.map_or_else(dash, |it| format!("{:.1}%", 100.0 * it));
+    let rate = case.computed_samples.map(|samples| samples as f64 * 1e9 / elapsed_ns);
+    [
+        rate.map_or_else(dash, |rate| format!("{rate:.0}")),
+        share(utilization.of_published),
+        share(utilization.of_measured),
+    ]
+}
+
+/// The peaks by which the utilization of networks is counted.
+pub fn peaks(measured: &Measured) -> String {
+    let cases = measured.cases.iter();
+    let networks = || cases.clone().filter(|case| measured.utilization(case, 1.0).is_some());
+    let published: BTreeSet<String> =
+        networks().filter_map(|case| published_peak(&case.work, &measured.device)).collect();
+    let units = networks().flat_map(|case| case.work.flops.keys());
+    let units: BTreeSet<&String> = units.filter(|unit| unit.starts_with("matmul ")).collect();
+    let rate = |unit: &&String| {
+        let rate = measured.limits.flops_per_s.get(*unit)?;
+        Some(format!("{:.0} TFLOP/s {}", rate / 1e12, unit.trim_start_matches("matmul ")))
+    };
+    let named = |peaks: Vec<String>| match peaks.is_empty() {
+        true => "unknown".to_owned(),
+        false => peaks.join(", "),
+    };
+    format!(
+        "Utilization of networks: declared operations of matrix products, masked attention not \
+         counted. Published dense peak: {}. Measured peak: {}.",
+        named(published.into_iter().collect()),
+        named(units.iter().filter_map(rate).collect())
+    )
 }
 
 /// Numbers of a row that depend on who computes the problem.

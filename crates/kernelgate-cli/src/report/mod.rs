@@ -12,6 +12,7 @@ pub mod intervals;
 pub mod junit;
 pub mod metrics;
 pub mod summary;
+pub mod utilization;
 pub mod verdicts;
 
 #[cfg(test)]
