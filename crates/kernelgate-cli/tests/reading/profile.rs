@@ -177,7 +177,7 @@ fn fits(outcome: &Outcome) {
 #[test]
 fn a_recorded_case_is_shown_by_range_diagnosed_and_kept() {
     let package = package(profiled());
-    let shown = package.kernelgate("profile --dir benches --steps 3 --warm-up 2 --out told");
+    let shown = package.kernelgate("profile --dir benches --steps 3 --warm-up 2 --out out");
     shown.expect(
         0,
         &[
@@ -198,9 +198,9 @@ fn a_recorded_case_is_shown_by_range_diagnosed_and_kept() {
         ],
     );
     // The paths of the test's folder are as long as they are.
-    let told = std::fs::read_to_string(package.path("told/profile.txt")).unwrap();
+    let written = std::fs::read_to_string(package.path("out/profile.txt")).unwrap();
     let squeezed = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
-    let table = told.lines().skip_while(|line| !line.starts_with("range")).skip(1).take(3);
+    let table = written.lines().skip_while(|line| !line.starts_with("range")).skip(1).take(3);
     assert_eq!(
         table.map(squeezed).collect::<Vec<_>>(),
         [
@@ -209,7 +209,7 @@ fn a_recorded_case_is_shown_by_range_diagnosed_and_kept() {
             "·· Layer_# 6 - 2.400 ms 2.400 ms 100.0% 6 busy",
         ]
     );
-    let table = told.lines().skip_while(|line| !line.starts_with("layer")).skip(1).take(3);
+    let table = written.lines().skip_while(|line| !line.starts_with("layer")).skip(1).take(3);
     assert_eq!(
         table.map(squeezed).collect::<Vec<_>>(),
         [
@@ -218,7 +218,7 @@ fn a_recorded_case_is_shown_by_range_diagnosed_and_kept() {
             "reset - - 0 - - -",
         ]
     );
-    let table = told.lines().skip_while(|line| !line.starts_with("stages of")).take(4);
+    let table = written.lines().skip_while(|line| !line.starts_with("stages of")).take(4);
     assert_eq!(
         table.map(squeezed).collect::<Vec<_>>(),
         [
@@ -229,17 +229,17 @@ fn a_recorded_case_is_shown_by_range_diagnosed_and_kept() {
             "computes 533.3 µs 66.7% 400.0 µs 666.7 µs",
         ]
     );
-    let drawn = format!("told/{}-toy_scale-stages.svg", CASE.replace('/', "_"));
+    let drawn = format!("out/{}-toy_scale-stages.svg", CASE.replace('/', "_"));
     let drawn = std::fs::read_to_string(package.path(&drawn)).unwrap();
     assert!(drawn.contains("266.7 µs 33.3%") && !drawn.contains('\u{1b}'), "{drawn}");
     assert!(
-        told.lines().filter(|line| !line.contains('/')).all(|line| line.chars().count() <= 100)
+        written.lines().filter(|line| !line.contains('/')).all(|line| line.chars().count() <= 100)
     );
     let asked = std::fs::read_to_string(package.path("asked.json")).unwrap();
     let asked: serde_json::Value = serde_json::from_str(&asked).unwrap();
     assert_eq!(asked["action"]["record"], serde_json::json!({ "steps": 3, "warm_up": 2 }));
     let json: serde_json::Value =
-        serde_json::from_str(&std::fs::read_to_string(package.path("told/profile.json")).unwrap())
+        serde_json::from_str(&std::fs::read_to_string(package.path("out/profile.json")).unwrap())
             .unwrap();
     assert_eq!(json[0]["recorded"]["busy_ns"], 2_400_000);
     assert_eq!(json[0]["recorded"]["ranges"][1]["bound"], "memory-bound");
@@ -249,7 +249,7 @@ fn a_recorded_case_is_shown_by_range_diagnosed_and_kept() {
     assert_eq!(json[0]["summary"]["kernels"][0]["count"], 6);
     assert!(json[0].get("recording").is_none());
     // The recording is a trace like any other.
-    let trace = format!("told/traces/{}.json", CASE.replace('/', "_"));
+    let trace = format!("out/traces/{}.json", CASE.replace('/', "_"));
     let diagnosed = package.kernelgate(&format!("diagnose {trace}"));
     diagnosed.expect(0, &["CUPTI: kernels 6, CUDA calls 3, ranges 5", "Toy GPU", "work-bound"]);
     fits(&diagnosed);
@@ -282,7 +282,7 @@ fn cases_of_several_batches_end_with_their_curve() {
     };
     let cases = vec![recorded(32), of_host(8, 1e6), recorded(8), of_host(32, 2e6)];
     let package = package(cases);
-    let shown = package.kernelgate("profile --dir benches --out told");
+    let shown = package.kernelgate("profile --dir benches --out out");
     shown.expect(
         0,
         &[
@@ -291,10 +291,10 @@ fn cases_of_several_batches_end_with_their_curve() {
         ],
     );
     let squeezed = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
-    let told = std::fs::read_to_string(package.path("told/profile.txt")).unwrap();
+    let written = std::fs::read_to_string(package.path("out/profile.txt")).unwrap();
     let curve = |of: &str| -> Vec<String> {
         let heading = format!("batch efficiency of toy/net/b*_t8/{of}/hot");
-        told.lines().skip_while(|line| *line != heading).skip(2).take(2).map(squeezed).collect()
+        written.lines().skip_while(|line| *line != heading).skip(2).take(2).map(squeezed).collect()
     };
     // The recorded launches take the same time, whatever their batch.
     assert_eq!(
@@ -302,7 +302,7 @@ fn cases_of_several_batches_end_with_their_curve() {
         ["8 801.0 µs 9988 25.0% 1.00x 90.0%", "32 801.0 µs 39950 100.0% 4.00x 90.0%"]
     );
     assert_eq!(curve("cpu"), ["8 1.000 ms 8000 50.0% 1.00x -", "32 2.000 ms 16000 100.0% 2.00x -"]);
-    let json = std::fs::read_to_string(package.path("told/profile.json")).unwrap();
+    let json = std::fs::read_to_string(package.path("out/profile.json")).unwrap();
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json[1]["batch"]["samples_per_s"], 8000.0);
     assert_eq!(json[1]["batch"]["of_best_rate"], 0.5);
@@ -338,4 +338,120 @@ fn a_recording_that_lost_records_says_so_first() {
     recording.trace.kernels[0].end = 0;
     let shown = package(cases).kernelgate("profile --dir benches");
     shown.expect(0, &["SEVERE: the recorder lost 5 records", "have no times"]);
+}
+
+/// A kernel of a network's launch: the ranges around it, its name, and its time in microseconds.
+type Node<'a> = (&'a [&'a str], &'a str, u64);
+
+/// Three launches of a graph of these kernels, each 1 µs behind the other.
+fn network(operation: &str, row: &str, nodes: &[Node<'_>]) -> ProfiledCase {
+    let id = format!("toy/{operation}/n64/{row}/hot");
+    let mut names: Vec<String> =
+        vec![id.clone(), "step".into(), "wait".into(), "cuGraphLaunch".into()];
+    let mut name = |text: &str| {
+        let found = names.iter().position(|name| name == text);
+        found.unwrap_or_else(|| {
+            names.push(text.to_owned());
+            names.len() - 1
+        }) as u32
+    };
+    let on = StreamId { device: 0, context: 1, stream: 7 };
+    let mut activity = Activity { pid: 42, ..Activity::default() };
+    let range = |name, start, end| RangeRecord { name, start, end, thread: 5 };
+    for (index, (ranges, ..)) in nodes.iter().enumerate() {
+        let ranges = ranges.iter().map(|range| name(range)).collect();
+        activity.graph_nodes.push(GraphNodeRecord { id: index as u64 + 1, ranges });
+    }
+    let mut run = 1_050_000;
+    for step in 0..3u64 {
+        let launch = 1_000_000 + step * 10_000;
+        activity.ranges.push(range(1, launch, launch + 9_000));
+        let correlation = step as u32 + 1;
+        let (start, end) = (launch + 1_000, launch + 6_000);
+        activity.calls.push(CallRecord { name: 3, start, end, thread: 5, correlation });
+        for (index, (_, kernel, us)) in nodes.iter().enumerate() {
+            activity.kernels.push(KernelRecord {
+                name: name(kernel),
+                start: run,
+                end: run + us * 1_000,
+                on,
+                correlation,
+                grid: [400, 1, 1],
+                block: [256, 1, 1],
+                graph_node: index as u64 + 1,
+                ..KernelRecord::default()
+            });
+            run += us * 1_000 + 1_000;
+        }
+    }
+    activity.ranges.insert(0, range(0, 1_000_000, run + 20_000));
+    activity.ranges.push(range(2, 1_031_000, run + 10_000));
+    activity.names = names;
+    let work = |flops: &[(&str, u64)]| WorkRecord {
+        flops: flops.iter().map(|(unit, count)| ((*unit).to_owned(), *count)).collect(),
+        ..WorkRecord::default()
+    };
+    let part = |name: &str, flops| RecordedPart {
+        table: "attention".to_owned(),
+        label: name.to_owned(),
+        range: format!("attention/{name}"),
+        limits: Vec::new(),
+        work: work(&[flops]),
+    };
+    let mut case = profiled().swap_remove(0);
+    case.case.clone_from(&id);
+    let recording = case.recording.as_mut().unwrap();
+    recording.case = id;
+    recording.wall_ns = run + 20_000 - 1_000_000;
+    recording.trace = activity;
+    recording.device.name = "NVIDIA H100 80GB HBM3".to_owned();
+    // 100 µs at the published peak.
+    recording.work = work(&[("matmul bf16", 98_940_000_000)]);
+    recording.limits = vec![TimeLimit { time_ns: 125_000.0, by: "matmul bf16".to_owned() }];
+    recording.parts = vec![
+        part("computing_attention_scores", ("matmul bf16", 1_610_612_736)),
+        part("computing_softmax", ("vector bf16", 62_914_560)),
+        part("final_matmul", ("matmul bf16", 1_610_612_736)),
+    ];
+    recording.stages.clear();
+    case.summary = Some(KernelSummary::of(&recording.trace));
+    case
+}
+
+#[test]
+fn recorded_networks_end_with_the_questions_of_the_guide() {
+    const FORWARD: &[Node<'_>] = &[
+        (&["forward"], "toy_gemm", 60),
+        (&["forward", "attention", "computing_attention_scores"], "toy_gemm_batched", 15),
+        (&["forward", "attention", "computing_softmax"], "toy_softmax", 40),
+        (&["forward", "attention", "final_matmul"], "toy_gemm_batched", 5),
+        (&["forward"], "toy_norm", 20),
+    ];
+    const TRAINING: &[Node<'_>] =
+        &[(&["backward"], "toy_gemm_backward", 150), (&["optimizer"], "toy_adamw", 30)];
+    const FUSED: &[Node<'_>] =
+        &[(&["forward"], "toy_gemm", 60), (&["forward", "attention"], "toy_flash_attention", 10)];
+    let step = [FORWARD, TRAINING].concat();
+    let package = package(vec![
+        network("forward", "cuda/per_op", FORWARD),
+        network("forward", "cuda/fused", FUSED),
+        network("train_step", "cuda/per_op", &step),
+    ]);
+    package
+        .kernelgate("profile --dir benches --out out")
+        .expect(0, &["(e) softmax against matmul"]);
+    let written = std::fs::read_to_string(package.path("out/profile.txt")).unwrap();
+    let questions = &written[written.find("utilization of the matrix units").unwrap()..];
+    insta::assert_snapshot!(questions);
+    let json = std::fs::read_to_string(package.path("out/profile.json")).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let training = &json[2]["network"];
+    assert_eq!(training["largest_kernel_is_that_of_inference"], false);
+    assert_eq!(training["matmul_share_of_inference"], 80.0 / 140.0);
+    assert_eq!(training["matmul_share_of_training"], 230.0 / 320.0);
+    assert_eq!(json[1]["network"]["attention_of_unfused_row_ns"], 60_000.0);
+    for chart in ["host", "kinds", "attention", "utilization"] {
+        let drawn = std::fs::read_to_string(package.path(&format!("out/network-{chart}.svg")));
+        assert!(drawn.unwrap().contains("train_step"), "{chart}");
+    }
 }

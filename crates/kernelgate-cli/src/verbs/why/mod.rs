@@ -3,6 +3,7 @@
 pub mod batch_curve;
 pub mod diagnose;
 pub mod export;
+pub mod network;
 pub mod parts;
 pub mod profile;
 pub mod recorded;

@@ -16,6 +16,7 @@ use kernelgate_trace::stats::shorten;
 use serde_json::Value;
 
 use super::batch_curve::{BatchCurve, BatchTime, curves};
+use super::network::{self, NetworkCase};
 use super::recorded::{self, RecordedCase};
 use super::tool_lines;
 use crate::verbs::shared::choice::{Choice, ChosenBenches, unexpected};
@@ -38,8 +39,8 @@ pub struct Arguments {
     #[arg(long, value_name = "N")]
     warm_up: Option<u32>,
     /// Also write profile.txt, profile.md and profile.json into this folder, traces/ with a
-    /// recording of each case, which `diagnose`, `stats` and `export` read, and a drawing of the
-    /// stages of each kernel that has clocks of them
+    /// recording of each case, which `diagnose`, `stats` and `export` read, a drawing of the stages
+    /// of each kernel that has clocks of them, and drawings of networks
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
@@ -63,7 +64,10 @@ pub fn run(arguments: &Arguments, store: &Store) -> anyhow::Result<Exit> {
         ];
         let recorded = || profiled.iter().filter_map(|profiled| profiled.recorded.as_ref());
         let drawings: Vec<_> = recorded().map(RecordedCase::drawings).collect::<Result<_, _>>()?;
-        let drawings = drawings.iter().flatten().map(|(name, svg)| (&**name, svg.clone()));
+        let drawings =
+            drawings.into_iter().flatten().chain(network::drawings(&networks(&profiled))?);
+        let drawings = Vec::from_iter(drawings);
+        let drawings = drawings.iter().map(|(name, svg)| (&**name, svg.clone()));
         write_all(out, files.into_iter().chain(drawings), &[])?;
         for recorded in recorded() {
             eprintln!("recorded: {}", printable_path(&recorded.path));
@@ -162,14 +166,23 @@ fn curves_of(profiled: &[Profiled]) -> Vec<BatchCurve> {
     curves(&profiled.iter().filter_map(batch_time).collect::<Vec<_>>())
 }
 
+/// The recorded networks.
+fn networks(profiled: &[Profiled]) -> Vec<NetworkCase> {
+    let recorded = profiled.iter().filter_map(|profiled| profiled.recorded.as_ref());
+    recorded.filter_map(RecordedCase::network).collect()
+}
+
 /// The cases as JSON has them.
 fn values(profiled: &[Profiled]) -> anyhow::Result<Vec<Value>> {
-    let curves = curves_of(profiled);
+    let (curves, networks) = (curves_of(profiled), networks(profiled));
     let value = |profiled: &Profiled| {
         let mut value = serde_json::to_value(&profiled.case)?;
         let case = &profiled.case.case;
         if let Some(of) = curves.iter().find_map(|curve| curve.json_of(case)) {
             value["batch"] = of;
+        }
+        if let Some(network) = networks.iter().find(|network| network.case == *case) {
+            value["network"] = network.json(&networks);
         }
         if let Some(recorded) = &profiled.recorded {
             value["recorded"] = recorded.json();
@@ -187,7 +200,9 @@ fn text(profiled: &[Profiled], format: OutputFormat, columns: Option<usize>) -> 
         _ => table.text_within(columns),
     };
     let cases = profiled.iter().map(|profiled| case_text(profiled, format, &shown));
-    cases.chain(curves_of(profiled).iter().map(|curve| curve.text(&shown))).collect()
+    let curves = curves_of(profiled);
+    let curves = curves.iter().map(|curve| curve.text(&shown));
+    cases.chain(curves).chain([network::text(&networks(profiled), &shown)]).collect()
 }
 
 fn case_text(

@@ -11,6 +11,7 @@ use kernelgate_trace::diagnose::{Diagnosis, Joined, RangeUse};
 use kernelgate_trace::read::{self, Wanted};
 use serde_json::{Value, json};
 
+use super::network::NetworkCase;
 use super::parts::{self, Parts};
 use super::stages::{self, KernelStages};
 use crate::verbs::shared::output::OutputFormat;
@@ -107,12 +108,16 @@ impl RecordedCase {
         text
     }
 
+    /// The case as a network, where it is one.
+    pub fn network(&self) -> Option<NetworkCase> {
+        NetworkCase::new(&self.recording, &self.tree, &self.diagnosis)
+    }
+
     /// Drawings of its stages: names of files, and what belongs into them.
     pub fn drawings(&self) -> anyhow::Result<Vec<(String, String)>> {
         self.stages.iter().map(|stages| stages.drawing(&self.recording.case)).collect()
     }
 
-    /// The range around each launch.
     /// A launch from its first start to its last end, nanoseconds, and the largest share of a limit
     /// that it reaches.
     pub fn launch(&self) -> Option<(f64, Option<f64>)> {

@@ -1,0 +1,278 @@
+//! The questions as tables, one after the other, with a row a case.
+
+use kernelgate::display::table::Table;
+use kernelgate::display::time;
+use kernelgate_trace::diagnose::network::{
+    AttentionOperation, KernelUse, MATTERS, Phase, class_shares, kernel_ns,
+};
+use kernelgate_trace::diagnose::{KernelClass, short_name};
+use kernelgate_trace::stats::shorten;
+
+use super::NetworkCase;
+
+/// Columns of a kernel's name.
+const NAME: usize = 40;
+/// Kernels of a case that are listed.
+const LISTED: usize = 6;
+/// Kinds of kernels with columns of their own.
+const KINDS: usize = 6;
+
+fn percent(share: f64) -> String {
+    format!("{:.1}%", 100.0 * share)
+}
+
+fn dash() -> String {
+    "-".to_owned()
+}
+
+fn number(count: f64) -> String {
+    if count.fract() == 0.0 { format!("{count:.0}") } else { format!("{count:.1}") }
+}
+
+/// All tables, with sentences that explain their columns.
+pub fn text(cases: &[NetworkCase], shown: &dyn Fn(&Table) -> String) -> String {
+    let sections = [
+        ("utilization of the matrix units", utilization(cases), published(cases)),
+        (
+            "(a) host against device, a launch",
+            host_and_device(cases),
+            "wall: the host's timer with a wait at its end; launching: the same without a wait;\n\
+             ends: before the first kernel and after the last one\n"
+                .to_owned(),
+        ),
+        ("(b) the kernel with the largest total time", largest(cases), String::new()),
+        (
+            "(c) kernels of the forward pass besides matmul, from 1% on",
+            others(cases),
+            String::new(),
+        ),
+        ("(d) share of the kernels' time by kind", kinds(cases), String::new()),
+        (
+            "(e) softmax against matmul inside attention, a forward pass",
+            attention(cases),
+            "FLOPs: those of both products over those of softmax;\n\
+             gain: attention of the unfused row over this one\n"
+                .to_owned(),
+        ),
+    ];
+    let mut text = String::new();
+    for (heading, table, note) in sections.iter().filter(|(_, table, _)| !table.is_empty()) {
+        text += &format!("{heading}\n{}\n{note}\n", shown(table));
+    }
+    text
+}
+
+/// Adds rows of each case below a heading of its problem.
+fn by_problem(
+    table: &mut Table,
+    cases: &[NetworkCase],
+    rows: impl Fn(&NetworkCase) -> Vec<Vec<String>>,
+) {
+    for of_problem in cases.chunk_by(|a, b| a.problem == b.problem) {
+        let rows: Vec<Vec<String>> = of_problem.iter().flat_map(&rows).collect();
+        if !rows.is_empty() {
+            table.heading(of_problem[0].problem.clone());
+            rows.into_iter().for_each(|row| table.row(row));
+        }
+    }
+}
+
+fn utilization(cases: &[NetworkCase]) -> Table {
+    let mut table = Table::new(&[
+        "row",
+        "a launch",
+        "samples/s",
+        "of published",
+        "of measured",
+        "forward",
+        "backward",
+        "optimizer",
+    ]);
+    by_problem(&mut table, cases, |case| {
+        let share = |share: Option<f64>| share.map_or_else(dash, percent);
+        let phase = |phase| share(case.phase_share(phase));
+        vec![vec![
+            case.row.clone(),
+            time(case.launch_ns),
+            case.samples_per_s.map_or_else(dash, |rate| format!("{rate:.0}")),
+            share(case.utilization.of_published),
+            share(case.utilization.of_measured),
+            phase(Phase::Forward),
+            phase(Phase::Backward),
+            phase(Phase::Optimizer),
+        ]]
+    });
+    table
+}
+
+fn published(cases: &[NetworkCase]) -> String {
+    let mut peaks: Vec<&str> = cases.iter().filter_map(|case| case.published.as_deref()).collect();
+    peaks.sort_unstable();
+    peaks.dedup();
+    let published = match peaks.is_empty() {
+        true => "published: the device has no published peak here".to_owned(),
+        false => format!("published: dense peak of {}", peaks.join(", ")),
+    };
+    format!("{published};\nmeasured: the matmul ceiling here; masked attention does not count\n")
+}
+
+fn host_and_device(cases: &[NetworkCase]) -> Table {
+    let mut table =
+        Table::new(&["row", "wall", "launching", "busy", "idle", "ends", "idle mostly"]);
+    by_problem(&mut table, cases, |case| {
+        let cause = case
+            .idle
+            .first()
+            .map_or_else(dash, |(cause, ns)| format!("{} {}", shorten(cause, 34), time(*ns)));
+        vec![vec![
+            case.row.clone(),
+            time(case.wall_ns),
+            time(case.launching_ns),
+            time(case.busy_ns),
+            time(case.device_ns - case.busy_ns),
+            time((case.wall_ns - case.device_ns).max(0.0)),
+            cause,
+        ]]
+    });
+    table
+}
+
+fn largest(cases: &[NetworkCase]) -> Table {
+    let mut table = Table::new(&["row", "kernel", "launches", "time", "share", "the other pass"]);
+    by_problem(&mut table, cases, |case| {
+        let step = case.network.step();
+        let Some(first) = step.first() else { return Vec::new() };
+        let inference = case.inference(cases).first();
+        let other = match case.network.trains() {
+            true => inference.map(|of| (of.name.clone(), "inference")),
+            false => {
+                let trains = |of: &&NetworkCase| of.network.trains() && of.pairs_with(case);
+                let step = cases.iter().find(trains).map(|of| of.network.step());
+                step.and_then(|step| Some((step.first()?.name.clone(), "training")))
+            }
+        };
+        let same = other.map_or_else(dash, |(name, pass)| match name == first.name {
+            true => format!("the same in {pass}"),
+            false => format!("another in {pass}"),
+        });
+        vec![vec![
+            case.row.clone(),
+            shorten(&short_name(&first.name), NAME),
+            number(first.launches),
+            time(first.kernel_ns),
+            percent(first.kernel_ns / kernel_ns(&step).max(1.0)),
+            same,
+        ]]
+    });
+    table
+}
+
+fn others(cases: &[NetworkCase]) -> Table {
+    let mut table = Table::new(&["kernel", "kind", "launches", "time", "share"]);
+    for case in cases {
+        let forward = case.forward();
+        let all = kernel_ns(forward).max(1.0);
+        let other =
+            |of: &&KernelUse| of.class != KernelClass::Matmul && of.kernel_ns >= MATTERS * all;
+        let listed: Vec<&KernelUse> = forward.iter().filter(other).take(LISTED).collect();
+        if listed.is_empty() || case.network.trains() {
+            continue;
+        }
+        table.heading(case.case.clone());
+        for of in listed {
+            table.row(vec![
+                shorten(&short_name(&of.name), NAME),
+                of.class.label().to_owned(),
+                number(of.launches),
+                time(of.kernel_ns),
+                percent(of.kernel_ns / all),
+            ]);
+        }
+    }
+    table
+}
+
+/// A case's kernels with what they are: inference, or training.
+pub(super) fn passes<'a>(
+    case: &'a NetworkCase,
+    all: &'a [NetworkCase],
+) -> Vec<(&'static str, Vec<KernelUse>)> {
+    let mut passes = Vec::new();
+    let trains = case.network.trains();
+    let paired = |of: &&NetworkCase| of.network.trains() && of.pairs_with(case);
+    // A forward pass stands beside its training step.
+    if trains || !all.iter().any(|of| paired(&of)) {
+        passes.push(("inference", case.inference(all).to_vec()));
+    }
+    if trains {
+        passes.push(("training", case.network.step()));
+    }
+    passes
+}
+
+/// Kinds of kernels with most time over all cases.
+pub(super) fn largest_kinds(cases: &[NetworkCase]) -> Vec<KernelClass> {
+    let mut sums: Vec<(KernelClass, f64)> = Vec::new();
+    for (class, share) in cases.iter().flat_map(|case| class_shares(&case.network.step())) {
+        match sums.iter_mut().find(|(known, _)| *known == class) {
+            Some((_, sum)) => *sum += share,
+            None => sums.push((class, share)),
+        }
+    }
+    sums.retain(|(class, _)| *class != KernelClass::Other);
+    sums.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    sums.into_iter().map(|(class, _)| class).take(KINDS).collect()
+}
+
+fn kinds(cases: &[NetworkCase]) -> Table {
+    let columns = largest_kinds(cases);
+    let labels: Vec<&str> = columns.iter().map(|class| class.label()).collect();
+    let mut table = Table::new(&[&["row"], &labels[..], &["other kinds"]].concat());
+    by_problem(&mut table, cases, |case| {
+        let row = |(pass, kernels): (&str, Vec<KernelUse>)| {
+            let shares = class_shares(&kernels);
+            let share = |class: &KernelClass| {
+                shares.iter().find(|(of, _)| of == class).map_or(0.0, |(_, share)| *share)
+            };
+            let others: f64 = 1.0 - columns.iter().map(share).sum::<f64>();
+            let cells = columns.iter().map(share).chain([others.max(0.0)]).map(percent);
+            std::iter::once(format!("{}, {pass}", case.row)).chain(cells).collect()
+        };
+        passes(case, cases).into_iter().map(row).collect()
+    });
+    table
+}
+
+fn attention(cases: &[NetworkCase]) -> Table {
+    let mut table = Table::new(&[
+        "row",
+        "scores",
+        "softmax",
+        "values",
+        "softmax/matmul",
+        "FLOPs",
+        "all",
+        "gain",
+    ]);
+    by_problem(&mut table, cases, |case| {
+        let Some(all_ns) = case.attention_ns() else { return Vec::new() };
+        let passes = case.network.passes.max(1) as f64;
+        let unfused = case.network.attention.as_ref();
+        let operation = |operation| {
+            unfused.map_or_else(dash, |of| time(of.operation(operation).kernel_ns as f64 / passes))
+        };
+        let ratio = |ratio: Option<f64>, form: fn(f64) -> String| ratio.map_or_else(dash, form);
+        let gain = case.unfused(cases).and_then(NetworkCase::attention_ns).map(|ns| ns / all_ns);
+        vec![vec![
+            case.row.clone(),
+            operation(AttentionOperation::Scores),
+            operation(AttentionOperation::Softmax),
+            operation(AttentionOperation::Values),
+            ratio(unfused.and_then(|of| of.time_ratio()), |ratio| format!("{ratio:.2}")),
+            ratio(unfused.and_then(|of| of.flop_ratio()), |ratio| format!("{ratio:.1} : 1")),
+            time(all_ns),
+            ratio(gain, |gain| format!("{gain:.2}x")),
+        ]]
+    });
+    table
+}
