@@ -194,4 +194,5 @@ def peers(workload, axes):
         yield name, about, functools.partial(prepare, name, compiled, graphed)
 
 
-common.main(peers)
+if __name__ == "__main__":
+    common.main(peers)

@@ -147,3 +147,5 @@ mod tests;
 mod layer_tests;
 #[cfg(test)]
 mod network_tests;
+#[cfg(test)]
+mod range_tests;

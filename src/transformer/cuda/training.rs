@@ -332,7 +332,12 @@ impl Training {
         let row = self.network.shape.rows_of(first).first;
         self.wait(self.updates, self.products);
         self.wait(self.updates, Lane::MAIN);
+        // Phases are beside each other, not inside.
+        self.network.program.end();
+        self.network.program.begin("optimizer");
         self.update_rows(row..row + rows, ("grad_vectors", gradient, "steps"), self.updates);
+        self.network.program.end();
+        self.network.program.begin("backward");
     }
 
     /// AdamW of rows of the arena. Those from its beginning on have f32 gradients as far as they are

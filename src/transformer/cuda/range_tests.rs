@@ -1,0 +1,91 @@
+//! Named ranges of the programs, by which a profile finds phases and the operations of attention.
+
+use std::collections::BTreeSet;
+
+use super::rung::{Attention, Schedule};
+use super::{DETERMINISTIC, FORWARD, FUSED, network, training};
+use crate::gpu_tests::{gpu, prepare};
+use crate::transformer::definition::Forward;
+use crate::transformer::shape::Shape;
+use kernelgate::backend::Executable;
+use kernelgate::backend::program::{Program, Step};
+use kernelgate::workload::{Dtype, Problem};
+use kernelgate_cuda::observe::cupti::{Recorded, Recorder};
+
+const SMALL: Shape = Shape {
+    vocabulary: 333,
+    d: 128,
+    ff: 200,
+    layers: 2,
+    heads: 2,
+    context: 64,
+    batch: 2,
+    dtype: Dtype::Bf16,
+};
+const PHASES: [&str; 3] = ["forward", "backward", "optimizer"];
+
+/// The ranges around each command.
+fn paths(program: &Program) -> Vec<Vec<&str>> {
+    let (mut open, mut paths) = (Vec::new(), Vec::new());
+    for step in program.steps() {
+        match step {
+            Step::Begin(name) => open.push(&**name),
+            Step::End => drop(open.pop()),
+            step if step.is_command() => paths.push(open.clone()),
+            _ => {}
+        }
+    }
+    paths
+}
+
+#[test]
+fn every_command_of_a_step_is_in_one_phase() {
+    for attention in [Attention::Unfused, FUSED, DETERMINISTIC] {
+        for schedule in [Schedule::Serial, Schedule::overlapped(&SMALL)] {
+            let program = training::step(&SMALL, attention, schedule);
+            let mut found = BTreeSet::new();
+            for path in paths(&program) {
+                let phases: Vec<_> = path.iter().filter(|name| PHASES.contains(name)).collect();
+                assert_eq!(phases.len(), 1, "{path:?}");
+                found.extend(phases.into_iter().copied());
+            }
+            assert_eq!(found, BTreeSet::from(PHASES));
+        }
+    }
+}
+
+#[test]
+fn unfused_attention_has_the_ranges_of_the_guide() {
+    let ranges = ["computing_attention_scores", "computing_softmax", "final_matmul"];
+    let counts = |attention| {
+        let program = network::forward(&SMALL, attention);
+        let paths = paths(&program);
+        ranges.map(|range| paths.iter().filter(|path| path.last() == Some(&range)).count())
+    };
+    // A product of every sequence, of each layer.
+    assert_eq!(counts(Attention::Unfused), [4, 2, 4]);
+    assert_eq!(counts(FUSED), [0; 3]);
+}
+
+#[test]
+fn a_recorded_launch_has_the_ranges() {
+    let Some((device, _alone)) = gpu() else { return };
+    let Some(recorder) = Recorder::start(Recorded::Everything).unwrap() else {
+        return eprintln!("skipped: CUPTI is missing");
+    };
+    let problem = Forward { shape: SMALL };
+    let Some(mut task) = prepare(&FORWARD[0], &problem, &problem.inputs(1), &device) else {
+        return;
+    };
+    recorder.take().unwrap();
+    task.launch().unwrap();
+    task.synchronize().unwrap();
+    let activity = recorder.take().unwrap();
+    let opened = |name: &str| {
+        let ranges = activity.ranges.iter();
+        ranges.filter(|range| activity.names[range.name as usize] == name).count()
+    };
+    assert_eq!(["forward", "computing_softmax"].map(opened), [1, 2]);
+    let commands = paths(&network::forward(&SMALL, Attention::Unfused)).len();
+    assert!(activity.kernels.len() >= commands, "{} of {commands}", activity.kernels.len());
+}
