@@ -52,13 +52,14 @@ pub fn page(content: &Content<'_>) -> Result<ReportPage, PlotError> {
         Gallery { figures: charts::roofline(measured).into_iter().collect(), left_out: 0 };
     let verdict = content.verdict.and_then(verdict::changes);
     let kinds = [
-        ("curves", "Over each axis", CURVES, charts::curves(measured)),
         (
             "ladders",
             "Ladders",
             "The implementations of a problem, the slowest first.",
             charts::ladders(measured),
         ),
+        ("peers", "Peers", PEERS, charts::peers(&measured.peers)),
+        ("curves", "Over each axis", CURVES, charts::curves(measured)),
         ("roofline", "Roofline", ROOFLINE, roofline),
         (
             "maps",
@@ -67,17 +68,14 @@ pub fn page(content: &Content<'_>) -> Result<ReportPage, PlotError> {
             charts::heat(measured),
         ),
         ("caches", "Hot and cold caches", CACHES, charts::caches(measured)),
-        ("peers", "Peers", PEERS, charts::peers(&measured.peers)),
         ("errors", "Errors beside speed", ERRORS, charts::errors(measured)),
         ("runs", "Process runs", RUNS, charts::distributions(measured)),
     ];
-    let mut sections = vec![
-        Section::new("environment", "Environment", shell::facts(&measured.facts)),
-        Section::new("words", "Words", words()),
-    ];
+    let mut sections = Vec::new();
     if let Some(summary) = content.verdict {
         sections.push(Section::new("verdicts", "Verdicts", verdict::section(summary)?));
     }
+    sections.push(Section::new("workloads", "Workloads", workloads(&measured.cases)));
     let mut figures: Vec<Figure> = verdict.into_iter().collect();
     for (anchor, title, about, gallery) in kinds {
         if gallery.figures.is_empty() {
@@ -97,6 +95,8 @@ pub fn page(content: &Content<'_>) -> Result<ReportPage, PlotError> {
     if !measured.skipped.is_empty() || !measured.failed.is_empty() {
         sections.push(Section::new("not-measured", "Not measured", not_measured(measured)));
     }
+    sections.push(Section::new("environment", "Environment", shell::facts(&measured.facts)));
+    sections.push(Section::new("glossary", "Glossary", glossary()));
     let title = format!("kernelgate: {}", measured.device);
     let html = shell::page(&title, &lead(measured), &sections);
     name_apart(&mut figures);
@@ -128,8 +128,8 @@ const ERRORS: &str = "Each point is a case: fast and exact is at the bottom left
 const RUNS: &str = "How much the time differs from one process to the next. A difference between two \
                     builds that is smaller than this may be chance.";
 
-/// What the page's words mean, for who knows nothing of kernelgate.
-const WORDS: [(&str, &str); 9] = [
+/// Terms of the page.
+const GLOSSARY: [(&str, &str); 9] = [
     ("workload", "A computation with one mathematical definition, such as attention/forward."),
     (
         "problem",
@@ -156,14 +156,14 @@ const WORDS: [(&str, &str); 9] = [
     ),
     (
         "error",
-        "Of outputs against a reference in double precision, which each case is held against before \
-         it is timed; largest error over the largest value of the reference.",
+        "Largest error of the outputs over the largest value of the reference, in double precision. \
+         A case is verified before it is timed.",
     ),
 ];
 
-fn words() -> Markup {
+fn glossary() -> Markup {
     html! {
-        dl class="words" { @for (word, meaning) in WORDS { div { dt { (word) } dd { (meaning) } } } }
+        dl class="words" { @for (word, meaning) in GLOSSARY { div { dt { (word) } dd { (meaning) } } } }
         p class="note" { "In the tables the fastest implementation of each problem is green." }
     }
 }
@@ -205,6 +205,58 @@ fn over_commits(history: &OverCommits, drawn: &Gallery) -> Result<Markup, PlotEr
             (shell::of_terminal(&table))
         }
     })
+}
+
+/// A line a workload: the fastest implementations of its problems, hot where they were timed hot.
+fn workloads(cases: &[Case]) -> Markup {
+    let header = ["workload", "problems", "fastest", "time", "of limit", "speed-up"];
+    let row = |workload: &[Case]| -> Vec<String> {
+        let hot = workload.iter().any(|case| case.cache == "hot");
+        let cases: Vec<&Case> =
+            workload.iter().filter(|case| !hot || case.cache == "hot").collect();
+        let best: Vec<&Case> = cases.iter().copied().filter(|case| case.best).collect();
+        let slowest_ns = |problem: &str| {
+            let same = cases.iter().filter(|case| case.problem == problem);
+            same.map(|case| case.time_ns()).fold(0.0, f64::max)
+        };
+        let mut wins: BTreeMap<&str, usize> = BTreeMap::new();
+        for case in &best {
+            *wins.entry(&case.implementation).or_default() += 1;
+        }
+        let fastest = match &wins.iter().max_by_key(|(_, wins)| **wins) {
+            Some((name, _)) if wins.len() == 1 => (*name).to_string(),
+            Some((name, wins)) => format!("{name}, in {wins} of {}", best.len()),
+            None => "-".to_owned(),
+        };
+        let speedups = best.iter().map(|case| slowest_ns(&case.problem) / case.time_ns());
+        vec![
+            workload[0].workload.clone(),
+            best.len().to_string(),
+            fastest,
+            range(best.iter().map(|case| case.time_ns()), time),
+            range(best.iter().filter_map(|case| case.of_limit()), |it| {
+                format!("{:.0}%", 100.0 * it)
+            }),
+            range(speedups, |it| format!("{it:.2}×")),
+        ]
+    };
+    let rows: Vec<Vec<String>> = cases.chunk_by(|a, b| a.workload == b.workload).map(row).collect();
+    html! {
+        (shell::table(&header, &rows, |_| false))
+        p class="note" { "Fastest: the implementation that is fastest in most problems. Speed-up: over \
+            the slowest implementation of the same problem." }
+    }
+}
+
+/// Smallest and largest value; one where both read the same.
+fn range(values: impl Iterator<Item = f64>, shown: impl Fn(f64) -> String) -> String {
+    let values: Vec<f64> = values.collect();
+    let Some(low) = values.iter().copied().reduce(f64::min) else { return "-".to_owned() };
+    let high = values.iter().copied().fold(low, f64::max);
+    match (shown(low), shown(high)) {
+        (low, high) if low == high => low,
+        (low, high) => format!("{low} to {high}"),
+    }
 }
 
 /// A table a workload; the fastest of each problem stands out.

@@ -99,16 +99,17 @@ fn a_page_its_charts_and_its_numbers_are_written() {
     assert!(page.contains("too large &lt;b&gt;") && !page.contains("too large <b>"));
     assert!(!page.contains("src=") && !page.contains("url(") && !page.contains("@import"));
     for anchor in [
-        "environment",
-        "words",
-        "curves",
+        "workloads",
         "ladders",
+        "curves",
         "roofline",
         "caches",
         "errors",
         "runs",
         "cases",
         "not-measured",
+        "environment",
+        "glossary",
     ] {
         assert!(page.contains(&format!("<section id=\"{anchor}\">")), "{anchor}");
     }

@@ -78,8 +78,8 @@ pub fn curves(measured: &Measured) -> Gallery {
     gallery
 }
 
-/// Those of at least three values; of an axis without any, those of two. The axes with most values
-/// first, and of one axis the groups with most values and cases.
+/// Groups of at least three values. The axes with most values first, and of one axis the groups with
+/// most values and cases.
 fn groups(cases: &[Case]) -> Vec<Group<'_>> {
     type Key<'a> = (&'a str, &'a str, Axes, &'a str);
     let mut groups: BTreeMap<Key<'_>, Vec<(u64, &Case)>> = BTreeMap::new();
@@ -95,7 +95,7 @@ fn groups(cases: &[Case]) -> Vec<Group<'_>> {
             let values = cases.iter().map(|(value, _)| *value).collect();
             Group { workload, axis, rest, cache, cases, values }
         })
-        .filter(|group| group.values.len() > 1)
+        .filter(|group| group.values.len() > 2)
         .collect();
     let mut most: BTreeMap<(String, String), usize> = BTreeMap::new();
     for group in &all {
@@ -103,7 +103,6 @@ fn groups(cases: &[Case]) -> Vec<Group<'_>> {
         *most = (*most).max(group.values.len());
     }
     let of_axis = |group: &Group<'_>| most[&(group.workload.to_owned(), group.axis.to_owned())];
-    all.retain(|group| group.values.len() > 2 || of_axis(group) == 2);
     all.sort_by_key(|group| {
         let size = (group.values.len(), group.cache == "hot", group.cases.len());
         (group.workload, Reverse(of_axis(group)), group.axis, Reverse(size))
