@@ -80,6 +80,21 @@ fn work_launched_long_before_it_starts_is_not_host_code() {
 }
 
 #[test]
+fn idle_time_that_no_replay_mends_stays_a_warning() {
+    let mut trace = Kineto::nvidia();
+    for step in 0..10 {
+        let start = f64::from(step) * 10_000.0;
+        trace.call((start, 2.0), "cudaStreamWaitEvent");
+        trace.launch(start + 5.0, (start + 9_000.0, 100.0), "waits", FULL);
+    }
+    let diagnosis = diagnose(&trace.read());
+    assert_eq!(main_cause(&diagnosis, 0).0, CauseKind::EventWait);
+    let gaps = found(&diagnosis, "gaps").unwrap();
+    assert_eq!(gaps.severity, Severity::Warning, "{}", gaps.title);
+    assert!(gaps.recoverable_ns < Some(10_000_000), "{:?}", gaps.recoverable_ns);
+}
+
+#[test]
 fn the_driver_of_windows_submits_work_later() {
     let mut export = Export::new();
     export.launch((0, 5_000), (10_000, 14_000), 1, "a");

@@ -194,3 +194,23 @@ fn a_block_size_needs_no_description_of_the_device() {
         }
     }
 }
+
+#[test]
+fn an_operation_waits_for_its_own_device_first() {
+    // Two devices of one process: communication of each, then compute that needs it.
+    let mut trace = Kineto::nvidia();
+    let name = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)";
+    for device in 0..2 {
+        for step in 0..20 {
+            let ns = f64::from(step) * 1_000.0 + f64::from(device) * 3.0;
+            let call = f64::from(step) * 10.0 - 1_000.0 + f64::from(device) * 5.0;
+            let at = At { device, ..FULL };
+            trace.launch(call, (ns, 400.0), "gemm", at);
+            trace.launch(call + 1.0, (ns + 400.0, 590.0), name, At { stream: 13, ..at });
+        }
+    }
+    let diagnosis = diagnose(&trace.read());
+    let exposed = diagnosis.findings.iter().find(|of| of.id == "exposed-communication").unwrap();
+    assert_eq!(exposed.severity, Severity::Severe, "{exposed:?}");
+    assert!(exposed.recoverable_ns > Some(19 * 580_000), "{:?}", exposed.recoverable_ns);
+}

@@ -43,7 +43,7 @@ const PAUSE_NS: i64 = 100_000;
 /// Operations that a host that waits leaves in the queue at most.
 const AHEAD: i64 = 2;
 /// Part of that time in which the GPU works if the host waits for it.
-const WORKED: f64 = 0.8;
+const WORKED: f64 = 0.75;
 
 /// A wait of the host.
 #[derive(Debug, Clone, Copy)]
@@ -180,11 +180,19 @@ impl<'a> Dependencies<'a> {
     fn streams(&mut self, trace: &Trace, ended: &Order, process: impl Fn(OperationId) -> usize) {
         let mut last_of_place = vec![NONE; trace.places.len()];
         let mut last_of_process = vec![NONE; trace.processes.len()];
+        let mut devices: HashMap<(u32, u32), usize> = HashMap::new();
+        let numbered = trace.places.iter().map(|place| {
+            let new = devices.len();
+            *devices.entry((place.process, place.device)).or_insert(new)
+        });
+        let device_of_place: Vec<usize> = numbered.collect();
+        let mut last_of_device = vec![NONE; devices.len()];
         let mut ended = ended.iter().peekable();
         for id in self.started.iter() {
             let start = self.all.start(id);
             while let Some(done) = ended.next_if(|&done| self.all.end(done) <= start) {
                 last_of_process[process(done)] = done;
+                last_of_device[device_of_place[self.all.place(done).0 as usize]] = done;
             }
             let place = self.all.place(id).0 as usize;
             let last = last_of_place[place];
@@ -196,14 +204,20 @@ impl<'a> Dependencies<'a> {
                 self.before[id as usize] = last;
                 last_of_place[place] = id;
             }
-            let other = last_of_process[process(id)];
-            if other != NONE && other != id {
-                let ready = self.ready(id).map_or(i64::MIN, |(time, _)| time);
-                let end = self.all.end(other);
-                let earlier = self.all.start(other) < start;
-                if earlier && start.saturating_sub(ready) > WAITS_NS && end > ready {
-                    self.other.insert(id, other);
-                }
+            let ready = self.ready(id).map_or(i64::MIN, |(time, _)| time);
+            if start.saturating_sub(ready) <= WAITS_NS {
+                continue;
+            }
+            // Its own device first: a process may have several.
+            let others = [last_of_device[device_of_place[place]], last_of_process[process(id)]];
+            let waits_for = |&other: &OperationId| {
+                other != NONE
+                    && other != id
+                    && self.all.start(other) < start
+                    && self.all.end(other) > ready
+            };
+            if let Some(other) = others.into_iter().find(waits_for) {
+                self.other.insert(id, other);
             }
         }
     }

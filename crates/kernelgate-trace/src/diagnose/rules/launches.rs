@@ -187,8 +187,12 @@ pub(super) fn gaps(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
         let main = gaps.causes.first();
         let mut remedies = gaps.causes.iter().map(remedy_of);
         let remedy = remedies.find(|of| *of != Remedy::NotReplayed).unwrap_or(Remedy::NotReplayed);
-        // Without a replay nobody knows what mending it saves.
-        let explained = if remedy == Remedy::NotReplayed { 0 } else { explained };
+        // Without a replay nobody knows what mending a cause saves.
+        let mended = gaps
+            .causes
+            .iter()
+            .filter(|cause| remedy != Remedy::NotReplayed && remedy_of(cause) == remedy);
+        let explained = explained.min(mended.map(|cause| cause.total_ns).sum());
         let words = main.map_or(String::new(), |cause| {
             let once = if cause.once() { ", once" } else { "" };
             format!("; most of the idle time: {}{once}", cause.label())
