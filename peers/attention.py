@@ -1,4 +1,5 @@
-"""PyTorch's attention: FlashAttention-2 and cuDNN behind scaled_dot_product_attention.
+"""PyTorch's attention: FlashAttention-2 and cuDNN behind scaled_dot_product_attention; and
+FlashAttention-4 where it is installed (flash_attention4.py).
 
 The backward is timed without its forward.
 """
@@ -7,6 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as attention
 
 import common
+import flash_attention4
 
 BACKENDS = (
     ("torch/flash2", "scaled_dot_product_attention, FlashAttention-2", SDPBackend.FLASH_ATTENTION),
@@ -21,14 +23,20 @@ def peers(workload, axes):
     b = int(axes.get("b", max(1, int(axes.get("tokens", 16384)) // s)))
     h, keys = int(axes.get("h", 2048 // d)), int(axes.get("keys", s))
     h_kv = int(axes.get("h_kv", h))
-    causal = axes["mask"] == "causal"
+    causal, backward = axes["mask"] == "causal", workload == "attention/backward"
+    shapes = ((b, h, s, d), (b, h_kv, keys, d), (b, h_kv, keys, d))
+    dtype = common.DTYPES[axes["dtype"]]
+    if flash_attention4.installed():
+        yield (
+            "flash-attention-4",
+            f"flash_attn.cute, {flash_attention4.PACKAGE} {flash_attention4.version()}",
+            lambda: flash_attention4.prepare(shapes, dtype, causal, backward),
+        )
     if causal and keys != s:
         return  # PyTorch lets the first query see one key, here the last one sees all.
-    shapes = ((b, h, s, d), (b, h_kv, keys, d), (b, h_kv, keys, d))
 
     def prepare(backend):
         torch.manual_seed(0)
-        dtype = common.DTYPES[axes["dtype"]]
         q, k, v = (
             torch.randn(shape, device="cuda", dtype=dtype, requires_grad=True) for shape in shapes
         )
@@ -37,7 +45,7 @@ def peers(workload, axes):
             with sdpa_kernel(backend):
                 return attention(q, k, v, is_causal=causal, enable_gqa=h != h_kv)
 
-        if workload == "attention/forward":
+        if not backward:
             return torch.no_grad()(forward)
         out = forward()
         grad = torch.randn_like(out)

@@ -37,6 +37,7 @@ pub const FAMILY: Family = Family {
         main: "attention.py",
         files: &[
             ("common.py", include_str!("../../peers/common.py")),
+            ("flash_attention4.py", include_str!("../../peers/flash_attention4.py")),
             ("attention.py", include_str!("../../peers/attention.py")),
         ],
     }),
