@@ -9,6 +9,10 @@
 // Threads: three warpgroups of 64 queries each compute, with 160 registers a thread; one thread of
 // a fourth warpgroup, which keeps 32, copies. A block stays on its multiprocessor and takes tiles
 // of up to 192 queries from a list that the host made: where causal, their weights differ much.
+// With -DPARTS=4 a tile is a whole head of up to 256 queries and keys, which are copied once.
+// Warpgroups take its four parts one after another and go on with the next head, so that they
+// seldom wait for each other. All keys of a head are in shared memory at a time, or the second part
+// of a warpgroup would wait for those that the first has released. One more thread copies queries.
 // Layout: tensor maps have the strides of batches, heads and rows of each tensor.
 // Shared memory: the queries of two tiles, so that those of the next one are there in time, and
 // kStages blocks of keys and of values. A warpgroup's output goes out from where its queries were.
@@ -40,6 +44,12 @@ constexpr bool kFp8 = FP8 != 0;
 using Gemm = Choose<kFp8, GemmE4m3, Gemm16>::Type;
 constexpr int kGroups = 3, kGroupThreads = 128, kThreads = THREADS, kStages = STAGES;
 constexpr int kKeys = TILE_KEYS;  // of a block
+constexpr int kParts = PARTS;     // of a tile, 64 queries each
+constexpr bool kTurns = kParts != kGroups;  // a warpgroup's part changes from tile to tile
+// Copies of queries are of a part, or of all parts of a tile.
+constexpr int kPartsACopy = kTurns ? 1 : kParts;
+constexpr int kCopiesATurn = kTurns ? kGroups : 1;  // from a warpgroup's queries to its next ones
+constexpr int kQueryStages = 2 * kCopiesATurn;
 constexpr int kRowBytes = kHeadDim * Gemm::kElementBytes;  // of queries, keys, values
 constexpr int kColumns = kRowBytes / kColumnBytes;
 constexpr int kColumnElements = kColumnBytes / Gemm::kElementBytes;
@@ -50,18 +60,21 @@ constexpr int kBlockBytes = kKeys * kRowBytes;
 constexpr int kKeysOffset = 2 * kGroups * kQueriesBytes;
 constexpr int kValuesOffset = kKeysOffset + kStages * kBlockBytes;
 constexpr int kBarriersOffset = kValuesOffset + kStages * kBlockBytes;
-constexpr int kSharedBytes = kBarriersOffset + 8 * (4 + 4 * kStages);
+constexpr int kSharedBytes = kBarriersOffset + 16 * (kQueryStages + 2 * kStages);
 // The largest weight is 2^8. Where o is not rescaled, a row's top may have grown by 2^kGrowth, so
 // that weights are computed for a top that is 2^kGrowth below it: in fp8 small ones vanish.
 constexpr float kGrowth = kFp8 ? 2.f : 8.f, kTopWeight = 8.f - kGrowth;
 
 static_assert(kThreads == (kGroups + 1) * kGroupThreads, "a warpgroup copies, the others compute");
 static_assert(kSharedBytes == SHARED_BYTES, "the row declares what the tiles take");
+// A barrier shows only whether its last phase was even or odd: a warpgroup has to wait for each.
+static_assert(!kTurns || kParts > kGroups, "each warpgroup has a part of each tile");
 static_assert(!kFp8 || kHeadDim == 128, "in fp8 a row is a column of 128 bytes");
 
-// Every warp reads keys and values. Queries are a warpgroup's, whose first thread releases them.
-using Blocks = Ring<kStages, kBlockBytes, kGroups * kGroupThreads / kWarpSize>;
-using Queries = Ring<2, kGroups * kQueriesBytes, kGroups>;
+// The warps of all parts read keys and values. Queries are a warpgroup's, whose first thread
+// releases them.
+using Blocks = Ring<kStages, kBlockBytes, kParts * kGroupThreads / kWarpSize>;
+using Queries = Ring<kQueryStages, kPartsACopy * kQueriesBytes, kPartsACopy>;
 struct Rings {
   Queries queries;
   Blocks keys, values;
@@ -84,7 +97,7 @@ struct Shape {
   int heads, share;   // heads of queries a batch; those that share a head of keys and values
 };
 
-// Queries from `row` on of a head, 64 for each of the first `groups` warpgroups.
+// Queries from `row` on of a head, 64 for each of the first `groups` parts.
 struct Tile {
   int row, groups, head, batch;
 
@@ -130,6 +143,32 @@ __device__ __forceinline__ void copy_values(const Blocks& ring, u32 n, const u8*
             kBlockBytes, ring.full(n));
 }
 
+// The queries of parts from `first` on, as copy n.
+__device__ __forceinline__ void copy_queries(const Queries& ring, u32 n, const TensorMap& map,
+                                             const Tile& tile, int first, int count) {
+  ring.begin_fill(n, count * kGroupRows * kRowBytes);
+  for (int i = 0; i < count * kColumns; ++i) {
+    const int part = i / kColumns, column = i % kColumns;
+    const u32 to = ring.stage(n) + part * kQueriesBytes;
+    copy_box(to + column * kGroupRows * kColumnBytes, map,
+             {column * kColumnElements, tile.row + (first + part) * kGroupRows, tile.head,
+              tile.batch},
+             ring.full(n));
+  }
+}
+
+// The work of the thread that copies queries where warpgroups take turns.
+__device__ __forceinline__ void produce_queries(const Rings& rings, const TensorMap& q,
+                                                const int4* tiles) {
+  for (int index = 0;; ++index) {
+    const Tile tile(tiles, index);
+    if (tile.groups == 0) return;
+#pragma unroll 1
+    for (int part = 0; part < kParts; ++part)
+      copy_queries(rings.queries, index * kParts + part, q, tile, part, 1);
+  }
+}
+
 // The work of the thread that copies.
 __device__ __forceinline__ void produce(const Rings& rings, const TensorMap& q, const TensorMap& k,
                                         const Values& v, const int4* tiles, const Shape& shape) {
@@ -137,14 +176,7 @@ __device__ __forceinline__ void produce(const Rings& rings, const TensorMap& q, 
   for (int index = 0;; ++index) {
     const Tile tile(tiles, index);
     if (tile.groups == 0) return;
-    rings.queries.begin_fill(index, tile.groups * kGroupRows * kRowBytes);
-    for (int part = 0; part < tile.groups * kColumns; ++part) {
-      const int group = part / kColumns, column = part % kColumns;
-      const u32 to = rings.queries.stage(index) + group * kQueriesBytes;
-      copy_box(to + column * kGroupRows * kColumnBytes, q,
-               {column * kColumnElements, tile.row + group * kGroupRows, tile.head, tile.batch},
-               rings.queries.full(index));
-    }
+    if (!kTurns) copy_queries(rings.queries, index, q, tile, 0, tile.groups);
     const int head = tile.head / shape.share;
     const int blocks = blocks_seen(shape, tile.row + tile.groups * kGroupRows);
     // Keys are needed a block ahead of values.
@@ -267,7 +299,7 @@ __device__ __forceinline__ void step(Rows& rows, const Rings& rings, const Place
   if (kOf == kNext) Gemm::round(rows.p[kNext], rows.s);
 }
 
-// Lets the queries of a tile be replaced, once its output has left from there.
+// Lets the queries of a copy be replaced, once their output has left from there.
 __device__ __forceinline__ void reuse_queries(const Rings& rings, int index) {
   if (threadIdx.x % kGroupThreads != 0 || index < 0) return;
   store_box_wait_read();
@@ -276,9 +308,9 @@ __device__ __forceinline__ void reuse_queries(const Rings& rings, int index) {
 
 // The rows of a warpgroup over all the blocks that they see, `seen` of them, from fill n on.
 __device__ __forceinline__ void attend(Rows& rows, const Rings& rings, const Place& place, u32 q,
-                                       u32 n, int seen, int whole, int index) {
+                                       u32 n, int seen, int whole, int copy) {
   start_scores(rows, rings, q, n);
-  reuse_queries(rings, index - 1);
+  reuse_queries(rings, copy - kCopiesATurn);
   wgmma_wait<0>();
   settle(rows.s);
   rings.keys.release_by_warp(n);
@@ -345,16 +377,18 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& out
                                         const int4* tiles, const Shape& shape, int group) {
   const u32 lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
   u32 n = 0;
-  for (int index = 0;; ++index) {
+  for (int copy = kTurns ? group : 0;; copy += kCopiesATurn) {
+    const int index = kTurns ? copy / kParts : copy, part = kTurns ? copy % kParts : group;
     const Tile tile(tiles, index);
     if (tile.groups == 0) break;
-    const int first_row = tile.row + group * kGroupRows;
+    const int first_row = tile.row + part * kGroupRows;
     const int blocks = blocks_seen(shape, tile.row + tile.groups * kGroupRows);
-    const bool used = group < tile.groups;
+    const bool used = part < tile.groups;
     const int seen = used ? blocks_seen(shape, first_row + kGroupRows) : 0;
-    const u32 queries = rings.queries.stage(index) + group * kQueriesBytes;
-    rings.queries.wait(index);
-    // Blocks that only later warpgroups see.
+    const u32 queries = rings.queries.stage(copy) + (kTurns ? 0 : group) * kQueriesBytes;
+    rings.queries.wait(copy);
+    if (kTurns) n = index * blocks;  // all tiles have as many
+    // Blocks that only later parts see.
     for (int skipped = blocks; skipped > seen; --skipped, ++n) {
       rings.keys.wait(n);
       rings.keys.release_by_warp(n);
@@ -381,9 +415,9 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& out
     if (seen > 0) {
       // Blocks before this one are seen whole by every row.
       const int whole = kCausal ? (first_row + 1 + shape.keys - shape.queries) / kKeys : seen;
-      attend(rows, rings, place, queries, n, seen, whole, index);
+      attend(rows, rings, place, queries, n, seen, whole, copy);
     } else {
-      reuse_queries(rings, index - 1);
+      reuse_queries(rings, copy - kCopiesATurn);
     }
     n += seen;
     if (used)
@@ -414,6 +448,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_forward_flas
   if (group == kGroups) {
     registers_down<32>();
     if (threadIdx.x == kGroups * kGroupThreads) produce(rings, q, k, v, tiles, shape);
+    if (kTurns && threadIdx.x == kGroups * kGroupThreads + kWarpSize)
+      produce_queries(rings, q, tiles);
   } else {
     registers_up<160>();
     consume(rings, out, lse, lse_strides, scales, tiles, shape, group);

@@ -183,8 +183,10 @@ fn tiles_of_several_warpgroups_agree_with_the_reference_at_their_edges() {
     let Some((device, _alone)) = gpu() else { return };
     let expected = usize::from(device.facts().arch == "sm_90a");
     // One row more or less than warpgroups, tiles and blocks of keys have, and several tiles a
-    // multiprocessor.
-    for (h, s) in [(3, 63), (3, 127), (3, 193), (150, 321), (5, 1000), (1, 8191)] {
+    // multiprocessor; many short heads, which are one tile each.
+    for (h, s) in
+        [(3, 63), (3, 127), (3, 193), (150, 193), (140, 250), (150, 321), (5, 1000), (1, 8191)]
+    {
         for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
             for dtype in [Dtype::Bf16, Dtype::F16] {
                 let attention = Attention { dtype, ..bf16(2, h, s, d, causal) };
@@ -219,6 +221,8 @@ fn grouped_heads_and_more_or_fewer_keys_than_queries_agree_with_the_reference() 
         (6, 3, 129, 1000),
         (4, 1, 1000, 1001),
         (4, 2, 200, 70),
+        (136, 34, 200, 70),
+        (136, 34, 200, 255),
     ] {
         for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
             for dtype in [Dtype::Bf16, Dtype::F16] {

@@ -8,10 +8,10 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Queries of a warpgroup.
-const GROUP_ROWS: usize = 64;
-/// Warpgroups of a tile, at most.
-const GROUPS: usize = 3;
+/// Queries of a warpgroup, and of a box of its copies.
+pub const GROUP_ROWS: usize = 64;
+/// Warpgroups that compute.
+pub const GROUPS: usize = 3;
 /// Work of a tile besides its blocks of keys, in 64 queries by a block of keys.
 const TILE_COST: usize = 4;
 /// Bytes of the heads that come together: queries, keys, values and output.
@@ -29,7 +29,7 @@ pub struct Tile {
     pub head: usize,
     /// First query, a multiple of 64.
     pub row: usize,
-    /// Warpgroups with 64 queries each.
+    /// Parts of 64 queries, each by a warpgroup.
     pub groups: usize,
 }
 
@@ -50,6 +50,8 @@ pub struct Tiling {
     pub causal: bool,
     /// Keys of a block.
     pub block_keys: usize,
+    /// Most parts of a tile; if more than warpgroups, a head is one tile.
+    pub parts: usize,
 }
 
 impl Tiling {
@@ -58,7 +60,9 @@ impl Tiling {
         // Rows of equal weight: tiles of two warpgroups beside those of three, so that no block has
         // a whole tile more than the others. Where causal, weights differ enough, but two of two
         // warpgroups are better than one of three and one alone.
-        let most = if !self.causal {
+        let most = if self.parts != GROUPS {
+            0
+        } else if !self.causal {
             MAX_NARROW.min(self.s / (2 * GROUP_ROWS))
         } else if self.s <= SHORT {
             2
@@ -86,7 +90,7 @@ impl Tiling {
         let (mut tiles, mut row, mut narrow) = (Vec::new(), 0, narrow);
         while row < self.s {
             let left = (self.s - row).div_ceil(GROUP_ROWS);
-            let groups = if narrow > 0 && left <= 2 * narrow { 2 } else { GROUPS }.min(left);
+            let groups = if narrow > 0 && left <= 2 * narrow { 2 } else { self.parts }.min(left);
             narrow = narrow.saturating_sub(usize::from(left <= 2 * narrow));
             tiles.push((row, groups));
             row += groups * GROUP_ROWS;
@@ -120,13 +124,13 @@ impl Tiling {
     }
 
     /// Work of a tile. Two warpgroups leave the tensor cores idle for a tenth of the time in which
-    /// three keep them busy, one for more.
+    /// three keep them busy, one for more. Heads that are one tile cost the same.
     fn cost(&self, row: usize, groups: usize) -> usize {
         let blocks = |group| {
             let end = self.s.min(row + (group + 1) * GROUP_ROWS);
             if self.causal { end + self.keys - self.s } else { self.keys }.div_ceil(self.block_keys)
         };
-        let tenths = [16, 11, 10][groups - 1];
+        let tenths = [16, 11, 10][groups.min(GROUPS) - 1];
         (0..groups).map(blocks).sum::<usize>() * tenths + 10 * TILE_COST
     }
 }
@@ -159,6 +163,7 @@ mod tests {
         key_bytes: 256,
         causal: true,
         block_keys: 80,
+        parts: GROUPS,
     };
 
     fn cost(tiling: &Tiling, list: &[Tile]) -> usize {
@@ -232,6 +237,19 @@ mod tests {
         for head in 0..1024 {
             let (first, second) = (place(head, 0).unwrap(), place(head, 128).unwrap());
             assert!(first.abs_diff(second) <= 80, "{head}: {first}, {second}");
+        }
+    }
+
+    #[test]
+    fn a_short_head_is_one_tile() {
+        for s in [193, 256] {
+            for causal in [false, true] {
+                let tiling = Tiling { heads: 300, s, keys: s, parts: 4, causal, ..SMALL };
+                let mut tiles: Vec<_> = tiling.lists(132).into_iter().flatten().collect();
+                tiles.sort_unstable_by_key(|tile| tile.head);
+                let whole = |head| Tile { head, row: 0, groups: 4 };
+                assert_eq!(tiles, (0..300).map(whole).collect::<Vec<_>>(), "{tiling:?}");
+            }
         }
     }
 

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::tile_lists::{Tiling, table};
+use super::tile_lists::{GROUP_ROWS, GROUPS, Tiling, table};
 use crate::attention::cuda::call::{ForwardAddresses, Launches};
 use crate::attention::cuda::launch::{
     ELEMENT_BYTES, Extents, boxes, kernel, key_boxes, output, scratch, upload,
@@ -22,12 +22,25 @@ pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_WGMMA, FLASH_WGMMA_FP8, TRAN
 /// Three warpgroups that compute, one that copies.
 const THREADS: usize = 512;
 
-/// Queries of a warpgroup, and of a box of its copies.
-const GROUP_ROWS: usize = 64;
+/// Parts of a short head, 64 queries each, and its most keys.
+const TURNS: usize = 4;
+const TURN_KEYS: usize = TURNS * GROUP_ROWS;
+/// Fewest heads whose tiles are whole heads: two for each multiprocessor of an H100 or H200.
+const TURN_HEADS: usize = 264;
+
+/// Parts of a tile. A head of four is one tile, so that its keys are copied once; a warpgroup reads
+/// them for two parts.
+const fn parts(extents: &Extents) -> usize {
+    let short = extents.s.div_ceil(GROUP_ROWS) == TURNS && extents.keys <= TURN_KEYS;
+    if short && extents.heads >= TURN_HEADS { TURNS } else { GROUPS }
+}
 
 /// Keys of a block: as many as leave a thread's scores and output in its 160 registers, and 64 where
 /// so few keys fill larger blocks badly.
 const fn block_keys(extents: &Extents) -> usize {
+    if parts(extents) == TURNS {
+        return 64;
+    }
     let (few, usual) = match (extents.d, extents.causal) {
         (64, false) => (0, 128),
         (64, true) => (512, 128),
@@ -46,11 +59,18 @@ const fn stages(extents: &Extents) -> usize {
     }
 }
 
+/// A pair for each stage of keys, of values and of queries: two tiles, or two parts a warpgroup.
+const fn barrier_bytes(parts: usize, stages: usize) -> usize {
+    let queries = if parts == TURNS { 2 * GROUPS } else { 2 };
+    16 * (queries + 2 * stages)
+}
+
 /// In 16 bits.
 pub const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
     defines: |extents| {
         let keys = format!("TILE_KEYS={}", block_keys(extents));
-        (ANY_KEYS.defines)(extents).into_iter().chain([keys]).collect()
+        let parts = format!("PARTS={}", parts(extents));
+        (ANY_KEYS.defines)(extents).into_iter().chain([keys, parts]).collect()
     },
     constants: |extents| {
         vec![
@@ -75,18 +95,21 @@ const ANY_KEYS: KernelSpec<Extents> = kernel(
     |_| [1, 1, 1],
 );
 
-/// Those of the other kernels with few keys and with many, where these differ.
+/// Those of the other kernels with few keys, many short heads and many keys, where these differ.
 fn variants() -> Vec<Extents> {
-    let of = |build: Extents| [1, 4096].map(|keys| Extents { keys, ..build });
+    let of = |build: Extents| {
+        [1, 4096, TURN_KEYS].map(|s| Extents { heads: TURN_HEADS, s, keys: s, ..build })
+    };
     let mut variants: Vec<_> = (ANY_KEYS.variants)().into_iter().flat_map(of).collect();
     variants.dedup_by_key(|build| (FLASH_WGMMA.defines)(build));
     variants
 }
 
-/// The queries of two tiles, the stages of keys and of values, and a pair of barriers for each.
+/// Queries twice, the stages of keys and of values, and their barriers.
 fn shared_bytes(extents: &Extents) -> usize {
     let (row, stages) = (extents.d * ELEMENT_BYTES as usize, stages(extents));
-    (2 * 3 * GROUP_ROWS + 2 * stages * block_keys(extents)) * row + 16 * (2 + 2 * stages)
+    let rows = 2 * GROUPS * GROUP_ROWS + 2 * stages * block_keys(extents);
+    rows * row + barrier_bytes(parts(extents), stages)
 }
 
 /// Keys of a block in fp8: a multiple of 32, and more leave no registers.
@@ -99,6 +122,7 @@ const FLASH_WGMMA_FP8: KernelSpec<Extents> = KernelSpec {
         vec![
             ("THREADS", THREADS),
             ("TILE_KEYS", FP8_BLOCK_KEYS),
+            ("PARTS", GROUPS),
             ("STAGES", FP8_STAGES),
             ("SHARED_BYTES", fp8_shared_bytes(extents)),
         ]
@@ -133,8 +157,9 @@ fn fp8_variant(causal: bool) -> Extents {
 
 /// As [`shared_bytes`]; where queries were, an output of 16 bits follows.
 fn fp8_shared_bytes(extents: &Extents) -> usize {
-    let queries = 2 * 3 * GROUP_ROWS * extents.d * ELEMENT_BYTES as usize;
-    queries + 2 * FP8_STAGES * FP8_BLOCK_KEYS * extents.d + 16 * (2 + 2 * FP8_STAGES)
+    let queries = 2 * GROUPS * GROUP_ROWS * extents.d * ELEMENT_BYTES as usize;
+    let blocks = 2 * FP8_STAGES * FP8_BLOCK_KEYS * extents.d;
+    queries + blocks + barrier_bytes(GROUPS, FP8_STAGES)
 }
 
 /// Keys of a head, padded to whole blocks.
@@ -178,9 +203,10 @@ fn tile_lists(
     device: &Arc<Device>,
     key_bytes: usize,
     block_keys: usize,
+    parts: usize,
 ) -> Result<Buffer, BackendError> {
     let Extents { heads, share, s, keys, causal, .. } = *extents;
-    let tiling = Tiling { heads, share, s, keys, key_bytes, causal, block_keys };
+    let tiling = Tiling { heads, share, s, keys, key_bytes, causal, block_keys, parts };
     let lists = tiling.lists(device.facts().multiprocessors as usize);
     device.upload(bytemuck::cast_slice(&table(&lists, extents.heads_a_batch())))
 }
@@ -222,7 +248,7 @@ pub fn launches(
 ) -> Result<Launches, BackendError> {
     let loaded = FLASH_WGMMA.load(device, extents)?;
     let key_bytes = extents.d * ELEMENT_BYTES as usize;
-    let tiles = tile_lists(extents, device, key_bytes, block_keys(extents))?;
+    let tiles = tile_lists(extents, device, key_bytes, block_keys(extents), parts(extents))?;
     let ForwardAddresses { q, k, v, out, lse } = *addresses;
     let of_group = |strides| boxes(extents, strides, GROUP_ROWS);
     let of_block = |strides| key_boxes(extents, strides, block_keys(extents));
@@ -258,7 +284,7 @@ fn flash_wgmma_fp8(
     let scales = upload(device, inputs, SCALES)?;
     let transposed = scratch(device, transposed_bytes(&extents))?;
     let out = output(device, "out", &problem.attention)?;
-    let tiles = tile_lists(&extents, device, extents.d, FP8_BLOCK_KEYS)?;
+    let tiles = tile_lists(&extents, device, extents.d, FP8_BLOCK_KEYS, GROUPS)?;
     let layout = ForwardLayout::bhsd(&Shape::from(&problem.attention));
     let of_output = Extents { dtype: Dtype::Bf16, ..extents };
     let operands = Operands {
@@ -292,9 +318,13 @@ mod tests {
 
     #[test]
     fn shared_memory_is_what_the_kernel_lays_out_and_fits_a_block() {
-        let narrow = Extents::of_heads(6, 200, Dtype::Bf16);
+        let narrow = Extents::of_heads(6, 300, Dtype::Bf16);
         let wide = Extents { d: 128, ..narrow };
         assert_eq!(shared_bytes(&narrow), (384 + 8 * 128) * 128 + 160);
+        let [short, short_wide] =
+            [narrow, wide].map(|build| Extents { heads: 264, s: 200, keys: 200, ..build });
+        assert_eq!(shared_bytes(&short), (6 + 12) * 64 * 128 + 16 * 18);
+        assert_eq!(shared_bytes(&short_wide), (6 + 8) * 64 * 256 + 16 * 14);
         assert_eq!(shared_bytes(&wide), (384 + 8 * 64) * 256 + 160);
         let many = Extents { keys: 513, ..wide };
         assert_eq!(shared_bytes(&many), (384 + 6 * 80) * 256 + 128);
@@ -302,6 +332,18 @@ mod tests {
             assert!(shared_bytes(&build) <= 227 << 10, "{build:?}");
         }
         assert_eq!(fp8_shared_bytes(&wide), 384 * 256 + 8 * 96 * 128 + 160);
+    }
+
+    #[test]
+    fn all_keys_of_a_head_in_turns_are_in_shared_memory() {
+        let wide = Extents { d: 128, ..Extents::of_heads(TURN_HEADS, 256, Dtype::Bf16) };
+        assert_eq!(parts(&Extents { heads: TURN_HEADS - 1, ..wide }), 3);
+        assert_eq!([192, 193, 256, 257].map(|s| parts(&Extents { s, ..wide })), [3, 4, 4, 3]);
+        assert_eq!([1, 256, 257].map(|keys| parts(&Extents { keys, ..wide })), [4, 4, 3]);
+        for d in [64, 128] {
+            let short = Extents { d, ..wide };
+            assert!(stages(&short) * block_keys(&short) >= TURN_KEYS, "{d}");
+        }
     }
 
     #[test]
