@@ -57,6 +57,7 @@ constexpr int kDqColumns = kHeadDim / kDqGroups;         // of a warpgroup
 constexpr int kColumns = kHeadDim / 64;
 // Blocks of the heads that run together where causal: about as many as a GPU has multiprocessors.
 constexpr int kBlocksTogether = 128;
+constexpr int kManySteps = 64;  // of a head from which blocks without a mask keep in step
 constexpr int kStatsBytes = 2 * kQueries * 4;
 constexpr int kKeysBytes = kKeys * kHeadDim * 2, kQueriesBytes = kQueries * kHeadDim * 2;
 constexpr int kGradientsBytes = kKeys * kQueries * 2;  // of the scores
@@ -108,6 +109,7 @@ struct Work {
   int key, seqlen;
   int batch, key_heads, share;  // heads of keys a batch; of queries, those that share one
   int first, count;  // of the steps of a head of queries
+  int start;         // at which of them, without a mask
   int tiles;
 
   __device__ __forceinline__ Work(int seqlen, int key_heads, int share, int heads)
@@ -131,6 +133,10 @@ struct Work {
     tiles = (seqlen + kTileRows - 1) / kTileRows;
     first = kCausal ? key / kQueries : 0;
     count = (seqlen + kQueries - 1) / kQueries - first;
+    start = kGrouped || heads > 1 || count < kManySteps ? apart() : 0;
+  }
+  __device__ __forceinline__ int apart() const {
+    return static_cast<int>(blockIdx.x) * 3 % count;
   }
   __device__ __forceinline__ int steps() const { return heads * count; }
   __device__ __forceinline__ BoxOrigin keys_at(int column, int row) const {
@@ -146,10 +152,12 @@ struct Work {
   // Blocks of a head start at different steps, so that they do not all add to the same rows of dq.
   // Where causal their diagonals are not enough: those of the next head start as those of the last
   // one end, each two steps after the one before it, which then is where the new one's diagonal is.
+  // Long heads of their own without a mask start at the same step: L2 then reads each tile of
+  // queries once for all blocks, which saves more time than additions to the same rows cost.
   __device__ __forceinline__ Step step(int n) const {
     const int of_heads = heads == 1 ? 0 : n / count;
     int index = n - of_heads * count;
-    if (!kDeterministic) index += static_cast<int>(blockIdx.x) * 3 % count;
+    if (!kDeterministic) index += kCausal ? apart() : start;
     return {first_head + of_heads, (first + (index < count ? index : index - count)) * kQueries};
   }
 };
