@@ -166,8 +166,8 @@ pub struct Finding {
     pub measured: Measure,
     /// The threshold of the rule.
     pub threshold: Measure,
-    /// Nanoseconds that mending it could save at most, where known; never more than its replay
-    /// gains.
+    /// Nanoseconds that mending it could save at most, where known: of exposed transfers the exposed
+    /// time, of other findings no more than their replay gains.
     pub recoverable_ns: Option<i64>,
     /// The change that mends it.
     pub remedy: Remedy,
@@ -185,6 +185,11 @@ impl Finding {
     /// Sorts by savings, then by severity.
     pub(super) fn sort(findings: &mut [Self]) {
         findings.sort_by_key(|of| std::cmp::Reverse((of.recoverable_ns.unwrap_or(0), of.severity)));
+    }
+
+    /// Whether it is copies or communication with no kernel beside them.
+    pub fn is_exposed_transfer(&self) -> bool {
+        matches!(self.id, "exposed-copy" | "exposed-communication")
     }
 
     /// Limits the savings to the gain of the replay, and the severity to what is left of them.

@@ -95,7 +95,7 @@ fn copies_that_bound_a_trace_come_first_whatever_their_kind() {
         let diagnosis = diagnose(&trace.read());
         let first = &diagnosis.findings[0];
         assert_eq!((first.id, first.severity), ("exposed-copy", Severity::Severe), "{name}");
-        assert_eq!(first.recoverable_ns, Some(30 * 899_000), "{name}");
+        assert_eq!(first.recoverable_ns, Some(30 * 900_000), "{name}");
     }
 }
 

@@ -263,7 +263,7 @@ impl PowerMeter {
         CapReading { clock_mhz, highest_mhz: self.highest_mhz, capped, slowed: self.slowed() }
     }
 
-    /// Waits until the card is cooler by [`COOLER_C`], for at most [`MAX_COOLING`].
+    /// Waits until the card is 10 °C cooler, for at most 10 s.
     pub fn cool(&self) {
         let Some(telemetry) = &self.telemetry else { return };
         let Some(hot_c) = telemetry.temperature_c() else { return };

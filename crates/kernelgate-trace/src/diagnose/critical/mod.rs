@@ -106,7 +106,11 @@ impl Run<'_> {
                 },
                 |&(_, ns)| ns,
             );
-            finding.limit_savings(gain_ns, span_ns);
+            // The replay keeps waits that the trace does not explain. What overlap could save is
+            // between its gain and the exposed time.
+            if !finding.is_exposed_transfer() {
+                finding.limit_savings(gain_ns, span_ns);
+            }
             finding.replayed = Some(Replayed { alone_ns: gain_ns, further_ns: 0 });
             alone.push((finding.remedy.clone(), gain_ns));
         }
