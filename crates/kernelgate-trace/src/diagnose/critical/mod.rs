@@ -106,8 +106,8 @@ impl Run<'_> {
                 },
                 |&(_, ns)| ns,
             );
-            // The replay keeps waits that the trace does not explain. What overlap could save is
-            // between its gain and the exposed time.
+            // The replay keeps waits that the trace does not explain: overlap may save more than it
+            // gains, up to the exposed time.
             if !finding.is_exposed_transfer() {
                 finding.limit_savings(gain_ns, span_ns);
             }
