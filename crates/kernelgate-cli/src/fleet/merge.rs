@@ -218,6 +218,7 @@ pub fn runs(files: &[PathBuf], tolerance: Tolerance) -> Result<MergedRuns, Merge
     })?;
     let pieces = checked_together(pieces)?;
     let (runs, account) = choose(pieces, tolerance);
+    refuse_repeated_cases(&runs, |run| run.cases.keys())?;
     let not_run = runs.iter().flat_map(|piece| piece.record.skipped.values());
     let not_run = not_run.filter(|why| why.starts_with(NOT_RUN)).count();
     Ok(MergedRuns { runs, account, not_run })
@@ -321,8 +322,31 @@ pub fn comparisons(
     })?;
     refuse_others(&pieces, ComparisonShard::mismatch)?;
     let (pieces, account) = choose(pieces, tolerance);
+    refuse_repeated_cases(&pieces, |shard| shard.first.keys())?;
     let shards = pieces.into_iter().map(|piece| piece.record).collect();
     Ok(MergedComparisons { shards, account })
+}
+
+/// Refuses shards of one work that share a case: a plan has each case in one shard.
+fn refuse_repeated_cases<'a, T, C: Iterator<Item = &'a String>>(
+    pieces: &'a [Piece<T>],
+    cases: impl Fn(&'a T) -> C,
+) -> Result<(), MergeError> {
+    let mut found: BTreeMap<(&str, &String), &Piece<T>> = BTreeMap::new();
+    for piece in pieces {
+        for case in cases(&piece.record) {
+            let earlier = found.insert((&piece.work, case), piece);
+            if let Some(earlier) = earlier.filter(|earlier| earlier.shard != piece.shard) {
+                return Err(MergeError::Refused {
+                    field: format!("shard of {case}"),
+                    left: earlier.shard.to_string(),
+                    right: piece.shard.to_string(),
+                    files: [earlier.path.clone(), piece.path.clone()],
+                });
+            }
+        }
+    }
+    Ok(())
 }
 
 /// A fact in which two records differ, with both values.
@@ -420,6 +444,7 @@ pub fn verifications(files: &[PathBuf]) -> Result<MergedVerifications, MergeErro
     })?;
     refuse_others(&pieces, VerificationShard::mismatch)?;
     let (pieces, account) = choose(pieces, Tolerance::default());
+    refuse_repeated_cases(&pieces, |shard| shard.rows.iter().map(|row| &row.case))?;
     let mut rows: Vec<VerifiedCase> =
         pieces.into_iter().flat_map(|piece| piece.record.rows).collect();
     rows.sort_by(|one, other| one.case.cmp(&other.case));

@@ -206,6 +206,14 @@ fn what_is_no_bench_run_says_that_it_takes_a_shard() {
     package
         .kernelgate(&format!("merge {other_half}"))
         .expect(3, &["missing: verification, shard 1/2"]);
+    // A case belongs to one shard.
+    let path = package.path(one_half);
+    let mut forged: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    forged["shard"]["index"] = 2.into();
+    std::fs::write(package.path("forged.json"), forged.to_string()).unwrap();
+    package
+        .kernelgate(&format!("merge {one_half} forged.json"))
+        .expect(4, &["refused: shard of ", "is `1/2` in target", "`2/2` in forged.json"]);
     let other_filter = format!("verify {dir} {FOUR} n96|n128 --shard-output other.json");
     run(program, &other_filter, "1/2").expect(0, &["shard 1/2 in other.json"]);
     package
