@@ -234,7 +234,7 @@ impl<'a> Reader<'a> {
                 threads_per_sm: agent
                     .max_waves_per_cu
                     .zip(agent.wave_front_size)
-                    .map(|(a, b)| a * b),
+                    .and_then(|(waves, threads)| waves.checked_mul(threads)),
                 ..Device::default()
             });
         }

@@ -44,7 +44,9 @@ impl Reader {
                 name: row.display(1),
                 multiprocessors: number(2),
                 compute: number(3).zip(number(4)),
-                threads_per_sm: number(5).zip(number(6)).map(|(warps, of)| warps * of),
+                threads_per_sm: number(5)
+                    .zip(number(6))
+                    .and_then(|(warps, of)| warps.checked_mul(of)),
                 registers_per_sm: number(7),
                 shared_per_sm: number(8),
                 blocks_per_sm: number(9),
