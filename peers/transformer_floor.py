@@ -7,21 +7,18 @@
 cuBLAS and with cuBLASLt, of which the faster counts; causal attention by
 `scaled_dot_product_attention`, forward and backward, with FlashAttention and cuDNN; and passes
 over as many bytes as AdamW and each remaining operation must move: a copy, a sum with a number, and
-a sum of two tensors where at least two thirds are read, of which the fastest counts. `table` adds them up: a floor of operations that run
-one after the other, each as fast as the library or memory allows.
+a sum of two tensors where at least two thirds are read, of which the fastest counts. `table` adds
+them up: a floor of operations that run one after the other, each as fast as the library or memory
+allows.
 
-Every time is of launches in a CUDA graph under a steady load.
+Every time is of launches in a CUDA graph behind some 10 ms of the same load. That is a burst: at
+the power cap the sustained rates are lower.
 """
 import json
 import sys
 
-SIZES = {
-    "small": (768, 3072, 12, 12, 10_000),
-    "medium": (1024, 4096, 24, 16, 10_000),
-    "large": (1280, 5120, 36, 20, 10_000),
-    "xl": (1600, 6400, 48, 25, 10_000),
-    "2.7B": (2560, 10_240, 32, 32, 10_000),
-}
+from transformer_sizes import SIZES
+
 BATCH = 4
 # Sizes and contexts of the table.
 PROBLEMS = [
