@@ -23,7 +23,7 @@ const BACKWARD_LAYERS: &str = "layer backward";
 /// Of images to logits.
 pub(super) fn inference(shape: &NetworkShape) -> Breakdown {
     let parts = [components(shape), Parts::of(shape).forward()].concat();
-    Breakdown { samples: Some(shape.b as u64), parts }
+    Breakdown { samples: Some(shape.b as u64), parts, ..Breakdown::default() }
 }
 
 /// Of a training step.
@@ -51,7 +51,7 @@ pub(super) fn train_step(shape: &NetworkShape) -> Breakdown {
         of.forward(),
         backward,
     ];
-    Breakdown { samples: Some(shape.b as u64), parts: parts.concat() }
+    Breakdown { samples: Some(shape.b as u64), parts: parts.concat(), ..Breakdown::default() }
 }
 
 /// Elements of a convolution's weight that are multiplied with a pixel somewhere.

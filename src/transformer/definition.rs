@@ -13,8 +13,8 @@ use super::gradients::step;
 use super::reference::Reference;
 use super::shape::{SIZES, Shape};
 use kernelgate::workload::{
-    Axis, Breakdown, Dtype, Expected, Part, Problem, Symmetry, Tensors, Tolerance, Unit, Work,
-    Workload,
+    Axis, Breakdown, Dtype, Expected, Part, Problem, SampleUnit, Symmetry, Tensors, Tolerance,
+    Unit, Work, Workload,
 };
 
 const AXES: &[Axis] = &[
@@ -213,6 +213,7 @@ fn breakdown(shape: &Shape, phases: &[&str]) -> Breakdown {
     });
     Breakdown {
         samples: Some(shape.tokens() as u64),
+        unit: SampleUnit::Tokens,
         parts: phases.iter().map(phase).chain(attention).collect(),
     }
 }

@@ -13,6 +13,7 @@ use kernelgate::record::{
 };
 use kernelgate::stats;
 use kernelgate::verify::Errors;
+use kernelgate::workload::SampleUnit;
 
 pub use ids::Axes;
 
@@ -60,6 +61,8 @@ pub struct Case {
     pub work: WorkRecord,
     /// Samples that a launch computes, where its workload names some.
     pub computed_samples: Option<u64>,
+    /// Unit of these samples.
+    pub sample_unit: SampleUnit,
     /// The time that the ceilings allow, where they are known.
     pub limit: Option<TimeLimit>,
     /// Median of each process run, nanoseconds a launch; at least one.
@@ -281,6 +284,7 @@ impl Gatherer {
                 cache: parts.cache.to_owned(),
                 work: case.work.clone(),
                 computed_samples: case.computed_samples,
+                sample_unit: case.sample_unit,
                 limit,
                 medians_ns: Vec::new(),
                 spread: 0.0,
@@ -376,6 +380,7 @@ fn template(id: &str, case: &CaseRecord) -> Case {
         cache: case.cache.clone(),
         work: case.work.clone(),
         computed_samples: case.computed_samples,
+        sample_unit: case.sample_unit,
         limit: case.limit.clone(),
         medians_ns: Vec::new(),
         spread: 0.0,

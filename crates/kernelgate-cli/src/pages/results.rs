@@ -130,9 +130,9 @@ fn table(measured: &Measured, cases: &[&Case]) -> Table {
 }
 
 /// Columns of networks: [`network_cells`].
-pub const NETWORK: [&str; 3] = ["samples/s", "of published peak", "of measured peak"];
+pub const NETWORK: [&str; 3] = ["throughput", "of published peak", "of measured peak"];
 
-/// Samples a second of a case's problem in so much time, and the model FLOP utilization by the
+/// Throughput of a case's problem in so much time, and the model FLOP utilization by the
 /// published and by the measured peak.
 pub fn network_cells(measured: &Measured, case: &Case, elapsed_ns: f64) -> [String; 3] {
     let dash = || "-".to_owned();
@@ -140,7 +140,7 @@ pub fn network_cells(measured: &Measured, case: &Case, elapsed_ns: f64) -> [Stri
     let share = |share: Option<f64>| share.map_or_else(dash, |it| format!("{:.1}%", 100.0 * it));
     let rate = case.computed_samples.map(|samples| samples as f64 * 1e9 / elapsed_ns);
     [
-        rate.map_or_else(dash, |rate| format!("{rate:.0}")),
+        rate.map_or_else(dash, |rate| case.sample_unit.per_second(rate)),
         share(utilization.of_published),
         share(utilization.of_measured),
     ]

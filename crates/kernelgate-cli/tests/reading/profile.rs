@@ -10,7 +10,7 @@ use kernelgate::measure::limits::TimeLimit;
 use kernelgate::protocol::{
     CaseRecording, CaseStatus, ProfiledCase, RecordedPart, RecordedStages, Response, ResponseBody,
 };
-use kernelgate::record::{WorkRecord, file};
+use kernelgate::record::{SampleUnit, WorkRecord, file};
 use kernelgate::trace::{KernelSummary, PhaseTime};
 use kernelgate_cuda::observe::activity::{
     Activity, CallRecord, GraphNodeRecord, KernelRecord, RangeRecord, RecordedDevice, StreamId,
@@ -99,6 +99,7 @@ fn profiled() -> Vec<ProfiledCase> {
         ],
         work: WorkRecord::default(),
         samples: Some(64),
+        sample_unit: SampleUnit::Samples,
         parts: parts(),
         stages: vec![RecordedStages {
             kernel: "toy_scale".to_owned(),
@@ -186,7 +187,7 @@ fn a_recorded_case_is_shown_by_range_diagnosed_and_kept() {
             "90.0% of the memory limit",
             "recording adds 600.0 ns to the host's part of a launch",
             "·· Layer_#",
-            "79900 samples a second",
+            "79900 samples/s",
             "2 kernels a launch, the same in every one",
             "device memory by use: weights 2.10 MB, activations 1.05 MB",
             "memory-bound",

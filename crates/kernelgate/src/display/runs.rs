@@ -139,7 +139,7 @@ fn table(runs: &[ProcessRun]) -> Table {
     header.extend(energies.then_some("energy"));
     let networks = runs.iter().any(|run| run.cases.values().any(is_network));
     if networks {
-        header.extend(["samples/s", "of matmul peak"]);
+        header.extend(["throughput", "of matmul peak"]);
     }
     let mut table = Table::new(&header);
     let mut problems: BTreeMap<Vec<(String, u64)>, Vec<Timed<'_>>> = BTreeMap::new();
@@ -187,7 +187,7 @@ fn is_network(case: &CaseRecord) -> bool {
     case.computed_samples.is_some() && case.work.matmul_flops() > 0
 }
 
-/// Samples a second, and the share of the measured peak of matrix products.
+/// Throughput, and the share of the measured peak of matrix products.
 fn network(run: &ProcessRun, case: &CaseRecord) -> [String; 2] {
     let dash = || "-".to_owned();
     if !is_network(case) {
@@ -200,7 +200,7 @@ fn network(run: &ProcessRun, case: &CaseRecord) -> [String; 2] {
         .sum();
     let rate = case.computed_samples.map(|samples| samples as f64 * 1e9 / launch_ns);
     [
-        rate.map_or_else(dash, |rate| format!("{rate:.0}")),
+        rate.map_or_else(dash, |rate| case.sample_unit.per_second(rate)),
         least_ns.map_or_else(dash, |least_ns| share(least_ns / launch_ns)),
     ]
 }
@@ -322,7 +322,7 @@ fn shorten(ids: &[&str]) -> String {
 mod tests {
     use super::*;
     use crate::measure::limits::TimeLimit;
-    use crate::record::{Environment, Provenance};
+    use crate::record::{Environment, Provenance, SampleUnit};
 
     fn case(implementation: &str, cache: &str, elapsed_ns: f64) -> CaseRecord {
         CaseRecord {
@@ -383,15 +383,16 @@ mod tests {
         let mut network = case("cuda/fused", "hot", 1e6);
         network.work.flops.insert("matmul bf16".to_owned(), 250_000_000_000);
         network.computed_samples = Some(2048);
+        network.sample_unit = SampleUnit::Tokens;
         run.cases.insert("w/f/n1/cuda/fused/hot".to_owned(), network);
         run.cases.insert("w/g/n1/cuda/fused/hot".to_owned(), case("cuda/fused", "hot", 1e6));
         let text = text(&[run], None);
         let row = |problem: &str| {
             let mut lines = text.lines().skip_while(|line| !line.contains(problem)).skip(1);
-            lines.next().unwrap().split_whitespace().rev().take(2).collect::<Vec<_>>()
+            lines.next().unwrap().split_whitespace().rev().collect::<Vec<_>>()
         };
-        assert_eq!(row("w/f/n1"), ["50.0%", "2048000"], "{text}");
-        assert_eq!(row("w/g/n1"), ["-", "-"], "{text}");
+        assert_eq!(row("w/f/n1")[..3], ["50.0%", "tokens/s", "2048000"], "{text}");
+        assert_eq!(row("w/g/n1")[..2], ["-", "-"], "{text}");
     }
 
     #[test]

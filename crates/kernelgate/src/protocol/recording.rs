@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::measure::limits::TimeLimit;
 use crate::measure::possible;
-use crate::record::WorkRecord;
 use crate::record::file::Record;
+use crate::record::{SampleUnit, WorkRecord};
 
 /// What the process and the GPU did while a case was launched some times, one launch behind the
 /// other, with one wait at the end.
@@ -34,6 +34,9 @@ pub struct CaseRecording {
     /// Samples that a launch computes, for a rate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub samples: Option<u64>,
+    /// Unit of these samples.
+    #[serde(default, skip_serializing_if = "SampleUnit::is_default")]
+    pub sample_unit: SampleUnit,
     /// Parts that tables are made of.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<RecordedPart>,

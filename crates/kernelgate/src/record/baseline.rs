@@ -345,6 +345,7 @@ impl From<&CaseRecord> for BaselineCase {
             revision: case.revision,
             work: case.work.clone(),
             computed_samples: case.computed_samples,
+            sample_unit: case.sample_unit,
             runs: BTreeMap::new(),
             verification: case.verification.value(),
             numerics: None,

@@ -16,7 +16,7 @@ use super::files::file as record_file;
 use super::files::text::one_line;
 use super::{CaseRecord, Samples};
 use crate::verify::OutputComparison;
-use crate::workload::Work;
+use crate::workload::{SampleUnit, Work};
 
 /// What stands for an implementation in records of benches that use Criterion alone.
 pub const IMPLEMENTATION: &str = "criterion";
@@ -50,6 +50,7 @@ impl StoredCase {
             cache: "hot".to_owned(),
             work: (&Work::default()).into(),
             computed_samples: None,
+            sample_unit: SampleUnit::default(),
             limit: None,
             verification: OutputComparison::default().into(),
             device_bytes: None,

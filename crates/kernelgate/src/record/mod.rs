@@ -41,6 +41,8 @@ pub use run::{CaseRecord, LaunchCosts, ProcessRun, Samples};
 pub use verification::Verification;
 pub use work::WorkRecord;
 
+pub use crate::workload::SampleUnit;
+
 /// Now, as records say when: RFC 3339, UTC, whole seconds.
 pub fn timestamp() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()

@@ -18,6 +18,7 @@ use crate::measure::energy::Energy;
 use crate::measure::limits::{Limits, TimeLimit};
 use crate::measure::possible;
 use crate::measure::power::PowerRecord;
+use crate::workload::SampleUnit;
 use kernelgate_cuda::driver::launch::used::UsedKernels;
 use kernelgate_cuda::observe::telemetry::Reading;
 
@@ -118,6 +119,9 @@ pub struct CaseRecord {
     /// workload names none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub computed_samples: Option<u64>,
+    /// Unit of these samples.
+    #[serde(default, skip_serializing_if = "SampleUnit::is_default")]
+    pub sample_unit: SampleUnit,
     /// The time that the measured ceilings allow for that work, where they are known.
     pub limit: Option<TimeLimit>,
     /// The output against the reference.
@@ -425,6 +429,7 @@ impl CaseRecord {
             cache: "hot".to_owned(),
             work: WorkRecord { flops: BTreeMap::new(), read_bytes: 8, write_bytes: 8 },
             computed_samples: None,
+            sample_unit: SampleUnit::default(),
             limit: None,
             verification: VerificationRecord {
                 checked: 1,

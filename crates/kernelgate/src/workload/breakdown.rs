@@ -2,15 +2,45 @@
 //!
 //! Deliberately absent: times.
 
+use serde::{Deserialize, Serialize};
+
 use super::Work;
 
 /// What a problem says of its parts.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Breakdown {
-    /// Samples that one execution computes, for a rate.
+    /// Samples that one execution computes, for its throughput.
     pub samples: Option<u64>,
+    /// A sample of this workload.
+    pub unit: SampleUnit,
     /// The parts, in the order of the tables.
     pub parts: Vec<Part>,
+}
+
+/// The unit in which throughput counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SampleUnit {
+    /// Images, or whatever a batch has several of.
+    #[default]
+    Samples,
+    /// Tokens of text.
+    Tokens,
+}
+
+impl SampleUnit {
+    /// So many a second, as text.
+    pub fn per_second(self, rate: f64) -> String {
+        match self {
+            Self::Samples => format!("{rate:.0} samples/s"),
+            Self::Tokens => format!("{rate:.0} tokens/s"),
+        }
+    }
+
+    /// Whether it is the unit of records that name none.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// A part of an execution.

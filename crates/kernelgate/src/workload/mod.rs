@@ -13,7 +13,7 @@ pub mod work;
 pub use kernelgate_numerics::{random, tensor};
 
 pub use axis::{Axis, AxisError, Override, Point, Values};
-pub use breakdown::{Breakdown, Part};
+pub use breakdown::{Breakdown, Part, SampleUnit};
 pub use symmetry::Symmetry;
 pub use tensor::{Data, Dtype, Tensor, Tensors};
 pub use work::{Unit, Work};

@@ -8,6 +8,7 @@ use kernelgate::display::table::Table;
 use kernelgate::display::{bytes, time};
 use kernelgate::measure::limits::TimeLimit;
 use kernelgate::protocol::CaseRecording;
+use kernelgate::workload::SampleUnit;
 use kernelgate_trace::diagnose::{Joined, RangeUse};
 use serde_json::{Value, json};
 
@@ -16,6 +17,7 @@ pub struct Parts {
     parts: Vec<PartUse>,
     /// Samples a second, where a launch has samples.
     samples_per_s: Option<f64>,
+    sample_unit: SampleUnit,
     /// Kernels of a launch, where all launches have the same ones in the same order.
     kernels: Option<usize>,
     memory_uses: Vec<(String, u64)>,
@@ -68,6 +70,7 @@ pub fn of(recording: &CaseRecording, trace: &Joined<'_>) -> Parts {
     Parts {
         parts: recording.parts.iter().map(part).collect(),
         samples_per_s: recording.samples.and_then(rate),
+        sample_unit: recording.sample_unit,
         kernels: kernels_a_launch(recording),
         memory_uses: recording.memory_uses.clone(),
     }
@@ -97,7 +100,7 @@ impl Parts {
     pub fn text(&self, shown: &dyn Fn(&Table) -> String) -> String {
         let mut text = String::new();
         if let Some(rate) = self.samples_per_s {
-            text += &format!("{rate:.0} samples a second\n");
+            text += &format!("{}\n", self.sample_unit.per_second(rate));
         }
         text += &match self.kernels {
             Some(kernels) => format!("{kernels} kernels a launch, the same in every one\n"),

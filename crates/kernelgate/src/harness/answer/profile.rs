@@ -204,7 +204,7 @@ impl Recording {
             Ok::<_, BackendError>((recorder.take_since(start, begun)?, wall_ns))
         })();
         let problem = group.bound.problem();
-        let Breakdown { samples, parts } = problem.breakdown();
+        let Breakdown { samples, unit, parts } = problem.breakdown();
         let recorded_part = |part: Part| RecordedPart {
             table: part.table.to_owned(),
             label: part.label,
@@ -224,6 +224,7 @@ impl Recording {
                 limits: limits.bounds(&problem.work(), Cache::Hot),
                 work: WorkRecord::from(&problem.work()),
                 samples,
+                sample_unit: unit,
                 parts: parts.into_iter().map(recorded_part).collect(),
                 stages: Vec::new(),
                 memory_uses,

@@ -282,6 +282,7 @@ impl<'a> Execution<'a> {
         let (samples, after) = self.time(timed, limit.as_ref(), sampler)?;
         check_limit(&samples, limit.as_ref(), self.target.kind())?;
         let axes = group.point.iter().map(|(axis, value)| (axis.to_owned(), value.to_owned()));
+        let breakdown = group.bound.problem().breakdown();
         Ok(CaseRecord {
             workload: group.suite.name().to_owned(),
             revision: group.suite.revision(),
@@ -289,7 +290,8 @@ impl<'a> Execution<'a> {
             implementation: case.row.name.to_owned(),
             cache: case.cache.name().to_owned(),
             work: (&work).into(),
-            computed_samples: group.bound.problem().breakdown().samples,
+            computed_samples: breakdown.samples,
+            sample_unit: breakdown.unit,
             limit,
             verification: VerificationRecord { after: Some(after), ..verified.record.clone() },
             device_bytes: group.bound.device_bytes(case.index),

@@ -13,6 +13,7 @@ use crate::record::provenance::Provenance;
 use crate::record::verification::Verification;
 use crate::record::work::WorkRecord;
 use crate::stats::half_range;
+use crate::workload::SampleUnit;
 
 /// Where and of what a process run was.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -61,6 +62,9 @@ pub struct BaselineCase {
     /// Samples that a launch computes, for a rate; absent where its workload names none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub computed_samples: Option<u64>,
+    /// Unit of these samples.
+    #[serde(default, skip_serializing_if = "SampleUnit::is_default")]
+    pub sample_unit: SampleUnit,
     /// What each run measured, at least one, by the key of the run.
     pub runs: BTreeMap<String, CaseRun>,
     /// How far the outputs were verified, in the run that verified least.

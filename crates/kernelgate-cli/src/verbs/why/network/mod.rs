@@ -10,6 +10,7 @@ pub use charts::drawings;
 pub use tables::text;
 
 use kernelgate::protocol::CaseRecording;
+use kernelgate::workload::SampleUnit;
 use kernelgate_trace::diagnose::network::{KernelUse, Network, Phase, kernel_ns};
 use kernelgate_trace::diagnose::{Diagnosis, KernelClass, RangeUse};
 use serde_json::{Value, json};
@@ -38,6 +39,7 @@ pub struct NetworkCase {
     /// Time in which the device was idle between operations, by cause, the longest first.
     idle: Vec<(String, f64)>,
     samples_per_s: Option<f64>,
+    sample_unit: SampleUnit,
     utilization: ModelUtilization,
     /// The published peak that the utilization counts by.
     published: Option<String>,
@@ -77,6 +79,7 @@ impl NetworkCase {
                 .map(|cause| (cause.kind.label().to_owned(), each(cause.total_ns)))
                 .collect(),
             samples_per_s: recording.samples.map(|samples| samples as f64 * 1e9 / launch_ns),
+            sample_unit: recording.sample_unit,
             utilization: ModelUtilization::new(&recording.work, name, rate, launch_ns),
             published: crate::report::utilization::published_peak(&recording.work, name),
             case: recording.case.clone(),

@@ -81,7 +81,7 @@ fn utilization(cases: &[NetworkCase]) -> Table {
     let mut table = Table::new(&[
         "row",
         "a launch",
-        "samples/s",
+        "throughput",
         "of published",
         "of measured",
         "forward",
@@ -94,7 +94,7 @@ fn utilization(cases: &[NetworkCase]) -> Table {
         vec![vec![
             case.row.clone(),
             time(case.launch_ns),
-            case.samples_per_s.map_or_else(dash, |rate| format!("{rate:.0}")),
+            case.samples_per_s.map_or_else(dash, |rate| case.sample_unit.per_second(rate)),
             share(case.utilization.of_published),
             share(case.utilization.of_measured),
             phase(Phase::Forward),
