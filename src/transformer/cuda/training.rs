@@ -29,9 +29,11 @@ pub fn step(shape: &Shape, attention: Attention, schedule: Schedule) -> Program 
     let weights = match shape.dtype {
         Dtype::Bf16 => {
             let bytes = shape.dtype.bytes() * shape.parameters();
-            program.packed_state("weights", MemoryUse::Weights, bytes, |inputs| {
+            let weights = program.packed("weights", MemoryUse::Weights, bytes, |inputs| {
                 rounded(inputs.f32("parameters"))
-            })
+            });
+            program.mark_updated(weights);
+            weights
         }
         _ => program.at("parameters"),
     };

@@ -151,7 +151,7 @@ impl Program {
         let buffer = |region: &Region| buffers[region.slot].clone();
         let named = |region: &Region| (region.name.clone().into_owned(), buffer(region));
         let named = regions.iter().map(named).collect();
-        let updated = regions.into_iter().filter(Region::is_updated).map(|region| {
+        let updated = regions.into_iter().filter(|region| region.updated).map(|region| {
             let buffer = buffer(&region);
             (region, buffer)
         });

@@ -85,8 +85,6 @@ pub(super) enum Contents {
     Input { replaceable: bool },
     /// Bytes made from the inputs.
     Packed(Pack),
-    /// Bytes made from the inputs, which launches update.
-    PackedState(Pack),
     /// The input of the region's name, which launches update, and then an output.
     State { output: &'static str, shape: Vec<usize>, dtype: Dtype },
     /// Numbers and addresses.
@@ -102,23 +100,20 @@ pub(super) struct Region {
     pub slot: usize,
     pub contents: Contents,
     freed: bool,
+    /// Whether launches update what the inputs put in it.
+    pub updated: bool,
     /// Whether a table points into it.
     in_table: bool,
 }
 
 impl Region {
-    /// Whether launches update what the inputs put in it.
-    pub const fn is_updated(&self) -> bool {
-        matches!(self.contents, Contents::PackedState(_) | Contents::State { .. })
-    }
-
     /// The bytes that the workload's inputs put in it; `None` for scratch, tables and outputs.
     ///
     /// # Errors
     /// When they are not as many as declared.
     pub fn uploaded<'a>(&self, inputs: &'a Tensors) -> Result<Option<Cow<'a, [u8]>>, ProgramError> {
         let bytes: Cow<[u8]> = match &self.contents {
-            Contents::Packed(pack) | Contents::PackedState(pack) => pack(inputs).into(),
+            Contents::Packed(pack) => pack(inputs).into(),
             Contents::Input { .. } | Contents::State { .. } => {
                 inputs.tensor(&self.name).as_bytes().into()
             }
@@ -190,10 +185,19 @@ impl MemoryPlan {
             }
         };
         let region = self.regions.len();
+        let updated = matches!(contents, Contents::State { .. });
         let before = self.names.insert(name.clone(), region);
         let duplicate = before.is_some_and(|before| !self.regions[before].freed);
         let error = ProgramError::DuplicateRegion { name: name.to_string() };
-        self.regions.push(Region { name, bytes, slot, contents, freed: false, in_table: false });
+        self.regions.push(Region {
+            name,
+            bytes,
+            slot,
+            contents,
+            freed: false,
+            updated,
+            in_table: false,
+        });
         if duplicate { Err(error) } else { Ok(Pointer { region, offset: 0, skipped: 0 }) }
     }
 
@@ -224,6 +228,14 @@ impl MemoryPlan {
             replace(&mut slot.earlier, position);
         }
         Ok(())
+    }
+
+    /// Notes that launches update the contents of a region.
+    ///
+    /// # Errors
+    /// When the region was freed, or the pointer is outside it.
+    pub fn mark_updated(&mut self, pointer: Pointer) -> Result<(), ProgramError> {
+        self.live(pointer).map(|region| region.updated = true)
     }
 
     /// Notes that a step uses the region of a pointer.

@@ -107,17 +107,11 @@ impl Program {
         self.region(name.into(), purpose, bytes, Contents::State { output, shape, dtype })
     }
 
-    /// Declares a region whose contents are made from the inputs when the program is loaded and
-    /// updated in place by every launch: a copy of a state in another form. It is restored with the
-    /// state.
-    pub fn packed_state(
-        &mut self,
-        name: impl Into<Cow<'static, str>>,
-        purpose: MemoryUse,
-        bytes: usize,
-        pack: impl Fn(&Tensors) -> Vec<u8> + 'static,
-    ) -> Pointer {
-        self.region(name.into(), purpose, bytes, Contents::PackedState(Box::new(pack)))
+    /// Restores the packed contents of a region together with the state, because launches update
+    /// them: a copy of a state in another form.
+    pub fn mark_updated(&mut self, pointer: Pointer) {
+        let marked = self.memory.mark_updated(pointer);
+        self.note(marked);
     }
 
     /// Declares a region of 64-bit numbers and addresses. Regions that it points into live as long

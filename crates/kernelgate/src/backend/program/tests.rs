@@ -328,9 +328,9 @@ fn every_step_runs_enqueued_and_captured() {
 fn updates_in_place(n: usize) -> Program {
     let mut program = Program::new();
     let x = program.state("x", "next", MemoryUse::Weights, [n], Dtype::F32);
-    let copy = program.packed_state("copy", MemoryUse::Weights, 4 * n, |inputs| {
-        inputs.tensor("x").as_bytes().to_vec()
-    });
+    let copy = program
+        .packed("copy", MemoryUse::Weights, 4 * n, |inputs| inputs.tensor("x").as_bytes().to_vec());
+    program.mark_updated(copy);
     saxpy(&mut program, Lane::MAIN, n, (x, copy, x), 2.0);
     program.copy(Lane::MAIN, x, copy, 4 * n);
     program
