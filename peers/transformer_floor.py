@@ -11,8 +11,8 @@ a sum of two tensors where at least two thirds are read, of which the fastest co
 them up: a floor of operations that run one after the other, each as fast as the library or memory
 allows.
 
-Every time is of launches in a CUDA graph behind some 10 ms of the same load. That is a burst: at
-the power cap the sustained rates are lower.
+Every time is of launches in a CUDA graph in the steady state, as the peers' are. All of them take
+about three minutes.
 """
 import json
 import sys
@@ -29,8 +29,7 @@ PROBLEMS = [
     ("xl", 1024),
     ("2.7B", 512),
 ]
-SECONDS = 0.03
-LAUNCHES = 10
+LAUNCHES = 10  # In a graph, so that events do not count.
 # Elements; a larger pass has the rate of this one.
 LARGEST_PASS = 1 << 30
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
@@ -78,35 +77,13 @@ def measure():
     from torch.nn import functional as F
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
+    import common
+
     bf16 = {"device": "cuda", "dtype": torch.bfloat16}
 
     def median_ns(launch):
-        """Of a launch in a graph of several."""
-        side = torch.cuda.Stream()
-        with torch.cuda.stream(side):
-            launch()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(LAUNCHES):
-                launch()
-        event = lambda: torch.cuda.Event(enable_timing=True)
-        begin, end = event(), event()
-        graph.replay()
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        replays = max(5, min(400, round(SECONDS * 1e3 / max(begin.elapsed_time(end), 1e-3))))
-        events = [(event(), event()) for _ in range(replays)]
-        for begin, end in events:
-            begin.record()
-            graph.replay()
-            end.record()
-        torch.cuda.synchronize()
-        # The first third is the load before.
-        times = sorted(begin.elapsed_time(end) for begin, end in events[replays // 3 :])
-        return times[len(times) // 2] * 1e6 / LAUNCHES
+        graph, _ = common.captured(lambda: [launch() for _ in range(LAUNCHES)])
+        return common.steady(graph.replay)["median_ns"] / LAUNCHES
 
     def fastest(candidates):
         """(name, ns) of the fastest that runs."""
