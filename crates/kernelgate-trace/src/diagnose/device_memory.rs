@@ -5,8 +5,8 @@
 use hashbrown::HashMap;
 
 use super::host::Outermost;
-use super::labels::without_numbers;
 use crate::model::Trace;
+use crate::model::names::without_numbers;
 
 /// Device memory of a process on a device.
 #[derive(Debug, Clone, PartialEq, Eq)]

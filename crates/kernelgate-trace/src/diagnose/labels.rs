@@ -1,5 +1,4 @@
-//! Names for people and for comparing: of kernels without return type, parameters, namespaces and
-//! casts; of ranges without numbers.
+//! Names of kernels for people: without return type, parameters, namespaces and casts.
 
 use crate::analyze::classes::Brackets;
 
@@ -70,28 +69,9 @@ fn without_parameters(name: &str) -> &str {
     name
 }
 
-/// `step_12/layer_3` as `step_#/layer_#`: ranges that repeat with other numbers in their names.
-pub(super) fn without_numbers(path: &str) -> String {
-    let mut text = String::new();
-    for c in path.chars() {
-        match c {
-            '0'..='9' if text.ends_with('#') => {}
-            '0'..='9' => text.push('#'),
-            c => text.push(c),
-        }
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{short_name, without_numbers};
-
-    #[test]
-    fn siblings_differ_in_numbers() {
-        assert_eq!(without_numbers("step_12/layer_3/mlp"), "step_#/layer_#/mlp");
-        assert_eq!(without_numbers("Forward"), "Forward");
-    }
+    use super::short_name;
 
     #[test]
     fn words_that_all_names_share_are_dropped() {

@@ -91,7 +91,8 @@ pub fn diagnose_streamed(path: &Path) -> Result<Option<Diagnosis>, TraceError> {
 /// A result of an export whose ranges and calls go by.
 fn of_stream<T>(path: &Path, of: impl FnOnce(&Context<'_>) -> T) -> Result<Option<T>, TraceError> {
     let mut pass = HostPass::default();
-    let streamed = read::stream(path, &Wanted::ALL, |trace, row| pass.add(trace, row))?;
+    let columns = Wanted { few_names: true, ..Wanted::ALL };
+    let streamed = read::stream(path, &columns, |trace, row| pass.add(trace, row))?;
     Ok(streamed.map(|Streamed { mut trace, names, last }| {
         let host = pass.finish(&trace, |label| names[label.0 as usize], last);
         trace.forget_correlations();

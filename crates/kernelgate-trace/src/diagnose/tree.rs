@@ -4,11 +4,11 @@ use hashbrown::HashMap;
 
 use super::context::Context;
 use super::host::Kept;
-use super::labels::without_numbers;
 use crate::analyze::operations::OperationId;
 use crate::analyze::ranges::paths::{PathId, ROOT};
 use crate::analyze::timeline::idle::own_times;
 use crate::model::gpu::DeclaredWork;
+use crate::model::names::without_numbers;
 
 /// Part of the time of a range in which the device must be busy for launches not to matter.
 const BUSY: f64 = 0.7;

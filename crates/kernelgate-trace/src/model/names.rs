@@ -72,6 +72,19 @@ fn slice<'a>(all: &'a str, ends: &[usize], index: u32) -> &'a str {
     &all[start..ends[index]]
 }
 
+/// `step_12/layer_3` as `step_#/layer_#`: ranges that repeat with other numbers in their names.
+pub fn without_numbers(path: &str) -> String {
+    let mut text = String::new();
+    for c in path.chars() {
+        match c {
+            '0'..='9' if text.ends_with('#') => {}
+            '0'..='9' => text.push('#'),
+            c => text.push(c),
+        }
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -92,5 +105,11 @@ mod tests {
         assert_eq!(names.find("kernel"), None);
         let broken = names.intern_bytes(b"half \xc3");
         assert_eq!(names.text(broken), "half \u{fffd}");
+    }
+
+    #[test]
+    fn siblings_differ_in_numbers() {
+        assert_eq!(without_numbers("step_12/layer_3/mlp"), "step_#/layer_#/mlp");
+        assert_eq!(without_numbers("Forward"), "Forward");
     }
 }

@@ -14,12 +14,20 @@ pub struct Wanted {
     pub ranges: bool,
     /// Everything else: waits, the operating system, allocations, counters, messages.
     pub rest: bool,
+    /// Whether ranges that differ in numbers only may share a name once there are very many names.
+    pub few_names: bool,
 }
 
 impl Wanted {
     /// Everything.
-    pub const ALL: Self =
-        Self { operations: true, shapes: true, calls: true, ranges: true, rest: true };
+    pub const ALL: Self = Self {
+        operations: true,
+        shapes: true,
+        calls: true,
+        ranges: true,
+        rest: true,
+        few_names: false,
+    };
 
     /// The parts that either of two questions needs.
     #[must_use]
@@ -30,6 +38,7 @@ impl Wanted {
             calls: self.calls || other.calls,
             ranges: self.ranges || other.ranges,
             rest: self.rest || other.rest,
+            few_names: self.few_names && other.few_names,
         }
     }
 }

@@ -21,19 +21,15 @@ fn a_folder_without_tables_is_refused() {
 }
 
 #[cfg(feature = "parquet")]
+#[path = "../../examples/parquetdir/tables.rs"]
+mod tables;
+
+#[cfg(feature = "parquet")]
 mod with_parquet {
-    use std::fs::File;
     use std::path::{Path, PathBuf};
-    use std::sync::Arc;
 
     use kernelgate_trace::diagnose::{diagnose, diagnose_streamed};
     use kernelgate_trace::stats::{self, Report};
-    use parquet::data_type::{ByteArray, ByteArrayType, DoubleType, Int64Type};
-    use parquet::file::properties::WriterProperties;
-    use parquet::file::writer::SerializedFileWriter;
-    use parquet::schema::parser::parse_message_type;
-    use rusqlite::Connection;
-    use rusqlite::types::{Value, ValueRef};
     use tempfile::TempDir;
 
     use super::*;
@@ -41,105 +37,11 @@ mod with_parquet {
     /// Rows of a row group: few, so that small tables have several.
     const GROUP: usize = 1000;
 
-    fn is_text(rows: &[Vec<Value>], column: usize) -> bool {
-        rows.iter().any(|row| matches!(row[column], Value::Text(_) | Value::Blob(_)))
-    }
-
-    fn is_real(rows: &[Vec<Value>], column: usize) -> bool {
-        rows.iter().any(|row| matches!(row[column], Value::Real(_)))
-    }
-
-    fn write_table(connection: &Connection, table: &str, path: &Path) {
-        let mut query = connection.prepare(&format!("SELECT * FROM \"{table}\"")).unwrap();
-        let names: Vec<String> = query.column_names().map(str::to_owned).collect();
-        let mut found = query.query([]).unwrap();
-        let mut rows: Vec<Vec<Value>> = Vec::new();
-        while let Some(row) = found.next().unwrap() {
-            let cell = |column| match row.get_ref(column).unwrap() {
-                ValueRef::Text(text) => Value::Blob(text.to_vec()),
-                other => Value::try_from(other).unwrap(),
-            };
-            rows.push((0..names.len()).map(cell).collect());
-        }
-        let kind = |column| match column {
-            column if is_text(&rows, column) => "BYTE_ARRAY",
-            column if is_real(&rows, column) => "DOUBLE",
-            _ => "INT64",
-        };
-        let fields: String = names
-            .iter()
-            .enumerate()
-            .map(|(column, name)| format!("OPTIONAL {} {name};", kind(column)))
-            .collect();
-        let schema = parse_message_type(&format!("message t {{ {fields} }}")).unwrap();
-        let properties = Arc::new(WriterProperties::builder().build());
-        let file = File::create(path.join(format!("{table}.parquet"))).unwrap();
-        let mut writer = SerializedFileWriter::new(file, Arc::new(schema), properties).unwrap();
-        for group in rows.chunks(GROUP) {
-            let mut group_writer = writer.next_row_group().unwrap();
-            for column in 0..names.len() {
-                let cells = group.iter().map(|row| &row[column]);
-                let levels: Vec<i16> =
-                    cells.clone().map(|cell| i16::from(*cell != Value::Null)).collect();
-                let mut column_writer = group_writer.next_column().unwrap().unwrap();
-                match kind(column) {
-                    "BYTE_ARRAY" => {
-                        let text = |cell: &Value| match cell {
-                            Value::Blob(text) => Some(ByteArray::from(text.clone())),
-                            Value::Integer(number) => {
-                                Some(ByteArray::from(number.to_string().into_bytes()))
-                            }
-                            _ => None,
-                        };
-                        let values: Vec<ByteArray> = cells.filter_map(text).collect();
-                        column_writer.typed::<ByteArrayType>().write_batch(
-                            &values,
-                            Some(&levels),
-                            None,
-                        )
-                    }
-                    "DOUBLE" => {
-                        #[allow(clippy::cast_precision_loss)]
-                        let real = |cell: &Value| match cell {
-                            Value::Real(number) => Some(*number),
-                            Value::Integer(number) => Some(*number as f64),
-                            _ => None,
-                        };
-                        let values: Vec<f64> = cells.filter_map(real).collect();
-                        column_writer.typed::<DoubleType>().write_batch(
-                            &values,
-                            Some(&levels),
-                            None,
-                        )
-                    }
-                    _ => {
-                        let integer = |cell: &Value| match cell {
-                            Value::Integer(number) => Some(*number),
-                            _ => None,
-                        };
-                        let values: Vec<i64> = cells.filter_map(integer).collect();
-                        column_writer.typed::<Int64Type>().write_batch(&values, Some(&levels), None)
-                    }
-                }
-                .unwrap();
-                column_writer.close().unwrap();
-            }
-            group_writer.close().unwrap();
-        }
-        writer.close().unwrap();
-    }
-
     /// The tables of an SQLite export as parquet files.
     fn converted(sqlite: &Path) -> TempDir {
         let folder = tempfile::tempdir().unwrap();
-        let connection = Connection::open(sqlite).unwrap();
-        let mut query =
-            connection.prepare("SELECT name FROM sqlite_master WHERE type = 'table'").unwrap();
-        let names: Vec<String> =
-            query.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect();
-        for table in names.iter().filter(|name| !name.starts_with("sqlite_")) {
-            write_table(&connection, table, folder.path());
-        }
+        let layout = tables::Layout { group_rows: GROUP, plain: false };
+        tables::write(sqlite, folder.path(), &layout).unwrap();
         folder
     }
 

@@ -13,12 +13,13 @@ use hashbrown::HashMap;
 
 use super::context::Context;
 use super::host::cause::CauseKind;
-use super::labels::{short_name, without_numbers};
+use super::labels::short_name;
 use crate::analyze::order::Order;
 use crate::analyze::ranges::paths::{PathId, ROOT};
 use crate::analyze::timeline::idle::{self, Activity, Gap};
 use crate::analyze::timeline::iterations::{self, Sign};
 use crate::analyze::timeline::{self, Line, Piece};
+use crate::model::names::without_numbers;
 
 /// Ranges that are listed.
 const RANGES: usize = 10;

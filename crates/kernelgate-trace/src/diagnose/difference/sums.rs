@@ -9,7 +9,6 @@ use super::super::context::Context;
 use super::super::finding::Diagnosis;
 pub use super::super::host::Calls;
 use super::super::host::cause::{CauseKind, Why};
-use super::super::labels::without_numbers;
 use super::super::profiled::{duration, metric};
 use super::super::{of_stream, rules};
 use super::setup::Setup;
@@ -19,6 +18,7 @@ use crate::analyze::timeline::idle;
 use crate::error::TraceError;
 use crate::model::Trace;
 use crate::model::gpu::{LaunchShape, MemoryKind};
+use crate::model::names::without_numbers;
 
 /// The kind of a part of the whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -5,8 +5,8 @@ use hashbrown::HashMap;
 
 use crate::analyze::ranges::paths::{PathId, Paths};
 use crate::analyze::timeline::iterations::{self, Candidate, Sign};
-use crate::diagnose::labels::without_numbers;
 use crate::model::Trace;
+use crate::model::names::without_numbers;
 use crate::read::RangeRow;
 
 /// Ranges that are kept; of more the shorter half is dropped.

@@ -8,10 +8,10 @@ use hashbrown::HashMap;
 use super::super::context::Context;
 use super::super::finding::{Confidence, DeviceUse, Evidence, Finding, Remedy, Severity, Unit};
 use super::super::host::waiting::{AtInterval, WaitSum};
-use super::super::labels::without_numbers;
 use super::launches::calls_lack;
 use super::outcome::{Outcome, all_of, milliseconds, most_expensive, number};
 use crate::analyze::timeline::idle::Activity;
+use crate::model::names::without_numbers;
 
 /// Waits that make a loop, where no range says so.
 const REPEATS: usize = 5;

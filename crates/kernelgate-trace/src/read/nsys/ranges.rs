@@ -11,13 +11,15 @@ use super::ids::{COPY, GRAPH, KERNEL, RUNTIME, SET, split_global_id};
 use crate::error::TraceError;
 use crate::model::Table;
 use crate::model::host::{Marks, RangeStyle, Ranges};
-use crate::model::names::{Name, Names};
+use crate::model::names::{Name, Names, without_numbers};
 use crate::model::quality::Quality;
 
 const EVENTS: &str = "NVTX_EVENTS";
 /// Events other than ranges: a moment with a text, the name of a domain.
 const MARK: i64 = 34;
 const DOMAIN: i64 = 75;
+/// Texts from which further ones lose their numbers, where few names suffice.
+const MANY_TEXTS: usize = 1 << 16;
 
 /// The text of a range before it has a name in the trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -44,6 +46,8 @@ struct Labels {
     /// (domain, process, text).
     keys: Table<(i64, u64, Text)>,
     texts: Names,
+    /// Whether texts lose their numbers once there are many.
+    few: bool,
     domains: HashMap<(i64, u64), Text>,
     quality: Quality,
 }
@@ -65,7 +69,8 @@ pub(super) fn read(path: &Path, strings: &HashMap<i64, Name>) -> Result<Part, Tr
     let database = Database::open(path)?;
     let Part { mut ranges, mut marks, mut unclosed, .. } = Part::default();
     ranges.reserve(database.rows_at_most(EVENTS));
-    let labels = scan(&database, Order::Stored, strings, |thread, key, event| match event {
+    let how = (Order::Stored, false);
+    let labels = scan(&database, how, strings, |thread, key, event| match event {
         Event::Range(start, end, style) => {
             if end.is_none() {
                 unclosed.push(u32::try_from(ranges.len()).unwrap_or(u32::MAX));
@@ -81,18 +86,19 @@ pub(super) fn read(path: &Path, strings: &HashMap<i64, Name>) -> Result<Part, Tr
     Ok(Part { ranges, marks, unclosed, labels })
 }
 
-/// Hands out the ranges in some order; their names are numbers into what is returned.
+/// Hands out the ranges in some order, and, where few names suffice, with few; their names are
+/// numbers into what is returned.
 ///
 /// # Errors
 /// The database is locked.
 pub(super) fn stream(
     path: &Path,
-    order: Order,
+    how: (Order, bool),
     strings: &HashMap<i64, Name>,
     mut each: impl FnMut(i64, RangeRow),
 ) -> Result<Part, TraceError> {
     let database = Database::open(path)?;
-    let labels = scan(&database, order, strings, |(_, thread), label, event| {
+    let labels = scan(&database, how, strings, |(_, thread), label, event| {
         if let Event::Range(start, end, style) = event {
             let end = end.unwrap_or(RangeRow::UNCLOSED);
             each(thread, RangeRow { start, end, thread: 0, label, style, inputs: 0 });
@@ -104,11 +110,11 @@ pub(super) fn stream(
 /// Visits events: their thread as number and global id, the number of their name, what they are.
 fn scan(
     database: &Database,
-    order: Order,
+    (order, few): (Order, bool),
     strings: &HashMap<i64, Name>,
     mut each: impl FnMut((u32, i64), u32, Event),
 ) -> Result<Labels, TraceError> {
-    let mut labels = Labels::default();
+    let mut labels = Labels { few, ..Labels::default() };
     if !database.has(EVENTS) {
         labels.quality.missing.push(EVENTS.to_owned());
         return Ok(labels);
@@ -153,7 +159,10 @@ impl Labels {
     fn own(&mut self, row: &Row<'_, '_>) -> Text {
         let Some(text) = row.text(4) else { return Text::None };
         self.quality.text(text);
-        Text::Own(self.texts.intern_bytes(text))
+        Text::Own(match self.few && self.texts.len() >= MANY_TEXTS {
+            true => self.texts.intern(&without_numbers(&String::from_utf8_lossy(text))),
+            false => self.texts.intern_bytes(text),
+        })
     }
 
     /// The name of each number.

@@ -72,7 +72,8 @@ fn pass(
     let (range_batches, mut ranges) = batches();
     let (call_batches, mut calls) = batches();
     std::thread::scope(|scope| {
-        let range_reader = scope.spawn(move || ranges_of(path, order, strings, range_batches));
+        let how = (order, wanted.few_names);
+        let range_reader = scope.spawn(move || ranges_of(path, how, strings, range_batches));
         let unknown = builder.trace.names.intern(super::host::UNKNOWN_CALL);
         let reader = CallReader { path, order, strings, unknown, all: wanted.rest };
         let call_reader = wanted.calls.then(|| scope.spawn(move || reader.send(call_batches)));
@@ -101,11 +102,11 @@ fn pass(
 
 fn ranges_of(
     path: &Path,
-    order: Order,
+    how: (Order, bool),
     strings: &HashMap<i64, Name>,
     mut batches: Batches<(i64, RangeRow)>,
 ) -> Result<Part, TraceError> {
-    let part = ranges::stream(path, order, strings, |thread, row| batches.push((thread, row)))?;
+    let part = ranges::stream(path, how, strings, |thread, row| batches.push((thread, row)))?;
     batches.send();
     Ok(part)
 }

@@ -1,0 +1,37 @@
+//! Writes the tables of an SQLite export as parquet files, one a table, as
+//! `nsys export --type parquetdir` does, for benchmarks of large exports.
+//!
+//! `cargo run --release -p kernelgate-trace --features parquet --example parquetdir -- EXPORT OUT`
+//!
+//! With `plain` as a third argument, the files have neither dictionaries nor compression.
+
+mod tables;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Rows of a row group: those of Arrow's writer.
+const GROUP: usize = 1 << 20;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let (export, folder, plain) = match &arguments[..] {
+        [export, folder] => (export, folder, false),
+        [export, folder, word] if word == "plain" => (export, folder, true),
+        _ => {
+            eprintln!("usage: parquetdir EXPORT.sqlite FOLDER [plain]");
+            return ExitCode::from(2);
+        }
+    };
+    let layout = tables::Layout { group_rows: GROUP, plain };
+    let written = std::fs::create_dir_all(folder)
+        .map_err(Into::into)
+        .and_then(|()| tables::write(Path::new(export), Path::new(folder), &layout));
+    match written {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: failed to write {folder}: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
