@@ -2,8 +2,9 @@
 //! launched them, and those with their work. Text and JSON of it.
 
 use std::fmt::Write as _;
+use std::hash::Hash;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use serde_json::{Value, json};
 
 use super::context::Context;
@@ -235,7 +236,11 @@ fn named_ranges<'a>(context: &Context<'a>) -> Vec<Call<'a>> {
         let kernel = trace.names.text(trace.functions[function as usize].demangled);
         call.work.precision = tensor_precision(call.work.precision, kernel);
     }
-    calls.into_values().collect()
+    let around = |(path, device)| {
+        let parent = paths.parent(path);
+        (parent != ROOT).then_some((parent, device))
+    };
+    counted_once(calls, around).collect()
 }
 
 /// Matrix products by the names of kernels that are in none of the ranges with sizes.
@@ -338,8 +343,27 @@ fn by_shape<'a>(context: &Context<'a>) -> Vec<Call<'a>> {
             calls.push(Call { name, times: 1, work, kernel_ns, path, device });
         }
     }
-    calls.extend(by_range.into_values());
+    let around = |number: u32| Some(kept.ranges[number as usize].around).filter(|&at| at != NONE);
+    calls.extend(counted_once(by_range, around));
     calls
+}
+
+/// Calls of ranges without those whose work a range inside of them counts: `aten::matmul` may launch
+/// a kernel besides those of its `aten::mm`.
+fn counted_once<'a, K: Copy + Eq + Hash>(
+    mut calls: HashMap<K, Call<'a>>,
+    around: impl Fn(K) -> Option<K>,
+) -> impl Iterator<Item = Call<'a>> {
+    let multiplies = |call: &Call<'_>| call.work.flops > 0.0;
+    let mut counted: HashSet<K> = HashSet::new();
+    for (&inner, call) in &calls {
+        let outer = std::iter::successors(around(inner), |&range| around(range));
+        let same =
+            |range: &K| calls.get(range).is_some_and(|it| multiplies(it) == multiplies(call));
+        counted.extend(outer.filter(same));
+    }
+    calls.retain(|range, _| !counted.contains(range));
+    calls.into_values()
 }
 
 /// Factors of 32 bits are rounded where the kernel's name says so.

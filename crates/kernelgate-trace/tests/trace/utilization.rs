@@ -95,6 +95,49 @@ fn factors_of_32_bits_are_judged_by_the_unit_that_multiplies() {
     assert_eq!(precision("cutlass_tensorop_s1688gemm_128x256"), Some(Precision::Tf32));
 }
 
+#[test]
+fn a_product_inside_a_product_counts_once() {
+    // `aten::matmul` has shapes, too, and launches a kernel besides the one of its `aten::mm`.
+    let shapes = PRODUCT.arguments;
+    let call = |id: u32, ts: u32| {
+        format!(
+            r#"{{"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 5, "tid": 5,
+                "ts": {ts}, "dur": 2, "args": {{"correlation": {id}}}}}"#
+        )
+    };
+    let kernel = |id: u32, (ts, dur): (u32, u32), name: &str| {
+        format!(
+            r#"{{"ph": "X", "cat": "kernel", "name": "{name}", "pid": 0, "tid": 7, "ts": {ts},
+                "dur": {dur}, "args": {{"device": 0, "stream": 7, "correlation": {id}}}}}"#
+        )
+    };
+    let operator = |name: &str, (ts, dur): (u32, u32)| {
+        format!(
+            r#"{{"ph": "X", "cat": "cpu_op", "name": "{name}", "pid": 5, "tid": 5, "ts": {ts},
+                "dur": {dur}, "args": {{"External id": 1, {shapes}}}}}"#
+        )
+    };
+    let events = [
+        operator("aten::matmul", (5, 80)),
+        call(1, 8),
+        operator("aten::mm", (20, 50)),
+        call(2, 30),
+        kernel(1, (100, 10), "transpose"),
+        kernel(2, (120, 278), "nvjet_tst_256x128"),
+    ];
+    let text = format!(
+        r#"{{"deviceProperties": [{{"id": 0, "name": "NVIDIA H100", "numSms": 132}}],
+        "traceEvents": [{}]}}"#,
+        events.join(",")
+    );
+    let (_folder, path) = file("t.json", text.as_bytes());
+    let found = diagnose(&read::open(&path, &Wanted::ALL).unwrap()).utilization;
+    assert_eq!((found.all.count, found.operators.len()), (1, 1), "{:?}", found.operators);
+    assert_eq!(found.operators[0].name, "aten::mm");
+    near(found.all.teraflops(), 494.4);
+    near(Some(found.coverage()), 278.0 / 288.0);
+}
+
 fn unknown(utilization: &Utilization, words: &str) {
     assert!(utilization.unknown.iter().any(|it| it.contains(words)), "{:?}", utilization.unknown);
 }
