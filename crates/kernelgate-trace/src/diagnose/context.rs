@@ -6,12 +6,11 @@ use crate::analyze::operations::{AllOperations, OperationId};
 use crate::analyze::ranges::paths::{PathId, ROOT};
 use crate::analyze::timeline::idle::{Activity, Gap};
 use crate::model::Trace;
-use crate::model::names::Name;
+use crate::model::names::{Name, without_numbers};
 use crate::read;
 
-use super::host::cause::{CauseKind, Why};
+use super::host::cause::{CauseKind, LATENCY_NS, Why};
 use super::host::{Host, HostPass};
-use super::labels::without_numbers;
 use super::platform::Platform;
 
 /// A trace with what joins its parts.
@@ -28,6 +27,9 @@ pub struct Context<'a> {
     pub host: Host,
     /// Its vendor and recorder.
     pub platform: Platform,
+    /// By place, the start of the first operation whose launch was recorded. The host launched what
+    /// ran before it on that stream before the recording began.
+    first_launched: Vec<i64>,
 }
 
 impl<'a> Context<'a> {
@@ -42,7 +44,12 @@ impl<'a> Context<'a> {
     pub fn joined(trace: &'a Trace, (activities, host): (Vec<Activity>, Host)) -> Self {
         let classes = classes(trace, &host);
         let (all, platform) = (AllOperations::new(trace), Platform::new(trace));
-        Self { trace, all, classes, activities, host, platform }
+        let mut first_launched = vec![i64::MAX; trace.places.len()];
+        for id in all.ids().filter(|&id| host.launches.has(id)) {
+            let first = &mut first_launched[all.place(id).0 as usize];
+            *first = all.start(id).min(*first);
+        }
+        Self { trace, all, classes, activities, host, platform, first_launched }
     }
 
     /// The path of an operation: of the innermost range around its launch, then of the ranges in
@@ -76,11 +83,21 @@ impl<'a> Context<'a> {
     pub fn causes_of(&self, gap: &Gap) -> impl Iterator<Item = (Why, i64)> {
         let mut parts = self.host.idle.parts(gap).peekable();
         let unlaunched = parts.peek().is_none().then(|| {
-            let migration = self.is_migration(gap.after);
-            let kind = if migration { CauseKind::Migration } else { CauseKind::Unknown };
+            let kind = match self.is_migration(gap.after) {
+                true => CauseKind::Migration,
+                false if self.was_queued(gap) => CauseKind::BackToBack,
+                false => CauseKind::Unknown,
+            };
             ((kind, None), gap.length())
         });
         parts.chain(unlaunched)
+    }
+
+    /// Whether the operation behind a gap was launched before the recording began, and followed as
+    /// soon as queued work does.
+    fn was_queued(&self, gap: &Gap) -> bool {
+        let first = self.first_launched[self.all.place(gap.after).0 as usize];
+        first < i64::MAX && self.all.start(gap.after) < first && gap.length() < LATENCY_NS
     }
 
     /// Whether an operation migrates pages of managed memory, which no call launches.

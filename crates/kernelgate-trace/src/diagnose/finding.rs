@@ -127,8 +127,8 @@ pub enum Remedy {
     NotReplayed,
     /// Launch calls and the host between them take no time, as in a graph.
     Graph,
-    /// The host takes no time in a span.
-    WithoutPause(i64, i64),
+    /// The host takes no time in these spans.
+    WithoutPauses(Vec<(i64, i64)>),
     /// The host waits for the GPU nowhere.
     NoWaits,
     /// Operations of a class take no time.

@@ -1,6 +1,6 @@
 //! Faults that public traces showed, each on a small trace of the same kind.
 
-use kernelgate_trace::diagnose::{CauseKind, Diagnosis, Finding, diagnose};
+use kernelgate_trace::diagnose::{CauseKind, Diagnosis, Finding, Severity, diagnose};
 use kernelgate_trace::model::Trace;
 use serde_json::json;
 
@@ -39,6 +39,69 @@ fn loading_data_is_not_launch_bound() {
     assert!(gaps.advice.contains("workers of the data loader"), "{}", gaps.advice);
     let cause = &diagnosis.devices[0].gaps.causes[0];
     assert_eq!((cause.kind, cause.count, cause.once()), (CauseKind::HostCode, 3, false));
+}
+
+#[test]
+fn first_launches_that_load_kernels_are_start_up() {
+    let mut trace = Kineto::nvidia();
+    for launch in 0..80 {
+        // The calls of the first eight kernels load them; later ones of their names are short.
+        let (at, function) = (f64::from(launch) * 12_000.0, launch % 8);
+        let long = if launch < 8 { 11_000.0 } else { 5.0 };
+        let id = trace.call((at, long), "cudaLaunchKernel");
+        trace.kernel(id, (at + long + 5.0, 900.0), &format!("kernel_{function}"), FULL);
+    }
+    let diagnosis = diagnose(&trace.read());
+    let total = &diagnosis.devices[0].account.total;
+    let idle = |kind| total.idle.get(&kind).copied().unwrap_or(0);
+    // The first call is before the first operation; 900 µs of each gap are host code.
+    assert_eq!(idle(CauseKind::FirstLaunch), 7 * 11_000_000);
+    assert_eq!(idle(CauseKind::LaunchCall), 72 * 5_000);
+    let mut trace = Kineto::nvidia();
+    for launch in 0..8 {
+        let at = f64::from(launch) * 12_000.0;
+        let id = trace.call((at, 11_000.0), "cudaLaunchKernel");
+        trace.kernel(id, (at + 11_005.0, 900.0), &format!("kernel_{launch}"), FULL);
+    }
+    let diagnosis = diagnose(&trace.read());
+    let gaps = finding(&diagnosis, "gaps").unwrap();
+    assert!(gaps.title.contains("in the first launch of a kernel, which loads it"), "{gaps:?}");
+    assert!(gaps.advice.contains("warm up before recording"), "{}", gaps.advice);
+    assert_eq!((gaps.severity, gaps.recoverable_ns), (Severity::Warning, Some(7 * 11_000_000)));
+}
+
+#[test]
+fn work_launched_before_the_recording_was_queued() {
+    let mut trace = Kineto::nvidia();
+    for kernel in 0..100 {
+        trace.kernel(10_000 + kernel, (f64::from(kernel) * 52.0, 50.0), "queued", FULL);
+    }
+    trace.launch(5_200.0, (5_215.0, 50.0), "launched", FULL);
+    let diagnosis = diagnose(&trace.read());
+    let total = &diagnosis.devices[0].account.total;
+    assert_eq!(total.idle.get(&CauseKind::BackToBack), Some(&(99 * 2_000)));
+    assert_eq!(total.unclassified_ns(), 0);
+}
+
+#[test]
+fn very_many_names_of_ranges_are_held_without_their_numbers() {
+    let mut export = Export::new();
+    export.sql(&format!(
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100000)
+         INSERT INTO NVTX_EVENTS
+         SELECT i * 100, i * 100 + 90, 59, 'aten::add, op_id = ' || i, NULL, {}, 0 FROM n;",
+        crate::fixture::process(7) | 7
+    ));
+    export.launch((5_000, 5_010), (6_000, 7_000), 1, "k");
+    export.launch((9_999_900, 9_999_910), (10_000_000, 10_001_000), 2, "k");
+    let kept = diagnose(&export.read().unwrap());
+    let streamed = kernelgate_trace::diagnose::diagnose_streamed(&export.path()).unwrap().unwrap();
+    let ranges = |diagnosis: &Diagnosis| {
+        let account = &diagnosis.devices[0].account;
+        account.ranges.iter().map(|of| (of.path.clone(), of.account.total_ns())).collect::<Vec<_>>()
+    };
+    assert_eq!(ranges(&streamed), ranges(&kept));
+    assert_eq!(streamed.records, kept.records);
 }
 
 #[test]

@@ -213,7 +213,9 @@ impl Changes {
             Remedy::NotReplayed => {}
             Remedy::Graph => (self.no_launches, self.no_host) = (true, true),
             Remedy::NoWaits => self.no_waits = true,
-            Remedy::WithoutPause(start, end) => self.add_pause(*start, *end),
+            Remedy::WithoutPauses(spans) => {
+                spans.iter().for_each(|&(start, end)| self.add_pause(start, end));
+            }
             Remedy::Fused(kernels) => {
                 self.fused.extend(kernels.iter().map(|of| (of.function, *of)))
             }

@@ -3,7 +3,7 @@
 
 use hashbrown::{HashMap, HashSet};
 
-use crate::analyze::operations::AllOperations;
+use crate::analyze::operations::{AllOperations, OperationId};
 use crate::analyze::ranges::sweep::ByThread;
 use crate::analyze::timeline::idle::{Activity, Gap};
 use crate::diagnose::host::waiting::WaitId;
@@ -19,6 +19,9 @@ pub const LATENCY_NS: i64 = 20_000;
 pub const LONGER_THAN_LAUNCHES_NS: i64 = 1_000_000;
 /// A recorder's two clocks, of the host and of the device, agree to this.
 pub const CLOCKS_NS: i64 = 1_000;
+/// A first launch that takes this long loads the kernel's code. In public traces of five programs all
+/// 72 launch calls above 300 µs were first launches.
+const LOADING_NS: i64 = 100_000;
 /// Launched operations that have not started from which a queue counts as full: CUDA's holds 1024.
 const FULL_QUEUE: usize = 1000;
 
@@ -37,6 +40,8 @@ pub enum CauseKind {
     Wait,
     /// The call that launched the work.
     LaunchCall,
+    /// A long call that launched a kernel for the first time, and loaded its code.
+    FirstLaunch,
     /// From the end of a call in the gap to the operation, as long as that usually takes.
     LaunchLatency,
     /// Launched before the gap, and started as soon as queued work usually does.
@@ -76,6 +81,7 @@ impl CauseKind {
             Self::Call => "another CUDA call",
             Self::Wait => "in a wait for the GPU",
             Self::LaunchCall => "in the launch call",
+            Self::FirstLaunch => "in the first launch of a kernel, which loads it",
             Self::FullQueue => "launched, not started: behind a full queue",
             Self::LaunchLatency => "launch latency",
             Self::BackToBack => "between queued operations",
@@ -109,6 +115,7 @@ impl CauseKind {
             Self::Call => "cuda_call",
             Self::Wait => "wait",
             Self::LaunchCall => "launch_call",
+            Self::FirstLaunch => "first_launch",
             Self::FullQueue => "full_queue",
             Self::LaunchLatency => "launch_latency",
             Self::BackToBack => "back_to_back",
@@ -135,6 +142,7 @@ impl CauseKind {
                 | Self::Call
                 | Self::Wait
                 | Self::LaunchCall
+                | Self::FirstLaunch
                 | Self::LaunchLatency
         )
     }
@@ -330,6 +338,20 @@ struct PastRange {
 /// Host code of this length is named by the range around most of it.
 const NAMED_NS: i64 = LONGER_THAN_LAUNCHES_NS / 2;
 
+/// The first kernel of each function in each process.
+fn first_kernels(trace: &Trace) -> HashSet<OperationId> {
+    let kernels = &trace.kernels;
+    let mut first: HashMap<(u32, u32), (i64, OperationId)> = HashMap::new();
+    for (id, &function) in (0u32..).zip(&kernels.function) {
+        let row = id as usize;
+        let process = trace.process_of(kernels.on_gpu.place[row]);
+        let start = (kernels.on_gpu.start[row], id);
+        let earliest = first.entry((process, function)).or_insert(start);
+        *earliest = start.min(*earliest);
+    }
+    first.into_values().map(|(_, id)| id).collect()
+}
+
 /// Whether a trace is of Windows, or of Linux inside of it (WSL), which uses the same driver.
 fn windows_driver(trace: &Trace) -> bool {
     let mentions = |key: &str, text: &str| {
@@ -353,6 +375,8 @@ pub(in crate::diagnose) struct LatelyDone {
     event_streams: HashMap<(u32, u32), u64>,
     os_calls: ByThread,
     switches: ByThread,
+    /// The first kernel of each function in each process.
+    first: HashSet<OperationId>,
     /// Whether the driver is that of Windows.
     windows: bool,
     /// By activity, the first gap that is not over.
@@ -396,6 +420,7 @@ impl LatelyDone {
             event_streams,
             os_calls: ByThread::sorted(threads, &os.thread, |_| true, |i| os.start[i as usize]),
             switches: ByThread::sorted(threads, &switches.thread, |_| true, time),
+            first: first_kernels(trace),
             windows: windows_driver(trace),
             gap: vec![0; activities.len()],
             idle_until: match activities.len() {
@@ -503,7 +528,9 @@ impl LatelyDone {
         let called = launch.start.clamp(gap.start, gap.end);
         let returned = launch.end.clamp(called, gap.end);
         self.before(trace, launch, (gap.start, called), &mut split);
-        split.add((CauseKind::LaunchCall, Some(launch.name)), returned - called);
+        let loads = returned - called >= LOADING_NS && self.first.contains(&gap.after);
+        let kind = if loads { CauseKind::FirstLaunch } else { CauseKind::LaunchCall };
+        split.add((kind, Some(launch.name)), returned - called);
         let after = (returned, gap.end);
         let why = self.not_started(trace, activities, late, after);
         split.add(why, after.1 - after.0);

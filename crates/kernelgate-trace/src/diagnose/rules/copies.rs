@@ -10,6 +10,7 @@ use super::super::text::bytes as shown_bytes;
 use super::launches::no_work;
 use super::outcome::{Lack, Outcome, most_expensive, number, some_of};
 use crate::analyze::operations::{Kind, OperationId};
+use crate::analyze::timeline::Line;
 use crate::analyze::timeline::idle::Activity;
 use crate::model::gpu::MemoryKind;
 
@@ -104,7 +105,12 @@ fn called<'a>(
 /// By their part of all spans, an upper bound: the replay limits it.
 fn severity(context: &Context<'_>, ns: i64) -> Severity {
     let span = context.activities.iter().map(Activity::span_ns).sum();
-    Severity::of_saving(ns, span).min(Severity::Warning)
+    Severity::of_saving(ns, span)
+}
+
+/// The time of some operations, as far as one line of all devices' time holds as much.
+fn at_most(devices: &[DeviceUse], line: Line, ns: i64) -> i64 {
+    ns.min(devices.iter().map(|of| of.account.total.busy(line)).sum())
 }
 
 pub(super) fn pageable_finds() -> String {
@@ -119,7 +125,7 @@ pub(super) fn synchronous_sets_finds() -> String {
     "a synchronous memset".to_owned()
 }
 
-pub(super) fn pageable(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
+pub(super) fn pageable(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
     let copies = &context.trace.copies;
     let (called, mut inspected) = match called(context, (Kind::Copy, Unit::Copies)) {
         Ok(called) => called,
@@ -149,13 +155,14 @@ pub(super) fn pageable(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     if group.count == 0 {
         return Outcome::Checked(Vec::new(), inspected);
     }
+    let saved = at_most(devices, Line::Copy, group.total_ns);
     #[allow(clippy::cast_precision_loss)]
     let speed = group.bytes as f64 / group.total_ns.max(1) as f64;
     // A few bytes show latency, not speed.
     let speed = if speed >= 0.05 { format!(" at {speed:.1} GB/s") } else { String::new() };
     let found = Finding {
         id: "pageable-copy",
-        severity: severity(context, group.total_ns),
+        severity: severity(context, saved),
         confidence: Confidence::High,
         title: format!(
             "asynchronous copies with pageable memory: {}, {}{speed}; the host waits for each",
@@ -164,7 +171,7 @@ pub(super) fn pageable(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         ),
         measured: number(group.count, "copies"),
         threshold: number(0, "copies"),
-        recoverable_ns: None,
+        recoverable_ns: Some(saved),
         remedy: Remedy::WithoutOperations(group.ids),
         replayed: None,
         evidence: group.evidence,
@@ -177,7 +184,7 @@ pub(super) fn pageable(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     Outcome::Checked(vec![found], inspected)
 }
 
-pub(super) fn synchronous_copies(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
+pub(super) fn synchronous_copies(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
     let copies = &context.trace.copies;
     let (called, inspected) = match called(context, (Kind::Copy, Unit::Copies)) {
         Ok(called) => called,
@@ -195,10 +202,12 @@ pub(super) fn synchronous_copies(context: &Context<'_>, _: &[DeviceUse]) -> Outc
             Member { id, bytes: copies.bytes[row], what }
         });
     let group = group(context, found);
-    Outcome::Checked(synchronous(context, ("synchronous-copy", Unit::Copies), group), inspected)
+    let saved = at_most(devices, Line::Copy, group.total_ns);
+    let kind = ("synchronous-copy", Unit::Copies);
+    Outcome::Checked(synchronous(context, devices, kind, (group, saved)), inspected)
 }
 
-pub(super) fn synchronous_sets(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
+pub(super) fn synchronous_sets(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
     let (called, inspected) = match called(context, (Kind::Set, Unit::Sets)) {
         Ok(called) => called,
         Err(lack) => return lack.into(),
@@ -212,23 +221,30 @@ pub(super) fn synchronous_sets(context: &Context<'_>, _: &[DeviceUse]) -> Outcom
             what: call.to_owned(),
         });
     let group = group(context, found);
-    Outcome::Checked(synchronous(context, ("synchronous-set", Unit::Sets), group), inspected)
+    let saved = at_most(devices, Line::Set, group.total_ns);
+    let kind = ("synchronous-set", Unit::Sets);
+    Outcome::Checked(synchronous(context, devices, kind, (group, saved)), inspected)
 }
 
+/// A finding of a group with its exposed time. The asynchronous form hides it behind other work, and
+/// so no more than there is of that.
 fn synchronous(
     context: &Context<'_>,
+    devices: &[DeviceUse],
     (id, unit): (&'static str, Unit),
-    group: Group,
+    (group, exposed_ns): (Group, i64),
 ) -> Vec<Finding> {
     if group.count == 0 {
         return Vec::new();
     }
+    let busy_ns: i64 = devices.iter().map(|of| of.busy_ns).sum();
+    let saved = exposed_ns.min(busy_ns - exposed_ns);
     let unit = unit.label();
     #[allow(clippy::cast_precision_loss)]
     let milliseconds = group.total_ns as f64 / 1e6;
     vec![Finding {
         id,
-        severity: severity(context, group.total_ns),
+        severity: severity(context, saved),
         confidence: Confidence::High,
         title: format!(
             "{unit} that hold up the host: {}, {milliseconds:.3} ms on the GPU",
@@ -236,7 +252,7 @@ fn synchronous(
         ),
         measured: number(group.count, unit),
         threshold: number(0, unit),
-        recoverable_ns: Some(group.total_ns),
+        recoverable_ns: Some(saved),
         remedy: Remedy::WithoutOperations(group.ids),
         replayed: None,
         evidence: group.evidence,

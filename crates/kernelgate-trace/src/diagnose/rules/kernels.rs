@@ -291,6 +291,8 @@ fn evidence(context: &Context<'_>, of: &Shaped<'_>, words: String) -> Evidence {
 /// The words of a finding about shapes.
 struct Words {
     id: &'static str,
+    /// Severity of what is an estimate, at most.
+    worst: Severity,
     title: String,
     advice: String,
     false_positive: &'static str,
@@ -333,7 +335,7 @@ fn check(
     let recoverable: Option<i64> = losses.iter().map(saved).sum();
     let span = context.activities.iter().map(Activity::span_ns).sum();
     let severity = match recoverable {
-        Some(ns) => Severity::of_saving(ns, span).min(Severity::Warning),
+        Some(ns) => Severity::of_saving(ns, span).min(words.worst),
         None => Severity::Information,
     };
     let found = Finding {
@@ -382,6 +384,7 @@ pub(super) fn small_grids(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     let unit = context.platform.multiprocessors();
     let words = Words {
         id: "small-grid",
+        worst: Severity::Severe,
         title: format!("have fewer blocks than the GPU has {unit}"),
         advice: "split the work into more blocks (split-K, smaller tiles), batch it, or run \
                  kernels concurrently on parallel streams or graph branches"
@@ -396,7 +399,8 @@ pub(super) fn small_grids(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         }
         #[allow(clippy::cast_precision_loss)]
         let idle = 1.0 - blocks as f64 / multiprocessors as f64;
-        let words = format!("{blocks} blocks for {multiprocessors} {unit}");
+        let plural = if blocks == 1 { "" } else { "s" };
+        let words = format!("{blocks} block{plural} for {multiprocessors} {unit}");
         Some(Loss { evidence: evidence(context, of, words), lost: Some(idle) })
     })
 }
@@ -415,6 +419,7 @@ pub(super) fn block_sizes(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     });
     let words = Words {
         id: "block-size",
+        worst: Severity::Severe,
         title: format!("have a block size that is no multiple of a {}", platform.warp()),
         advice: format!("make the block size a multiple of {}", widths.unwrap_or_default()),
         false_positive: "kernels that one warp or less computes on purpose",
@@ -436,6 +441,7 @@ pub(super) fn block_sizes(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
 pub(super) fn tails(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     let words = Words {
         id: "tail",
+        worst: Severity::Warning,
         title: "leave a fifth of the GPU or more idle in their last wave".to_owned(),
         advice: "choose tiles so that blocks fill whole waves, or use a persistent or stream-K \
                  kernel"
@@ -461,6 +467,7 @@ pub(super) fn occupancy(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     let profiler = context.platform.kernel_profiler();
     let words = Words {
         id: "occupancy",
+        worst: Severity::Information,
         title: format!("have a theoretical occupancy below {OCCUPANCY} %"),
         advice: format!(
             "fewer registers (__launch_bounds__), less shared memory, or another block size; \

@@ -8,7 +8,8 @@ use super::super::host::cause::{CauseKind, LONGER_THAN_LAUNCHES_NS};
 use super::super::host::gaps::{Cause, GapReport, SEVERE_NS, WARNING_NS};
 use super::super::labels::short_name;
 use super::super::platform::Platform;
-use super::outcome::{Lack, Outcome, all_of, percent, some_of};
+use super::outcome::{Lack, Outcome, all_of, counted, percent, some_of};
+use crate::analyze::timeline::idle::{Activity, Gap};
 use crate::model::Trace;
 use crate::stats::{Summary, shorten};
 
@@ -17,9 +18,11 @@ const BUSY: f64 = 70.0;
 /// Kernels that are shorter than this are hidden by launches.
 const SHORT_NS: f64 = 10_000.0;
 /// Launches below which a median says nothing.
-const FEW: usize = 100;
+const FEW: usize = 30;
 /// Characters of the name of an operation before or behind a gap.
 const NAME: usize = 38;
+/// One part in so many of the idle time that a change has to mend.
+const MENDED: i64 = 4;
 /// Part of the span that a class of gaps may take.
 const GAP_SHARE: f64 = 5.0;
 
@@ -185,16 +188,22 @@ pub(super) fn gaps(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
             continue;
         };
         let main = gaps.causes.first();
-        let mut remedies = gaps.causes.iter().map(remedy_of);
-        let remedy = remedies.find(|of| *of != Remedy::NotReplayed).unwrap_or(Remedy::NotReplayed);
+        let loading = first_launches(context, gaps, activity);
+        let remedies: Vec<Remedy> =
+            gaps.causes.iter().map(|cause| remedy_of(cause, &loading)).collect();
+        let first = remedies.iter().find(|remedy| **remedy != Remedy::NotReplayed);
+        let remedy = first.unwrap_or(&Remedy::NotReplayed).clone();
         // Without a replay nobody knows what mending a cause saves.
-        let mended = gaps
-            .causes
-            .iter()
-            .filter(|cause| remedy != Remedy::NotReplayed && remedy_of(cause) == remedy);
-        let explained = explained.min(mended.map(|cause| cause.total_ns).sum());
+        let mended = gaps.causes.iter().zip(&remedies).filter(|(_, remedy)| first == Some(*remedy));
+        let explained = explained.min(mended.map(|(cause, _)| cause.total_ns).sum());
+        // A change that mends little of the idle time does not mend the finding.
+        let (explained, remedy) = match explained * MENDED >= class.total_ns {
+            true => (explained, remedy),
+            false => (0, Remedy::NotReplayed),
+        };
         let words = main.map_or(String::new(), |cause| {
-            let once = if cause.once() { ", once" } else { "" };
+            let once = cause.once() && cause.kind != CauseKind::FirstLaunch;
+            let once = if once { ", once" } else { "" };
             format!("; most of the idle time: {}{once}", cause.label())
         });
         found.push(Finding {
@@ -202,8 +211,9 @@ pub(super) fn gaps(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
             severity: severity(gaps, explained, activity.span_ns()),
             confidence: confidence(main),
             title: format!(
-                "device {} is idle for {share:.1} % of the time in {} gaps {label}{words}",
-                device.device, class.count
+                "device {} is idle for {share:.1} % of the time in {} {label}{words}",
+                device.device,
+                counted(class.count, "gap")
             ),
             measured: Measure { value: share, unit: "% of the span" },
             threshold: Measure { value: GAP_SHARE, unit: "% of the span" },
@@ -218,9 +228,24 @@ pub(super) fn gaps(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
     Outcome::Checked(found, all_of(context.all.len(), Unit::Operations))
 }
 
-/// The change that mends a cause.
-fn remedy_of(cause: &Cause) -> Remedy {
+/// The parts of gaps in which a call loaded the kernel that it launched.
+fn first_launches(context: &Context<'_>, gaps: &GapReport, activity: &Activity) -> Vec<(i64, i64)> {
+    if gaps.of_causes(&[CauseKind::FirstLaunch]) == 0 {
+        return Vec::new();
+    }
+    let loads =
+        |gap: &Gap| context.causes_of(gap).any(|((kind, _), _)| kind == CauseKind::FirstLaunch);
+    let loading = activity.gaps.iter(&context.all).filter(loads).filter_map(|gap| {
+        let call = context.launch(gap.after)?;
+        Some((call.start.max(gap.start), call.end.min(gap.end)))
+    });
+    loading.collect()
+}
+
+/// The change that mends a cause; `loading` are the first launches.
+fn remedy_of(cause: &Cause, loading: &[(i64, i64)]) -> Remedy {
     match cause.kind {
+        CauseKind::FirstLaunch => Remedy::WithoutPauses(loading.to_vec()),
         CauseKind::HostCode
         | CauseKind::OffCpu
         | CauseKind::OsCall
@@ -228,7 +253,7 @@ fn remedy_of(cause: &Cause) -> Remedy {
         | CauseKind::LaunchCall
             if cause.once() =>
         {
-            Remedy::WithoutPause(cause.longest.0, cause.longest.1)
+            Remedy::WithoutPauses(vec![cause.longest])
         }
         _ if cause.once() => Remedy::NotReplayed,
         CauseKind::Wait => Remedy::NoWaits,
@@ -242,9 +267,10 @@ fn remedy_of(cause: &Cause) -> Remedy {
     }
 }
 
-/// A single pause costs no step; nobody knows what could be saved of a gap without a reason.
+/// Pauses that happen once cost no step; nobody knows what could be saved of a gap without a reason.
 fn severity(gaps: &GapReport, explained: i64, span_ns: i64) -> Severity {
-    let once = gaps.causes.first().is_some_and(Cause::once) && gaps.count() > 1;
+    let starts_up = |cause: &Cause| cause.once() || cause.kind == CauseKind::FirstLaunch;
+    let once = gaps.causes.first().is_some_and(starts_up) && gaps.count() > 1;
     match Severity::of_saving(explained, span_ns) {
         Severity::Severe if once => Severity::Warning,
         Severity::Information => Severity::Warning,
@@ -298,6 +324,10 @@ fn advice(cause: &Cause, platform: Platform) -> String {
             "it happened once, as start-up does (context, library or module loading, the first \
              launch of a kernel, reading data): warm up before recording, or leave it out with \
              --range"
+        }
+        CauseKind::FirstLaunch => {
+            "the first launch of each kernel loads its code, as start-up does: warm up before \
+             recording, or leave it out with --range"
         }
         CauseKind::Wait => "launch the next work before waiting for the last, or do not wait",
         CauseKind::Call => "move this call out of the loop: allocate once, copy asynchronously",

@@ -83,7 +83,7 @@ const RULES: &[Asked] = &[
         question: "Do asynchronous copies use pageable memory?",
         rule: copies::pageable,
         finds: copies::pageable_finds,
-        worst: Severity::Warning,
+        worst: Severity::Severe,
         records: Records::Launches,
     },
     Asked {
@@ -91,7 +91,7 @@ const RULES: &[Asked] = &[
         question: "Do copies hold up the host?",
         rule: copies::synchronous_copies,
         finds: copies::synchronous_copies_finds,
-        worst: Severity::Warning,
+        worst: Severity::Severe,
         records: Records::Launches,
     },
     Asked {
@@ -99,7 +99,7 @@ const RULES: &[Asked] = &[
         question: "Do memsets hold up the host?",
         rule: copies::synchronous_sets,
         finds: copies::synchronous_sets_finds,
-        worst: Severity::Warning,
+        worst: Severity::Severe,
         records: Records::Launches,
     },
     Asked {
@@ -131,7 +131,7 @@ const RULES: &[Asked] = &[
         question: "Do block sizes leave lanes of a warp idle?",
         rule: kernels::block_sizes,
         finds: kernels::block_sizes_finds,
-        worst: Severity::Warning,
+        worst: Severity::Severe,
         records: Records::Shapes,
     },
     Asked {
@@ -139,7 +139,7 @@ const RULES: &[Asked] = &[
         question: "Do grids leave multiprocessors idle?",
         rule: kernels::small_grids,
         finds: kernels::small_grids_finds,
-        worst: Severity::Warning,
+        worst: Severity::Severe,
         records: Records::Shapes,
     },
     Asked {

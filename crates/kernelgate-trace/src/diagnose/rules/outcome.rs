@@ -79,6 +79,12 @@ pub(super) fn percent(part: i64, whole: i64) -> f64 {
     if whole <= 0 { 0.0 } else { part as f64 / whole as f64 * 100.0 }
 }
 
+/// `1 gap`, `2 gaps`.
+pub(super) fn counted(count: usize, noun: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {noun}{plural}")
+}
+
 #[allow(clippy::cast_precision_loss)]
 pub(super) fn number(count: usize, unit: &'static str) -> Measure {
     Measure { value: count as f64, unit }

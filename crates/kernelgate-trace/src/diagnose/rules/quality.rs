@@ -7,6 +7,7 @@ use super::impossible::{self, OVERLAP_NS};
 use super::messages;
 use super::outcome::{Outcome, all_of, doubt, number, percent};
 use crate::analyze::timeline::idle::Gap;
+use crate::model::Recorder;
 
 /// The profiler's own work, as a part of the time of the GPU, above which times are doubtful.
 const MAX_OVERHEAD: f64 = 5.0;
@@ -116,7 +117,8 @@ pub(super) fn data_quality(context: &Context<'_>, devices: &[DeviceUse]) -> Outc
 /// Nothing was recorded; the recorder may have said why.
 fn no_gpu_work(context: &Context<'_>) -> Finding {
     let trace = context.trace;
-    let gpu_process = trace.processes.iter().find_map(|process| {
+    let mut own = trace.processes.iter().filter(|_| trace.recorder == Recorder::Chrome);
+    let gpu_process = own.find_map(|process| {
         let name = trace.names.text(process.name?);
         (name.contains("GPU") || name == "CUDA functions").then_some(name)
     });
