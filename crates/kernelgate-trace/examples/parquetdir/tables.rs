@@ -112,7 +112,8 @@ pub struct Layout {
 pub fn write(export: &Path, folder: &Path, layout: &Layout) -> Result<(), Box<dyn Error>> {
     let connection = Connection::open(export)?;
     let mut tables = connection.prepare(
-        "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'",
+        "SELECT name FROM sqlite_master
+         WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'",
     )?;
     let names: Vec<String> = tables.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?;
     for name in names {
