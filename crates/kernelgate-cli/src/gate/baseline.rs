@@ -268,6 +268,7 @@ pub fn figures(baseline: &Baseline) -> BTreeMap<&str, Figures> {
             times: [times(0.0, true), times(0.0, false), times(1.0, true)],
             earlier: case.earlier.as_ref().map(EarlierRuns::spread),
             throttled: case.runs.values().any(|run| run.throttled > 0),
+            shared_gpu: case.runs.values().any(|run| run.shared_gpu),
             host_bound: case.runs.values().any(|run| run.host_bound),
         }
     };
@@ -280,6 +281,7 @@ pub struct Figures {
     times: [SideTimes; 3],
     earlier: Option<f64>,
     throttled: bool,
+    shared_gpu: bool,
     host_bound: bool,
 }
 
@@ -402,6 +404,9 @@ fn too_long(verdict: Verdict, base: &[&CaseRun], head: &[&CaseRun]) -> Option<Re
     };
     if suspect.iter().any(|run| run.throttled > 0) {
         return Some(Reason::Throttled(Side { side }));
+    }
+    if suspect.iter().any(|run| run.shared_gpu) {
+        return Some(Reason::SharedGpu(Side { side }));
     }
     // At the power cap a lower clock is the kernel's own doing: it draws more power.
     let at_cap = suspect.iter().any(|run| run.power.is_some_and(|it| it.at_cap));

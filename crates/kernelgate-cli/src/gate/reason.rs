@@ -26,6 +26,8 @@ pub enum Reason {
     },
     /// The GPU was throttled.
     Throttled(Side),
+    /// Another process computed on the GPU.
+    SharedGpu(Side),
     /// The SM clock differs between the sides.
     Clock {
         /// SM clock of the head over that of the base.
@@ -171,6 +173,7 @@ impl Reason {
                 ("undetectable", "beyond the threshold, less than these runs can detect")
             }
             Self::Throttled(_) => ("throttled", "the GPU was throttled"),
+            Self::SharedGpu(_) => ("shared_gpu", "another process computed on the GPU"),
             Self::Clock { .. } => ("clock", "the SM clock differs between the sides"),
             Self::Unsettled { .. } => ("unsettled", "the power state did not settle"),
             Self::HostBound(_) => {

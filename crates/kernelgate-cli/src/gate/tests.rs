@@ -295,7 +295,8 @@ fn the_range_of_an_unsettled_case_covers_smaller_changes() {
     assert_eq!(verdict(1.5e6), (Verdict::Regressed, None));
 }
 
-/// A throttled head is no slow-down, a throttled baseline hides one; the same of the host's time.
+/// A throttled head is no slow-down, and a throttled baseline hides one. This holds as well for a GPU
+/// that another process used, and for a time that includes the host's.
 #[test]
 fn times_that_are_too_long_decide_nothing_against_the_code() {
     type Change = fn(&mut kernelgate::record::Samples);
@@ -309,8 +310,9 @@ fn times_that_are_too_long_decide_nothing_against_the_code() {
         verdict_and_reason(&compare_default(base, &head).judged[0])
     };
     let plain = |time| with(time, |_| {});
-    let long: [(Change, &'static str); 2] = [
+    let long: [(Change, &'static str); 3] = [
         (|samples| samples.throttled = 1, "throttled"),
+        (|samples| samples.other_processes = Some(1), "shared_gpu"),
         (|samples| samples.host_bound = true, "host_bound"),
     ];
     for (change, doubt) in long {

@@ -460,6 +460,7 @@ fn gated_with_everything() -> GateReport {
     all.extend([
         inconclusive("wide", Reason::Wide(Ratio { center: 1.1, low: 1.078, high: 1.122 })),
         inconclusive("throttled", Reason::Throttled(Side { side: Arm::Head })),
+        inconclusive("shared", Reason::SharedGpu(Side { side: Arm::Head })),
         inconclusive("clock", Reason::Clock { ratio: 0.8 }),
         inconclusive("unsettled", Reason::Unsettled { width: 0.3 }),
         inconclusive("host", Reason::HostBound(Side { side: Arm::Base })),

@@ -1,7 +1,9 @@
 //! What the card reports while it works: clocks, power, temperature, throttle reasons, and other
 //! processes.
 
+use std::collections::BTreeSet;
 use std::sync::OnceLock;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use nvml_wrapper::bitmasks::device::ThrottleReasons;
 use nvml_wrapper::enum_wrappers::device::{Api, Clock, GpuVirtualizationMode, TemperatureSensor};
@@ -189,6 +191,28 @@ impl Telemetry {
     /// Other processes that compute on the card, where it tells.
     pub fn other_processes(&self) -> Option<u32> {
         others(&self.device().ok()?)
+    }
+
+    /// Other processes that computed on the card since then, by the share of its time that NVML
+    /// samples for each process, every tenth of a second or so. One that only has memory there does
+    /// not count, nor does one that uses the card too little for a sample of its own. Absent where
+    /// NVML has no such samples (MIG), and in a container whose process numbers are not NVML's.
+    /// Takes some milliseconds.
+    pub fn others_computing_since(&self, then: SystemTime) -> Option<u32> {
+        let (own, device) = (std::process::id(), self.device().ok()?);
+        let listed = device.running_compute_processes().ok()?;
+        if !listed.iter().any(|process| process.pid == own) {
+            return None;
+        }
+        let then_us = u64::try_from(then.duration_since(UNIX_EPOCH).ok()?.as_micros()).ok()?;
+        match device.process_utilization_stats(then_us) {
+            Ok(samples) => {
+                let computing = samples.iter().filter(|it| it.pid != own && it.sm_util > 0);
+                Some(computing.map(|it| it.pid).collect::<BTreeSet<_>>().len() as u32)
+            }
+            Err(NvmlError::NotFound) => Some(0),
+            Err(_) => None,
+        }
     }
 
     fn device(&self) -> Result<Device<'_>, NvmlError> {

@@ -38,7 +38,7 @@ fn host_is_slower(case: &CaseRecord) -> bool {
     })
 }
 
-const REMARKS: [Remark; 9] = [
+const REMARKS: [Remark; 10] = [
     ("unverified, nothing says whether the outputs are right", |_, case| {
         case.verification.value() == Verification::Unverified
     }),
@@ -48,6 +48,9 @@ const REMARKS: [Remark; 9] = [
         |_, case| host_is_slower(case),
     ),
     ("warning: throttled GPU, the times are too long", |_, case| case.samples.throttled > 0),
+    ("warning: another process computed on the GPU, the times are too long", |_, case| {
+        case.samples.other_processes.is_some_and(|others| others > 0)
+    }),
     ("of limit is too high, the ceiling was measured at a lower SM clock", |run, case| {
         let ceiling = case.limit.as_ref().and_then(|limit| run.limits.clock_mhz.get(&limit.by));
         let clocks = &case.samples.clock_mhz;

@@ -233,6 +233,10 @@ pub struct Samples {
     /// where the system does not tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contention: Option<f64>,
+    /// Other processes that computed on the GPU meanwhile; absent on the host, and where NVML does
+    /// not report it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub other_processes: Option<u32>,
     /// Commands that a launch puts into the device's queue, the nodes of its graph; absent where
     /// they cannot be counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -45,7 +45,10 @@ pub fn timings(run: &ProcessRun) -> BTreeMap<String, Timing> {
             cycles: (!cycles.is_empty()).then(|| median(&cycles)),
             contention: match run.environment.on_host() {
                 true => samples.contention,
-                false => others.map(|others| if others > 0 { 1.0 } else { 0.0 }),
+                false => samples
+                    .other_processes
+                    .or(others)
+                    .map(|others| if others > 0 { 1.0 } else { 0.0 }),
             },
             at_cap: samples.power.as_ref().is_some_and(|power| power.at_cap),
             throttled: samples.throttled > 0,

@@ -5,7 +5,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use criterion::measurement::Measurement;
 use criterion::{BenchmarkGroup, SamplingMode};
@@ -248,11 +248,13 @@ struct Lead {
     settled: Option<(Settling, Settled)>,
     /// Pause before each sample of a burst.
     pause: Duration,
+    begun: SystemTime,
 }
 
 impl Lead {
-    const fn none() -> Self {
-        Self { launches: None, settled: None, pause: Duration::ZERO }
+    fn none() -> Self {
+        let begun = SystemTime::now();
+        Self { launches: None, settled: None, pause: Duration::ZERO, begun }
     }
 
     /// Launches the case as it is sampled until its power state is steady, or finds the length of
@@ -270,13 +272,15 @@ impl Lead {
         }
         let _activity = spent::on("settling");
         let _range = Range::new("warm-up");
+        let begun = SystemTime::now();
         let mut load = CaseLoad { executable, stopwatch, launches: 1, clock_mhz: None };
         match power {
             PowerMode::Steady => {
                 let settled = power::settle(&mut load)?;
                 let CaseLoad { launches, clock_mhz, .. } = load;
                 stopwatch.settle_clock(clock_mhz);
-                Ok(Self { launches: Some(launches), settled: Some(settled), pause: Duration::ZERO })
+                let (launches, settled) = (Some(launches), Some(settled));
+                Ok(Self { launches, settled, pause: Duration::ZERO, begun })
             }
             PowerMode::Burst => {
                 // Long enough for the number of launches in a sample to settle.
@@ -293,7 +297,7 @@ impl Lead {
                     }
                 }
                 let pause = Duration::from_secs_f64(SAMPLE_S) * PAUSES;
-                Ok(Self { launches: Some(load.launches), settled: None, pause })
+                Ok(Self { launches: Some(load.launches), settled: None, pause, begun })
             }
         }
     }
@@ -322,16 +326,14 @@ impl Lead {
             let reading = meter.reading().unwrap_or_default();
             return Some(PowerRecord::of_reading(PowerState::Burst, reading));
         };
-        let mut windows = Settling::default();
-        let mut sampled_ns = Vec::new();
+        let mut windows = Settling::while_sampling();
         let mut launches_ns = Vec::new();
         for Taken { sample, wall } in taken {
             launches_ns.push(sample.elapsed_ns / sample.launches as f64);
-            if windows.add(*wall, sample.launches, sample.elapsed_ns, sample.clock_mhz) {
-                sampled_ns.extend(windows.last_ns());
-            }
+            windows.add(*wall, sample.launches, sample.elapsed_ns, sample.clock_mhz);
         }
-        Some(PowerRecord::behind_load(settled, &sampled_ns, stats::median(&launches_ns), meter))
+        let median_ns = stats::median(&launches_ns);
+        Some(PowerRecord::behind_load(settled, windows.windows_ns(), median_ns, meter))
     }
 }
 
@@ -429,6 +431,9 @@ fn collect(
         energy: None,
         delay_size: None,
         contention,
+        other_processes: stopwatch
+            .power()
+            .and_then(|meter| meter.others_computing_since(lead.begun)),
     }
 }
 
