@@ -187,9 +187,10 @@ impl Finding {
         findings.sort_by_key(|of| std::cmp::Reverse((of.recoverable_ns.unwrap_or(0), of.severity)));
     }
 
-    /// Whether it is copies or communication with no kernel beside them.
+    /// Whether it is copies or communication with no kernel beside them: overlap mends it, which no
+    /// replay of the recorded order shows.
     pub fn is_exposed_transfer(&self) -> bool {
-        matches!(self.id, "exposed-copy" | "exposed-communication")
+        matches!(self.remedy, Remedy::Without(Class::Copy | Class::Communication))
     }
 
     /// Limits the savings to the gain of the replay, and the severity to what is left of them.
