@@ -124,6 +124,13 @@ impl Platform {
         }
     }
 
+    /// How to record migrations and faults of managed pages; empty where no recorder has them.
+    pub fn record_migrations(self) -> &'static str {
+        let nsys = "record with nsys profile --cuda-um-gpu-page-faults=true \
+                    --cuda-um-cpu-page-faults=true";
+        self.pick(nsys, "")
+    }
+
     /// How to sample counters over time.
     pub fn sample_counters(self) -> &'static str {
         match (self.recorder, self.vendor) {

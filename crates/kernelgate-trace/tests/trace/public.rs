@@ -105,6 +105,48 @@ fn very_many_names_of_ranges_are_held_without_their_numbers() {
 }
 
 #[test]
+fn gaps_have_the_causes_of_their_own_class() {
+    // Many short gaps in launch calls, and a few long ones of host code with less time in all.
+    let mut trace = Kineto::nvidia();
+    for kernel in 0..600 {
+        let step = f64::from(kernel / 60);
+        let at = f64::from(kernel) * 50.0 + step * 100.0;
+        trace.launch(at, (at + 10.0, 40.0), "k", FULL);
+    }
+    let diagnosis = diagnose(&trace.read());
+    let main = &diagnosis.devices[0].gaps.causes[0];
+    assert_ne!(main.kind, CauseKind::HostCode, "of all gaps: {main:?}");
+    let gaps = finding(&diagnosis, "gaps");
+    assert!(gaps.is_none(), "900 µs of 31 ms are few: {gaps:?}");
+    let mut trace = Kineto::nvidia();
+    for kernel in 0..600 {
+        let step = f64::from(kernel / 60);
+        let at = f64::from(kernel) * 50.0 + step * 250.0;
+        trace.launch(at, (at + 10.0, 40.0), "k", FULL);
+    }
+    let diagnosis = diagnose(&trace.read());
+    let gaps = finding(&diagnosis, "gaps").unwrap();
+    assert!(gaps.title.ends_with("most of the idle time: host code between launches"), "{gaps:?}");
+    assert_eq!(gaps.evidence[0].total_ns, Some(9 * 250_000));
+}
+
+#[test]
+fn waits_of_several_functions_are_all_named() {
+    let mut trace = Kineto::nvidia();
+    for step in 0..10 {
+        let at = f64::from(step) * 3_000.0;
+        trace.launch(at, (at + 8.0, 1_000.0), "k", FULL);
+        trace.call((at + 6.0, 1_004.0), "cudaStreamSynchronize");
+        trace.launch(at + 1_500.0, (at + 1_508.0, 1_000.0), "k", FULL);
+        trace.call((at + 1_506.0, 1_004.0), "cudaEventSynchronize");
+    }
+    let diagnosis = diagnose(&trace.read());
+    let waits = finding(&diagnosis, "sync-in-loop").unwrap();
+    assert_eq!(waits.evidence[0].what, "cudaEventSynchronize, cudaStreamSynchronize");
+    assert_eq!(waits.evidence[0].count, 20);
+}
+
+#[test]
 fn long_host_code_has_the_range_around_it_in_an_export_too() {
     let mut export = Export::new();
     for step in 0..4 {

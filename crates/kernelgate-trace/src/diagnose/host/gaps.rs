@@ -87,9 +87,6 @@ pub struct GapReport {
     pub severe: GapClass,
     /// The longest, in nanoseconds.
     pub longest_ns: i64,
-    /// Idle time of gaps of 20 µs and more whose reason the trace holds, in nanoseconds: of the
-    /// warning and of the severe class.
-    pub explained_ns: [i64; 2],
     /// Idle time of gaps of at most 1 ms in which the host launched or was about to, in nanoseconds.
     pub launching_ns: i64,
     /// Idle time of longer gaps, in nanoseconds.
@@ -150,29 +147,60 @@ impl Sum {
 
 /// Causes with their functions and ranges as text. Ranges that differ in numbers only are one.
 #[derive(Default)]
-struct Blamed {
-    causes: Vec<(CauseKind, Option<String>)>,
+struct Causes {
+    blamed: Vec<(CauseKind, Option<String>)>,
     numbers: HashMap<Why, usize>,
+    sums: HashMap<usize, Sum>,
 }
 
-impl Blamed {
-    fn number(&mut self, context: &Context<'_>, why: Why) -> usize {
-        *self.numbers.entry(why).or_insert_with(|| {
+impl Causes {
+    fn add(&mut self, context: &Context<'_>, why: Why, gap: &Gap, ns: i64) {
+        let number = *self.numbers.entry(why).or_insert_with(|| {
             let cause = (why.0, context.blamed(why));
-            let known = self.causes.iter().position(|known| *known == cause);
-            known.unwrap_or_else(|| {
-                self.causes.push(cause);
-                self.causes.len() - 1
+            let place = self.blamed.iter().position(|other| *other == cause);
+            place.unwrap_or_else(|| {
+                self.blamed.push(cause);
+                self.blamed.len() - 1
             })
-        })
+        });
+        Sum::add(&mut self.sums, number, gap, ns);
     }
+
+    fn most_expensive_first(self) -> Vec<Cause> {
+        let cause = |(number, sum): (usize, Sum)| Cause {
+            kind: self.blamed[number].0,
+            function: self.blamed[number].1.clone(),
+            count: sum.count,
+            total_ns: sum.total_ns,
+            longest_ns: sum.longest_ns,
+            longest: sum.span(),
+        };
+        let mut causes: Vec<Cause> = self.sums.into_iter().map(cause).collect();
+        causes.sort_by(|a, b| {
+            let name = (a.kind, &a.function).cmp(&(b.kind, &b.function));
+            b.total_ns.cmp(&a.total_ns).then(name)
+        });
+        causes
+    }
+}
+
+/// The causes of the gaps of these lengths, the most expensive first.
+pub(in crate::diagnose) fn causes(
+    context: &Context<'_>,
+    activity: &Activity,
+    lengths: impl Fn(i64) -> bool,
+) -> Vec<Cause> {
+    let mut causes = Causes::default();
+    for gap in activity.gaps.iter(&context.all).filter(|gap| lengths(gap.length())) {
+        context.causes_of(&gap).for_each(|(why, ns)| causes.add(context, why, &gap, ns));
+    }
+    causes.most_expensive_first()
 }
 
 /// The gaps of an activity.
 pub(in crate::diagnose) fn report(context: &Context<'_>, activity: &Activity) -> GapReport {
     let mut report = GapReport::default();
-    let mut causes: HashMap<usize, Sum> = HashMap::new();
-    let mut blamed = Blamed::default();
+    let mut causes = Causes::default();
     let mut transitions: HashMap<(u64, u64), Sum> = HashMap::new();
     let mut ranges: HashMap<(u64, u64), PathId> = HashMap::new();
     for gap in activity.gaps.iter(&context.all) {
@@ -191,12 +219,9 @@ pub(in crate::diagnose) fn report(context: &Context<'_>, activity: &Activity) ->
             report.long_ns += length;
         }
         for (why, ns) in context.causes_of(gap) {
-            Sum::add(&mut causes, blamed.number(context, why), gap, ns);
+            causes.add(context, why, gap, ns);
             if !long && why.0.launching() {
                 report.launching_ns += ns;
-            }
-            if length >= WARNING_NS && why.0.explained() {
-                report.explained_ns[usize::from(length > SEVERE_NS)] += ns;
             }
         }
         let kinds = (kind_key(context, gap.before), kind_key(context, gap.after));
@@ -204,20 +229,7 @@ pub(in crate::diagnose) fn report(context: &Context<'_>, activity: &Activity) ->
         let range = ranges.entry(kinds).or_insert_with(|| context.path_id(gap.after));
         *range = context.around(*range, gap.after);
     }
-    report.causes = causes
-        .into_iter()
-        .map(|(number, sum)| Cause {
-            kind: blamed.causes[number].0,
-            function: blamed.causes[number].1.clone(),
-            count: sum.count,
-            total_ns: sum.total_ns,
-            longest_ns: sum.longest_ns,
-            longest: sum.span(),
-        })
-        .collect();
-    report.causes.sort_by(|a, b| {
-        b.total_ns.cmp(&a.total_ns).then_with(|| (a.kind, &a.function).cmp(&(b.kind, &b.function)))
-    });
+    report.causes = causes.most_expensive_first();
     let mut sums: Vec<((u64, u64), Sum)> = transitions.into_iter().collect();
     sums.sort_by_key(|&(kinds, sum)| (std::cmp::Reverse(sum.total_ns), kinds));
     report.transitions = sums

@@ -5,7 +5,7 @@ use super::super::finding::{
     Confidence, DeviceUse, Evidence, Finding, Inspected, Measure, Remedy, Severity, Unit,
 };
 use super::super::host::cause::{CauseKind, LONGER_THAN_LAUNCHES_NS};
-use super::super::host::gaps::{Cause, GapReport, SEVERE_NS, WARNING_NS};
+use super::super::host::gaps::{Cause, GapReport, SEVERE_NS, WARNING_NS, causes};
 use super::super::labels::short_name;
 use super::super::platform::Platform;
 use super::outcome::{Lack, Outcome, all_of, counted, percent, some_of};
@@ -180,26 +180,26 @@ pub(super) fn gaps(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
         let gaps = &device.gaps;
         let severe = percent(gaps.severe.total_ns, activity.span_ns());
         let warning = percent(gaps.warning.total_ns, activity.span_ns());
-        let (class, explained, share, label) = if severe > GAP_SHARE {
-            (gaps.severe, gaps.explained_ns[1], severe, "above 50 µs")
+        let is_severe = |ns| ns > SEVERE_NS;
+        let is_warning = |ns| (WARNING_NS..=SEVERE_NS).contains(&ns);
+        let (class, causes, share, label) = if severe > GAP_SHARE {
+            (gaps.severe, causes(context, activity, is_severe), severe, "above 50 µs")
         } else if warning > GAP_SHARE {
-            (gaps.warning, gaps.explained_ns[0], warning, "of 20 to 50 µs")
+            (gaps.warning, causes(context, activity, is_warning), warning, "of 20 to 50 µs")
         } else {
             continue;
         };
-        let main = gaps.causes.first();
+        let main = causes.first();
         let loading = first_launches(context, gaps, activity);
-        let remedies: Vec<Remedy> =
-            gaps.causes.iter().map(|cause| remedy_of(cause, &loading)).collect();
+        let remedies: Vec<Remedy> = causes.iter().map(|cause| remedy_of(cause, &loading)).collect();
         let first = remedies.iter().find(|remedy| **remedy != Remedy::NotReplayed);
-        let remedy = first.unwrap_or(&Remedy::NotReplayed).clone();
         // Without a replay nobody knows what mending a cause saves.
-        let mended = gaps.causes.iter().zip(&remedies).filter(|(_, remedy)| first == Some(*remedy));
-        let explained = explained.min(mended.map(|(cause, _)| cause.total_ns).sum());
+        let mended = causes.iter().zip(&remedies).filter(|(_, remedy)| first == Some(*remedy));
+        let mended_ns: i64 = mended.map(|(cause, _)| cause.total_ns).sum();
         // A change that mends little of the idle time does not mend the finding.
-        let (explained, remedy) = match explained * MENDED >= class.total_ns {
-            true => (explained, remedy),
-            false => (0, Remedy::NotReplayed),
+        let (saved, remedy) = match first {
+            Some(remedy) if mended_ns * MENDED >= class.total_ns => (mended_ns, remedy.clone()),
+            _ => (0, Remedy::NotReplayed),
         };
         let words = main.map_or(String::new(), |cause| {
             let once = cause.once() && cause.kind != CauseKind::FirstLaunch;
@@ -208,7 +208,7 @@ pub(super) fn gaps(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
         });
         found.push(Finding {
             id: "gaps",
-            severity: severity(gaps, explained, activity.span_ns()),
+            severity: severity((main, gaps.count()), saved, activity.span_ns()),
             confidence: confidence(main),
             title: format!(
                 "device {} is idle for {share:.1} % of the time in {} {label}{words}",
@@ -217,10 +217,10 @@ pub(super) fn gaps(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
             ),
             measured: Measure { value: share, unit: "% of the span" },
             threshold: Measure { value: GAP_SHARE, unit: "% of the span" },
-            recoverable_ns: (explained > 0).then_some(explained),
+            recoverable_ns: (saved > 0).then_some(saved),
             remedy,
             replayed: None,
-            evidence: evidence(device),
+            evidence: evidence(device, &causes),
             advice: main.map_or(String::new(), |cause| advice(cause, context.platform)),
             false_positive: "work that other processes did on the device is not in the trace",
         });
@@ -268,10 +268,10 @@ fn remedy_of(cause: &Cause, loading: &[(i64, i64)]) -> Remedy {
 }
 
 /// Pauses that happen once cost no step; nobody knows what could be saved of a gap without a reason.
-fn severity(gaps: &GapReport, explained: i64, span_ns: i64) -> Severity {
+fn severity((main, count): (Option<&Cause>, usize), saved: i64, span_ns: i64) -> Severity {
     let starts_up = |cause: &Cause| cause.once() || cause.kind == CauseKind::FirstLaunch;
-    let once = gaps.causes.first().is_some_and(starts_up) && gaps.count() > 1;
-    match Severity::of_saving(explained, span_ns) {
+    let once = main.is_some_and(starts_up) && count > 1;
+    match Severity::of_saving(saved, span_ns) {
         Severity::Severe if once => Severity::Warning,
         Severity::Information => Severity::Warning,
         severity => severity,
@@ -293,8 +293,8 @@ fn confidence(cause: Option<&Cause>) -> Confidence {
 }
 
 /// Causes, then transitions.
-fn evidence(device: &DeviceUse) -> Vec<Evidence> {
-    let causes = device.gaps.causes.iter().take(3).map(|cause| Evidence {
+fn evidence(device: &DeviceUse, causes: &[Cause]) -> Vec<Evidence> {
+    let causes = causes.iter().take(3).map(|cause| Evidence {
         what: cause.label(),
         count: cause.count,
         total_ns: Some(cause.total_ns),

@@ -11,6 +11,7 @@ use crate::analyze::classes::Class;
 use crate::analyze::operations::OperationId;
 use crate::analyze::timeline::cover::Union;
 use crate::model::gpu::PageFaults;
+use crate::model::{Recorder, Trace};
 
 /// Migrations of a device, during its kernels or between them.
 #[derive(Default)]
@@ -94,6 +95,16 @@ impl Faults {
     }
 }
 
+/// Why a trace that holds no migration does not answer the question.
+fn not_recorded(trace: &Trace) -> Option<&'static str> {
+    const FAILED: &str = "Unified Memory cannot be traced";
+    if trace.recorder != Recorder::NsightSystems {
+        return Some("this recorder has no page migrations");
+    }
+    let failed = trace.quality.messages.iter().any(|message| message.contains(FAILED));
+    failed.then_some("the recorder could not trace managed memory on these devices")
+}
+
 pub(super) fn finds() -> String {
     "pages of managed memory migrate, or the device faults on them".to_owned()
 }
@@ -116,6 +127,9 @@ pub(super) fn migrations(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         if !faulted.is_empty() {
             let groups = context.trace.page_faults.start.len();
             return Outcome::Checked(faulted, all_of(groups, Unit::Operations));
+        }
+        if let Some(reason) = not_recorded(context.trace) {
+            return Lack::new(reason, context.platform.record_migrations()).into();
         }
         let copies = context.trace.copies.on_gpu.len();
         if copies == 0 {

@@ -24,6 +24,11 @@ const REASONS: &[(&[&str], &str, &str)] = &[
         "record without the other profiler: one at a time",
     ),
     (
+        &["HARDWARE_BUSY"],
+        "another profiler, such as DCGM, held the device's counters",
+        "stop it while you record",
+    ),
+    (
         &["OUT_OF_MEMORY", "out of memory"],
         "the recorder ran out of memory",
         "record a shorter time, or leave it more memory",
@@ -36,12 +41,25 @@ const REASONS: &[(&[&str], &str, &str)] = &[
 ];
 
 /// Reasons that count only where nothing was recorded: processes without CUDA have them, too.
-const NOTHING_RECORDED: &[(&[&str], &str, &str)] = &[(
-    &["No CUDA events collected", "CUDA profiling might have not been started correctly"],
-    "the recorder saw no event of CUDA",
-    "record the process that uses the GPU: start it under the recorder, with its children, and let \
-     it run until it quits",
-)];
+const NOTHING_RECORDED: &[(&[&str], &str, &str)] = &[
+    (
+        &["driver version is insufficient", "requires a newer driver", "INSUFFICIENT_DRIVER"],
+        "the driver is older than the recorder needs",
+        "update the driver, or record with a version of Nsight Systems of the driver's time",
+    ),
+    (
+        &["CUPTI_ERROR", "initialize CUPTI", "CUPTI could not"],
+        "CUPTI failed in the recorder",
+        "record with the Nsight Systems that comes with the driver's version of CUDA, and without \
+         another profiler; the evidence has its error",
+    ),
+    (
+        &["No CUDA events collected", "CUDA profiling might have not been started correctly"],
+        "the recorder saw no event of CUDA",
+        "record the process that uses the GPU: start it under the recorder, with its children, and \
+         let it run until it quits",
+    ),
+];
 
 /// The first reason that a message gives for missing records.
 pub(super) fn reason(messages: &[String], any_recorded: bool) -> Option<Reason> {
@@ -103,6 +121,9 @@ mod tests {
         assert_eq!(words(&[lost]), "the recorder may have lost events of CUDA");
         assert!(reason(&["libfoo was not found".to_owned()], false).is_none());
         // A shell that was traced, too, has no events of CUDA.
+        let failed = ["ActivityFlushAll returned 15: CUPTI_ERROR_NOT_INITIALIZED".to_owned()];
+        assert_eq!(words(&failed), "CUPTI failed in the recorder");
+        assert!(reason(&failed, true).is_none());
         let shell = ["No CUDA events collected. Does the process use CUDA?".to_owned()];
         assert!(reason(&shell, true).is_none());
         assert_eq!(words(&shell), "the recorder saw no event of CUDA");

@@ -31,9 +31,7 @@ impl Records {
             Self::Anything => String::new(),
             Self::Launches => nsys.record_launches().to_owned(),
             Self::Shapes => nsys.record_shapes().to_owned(),
-            Self::Migrations => "record with nsys profile --cuda-um-gpu-page-faults=true \
-                                 --cuda-um-cpu-page-faults=true"
-                .to_owned(),
+            Self::Migrations => nsys.record_migrations().to_owned(),
             Self::Samples => nsys.sample_counters().to_owned(),
             Self::Metrics(options) => format!("measure with ncu {options}, or --set full"),
             Self::DeclaredWork => "record with kernelgate profile CASE".to_owned(),

@@ -26,11 +26,16 @@ struct Loop {
 }
 
 impl Loop {
-    /// The function that is called most often.
-    fn function<'a>(&self, context: &Context<'a>) -> &'a str {
-        let named =
-            self.sum.functions.iter().map(|(&name, &count)| (context.function(name), count));
-        named.max_by_key(|&(name, count)| (count, Reverse(name))).map_or("", |(name, _)| name)
+    /// The functions, those that are called most often first.
+    fn functions(&self, context: &Context<'_>) -> String {
+        let named = self
+            .sum
+            .functions
+            .iter()
+            .map(|(&name, &count)| (Reverse(count), context.function(name)));
+        let mut named: Vec<(Reverse<usize>, &str)> = named.collect();
+        named.sort_unstable();
+        named.iter().map(|(_, name)| *name).collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -62,7 +67,7 @@ pub(super) fn in_loops(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     let evidence = loops
         .iter()
         .map(|of| Evidence {
-            what: of.function(context).to_owned(),
+            what: of.functions(context),
             count: of.sum.count,
             total_ns: Some(of.sum.total_ns),
             range: (!of.path.is_empty()).then(|| of.path.clone()),
