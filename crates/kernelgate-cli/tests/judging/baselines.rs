@@ -69,6 +69,39 @@ fn the_gate_speaks_to_reviewers_and_programs() {
         .expect(2, &["--out: failed to write", "blocked"]);
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn a_gate_whose_reports_do_not_fit_on_the_disk_leaves_the_earlier_set() {
+    let package = package(200_000.0);
+    package.kernelgate("gate --baseline a --out reports").expect(0, &["2 unchanged"]);
+    let files = || -> std::collections::BTreeMap<_, _> {
+        let entries = std::fs::read_dir(package.path("reports")).unwrap();
+        let paths = entries.map(|entry| entry.unwrap().path());
+        paths.map(|path| (path.clone(), std::fs::read(path).unwrap())).collect()
+    };
+    let earlier = files();
+    package.set_times(&package.record("head"), 300_000.0);
+    // The comment fits, the page does not.
+    let program = env!("CARGO_BIN_EXE_kernelgate");
+    let mut shell = package.command(Path::new("sh"), "-c");
+    let gate = format!("exec {program} gate --baseline a --out reports");
+    let line = format!("trap '' XFSZ; ulimit -f 16; {gate}");
+    let full: Outcome = shell.arg(line).output().unwrap().into();
+    full.expect(2, &["2 regressed", "--out: failed to write", "File too large"]);
+    assert_eq!(files(), earlier);
+}
+
+#[test]
+fn a_baseline_that_is_a_link_to_nothing_is_named() {
+    let package = package(200_000.0);
+    let baseline = package.baseline("a");
+    std::fs::remove_file(&baseline).unwrap();
+    std::os::unix::fs::symlink("nowhere.json", &baseline).unwrap();
+    for line in ["gate --baseline a", "baseline show a", "baseline add a"] {
+        package.kernelgate(line).expect(2, &["a.json: a link to nothing (nowhere.json)"]);
+    }
+}
+
 /// What a release may do to files of the next one, and the next one to its files.
 #[test]
 fn a_file_of_a_newer_version_is_refused_and_not_rewritten_without_what_is_new() {

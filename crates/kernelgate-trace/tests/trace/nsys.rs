@@ -38,6 +38,23 @@ fn a_database_that_is_being_written_is_refused() {
     assert!(message.contains("locked") && message.contains("trace.sqlite"), "{message}");
 }
 
+/// A view may compute without end.
+#[test]
+fn a_view_in_place_of_a_table_is_not_computed() {
+    let export = Export::with_schema(
+        "CREATE TABLE StringIds (id INTEGER, value TEXT);
+         CREATE VIEW CUPTI_ACTIVITY_KIND_KERNEL AS
+         WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)
+         SELECT i * 9 AS start, i * 9 + 5 AS end, i AS correlationId, 7 AS globalPid,
+             1 AS demangledName FROM n;",
+    );
+    let trace = export.read().unwrap();
+    assert_eq!(trace.kernels.on_gpu.len(), 0);
+    assert!(trace.quality.missing.contains(&"CUPTI_ACTIVITY_KIND_KERNEL".to_owned()));
+    let report = diagnose(&trace).to_text();
+    assert!(report.contains("holds no kernel, copy, set or graph"), "{report}");
+}
+
 #[test]
 fn a_truncated_export_is_read_as_far_as_it_goes() {
     let mut export = Export::new();
