@@ -71,6 +71,22 @@ fn first_launches_that_load_kernels_are_start_up() {
 }
 
 #[test]
+fn a_long_launch_of_a_short_kernel_is_no_wait() {
+    // Each call loads its kernel for 11 ms; the kernel is over a moment before the call returns.
+    let mut trace = Kineto::nvidia();
+    for launch in 0..8 {
+        let at = f64::from(launch) * 12_000.0;
+        let id = trace.call((at, 11_000.0), "cudaLaunchKernel");
+        trace.kernel(id, (at + 10_980.0, 5.0), &format!("kernel_{launch}"), FULL);
+        trace.call((at + 11_010.0, 2.0), "cudaStreamSynchronize");
+    }
+    let diagnosis = diagnose(&trace.read());
+    let gains = &diagnosis.critical_path.gains;
+    let waits = gains.iter().find(|of| of.change.label().contains("does not wait")).unwrap();
+    assert!(waits.gain_ns <= 8 * 2_000, "{waits:?}");
+}
+
+#[test]
 fn work_launched_before_the_recording_was_queued() {
     let mut trace = Kineto::nvidia();
     for kernel in 0..100 {

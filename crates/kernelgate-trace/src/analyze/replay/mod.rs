@@ -14,7 +14,7 @@ use std::cmp::Reverse;
 use hashbrown::HashMap;
 
 use crate::analyze::launches::calls::{LaunchCall, LaunchCalls};
-use crate::analyze::operations::{AllOperations, OperationId};
+use crate::analyze::operations::{AllOperations, Kind, OperationId};
 use crate::analyze::order::Order;
 use crate::analyze::timeline::cover::Union;
 use crate::model::Trace;
@@ -325,10 +325,14 @@ impl<'a> Dependencies<'a> {
     }
 
     /// Whether a call lasts as long as what it launched, and so holds up the host: a copy from
-    /// pageable memory returns when its last part is staged, a moment before its end.
+    /// pageable memory returns when its last part is staged, a moment before its end. A kernel that
+    /// is over before a long call returns did not hold it up.
     fn blocks(&self, id: OperationId, call: &LaunchCall) -> bool {
         let (start, end) = (self.all.start(id), self.all.end(id));
         let beside = call.end.min(end) - call.start.max(start);
+        if self.all.part(id).0 == Kind::Kernel && beside * 2 < call.end - call.start {
+            return false;
+        }
         end <= call.end || (end - start > WAITS_NS && beside * 2 > end - start)
     }
 

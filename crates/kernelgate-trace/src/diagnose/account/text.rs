@@ -16,7 +16,7 @@ impl Account {
     pub fn lines(&self) -> Vec<(String, i64)> {
         let busy = self.busy_lines().map(|(line, ns)| (line.label().to_owned(), ns));
         let mut idle: Vec<(String, i64)> =
-            self.idle.iter().map(|(cause, &ns)| (format!("idle: {}", cause.label()), ns)).collect();
+            self.idle.iter().map(|(cause, &ns)| (format!("idle: {}", cause.brief()), ns)).collect();
         idle.sort_by_key(|&(_, ns)| std::cmp::Reverse(ns));
         busy.chain(idle).collect()
     }
@@ -48,8 +48,7 @@ impl DeviceAccount {
             let columns = columns.as_ref().map_or(String::new(), |columns| columns.cells(&label));
             let _ = writeln!(
                 text,
-                "  {:<38}{:>12}{:>6.1} %{columns}",
-                shorten(&label.replace("launched, not started: ", "late start: "), 38),
+                "  {label:<38}{:>12}{:>6.1} %{columns}",
                 time(ns),
                 percent(ns, total)
             );

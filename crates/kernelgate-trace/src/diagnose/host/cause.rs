@@ -98,6 +98,24 @@ impl CauseKind {
         }
     }
 
+    /// As text of at most 32 characters, for a table.
+    pub fn brief(self) -> &'static str {
+        match self {
+            Self::FirstLaunch => "first launches, which load code",
+            Self::EventWait => "late start: waits for an event",
+            Self::DefaultStream => "late start: the default stream",
+            Self::HostFunction => "late start: a host function",
+            Self::InGraph => "between nodes of a graph",
+            Self::Elsewhere => "late start: another one worked",
+            Self::FullQueue => "late start: behind a full queue",
+            Self::WindowsDriver => "late start: the Windows driver",
+            Self::NotStarted => "late start: reason not in trace",
+            Self::Migration => "before a page migration",
+            Self::Clocks => "clocks of host and device differ",
+            other => other.label(),
+        }
+    }
+
     /// Whether the host launched, or was about to.
     pub fn launching(self) -> bool {
         matches!(

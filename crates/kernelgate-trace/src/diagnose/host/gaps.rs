@@ -184,27 +184,66 @@ impl Causes {
     }
 }
 
-/// The causes of the gaps of these lengths, the most expensive first.
-pub(in crate::diagnose) fn causes(
+/// The operations before and after gaps.
+#[derive(Default)]
+struct Transitions {
+    sums: HashMap<(u64, u64), Sum>,
+    ranges: HashMap<(u64, u64), PathId>,
+}
+
+impl Transitions {
+    fn add(&mut self, context: &Context<'_>, gap: &Gap) {
+        let kinds = (kind_key(context, gap.before), kind_key(context, gap.after));
+        Sum::add(&mut self.sums, kinds, gap, gap.length());
+        let range = self.ranges.entry(kinds).or_insert_with(|| context.path_id(gap.after));
+        *range = context.around(*range, gap.after);
+    }
+
+    fn most_expensive_first(self, context: &Context<'_>) -> Vec<Transition> {
+        let mut sums: Vec<((u64, u64), Sum)> = self.sums.into_iter().collect();
+        sums.sort_by_key(|&(kinds, sum)| (std::cmp::Reverse(sum.total_ns), kinds));
+        sums.iter()
+            .take(TOP)
+            .map(|(kinds, sum)| Transition {
+                before: context.all.name(sum.longest.before),
+                after: context.all.name(sum.longest.after),
+                range: context.range(self.ranges[kinds]),
+                count: sum.count,
+                total_ns: sum.total_ns,
+                longest: sum.span(),
+            })
+            .collect()
+    }
+}
+
+/// Causes of some gaps, and the operations before and after them, the most expensive first.
+pub(in crate::diagnose) struct Explained {
+    pub causes: Vec<Cause>,
+    pub transitions: Vec<Transition>,
+}
+
+/// Explains the gaps of some lengths.
+pub(in crate::diagnose) fn explain(
     context: &Context<'_>,
     activity: &Activity,
     lengths: impl Fn(i64) -> bool,
-) -> Vec<Cause> {
-    let mut causes = Causes::default();
+) -> Explained {
+    let (mut causes, mut transitions) = (Causes::default(), Transitions::default());
     for gap in activity.gaps.iter(&context.all).filter(|gap| lengths(gap.length())) {
         context.causes_of(&gap).for_each(|(why, ns)| causes.add(context, why, &gap, ns));
+        transitions.add(context, &gap);
     }
-    causes.most_expensive_first()
+    Explained {
+        causes: causes.most_expensive_first(),
+        transitions: transitions.most_expensive_first(context),
+    }
 }
 
 /// The gaps of an activity.
 pub(in crate::diagnose) fn report(context: &Context<'_>, activity: &Activity) -> GapReport {
     let mut report = GapReport::default();
-    let mut causes = Causes::default();
-    let mut transitions: HashMap<(u64, u64), Sum> = HashMap::new();
-    let mut ranges: HashMap<(u64, u64), PathId> = HashMap::new();
+    let (mut causes, mut transitions) = (Causes::default(), Transitions::default());
     for gap in activity.gaps.iter(&context.all) {
-        let gap = &gap;
         let length = gap.length();
         let class = match length {
             _ if length < WARNING_NS => &mut report.normal,
@@ -218,32 +257,16 @@ pub(in crate::diagnose) fn report(context: &Context<'_>, activity: &Activity) ->
         if long {
             report.long_ns += length;
         }
-        for (why, ns) in context.causes_of(gap) {
-            causes.add(context, why, gap, ns);
+        for (why, ns) in context.causes_of(&gap) {
+            causes.add(context, why, &gap, ns);
             if !long && why.0.launching() {
                 report.launching_ns += ns;
             }
         }
-        let kinds = (kind_key(context, gap.before), kind_key(context, gap.after));
-        Sum::add(&mut transitions, kinds, gap, length);
-        let range = ranges.entry(kinds).or_insert_with(|| context.path_id(gap.after));
-        *range = context.around(*range, gap.after);
+        transitions.add(context, &gap);
     }
     report.causes = causes.most_expensive_first();
-    let mut sums: Vec<((u64, u64), Sum)> = transitions.into_iter().collect();
-    sums.sort_by_key(|&(kinds, sum)| (std::cmp::Reverse(sum.total_ns), kinds));
-    report.transitions = sums
-        .iter()
-        .take(TOP)
-        .map(|(kinds, sum)| Transition {
-            before: context.all.name(sum.longest.before),
-            after: context.all.name(sum.longest.after),
-            range: context.range(ranges[kinds]),
-            count: sum.count,
-            total_ns: sum.total_ns,
-            longest: sum.span(),
-        })
-        .collect();
+    report.transitions = transitions.most_expensive_first(context);
     report
 }
 

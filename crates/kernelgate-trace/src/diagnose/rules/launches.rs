@@ -5,7 +5,9 @@ use super::super::finding::{
     Confidence, DeviceUse, Evidence, Finding, Inspected, Measure, Remedy, Severity, Unit,
 };
 use super::super::host::cause::{CauseKind, LONGER_THAN_LAUNCHES_NS};
-use super::super::host::gaps::{Cause, GapReport, SEVERE_NS, WARNING_NS, causes};
+use super::super::host::gaps::{
+    Cause, Explained, GapReport, SEVERE_NS, Transition, WARNING_NS, explain,
+};
 use super::super::labels::short_name;
 use super::super::platform::Platform;
 use super::outcome::{Lack, Outcome, all_of, counted, percent, some_of};
@@ -23,6 +25,8 @@ const FEW: usize = 30;
 const NAME: usize = 38;
 /// One part in so many of the idle time that a change has to mend.
 const MENDED: i64 = 4;
+/// Transitions that show a finding.
+const TRANSITIONS: usize = 3;
 /// Part of the span that a class of gaps may take.
 const GAP_SHARE: f64 = 5.0;
 
@@ -114,6 +118,8 @@ pub(super) fn launch_bound(context: &Context<'_>, devices: &[DeviceUse]) -> Outc
         if recoverable * 2 <= device.gaps.total_ns() - device.gaps.long_ns {
             continue;
         }
+        let is_short = |ns| ns <= LONGER_THAN_LAUNCHES_NS;
+        let Explained { transitions, .. } = explain(context, activity, is_short);
         found.push(Finding {
             id: "launch-bound",
             severity: Severity::of_saving(recoverable, activity.span_ns()),
@@ -131,7 +137,7 @@ pub(super) fn launch_bound(context: &Context<'_>, devices: &[DeviceUse]) -> Outc
             recoverable_ns: Some(recoverable),
             remedy: Remedy::Graph,
             replayed: None,
-            evidence: transitions(device, 3),
+            evidence: transition_evidence(device, &transitions),
             advice: format!(
                 "launch less often: capture the step in a {}, fuse short kernels, or keep a \
                  persistent kernel; look for host code between launches",
@@ -143,23 +149,18 @@ pub(super) fn launch_bound(context: &Context<'_>, devices: &[DeviceUse]) -> Outc
     Outcome::Checked(found, inspected)
 }
 
-fn transitions(device: &DeviceUse, count: usize) -> Vec<Evidence> {
-    device
-        .gaps
-        .transitions
-        .iter()
-        .take(count)
-        .map(|transition| Evidence {
-            what: [&transition.before, &transition.after]
-                .map(|name| shorten(&short_name(name), NAME))
-                .join(" → "),
-            count: transition.count,
-            total_ns: Some(transition.total_ns),
-            range: transition.range.clone(),
-            span: Some(transition.longest),
-            place: Some((device.pid, device.device)),
-        })
-        .collect()
+fn transition_evidence(device: &DeviceUse, transitions: &[Transition]) -> Vec<Evidence> {
+    let evidence = transitions.iter().take(TRANSITIONS).map(|transition| Evidence {
+        what: [&transition.before, &transition.after]
+            .map(|name| shorten(&short_name(name), NAME))
+            .join(" → "),
+        count: transition.count,
+        total_ns: Some(transition.total_ns),
+        range: transition.range.clone(),
+        span: Some(transition.longest),
+        place: Some((device.pid, device.device)),
+    });
+    evidence.collect()
 }
 
 pub(super) fn gaps_finds() -> String {
@@ -182,13 +183,14 @@ pub(super) fn gaps(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
         let warning = percent(gaps.warning.total_ns, activity.span_ns());
         let is_severe = |ns| ns > SEVERE_NS;
         let is_warning = |ns| (WARNING_NS..=SEVERE_NS).contains(&ns);
-        let (class, causes, share, label) = if severe > GAP_SHARE {
-            (gaps.severe, causes(context, activity, is_severe), severe, "above 50 µs")
+        let (class, explained, share, label) = if severe > GAP_SHARE {
+            (gaps.severe, explain(context, activity, is_severe), severe, "above 50 µs")
         } else if warning > GAP_SHARE {
-            (gaps.warning, causes(context, activity, is_warning), warning, "of 20 to 50 µs")
+            (gaps.warning, explain(context, activity, is_warning), warning, "of 20 to 50 µs")
         } else {
             continue;
         };
+        let Explained { causes, transitions } = explained;
         let main = causes.first();
         let loading = first_launches(context, gaps, activity);
         let remedies: Vec<Remedy> = causes.iter().map(|cause| remedy_of(cause, &loading)).collect();
@@ -220,7 +222,7 @@ pub(super) fn gaps(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
             recoverable_ns: (saved > 0).then_some(saved),
             remedy,
             replayed: None,
-            evidence: evidence(device, &causes),
+            evidence: evidence(device, &causes, &transitions),
             advice: main.map_or(String::new(), |cause| advice(cause, context.platform)),
             false_positive: "work that other processes did on the device is not in the trace",
         });
@@ -293,7 +295,7 @@ fn confidence(cause: Option<&Cause>) -> Confidence {
 }
 
 /// Causes, then transitions.
-fn evidence(device: &DeviceUse, causes: &[Cause]) -> Vec<Evidence> {
+fn evidence(device: &DeviceUse, causes: &[Cause], transitions: &[Transition]) -> Vec<Evidence> {
     let causes = causes.iter().take(3).map(|cause| Evidence {
         what: cause.label(),
         count: cause.count,
@@ -302,7 +304,7 @@ fn evidence(device: &DeviceUse, causes: &[Cause]) -> Vec<Evidence> {
         span: Some(cause.longest),
         place: Some((device.pid, device.device)),
     });
-    causes.chain(transitions(device, 3)).collect()
+    causes.chain(transition_evidence(device, transitions)).collect()
 }
 
 /// Whether the host was in the range of a data loader.
