@@ -75,6 +75,7 @@ static_assert(kDqColumns == 32, "the layout of the dQ accumulator assumes 32x32 
 // dQ accumulator, floats: [head][step][warp 0-7][fragment (i, j) 0-7][lane][4]; one step is kTileM
 // * d floats.
 
+// dq_sum may be null: then nothing is set to zero.
 // d/8 lanes a row of b*h*padded with padded = ceil(s/M)*M, 16 bytes each
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_backward_flash_mma_prepare(const u16* __restrict__ out, const u16* __restrict__ dout,
@@ -113,6 +114,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
         at < seqlen ? lse[number_offset(lse_strides, head, heads, seqlen, at, 0)] * kLog2E : 0.f;
     stats[slot + kTileM] = -sum;
   }
+  if (dq_sum == nullptr) return;
   float4* zero = reinterpret_cast<float4*>(dq_sum + row * kHeadDim) + lane;
   zero[0] = make_float4(0.f, 0.f, 0.f, 0.f);
   zero[kLanes] = make_float4(0.f, 0.f, 0.f, 0.f);

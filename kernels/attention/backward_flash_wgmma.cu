@@ -16,6 +16,10 @@
 // are summed over them in registers. With -DGROUPED=1 a block has some of them only: blocks add to
 // sums in memory, which a second kernel rounds. Few heads of keys make enough blocks that way, and
 // those that run at the same time are at fewer heads of queries, whose tiles L2 holds.
+// With -DWHOLE=1, for short heads, a block stays on its multiprocessor and takes whole heads, one
+// block of keys after the other. A step's dq is summed over these in an order, by the thread that
+// has it, in memory of the block that L2 holds, and rounded at the last: there are no additions of
+// other blocks, no zeros before and no kernel after. Keys and values have two stages.
 // Shared memory: keys, values; two stages of queries with their statistics, and of dout; two of
 // ds^T, so that a step's is written while the last one's may still be read. All but the statistics
 // are columns of 64 elements, whose rows of 128 bytes are swizzled as wgmma wants it.
@@ -46,6 +50,7 @@
 constexpr int kGroups = 2, kGroupThreads = 128, kThreads = THREADS;
 constexpr bool kDeterministic = DETERMINISTIC != 0;
 constexpr bool kGrouped = GROUPED != 0;  // a block has some of the heads that share keys
+constexpr bool kWhole = WHOLE != 0;      // a block has all keys of a head
 constexpr int kKeys = TILE_KEYS, kQueries = 64;  // of a block, of a step
 // Rows of the tiles of row statistics and of dq_sum: two steps where d = 64.
 constexpr int kTileRows = TILE_QUERIES;
@@ -61,18 +66,20 @@ constexpr int kManySteps = 64;  // of a head from which blocks without a mask ke
 constexpr int kStatsBytes = 2 * kQueries * 4;
 constexpr int kKeysBytes = kKeys * kHeadDim * 2, kQueriesBytes = kQueries * kHeadDim * 2;
 constexpr int kGradientsBytes = kKeys * kQueries * 2;  // of the scores
-constexpr int kValuesOffset = kKeysBytes, kQueriesOffset = 2 * kKeysBytes;
+constexpr int kInputStages = kWhole ? 2 : 1;
+constexpr int kValuesOffset = kKeysBytes, kQueriesOffset = kInputStages * 2 * kKeysBytes;
 constexpr int kOutOffset = kQueriesOffset + 2 * kQueriesBytes;
 constexpr int kGradientsOffset = kOutOffset + 2 * kQueriesBytes;
 constexpr int kStatsOffset = kGradientsOffset + 2 * kGradientsBytes;
 constexpr int kBarriersOffset = kStatsOffset + 2 * kStatsBytes;
-constexpr int kSharedBytes = kBarriersOffset + 6 * 16;
+constexpr int kSharedBytes = kBarriersOffset + (kInputStages + 5) * 16;
 
 static_assert(kThreads == (kGroups + 1) * kGroupThreads, "a warpgroup copies, the others compute");
 static_assert(kKeys == kGroups * kGroupRows, "a warpgroup has 64 keys");
+static_assert(!kWhole || (!kDeterministic && !kGrouped), "its sums have an order, of one head");
 static_assert(kSharedBytes == SHARED_BYTES, "the row declares what the tiles take");
 
-using Inputs = Ring<1, 2 * kKeysBytes, 1>;
+using Inputs = Ring<kInputStages, 2 * kKeysBytes, kWhole ? kGroups : 1>;
 using Steps = Ring<2, kQueriesBytes, kGroups * kGroupThreads / kWarpSize>;
 // Full once it is the block's turn, empty once the warps that add have done so.
 using Turn = Ring<1, 0, kDqGroups * kGroupThreads / kWarpSize>;
@@ -81,7 +88,7 @@ using Turn = Ring<1, 0, kDqGroups * kGroupThreads / kWarpSize>;
 // gradient is in shared memory; both have read all keys.
 constexpr u32 kWrittenBarrier = 1, kStoreBarrier = 3, kReadBarrier = 5;
 struct Rings {
-  Inputs inputs;  // keys and values, filled once
+  Inputs inputs;  // keys and values, filled once for each block of keys
   Steps queries, dout;
   Turn turn;
   u32 gradients, stats;
@@ -99,7 +106,7 @@ struct Step {
   int head, query;
 };
 
-// The work of a block: a block of keys, with the steps of queries that see some of them.
+// A block of keys, with the steps of queries that see some of them: the work of a block.
 //
 // Where causal, blocks have work for one step to all of them. Those that run together are of a few
 // heads, and of all of these the longest go first, so that few multiprocessors are idle at the end.
@@ -112,17 +119,17 @@ struct Work {
   int start;         // at which of them, without a mask
   int tiles;
 
-  __device__ __forceinline__ Work(int seqlen, int key_heads, int share, int heads)
+  __device__ __forceinline__ Work(int index, int seqlen, int key_heads, int share, int heads)
       : heads(heads), seqlen(seqlen), key_heads(key_heads), share(share) {
     const int blocks = (seqlen + kKeys - 1) / kKeys;
-    int block = blockIdx.x % blocks;
-    int group = blockIdx.x / blocks;  // of so many heads of queries
+    int block = index % blocks;
+    int group = index / blocks;  // of so many heads of queries
     if (kCausal && kDeterministic) block = blocks - 1 - block;
-    if (kCausal && !kDeterministic) {
+    if (kCausal && !kDeterministic && !kWhole) {
       const int together = (kBlocksTogether + blocks - 1) / blocks;
       const int from = group / together * together;
       const int groups = min_of(together, static_cast<int>(gridDim.x) / blocks - from);
-      const int within = blockIdx.x - from * blocks;
+      const int within = index - from * blocks;
       group = from + within % groups;
       block = within / groups;
     }
@@ -139,6 +146,17 @@ struct Work {
     return static_cast<int>(blockIdx.x) * 3 % count;
   }
   __device__ __forceinline__ int steps() const { return heads * count; }
+  // Whether no later block of keys adds to a step's dq.
+  __device__ __forceinline__ bool is_last(const Step& step) const {
+    return kCausal ? step.query / kKeys == key / kKeys : key + kKeys >= seqlen;
+  }
+  // Where the thread's sum of a step's dq is, from a column on, in memory of all blocks:
+  // [block][step][columns / 64][8][128 threads][4].
+  __device__ __forceinline__ int sum_of(const Step& step, int column) const {
+    const int of_head = (seqlen + kQueries - 1) / kQueries;
+    const int part = (blockIdx.x * of_head + step.query / kQueries) * kColumns + column / 64;
+    return part * (kQueries * 64) + threadIdx.x % kGroupThreads * 4;
+  }
   __device__ __forceinline__ BoxOrigin keys_at(int column, int row) const {
     return {column, row, head - batch * key_heads, batch};
   }
@@ -157,7 +175,7 @@ struct Work {
   __device__ __forceinline__ Step step(int n) const {
     const int of_heads = heads == 1 ? 0 : n / count;
     int index = n - of_heads * count;
-    if (!kDeterministic) index += kCausal ? apart() : start;
+    if (!kDeterministic && !kWhole) index += kCausal ? apart() : start;
     return {first_head + of_heads, (first + (index < count ? index : index - count)) * kQueries};
   }
 };
@@ -169,16 +187,24 @@ __device__ __forceinline__ void copy_tile(u32 to, const TensorMap& map, int rows
     copy_box(to + column * rows * kColumnBytes, map, at, barrier);
 }
 
+// How much a block has done before its work: blocks of keys, and steps.
+struct Before {
+  int works = 0, steps = 0;
+};
+
 // The work of the thread that copies.
 __device__ __forceinline__ void produce(const Rings& rings, const TensorMap& q, const TensorMap& k,
                                         const TensorMap& v, const TensorMap& dout,
-                                        const float* stats, const Work& work) {
-  rings.inputs.begin_fill(0, 2 * kKeysBytes);
+                                        const float* stats, const Work& work,
+                                        const Before& before) {
+  const u32 full = rings.inputs.full(before.works), inputs = rings.inputs.stage(before.works);
+  rings.inputs.begin_fill(before.works, 2 * kKeysBytes);
   const BoxOrigin keys = work.keys_at(0, work.key);
-  copy_tile(rings.inputs.data, k, kKeys, keys, rings.inputs.full(0));
-  copy_tile(rings.inputs.data + kValuesOffset, v, kKeys, keys, rings.inputs.full(0));
-  for (int n = 0; n < work.steps(); ++n) {
-    const Step step = work.step(n);
+  copy_tile(inputs, k, kKeys, keys, full);
+  copy_tile(inputs + kValuesOffset, v, kKeys, keys, full);
+  for (int i = 0; i < work.steps(); ++i) {
+    const int n = before.steps + i;
+    const Step step = work.step(i);
     rings.queries.begin_fill(n, kQueriesBytes + kStatsBytes);
     copy_tile(rings.queries.stage(n), q, kQueries, work.queries_at(0, step),
               rings.queries.full(n));
@@ -261,6 +287,48 @@ __device__ __forceinline__ void add_dq(const float (&dq)[kDqColumns / 2], float*
   }
 }
 
+// Adds the sum of the blocks of keys before, which the same thread stored.
+__device__ __forceinline__ void add_sum(float (&dq)[kDqColumns / 2], const float* from) {
+  constexpr int kAtATime = 4;  // more take too many registers
+#pragma unroll
+  for (int first = 0; first < kDqColumns / 8; first += kAtATime) {
+    float4 x[kAtATime];
+#pragma unroll
+    for (int j = 0; j < kAtATime; ++j)
+      x[j] = load_l2(reinterpret_cast<const float4*>(from + (first + j) * kGroupThreads * 4));
+#pragma unroll
+    for (int j = 0; j < kAtATime; ++j) {
+      float* const to = dq + 4 * (first + j);
+      to[0] += x[j].x, to[1] += x[j].y, to[2] += x[j].z, to[3] += x[j].w;
+    }
+  }
+}
+__device__ __forceinline__ void store_sum(const float (&dq)[kDqColumns / 2], float* to) {
+#pragma unroll
+  for (int j = 0; j < kDqColumns / 8; ++j)
+    *reinterpret_cast<float4*>(to + j * kGroupThreads * 4) =
+        make_float4(dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
+}
+
+// The warpgroup's columns of a step's dq, through its part of the step's gradients, to memory.
+__device__ __forceinline__ void store_dq(float (&dq)[kDqColumns / 2], u32 tile,
+                                         const TensorMap& map, const Work& work, const Step& step,
+                                         int column, int group) {
+  // The other warpgroup has read the gradients too.
+  if (kDqGroups == kGroups) barrier_sync(kReadBarrier, kGroups * kGroupThreads);
+#pragma unroll
+  for (int i = 0; i < kDqColumns / 2; ++i) dq[i] *= kScale;
+  u32 words[kDqColumns / 4];
+  round_to_operand(words, dq);
+  store_operand<kGroupRows>(tile, words, 0);
+  fence_async();
+  barrier_sync(kStoreBarrier + group, kGroupThreads);
+  if (threadIdx.x % kGroupThreads == 0) {
+    store_box(map, work.queries_at(column, step), tile);
+    store_box_commit();
+  }
+}
+
 // A warpgroup's 64 rows of keys or values, an operand in every step. A GEMM of 64 columns whose
 // operands are both in shared memory takes all that it can read.
 template <bool kInRegisters>
@@ -317,24 +385,26 @@ __device__ __forceinline__ void add_gradient(const float (&d)[kHeadDim / 2], flo
 
 // The work of a warpgroup that computes.
 __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& dk_map,
-                                        const TensorMap& dv_map, float* dq_sum, float* dk_sum,
-                                        float* dv_sum, const Work& work, int group) {
+                                        const TensorMap& dv_map, const TensorMap& dq_map,
+                                        float* dq_sum, float* dk_sum, float* dv_sum,
+                                        const Work& work, const Before& before, int group) {
   const u32 lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
   const int first_key = work.key + group * kGroupRows;
   const int key = first_key + static_cast<int>(warp * 16 + lane / 4);
-  const u32 keys = rings.inputs.data, values = keys + kValuesOffset;
+  const u32 keys = rings.inputs.stage(before.works), values = keys + kValuesOffset;
   // The columns of dq that are this warpgroup's, and of the keys for them.
   const int dq_column = group % kDqGroups * kDqColumns;
   const u32 dq_keys = keys + dq_column / 64 * kKeys * kColumnBytes;
   float dk[kHeadDim / 2], dv[kHeadDim / 2], s[kQueries / 2];
 #pragma unroll
   for (int i = 0; i < kHeadDim / 2; ++i) dk[i] = dv[i] = 0.f;
-  rings.inputs.wait(0);
+  rings.inputs.wait(before.works);
   const Rows<kRegistersLeft> key_rows(keys, group * kGroupRows);
   const Rows<kRegistersLeft> value_rows(values, group * kGroupRows);
 #pragma unroll 1
-  for (int n = 0; n < work.steps(); ++n) {
-    const Step step = work.step(n);
+  for (int i = 0; i < work.steps(); ++i) {
+    const int n = before.steps + i;
+    const Step step = work.step(i);
     const u32 stats = rings.stats + n % 2 * kStatsBytes;
     float dp[kQueries / 2];
     u32 p[kQueries / 4], ds[kQueries / 4];
@@ -342,6 +412,11 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& dk_
     key_rows.times(s, rings.queries.stage(n));
     rings.dout.wait(n);
     value_rows.times(dp, rings.dout.stage(n));
+    // The gradients of the keys before have left from where these keys' will be.
+    if (kWhole && i == 0 && before.works > 0 && threadIdx.x % kGroupThreads == 0) {
+      store_box_wait_read();
+      rings.inputs.release(before.works - 1);
+    }
     wgmma_wait<1>();
     settle(s);
     if (work.key + kKeys > work.seqlen || (kCausal && step.query < first_key + kGroupRows - 1))
@@ -356,6 +431,11 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& dk_
     score_gradients(dp, s, stats);
     round_to_operand(ds, dp);
     const u32 gradients = rings.gradients + n % 2 * kGradientsBytes;
+    if (kWhole) {
+      // dq of the last step but one has left from there.
+      if (threadIdx.x % kGroupThreads == 0) store_box_wait_read();
+      barrier_sync(kStoreBarrier + group, kGroupThreads);
+    }
     store_operand<kKeys>(gradients, ds, group * kGroupRows);
     fence_async();
     // Of two in turn, the one that does not add goes on. Its part of the next step, which the other
@@ -372,7 +452,17 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& dk_
       settle(dq);
       rings.dout.release_by_warp(n);
       if (kDeterministic) rings.turn.wait(n);
-      add_dq(dq, dq_sum, work, step, dq_column);
+      if (kWhole) {
+        float* const sum = dq_sum + work.sum_of(step, dq_column);
+        if (work.key > 0) add_sum(dq, sum);
+        if (work.is_last(step))
+          store_dq(dq, gradients + group * kGroupRows * kColumnBytes, dq_map, work, step,
+                   dq_column, group);
+        else
+          store_sum(dq, sum);
+      } else {
+        add_dq(dq, dq_sum, work, step, dq_column);
+      }
       if (kDeterministic) {
         __syncwarp();
         rings.turn.release_by_warp(n);
@@ -398,22 +488,40 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& dk_
   // Both warpgroups have read all keys for dq.
   barrier_sync(kReadBarrier, kGroups * kGroupThreads);
   store_gradient(dk, kScale, keys, dk_map, work, group);
-  if (threadIdx.x % kGroupThreads == 0) store_box_wait_read();
+  if (!kWhole && threadIdx.x % kGroupThreads == 0) store_box_wait_read();
+}
+
+// Calls `visit` with each block of keys of each head that a block has, of `items`.
+template <class Visit>
+__device__ __forceinline__ void visit_heads(int seqlen, int key_heads, int share, int items,
+                                            Visit visit) {
+  const int blocks = (seqlen + kKeys - 1) / kKeys;
+  Before before;
+#pragma unroll 1
+  for (int item = blockIdx.x; item < items; item += gridDim.x) {
+#pragma unroll 1
+    for (int block = 0; block < blocks; ++block, ++before.works) {
+      const Work work(item * blocks + block, seqlen, key_heads, share, share);
+      visit(work, before);
+      before.steps += work.steps();
+    }
+  }
 }
 
 // A batch has `key_heads` heads of keys, and `share` heads of queries read each. A block has a block
 // of its keys, and `heads` of its heads of queries: all of them but with GROUPED, the only build
-// that reads dk_sum and dv_sum.
+// that reads dk_sum and dv_sum. With WHOLE, the only build that reads dq, a block has some of the
+// `items` heads; dq_sum is zero before but there.
 extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_flash_wgmma(
     const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
     const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap dout,
     const __grid_constant__ TensorMap dk, const __grid_constant__ TensorMap dv,
-    const float* __restrict__ stats, float* __restrict__ dq_sum, u32* __restrict__ turns,
+    const __grid_constant__ TensorMap dq, const float* __restrict__ stats, float* __restrict__ dq_sum, u32* __restrict__ turns,
     float* __restrict__ dk_sum, float* __restrict__ dv_sum, int seqlen, int key_heads, int share,
-    int heads) {
+    int heads, int items) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const Rings rings(shared_address(shared));
-  const Work work(seqlen, key_heads, share, heads);
+  const Work work(blockIdx.x, seqlen, key_heads, share, heads);
   if (threadIdx.x == 0) {
     rings.inputs.init();
     rings.queries.init();
@@ -429,13 +537,29 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_fla
     // By warps, or the two would share registers and spill.
     const int warp = __shfl_sync(kFullWarp, threadIdx.x / kWarpSize % 4, 0);
     if (warp == 0) {
-      if (threadIdx.x % kWarpSize == 0) produce(rings, q, k, v, dout, stats, work);
+      if (threadIdx.x % kWarpSize == 0) {
+        auto copy = [&](const Work& work, const Before& before) {
+          produce(rings, q, k, v, dout, stats, work, before);
+        };
+        if (kWhole)
+          visit_heads(seqlen, key_heads, share, items, copy);
+        else
+          copy(work, {});
+      }
     } else if (kDeterministic && warp == 1) {
       if (threadIdx.x % kWarpSize == 0) take_turns(rings, turns, work);
     }
   } else {
     registers_up<240>();
-    consume(rings, dk, dv, dq_sum, dk_sum, dv_sum, work, group);
+    auto compute = [&](const Work& work, const Before& before) {
+      consume(rings, dk, dv, dq, dq_sum, dk_sum, dv_sum, work, before, group);
+    };
+    if (kWhole) {
+      visit_heads(seqlen, key_heads, share, items, compute);
+      if (threadIdx.x % kGroupThreads == 0) store_box_wait_read();
+    } else {
+      compute(work, {});
+    }
   }
 }
 

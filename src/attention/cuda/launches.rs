@@ -113,16 +113,15 @@ impl Backward {
         Self::with_kernels(device, shape, layout, kernels, order)
     }
 
-    /// The same by `flash_wgmma` with so many heads of queries a block.
+    /// The same by `flash_wgmma` with such blocks.
     #[cfg(test)]
-    pub(super) fn with_heads_a_block(
+    pub(super) fn with_blocks(
         device: &Arc<Device>,
         shape: &Shape,
         layout: &BackwardLayout,
-        heads: usize,
+        blocks: backward_wgmma::Blocks,
     ) -> Result<Self, BackendError> {
-        let kernels = Kernels::Wgmma(backward_wgmma::Blocks { heads, order: SumOrder::Any });
-        Self::with_kernels(device, shape, layout, kernels, SumOrder::Any)
+        Self::with_kernels(device, shape, layout, Kernels::Wgmma(blocks), SumOrder::Any)
     }
 
     fn with_kernels(
@@ -154,7 +153,7 @@ impl Backward {
     /// Scratch of the launches on any device, by any technique: at least [`Self::scratch_bytes`].
     pub fn max_scratch_bytes(shape: &Shape) -> ScratchBytes {
         let extents = Extents::new(shape, None);
-        let one_head = backward_wgmma::Blocks { heads: 1, order: SumOrder::Any };
+        let one_head = backward_wgmma::Blocks::OfKeys { heads: 1, order: SumOrder::Any };
         ScratchBytes {
             any: backward_mma::stats_bytes(&extents) + backward_mma::dq_sum_bytes(&extents),
             zeroed: backward_wgmma::zeroed_bytes(&extents, one_head),

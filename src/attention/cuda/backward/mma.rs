@@ -171,11 +171,11 @@ impl Call<'_> {
         self.scratch.any + stats_bytes(self.extents)
     }
 
-    /// Arguments of the kernel before the main one.
-    pub fn prepare_arguments(&self) -> Arguments {
+    /// Arguments of the kernel before the main one, with the sums of dq that it sets to zero.
+    pub fn prepare_arguments(&self, zeroed: Option<u64>) -> Arguments {
         let BackwardAddresses { out, grad_out, lse, .. } = *self.addresses;
         let BackwardLayout { forward, grad_out: grad_out_strides, .. } = self.layout;
-        let tensors = [out, grad_out, lse, self.stats(), self.dq_sum()];
+        let tensors = [out, grad_out, lse, self.stats(), zeroed.unwrap_or(0)];
         self.arguments(&tensors, &[&forward.out, grad_out_strides, &forward.lse])
     }
 
@@ -206,7 +206,7 @@ impl Call<'_> {
 pub fn launches(call: &Call<'_>, stages: Stages) -> Result<Launches, BackendError> {
     let [first, main, last] = load(call.device, call.extents, stages)?;
     Ok(Launches::new([
-        ("prepare", first.prepare(call.device, None, call.prepare_arguments())?),
+        ("prepare", first.prepare(call.device, None, call.prepare_arguments(Some(call.dq_sum())))?),
         ("scores_dkv_dq", main.prepare(call.device, None, call.main_arguments())?),
         ("finish", last.prepare(call.device, None, call.finish_arguments())?),
     ]))

@@ -7,7 +7,7 @@ use kernelgate::backend::BackendError;
 use kernelgate_cuda::{Arguments, Device, KernelSpec, LoadedKernel, Requires};
 
 /// The kernels; those before and after it are `backward_flash_mma`'s.
-pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_WGMMA, GROUPED, ROUND, FIXED_ORDER];
+pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_WGMMA, GROUPED, ROUND, FIXED_ORDER, WHOLE];
 
 /// Two warpgroups that compute, one that copies.
 const THREADS: usize = 384;
@@ -19,7 +19,7 @@ const QUERIES: usize = 64;
 const GROUP_KEYS: usize = KEYS / 2;
 
 pub const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
-    constants: |extents| constants(extents, &["DETERMINISTIC", "GROUPED"]),
+    constants: |extents| constants(extents, &["DETERMINISTIC", "GROUPED", "WHOLE"]),
     shared_bytes,
     requires: Requires::Exactly("sm_90a"),
     ..kernel(
@@ -34,7 +34,7 @@ pub const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
 /// The same where a block has some of the heads that share keys.
 pub const GROUPED: KernelSpec<Extents> = KernelSpec {
     defines: |extents| with(extents, "GROUPED=1"),
-    constants: |extents| constants(extents, &["DETERMINISTIC"]),
+    constants: |extents| constants(extents, &["DETERMINISTIC", "WHOLE"]),
     // At most: where each head of queries has blocks of its own.
     blocks: |extents| [blocks(extents, 1), 1, 1],
     ..FLASH_WGMMA
@@ -51,7 +51,22 @@ pub const ROUND: KernelSpec<Extents> = KernelSpec {
 /// The same where the sums of dq have an order.
 const FIXED_ORDER: KernelSpec<Extents> = KernelSpec {
     defines: |extents| with(extents, "DETERMINISTIC=1"),
-    constants: |extents| constants(extents, &["GROUPED"]),
+    constants: |extents| constants(extents, &["GROUPED", "WHOLE"]),
+    ..FLASH_WGMMA
+};
+
+/// The same where a block takes whole heads, which leaves no sums of dq to other kernels.
+const WHOLE: KernelSpec<Extents> = KernelSpec {
+    defines: |extents| with(extents, "WHOLE=1"),
+    constants: |extents| {
+        let mut constants = constants(extents, &["DETERMINISTIC", "GROUPED"]);
+        constants.retain(|(name, _)| *name != "SHARED_BYTES");
+        constants.push(("SHARED_BYTES", whole_shared_bytes(extents)));
+        constants
+    },
+    shared_bytes: whole_shared_bytes,
+    // A block a multiprocessor: the launcher knows how many.
+    blocks: |_| [1, 1, 1],
     ..FLASH_WGMMA
 };
 
@@ -119,45 +134,77 @@ fn shared_bytes(extents: &Extents) -> usize {
     (2 * KEYS + 4 * QUERIES) * row + 2 * (scores + 2 * 4 * QUERIES) + 6 * 16
 }
 
-/// How the heads of queries that read the same keys are spread over blocks.
+/// As [`shared_bytes`], with two stages of keys and values.
+fn whole_shared_bytes(extents: &Extents) -> usize {
+    shared_bytes(extents) + 2 * KEYS * extents.d * ELEMENT_BYTES as usize + 16
+}
+
+/// Whether blocks take whole heads: where sums of dq in L2 cost less than those in memory, and
+/// multiprocessors have about as many heads each. At each block of keys warpgroups have the same
+/// steps if their number is even.
+const fn takes_whole_heads(extents: &Extents, multiprocessors: usize) -> bool {
+    let Extents { share, s, heads, causal, .. } = *extents;
+    let steps_match = s <= KEYS || s.div_ceil(QUERIES).is_multiple_of(2);
+    let few = s <= if causal { 512 } else { 256 };
+    let rounds = heads.div_ceil(multiprocessors);
+    let busy = heads >= multiprocessors && 10 * heads >= 9 * rounds * multiprocessors;
+    share == 1 && few && steps_match && busy
+}
+
+/// The work of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Blocks {
-    /// Heads of a block.
-    pub heads: usize,
-    /// Order of the sums of dq; fixed where a block has all heads only.
-    pub order: SumOrder,
+pub enum Blocks {
+    /// A block of keys, for so many of the heads of queries that read it. The order of the sums of
+    /// dq is fixed where a block has all of these heads only.
+    OfKeys { heads: usize, order: SumOrder },
+    /// Whole heads, by so many blocks that stay on their multiprocessors. The order is fixed.
+    OfHeads { count: u32 },
 }
 
 impl Blocks {
     /// The fastest on a device.
     pub fn choose(device: &Device, extents: &Extents, order: SumOrder) -> Self {
+        let multiprocessors = device.facts().multiprocessors;
+        if takes_whole_heads(extents, multiprocessors as usize) {
+            return Self::OfHeads { count: multiprocessors };
+        }
         let heads = match order {
-            SumOrder::Any => heads_a_block(extents, device.facts().multiprocessors as usize),
+            SumOrder::Any => heads_a_block(extents, multiprocessors as usize),
             SumOrder::Fixed => extents.share,
         };
-        Self { heads, order }
+        Self::OfKeys { heads, order }
     }
 
     /// Whether blocks add to sums of dk and dv in memory.
     const fn are_grouped(&self, extents: &Extents) -> bool {
-        self.heads < extents.share
+        matches!(self, Self::OfKeys { heads, .. } if *heads < extents.share)
     }
 
     const fn kernel(&self, extents: &Extents) -> &'static KernelSpec<Extents> {
-        match self.order {
-            _ if self.are_grouped(extents) => &GROUPED,
-            SumOrder::Any => &FLASH_WGMMA,
-            SumOrder::Fixed => &FIXED_ORDER,
+        match self {
+            Self::OfHeads { .. } => &WHOLE,
+            Self::OfKeys { .. } if self.are_grouped(extents) => &GROUPED,
+            Self::OfKeys { order: SumOrder::Any, .. } => &FLASH_WGMMA,
+            Self::OfKeys { order: SumOrder::Fixed, .. } => &FIXED_ORDER,
+        }
+    }
+
+    /// Blocks of the grid, and heads of queries of one.
+    const fn grid(&self, extents: &Extents) -> (u32, usize) {
+        match *self {
+            Self::OfKeys { heads, .. } => (blocks(extents, heads) as u32, heads),
+            Self::OfHeads { count } => (count, 1),
         }
     }
 }
 
-/// The kernels in the order of their launches; the last but one where blocks are grouped.
+/// The kernels in the order of their launches: the last but one where blocks are grouped, the last
+/// where several blocks add to the same dq.
 pub struct Loaded {
     first: LoadedKernel,
     main: LoadedKernel,
     round: Option<LoadedKernel>,
-    last: LoadedKernel,
+    last: Option<LoadedKernel>,
 }
 
 /// Loads the kernels.
@@ -165,11 +212,12 @@ pub fn load(device: &Device, extents: &Extents, blocks: Blocks) -> Result<Loaded
     // The one that may be declined first.
     let main = blocks.kernel(extents).load(device, extents)?;
     let grouped = blocks.are_grouped(extents);
+    let adds = matches!(blocks, Blocks::OfKeys { .. });
     Ok(Loaded {
         main,
         first: FLASH_MMA_PREPARE.load(device, extents)?,
         round: grouped.then(|| ROUND.load(device, extents)).transpose()?,
-        last: FLASH_MMA_FINISH.load(device, extents)?,
+        last: adds.then(|| FLASH_MMA_FINISH.load(device, extents)).transpose()?,
     })
 }
 
@@ -179,7 +227,7 @@ pub const fn zeroed_bytes(extents: &Extents, blocks: Blocks) -> u64 {
     sums + 4 * (extents.heads * extents.s.div_ceil(QUERIES)) as u64
 }
 
-/// The launches: three, or four where blocks are grouped.
+/// The launches: two where blocks take whole heads, else three, or four where they are grouped.
 pub fn launches(call: &Call<'_>, blocks: Blocks) -> Result<Launches, BackendError> {
     let Call { device, extents, layout, addresses, scratch } = *call;
     let Loaded { first, main, round, last } = load(device, extents, blocks)?;
@@ -188,10 +236,12 @@ pub fn launches(call: &Call<'_>, blocks: Blocks) -> Result<Launches, BackendErro
     } else {
         [0, 0, scratch.zeroed]
     };
-    let BackwardAddresses { q, k, v, grad_out, grad_k, grad_v, .. } = *addresses;
+    let BackwardAddresses { q, k, v, grad_out, grad_q, grad_k, grad_v, .. } = *addresses;
     let of_step = |strides| boxes(extents, strides, QUERIES);
     let of_keys = |strides, rows| key_boxes(extents, strides, rows);
-    let numbers = [extents.s, extents.key_heads_a_batch(), extents.share, blocks.heads];
+    let (grid, heads) = blocks.grid(extents);
+    let key_heads = extents.key_heads_a_batch();
+    let numbers = [extents.s, key_heads, extents.share, heads, extents.key_heads()];
     let parameters = Arguments::new()
         .bytes(&of_step(&layout.forward.q).map(q)?)
         .bytes(&of_keys(&layout.forward.k, KEYS).map(k)?)
@@ -199,15 +249,16 @@ pub fn launches(call: &Call<'_>, blocks: Blocks) -> Result<Launches, BackendErro
         .bytes(&of_step(&layout.grad_out).map(grad_out)?)
         .bytes(&of_keys(&layout.grad_k, GROUP_KEYS).map(grad_k)?)
         .bytes(&of_keys(&layout.grad_v, GROUP_KEYS).map(grad_v)?)
+        .bytes(&of_step(&layout.grad_q).map(grad_q)?)
         .address(call.stats())
         .address(call.dq_sum())
         .address(turns)
         .address(dk_sum)
         .address(dv_sum);
     let parameters = numbers.into_iter().fold(parameters, |all, number| all.value(number as i32));
-    let grid = self::blocks(extents, blocks.heads) as u32;
+    let zeroed = last.as_ref().map(|_| call.dq_sum());
     let mut steps = vec![
-        ("prepare", first.prepare(device, None, call.prepare_arguments())?),
+        ("prepare", first.prepare(device, None, call.prepare_arguments(zeroed))?),
         ("scores_dkv_dq", main.prepare(device, Some(grid), parameters)?),
     ];
     if let Some(round) = round {
@@ -221,7 +272,9 @@ pub fn launches(call: &Call<'_>, blocks: Blocks) -> Result<Launches, BackendErro
             numbers.into_iter().fold(parameters, |all, number| all.value(number as i32));
         steps.push(("round", round.prepare(device, None, parameters)?));
     }
-    steps.push(("finish", last.prepare(device, None, call.finish_arguments())?));
+    if let Some(last) = last {
+        steps.push(("finish", last.prepare(device, None, call.finish_arguments())?));
+    }
     Ok(Launches::new(steps))
 }
 
@@ -235,6 +288,7 @@ mod tests {
     use crate::attention::definition::Attention;
     use crate::attention::gradients::AttentionBackward;
     use crate::gpu_tests::gpu;
+    use kernelgate::backend::Executable;
     use kernelgate::verify::verify;
     use kernelgate::workload::{Dtype, Problem};
 
@@ -244,6 +298,7 @@ mod tests {
         let wide = Extents { d: 128, ..narrow };
         assert_eq!(shared_bytes(&narrow), (64 + 32 + 1) * 1024 + 96);
         assert_eq!(shared_bytes(&wide), (128 + 32 + 1) * 1024 + 96);
+        assert_eq!(whole_shared_bytes(&wide), (192 + 32 + 1) * 1024 + 112);
     }
 
     #[test]
@@ -275,6 +330,50 @@ mod tests {
     }
 
     #[test]
+    fn many_short_heads_are_the_work_of_a_block_each() {
+        let many = Extents::of_heads(512, 128, Dtype::Bf16);
+        for (causal, longest) in [(false, 256), (true, 512)] {
+            let takes = |s| takes_whole_heads(&Extents { s, keys: s, causal, ..many }, 132);
+            assert!([1, 64, 128, 193, 256, longest].into_iter().all(takes));
+            assert!(![129, 192, longest + 1, longest + 128].into_iter().any(takes));
+        }
+        for (heads, takes) in [(131, false), (132, true), (133, false), (238, true)] {
+            assert_eq!(takes_whole_heads(&Extents { heads, ..many }, 132), takes, "{heads}");
+        }
+        assert!(!takes_whole_heads(&Extents { share: 2, ..many }, 132));
+    }
+
+    #[test]
+    fn whole_heads_a_block_agree_with_the_reference_bit_by_bit_in_each_launch() {
+        let Some((device, _alone)) = gpu() else { return };
+        if device.facts().arch != "sm_90a" {
+            return;
+        }
+        for s in [1, 65, 128, 200, 256] {
+            for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
+                let attention = bf16(2, 5, s, d, causal);
+                let problem = AttentionBackward { attention };
+                let inputs = problem.inputs(26);
+                let expected = problem.reference(&inputs);
+                let shape = Shape::from(&attention);
+                let layout = BackwardLayout::like(ForwardLayout::bhsd(&shape));
+                let blocks = Blocks::OfHeads { count: 3 };
+                let backward = Backward::with_blocks(&device, &shape, &layout, blocks).unwrap();
+                let mut task = task(&backward, &problem, &inputs, &device).unwrap();
+                let mut launch = || {
+                    verify(&mut task, &expected, problem.tolerance())
+                        .unwrap_or_else(|error| panic!("{attention:?}: {error}"));
+                    task.outputs().unwrap().clone()
+                };
+                let (first, second) = (launch(), launch());
+                for (name, tensor) in first.iter() {
+                    assert!(tensor.as_bytes() == second.tensor(name).as_bytes(), "{name}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn any_number_of_heads_a_block_agrees_with_the_reference() {
         let Some((device, _alone)) = gpu() else { return };
         if device.facts().arch != "sm_90a" {
@@ -288,8 +387,8 @@ mod tests {
             for heads in [1, 2, 4] {
                 let shape = Shape::from(&attention);
                 let layout = BackwardLayout::like(ForwardLayout::bhsd(&shape));
-                let backward =
-                    Backward::with_heads_a_block(&device, &shape, &layout, heads).unwrap();
+                let blocks = Blocks::OfKeys { heads, order: SumOrder::Any };
+                let backward = Backward::with_blocks(&device, &shape, &layout, blocks).unwrap();
                 let mut task = task(&backward, &problem, &inputs, &device).unwrap();
                 for launch in 1..=2 {
                     let result = verify(&mut task, &expected, problem.tolerance());

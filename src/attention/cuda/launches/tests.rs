@@ -1,4 +1,5 @@
 use super::*;
+use crate::attention::cuda::backward::wgmma::Blocks;
 use crate::attention::cuda::layout::Strides;
 use crate::attention::cuda::tests::bf16;
 use crate::attention::definition::{Attention, AttentionForward};
@@ -291,7 +292,8 @@ fn grouped_sums_are_stored_by_strides() {
     let forward = Forward::new(&device, &shape, &layout.forward, Technique::FlashWgmma).unwrap();
     let forward = forward.launches(&memory.forward()).unwrap();
     forward.launch().unwrap();
-    let backward = Backward::with_heads_a_block(&device, &shape, &layout, 1).unwrap();
+    let blocks = Blocks::OfKeys { heads: 1, order: SumOrder::Any };
+    let backward = Backward::with_blocks(&device, &shape, &layout, blocks).unwrap();
     let bytes = backward.scratch_bytes();
     let any = device.allocate(bytes.any as usize).unwrap();
     let zeroed = device.upload(&vec![0; bytes.zeroed as usize]).unwrap();
