@@ -62,7 +62,7 @@ constexpr int kDqColumns = kHeadDim / kDqGroups;         // of a warpgroup
 constexpr int kColumns = kHeadDim / 64;
 // Blocks of the heads that run together where causal: about as many as a GPU has multiprocessors.
 constexpr int kBlocksTogether = 128;
-constexpr int kManySteps = 64;  // of a head from which blocks without a mask keep in step
+constexpr int kManySteps = 64;  // of a head from which blocks keep in step
 constexpr int kStatsBytes = 2 * kQueries * 4;
 constexpr int kKeysBytes = kKeys * kHeadDim * 2, kQueriesBytes = kQueries * kHeadDim * 2;
 constexpr int kGradientsBytes = kKeys * kQueries * 2;  // of the scores
@@ -116,7 +116,8 @@ struct Work {
   int key, seqlen;
   int batch, key_heads, share;  // heads of keys a batch; of queries, those that share one
   int first, count;  // of the steps of a head of queries
-  int start;         // at which of them, without a mask
+  int start;         // at which of them, unless down
+  bool down;         // from the last one
   int tiles;
 
   __device__ __forceinline__ Work(int index, int seqlen, int key_heads, int share, int heads)
@@ -140,7 +141,9 @@ struct Work {
     tiles = (seqlen + kTileRows - 1) / kTileRows;
     first = kCausal ? key / kQueries : 0;
     count = (seqlen + kQueries - 1) / kQueries - first;
-    start = kGrouped || heads > 1 || count < kManySteps ? apart() : 0;
+    const bool in_step = !kGrouped && heads == 1 && first + count >= kManySteps;
+    start = in_step ? 0 : apart();
+    down = kCausal && in_step;
   }
   __device__ __forceinline__ int apart() const {
     return static_cast<int>(blockIdx.x) * 3 % count;
@@ -168,14 +171,13 @@ struct Work {
     return static_cast<i64>(head) * tiles * kTileRows + query;
   }
   // Blocks of a head start at different steps, so that they do not all add to the same rows of dq.
-  // Where causal their diagonals are not enough: those of the next head start as those of the last
-  // one end, each two steps after the one before it, which then is where the new one's diagonal is.
-  // Long heads of their own without a mask start at the same step: L2 then reads each tile of
-  // queries once for all blocks, which saves more time than additions to the same rows cost.
+  // Those of long heads of their own start at the same step: L2 then reads each tile of queries once
+  // for all blocks, which saves more time than additions to the same rows cost. Where causal that is
+  // the last step, which all blocks see, and each goes down to its diagonal.
   __device__ __forceinline__ Step step(int n) const {
     const int of_heads = heads == 1 ? 0 : n / count;
     int index = n - of_heads * count;
-    if (!kDeterministic && !kWhole) index += kCausal ? apart() : start;
+    if (!kDeterministic && !kWhole) index = down ? count - 1 - index : index + start;
     return {first_head + of_heads, (first + (index < count ? index : index - count)) * kQueries};
   }
 };
