@@ -153,7 +153,7 @@ struct Work {
   __device__ __forceinline__ bool is_last(const Step& step) const {
     return kCausal ? step.query / kKeys == key / kKeys : key + kKeys >= seqlen;
   }
-  // Where the thread's sum of a step's dq is, from a column on, in memory of all blocks:
+  // Index of the thread's sum of a step's dq, from a column on, in memory of all blocks:
   // [block][step][columns / 64][8][128 threads][4].
   __device__ __forceinline__ int sum_of(const Step& step, int column) const {
     const int of_head = (seqlen + kQueries - 1) / kQueries;
@@ -189,7 +189,7 @@ __device__ __forceinline__ void copy_tile(u32 to, const TensorMap& map, int rows
     copy_box(to + column * rows * kColumnBytes, map, at, barrier);
 }
 
-// How much a block has done before its work: blocks of keys, and steps.
+// Blocks of keys and steps that a block has done before its work.
 struct Before {
   int works = 0, steps = 0;
 };

@@ -113,7 +113,7 @@ impl Backward {
         Self::with_kernels(device, shape, layout, kernels, order)
     }
 
-    /// The same by `flash_wgmma` with such blocks.
+    /// `flash_wgmma` with such blocks.
     #[cfg(test)]
     pub(super) fn with_blocks(
         device: &Arc<Device>,

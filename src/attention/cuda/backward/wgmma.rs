@@ -55,7 +55,7 @@ const FIXED_ORDER: KernelSpec<Extents> = KernelSpec {
     ..FLASH_WGMMA
 };
 
-/// The same where a block takes whole heads, which leaves no sums of dq to other kernels.
+/// A block takes whole heads here, which leaves no sums of dq to other kernels.
 const WHOLE: KernelSpec<Extents> = KernelSpec {
     defines: |extents| with(extents, "WHOLE=1"),
     constants: |extents| {
@@ -134,7 +134,7 @@ fn shared_bytes(extents: &Extents) -> usize {
     (2 * KEYS + 4 * QUERIES) * row + 2 * (scores + 2 * 4 * QUERIES) + 6 * 16
 }
 
-/// As [`shared_bytes`], with two stages of keys and values.
+/// [`shared_bytes`] with two stages of keys and values.
 fn whole_shared_bytes(extents: &Extents) -> usize {
     shared_bytes(extents) + 2 * KEYS * extents.d * ELEMENT_BYTES as usize + 16
 }
