@@ -48,7 +48,7 @@ const REMARKS: [Remark; 10] = [
         |_, case| host_is_slower(case),
     ),
     ("warning: throttled GPU, the times are too long", |_, case| case.samples.throttled > 0),
-    ("warning: another process computed on the GPU, the times are too long", |_, case| {
+    ("warning: another process computed on the GPU, the times may be too long", |_, case| {
         case.samples.other_processes.is_some_and(|others| others > 0)
     }),
     ("of limit is too high, the ceiling was measured at a lower SM clock", |run, case| {
