@@ -71,6 +71,34 @@ fn first_launches_that_load_kernels_are_start_up() {
 }
 
 #[test]
+fn products_in_fp32_on_cuda_cores_are_found() {
+    let device = |major: u32| serde_json::json!([{ "id": 0, "name": "GPU", "computeMajor": major, "computeMinor": 0 }]);
+    for (name, major, found) in [
+        ("ampere_sgemm_128x64_tn", 8, true),
+        ("void cutlass::Kernel2<cutlass_80_simt_sgemm_128x64_8x5_nt_align1>(Params)", 9, true),
+        ("volta_scudnn_128x64_relu_medium_nn_v1", 7, true),
+        ("volta_sgemm_64x64_nt", 6, false),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x256_16x3_nn>(Params)", 8, false),
+        ("ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_tn", 8, false),
+        ("sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32", 9, false),
+        ("nvjet_tst_256x128", 9, false),
+    ] {
+        let mut trace = Kineto::with_devices(device(major));
+        for step in 0..10 {
+            let at = f64::from(step) * 1_000.0;
+            trace.launch(at, (at + 10.0, 980.0), name, FULL);
+        }
+        let diagnosis = diagnose(&trace.read());
+        let products = finding(&diagnosis, "fp32-matmul");
+        assert_eq!(products.is_some(), found, "{name} {major}");
+        if let Some(products) = products {
+            assert_eq!(products.severity, Severity::Warning);
+            assert!(products.advice.contains("TF32"), "{}", products.advice);
+        }
+    }
+}
+
+#[test]
 fn a_long_launch_of_a_short_kernel_is_no_wait() {
     // Each call loads its kernel for 11 ms; the kernel is over a moment before the call returns.
     let mut trace = Kineto::nvidia();

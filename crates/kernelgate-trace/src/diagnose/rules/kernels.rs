@@ -366,6 +366,55 @@ pub(super) fn block_sizes_finds() -> String {
     )
 }
 
+/// Words in names of matrix products in fp32 on CUDA cores, and of those on tensor cores.
+const CUDA_CORES: &[&str] = &["sgemm", "scudnn", "simt_", "ffma"];
+const TENSOR_CORES: &[&str] = &["tensorop", "tf32", "s1688", "s16816", "xf32"];
+/// The first compute capability with tensor cores.
+const WITH_TENSOR_CORES: u32 = 7;
+/// Part of the time of a product that tensor cores leave: they multiply 8 times as fast, and memory
+/// limits many products before that.
+const LEFT: f64 = 0.5;
+
+/// Whether a kernel multiplies matrices in fp32, on a device that has tensor cores.
+fn without_tensor_cores(of: &Shaped<'_>) -> bool {
+    let name = short_name(of.name).to_ascii_lowercase();
+    let has = |words: &[&str]| words.iter().any(|word| name.contains(word));
+    let capability = of.device.and_then(|device| device.compute);
+    capability.is_none_or(|(major, _)| major >= WITH_TENSOR_CORES)
+        && has(CUDA_CORES)
+        && !has(TENSOR_CORES)
+}
+
+pub(super) fn fp32_products_finds() -> String {
+    format!(
+        "matrix products in fp32 on CUDA cores, by names such as sgemm, take {TIME_SHARE} % of the \
+         kernel time on a device with tensor cores"
+    )
+}
+
+pub(super) fn fp32_products(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
+    if context.platform.vendor == Vendor::Amd {
+        let reason = "names of AMD's kernels do not show which unit multiplies";
+        return Lack::absent(reason).into();
+    }
+    let words = Words {
+        id: "fp32-matmul",
+        worst: Severity::Warning,
+        title: "multiply matrices in fp32 without tensor cores".to_owned(),
+        advice: "multiply in TF32 (torch.set_float32_matmul_precision(\"high\"), \
+                 CUBLAS_COMPUTE_32F_FAST_TF32; from compute capability 8.0 on), or in bf16 or fp16 \
+                 (autocast)"
+            .to_owned(),
+        false_positive: "results that need 24 bits of each factor",
+    };
+    check(context, Shapes::collect(context), words, |of| {
+        without_tensor_cores(of).then(|| {
+            let words = "fp32 on CUDA cores".to_owned();
+            Loss { evidence: evidence(context, of, words), lost: Some(1.0 - LEFT) }
+        })
+    })
+}
+
 pub(super) fn tails_finds() -> String {
     format!(
         "kernels of more than one wave that lose {TAIL} % or more in their last wave take \

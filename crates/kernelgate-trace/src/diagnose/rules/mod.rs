@@ -151,6 +151,14 @@ const RULES: &[Asked] = &[
         records: Records::Shapes,
     },
     Asked {
+        id: "fp32-matmul",
+        question: "Do matrix products run without tensor cores?",
+        rule: kernels::fp32_products,
+        finds: kernels::fp32_products_finds,
+        worst: Severity::Warning,
+        records: Records::Shapes,
+    },
+    Asked {
         id: "occupancy",
         question: "Is the theoretical occupancy low?",
         rule: kernels::occupancy,
