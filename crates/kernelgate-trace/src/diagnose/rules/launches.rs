@@ -328,8 +328,8 @@ fn advice(cause: &Cause, platform: Platform) -> String {
              --range"
         }
         CauseKind::FirstLaunch => {
-            "the first launch of each kernel loads its code, as start-up does: warm up before \
-             recording, or leave it out with --range"
+            "it happened once for each kernel, whose first launch loads its code, as start-up does: \
+             warm up before recording, or leave it out with --range"
         }
         CauseKind::Wait => "launch the next work before waiting for the last, or do not wait",
         CauseKind::Call => "move this call out of the loop: allocate once, copy asynchronously",
