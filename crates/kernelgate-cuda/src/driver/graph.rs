@@ -1,17 +1,23 @@
 //! Captured launches.
 
+mod nodes;
+
+use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaGraph, CudaStream, DriverError, sys};
+use cudarc::driver::{CudaStream, DriverError, sys};
 
 use super::device::Device;
 use super::status::failed;
 use crate::BackendError;
+use nodes::{clear_first, listed};
 
 /// Launches captured once, replayed as one.
 pub struct Graph {
-    graph: CudaGraph,
+    graph: sys::CUgraph,
+    executable: sys::CUgraphExec,
+    stream: Arc<CudaStream>,
     nodes: usize,
     /// Nodes between launches, which do nothing.
     separators: usize,
@@ -21,7 +27,7 @@ impl Graph {
     /// Captures what `enqueue` puts on the device's stream.
     ///
     /// # Errors
-    /// What `enqueue` returns, or when something in it cannot be captured.
+    /// The error of `enqueue`, or when something in it cannot be captured.
     pub fn capture(
         device: &Device,
         enqueue: impl FnOnce() -> Result<(), BackendError>,
@@ -37,7 +43,21 @@ impl Graph {
         stream: &Arc<CudaStream>,
         enqueue: impl FnOnce() -> Result<(), BackendError>,
     ) -> Result<Self, BackendError> {
-        Capture::begin(stream)?.end(enqueue())
+        Capture::begin(stream)?.end(enqueue(), 0..0)
+    }
+
+    /// Captures launches that clear parts of a range of device memory, each part for one launch
+    /// alone: one clear before all launches takes the place of these clears, which would each stand
+    /// between two kernels.
+    ///
+    /// # Errors
+    /// The error of `enqueue`, or when something in it cannot be captured.
+    pub fn capture_clearing_first(
+        device: &Device,
+        cleared: Range<u64>,
+        enqueue: impl FnOnce() -> Result<(), BackendError>,
+    ) -> Result<Self, BackendError> {
+        Capture::begin(device.stream())?.end(enqueue(), cleared)
     }
 
     /// Captures so many launches of the same, none of which begins before the one before it has
@@ -60,7 +80,7 @@ impl Graph {
         };
         let stream = device.stream();
         let mut separators = 0;
-        let graph = Self::capture(device, || {
+        let mut graph = Self::capture(device, || {
             for iteration in 0..times {
                 if iteration > 0 && overlapping {
                     full_edge(stream)?;
@@ -70,7 +90,31 @@ impl Graph {
             }
             Ok(())
         })?;
-        Ok(Self { separators, ..graph })
+        graph.separators = separators;
+        Ok(graph)
+    }
+
+    fn instantiate(&mut self, cleared: &Range<u64>) -> Result<(), DriverError> {
+        if !cleared.is_empty() {
+            clear_first(self.graph, cleared, self.stream.context().cu_ctx())?;
+        }
+        // Nodes of a lane have the priority of its stream.
+        let priorities =
+            sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY.0;
+        // SAFETY: the graph is alive here and below, and the pointers are valid.
+        unsafe {
+            sys::cuGraphInstantiateWithFlags(
+                &raw mut self.executable,
+                self.graph,
+                u64::from(priorities),
+            )
+        }
+        .result()?;
+        // SAFETY: as above; a null array requests the number.
+        unsafe { sys::cuGraphGetNodes(self.graph, ptr::null_mut(), &raw mut self.nodes) }
+            .result()?;
+        // SAFETY: the executable graph and the stream are alive.
+        unsafe { sys::cuGraphUpload(self.executable, self.stream.cu_stream()) }.result()
     }
 
     /// Commands in it: kernels, copies, fills.
@@ -85,7 +129,7 @@ impl Graph {
     pub fn roots(&self) -> Result<usize, BackendError> {
         let mut count = 0;
         // SAFETY: the graph is alive; a null array requests only the number.
-        unsafe { sys::cuGraphGetRootNodes(self.graph.cu_graph(), ptr::null_mut(), &raw mut count) }
+        unsafe { sys::cuGraphGetRootNodes(self.graph, ptr::null_mut(), &raw mut count) }
             .result()
             .map_err(|error| failed("count the roots of a graph", &error))?;
         Ok(count)
@@ -96,7 +140,7 @@ impl Graph {
     /// # Errors
     /// When the driver refuses.
     pub fn allocates(&self) -> Result<bool, BackendError> {
-        allocates(self.graph.cu_graph())
+        allocates(self.graph)
     }
 
     /// Edges over which a kernel may begin before the one that it depends on has ended.
@@ -105,7 +149,7 @@ impl Graph {
     /// When the driver refuses.
     pub fn programmatic_edges(&self) -> Result<usize, BackendError> {
         let failed = |error: DriverError| failed("tell a graph's edges", &error);
-        let (graph, mut count) = (self.graph.cu_graph(), 0);
+        let (graph, mut count) = (self.graph, 0);
         let null = ptr::null_mut();
         if self.nodes < 2 {
             return Ok(0);
@@ -143,7 +187,25 @@ impl Graph {
     /// # Errors
     /// When the driver refuses.
     pub fn launch(&self) -> Result<(), BackendError> {
-        self.graph.launch().map_err(|error| failed("launch a graph", &error))
+        let failed = |error: DriverError| failed("launch a graph", &error);
+        self.stream.context().bind_to_thread().map_err(failed)?;
+        // SAFETY: the executable graph and the stream are alive.
+        unsafe { sys::cuGraphLaunch(self.executable, self.stream.cu_stream()) }
+            .result()
+            .map_err(failed)
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        let _ = self.stream.context().bind_to_thread();
+        // SAFETY: each is destroyed once; a null executable was never made.
+        unsafe {
+            if !self.executable.is_null() {
+                let _ = sys::cuGraphExecDestroy(self.executable);
+            }
+            let _ = sys::cuGraphDestroy(self.graph);
+        }
     }
 }
 
@@ -153,19 +215,9 @@ impl Graph {
 /// When the driver refuses.
 fn allocates(graph: sys::CUgraph) -> Result<bool, BackendError> {
     let told = |error: DriverError| failed("tell a graph's nodes", &error);
-    let mut count = 0;
-    // SAFETY: the graph lives; a null array asks for the number only.
-    unsafe { sys::cuGraphGetNodes(graph, ptr::null_mut(), &raw mut count) }
-        .result()
-        .map_err(told)?;
-    let mut all = vec![ptr::null_mut(); count];
-    if count > 0 {
-        // SAFETY: the graph lives; the array has `count` elements.
-        unsafe { sys::cuGraphGetNodes(graph, all.as_mut_ptr(), &raw mut count) }
-            .result()
-            .map_err(told)?;
-    }
-    for node in all {
+    // SAFETY: the graph is alive; the array has room for what is listed.
+    let all = listed(|nodes, count| unsafe { sys::cuGraphGetNodes(graph, nodes, count) });
+    for node in all.map_err(told)? {
         let mut kind = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
         // SAFETY: a node of that graph; the pointer is valid.
         unsafe { sys::cuGraphNodeGetType(node, &raw mut kind) }
@@ -202,28 +254,40 @@ impl<'a> Capture<'a> {
         Ok(Self { stream })
     }
 
-    /// Ends it, after what was enqueued.
-    fn end(self, enqueued: Result<(), BackendError>) -> Result<Graph, BackendError> {
-        let captured = self.stream.end_capture(sys::CUgraphInstantiate_flags(0));
+    /// Ends it, after what was enqueued, and clears a range first.
+    fn end(
+        self,
+        enqueued: Result<(), BackendError>,
+        cleared: Range<u64>,
+    ) -> Result<Graph, BackendError> {
+        let (stream, mut graph) = (Arc::clone(self.stream), ptr::null_mut());
+        // SAFETY: the stream is alive, and the pointer is valid.
+        let ended = unsafe { sys::cuStreamEndCapture(stream.cu_stream(), &raw mut graph) }.result();
         std::mem::forget(self);
-        enqueued?;
-        let graph = captured.map_err(|error| failed("capture the launches", &error))?;
-        let graph = graph.ok_or_else(|| {
-            BackendError::Launch("failed to capture the launches: the driver made none".to_owned())
-        })?;
-        let mut nodes = 0;
-        // SAFETY: the graph is alive; a null array asks for the number only.
-        unsafe { sys::cuGraphGetNodes(graph.cu_graph(), ptr::null_mut(), &raw mut nodes) }
-            .result()
-            .map_err(|error| failed("count a graph's nodes", &error))?;
-        graph.upload().map_err(|error| failed("upload a graph", &error))?;
-        Ok(Graph { graph, nodes, separators: 0 })
+        let captured =
+            enqueued.and_then(|()| ended.map_err(|error| failed("capture the launches", &error)));
+        if graph.is_null() {
+            let none = "failed to capture the launches: the driver made none".to_owned();
+            return Err(captured.err().unwrap_or(BackendError::Launch(none)));
+        }
+        let mut graph =
+            Graph { graph, executable: ptr::null_mut(), stream, nodes: 0, separators: 0 };
+        captured?;
+        graph.instantiate(&cleared).map_err(|error| failed("make a graph", &error))?;
+        Ok(graph)
     }
 }
 
 impl Drop for Capture<'_> {
     fn drop(&mut self) {
-        let _ = self.stream.end_capture(sys::CUgraphInstantiate_flags(0));
+        let mut graph = ptr::null_mut();
+        // SAFETY: the stream is alive, and the pointer is valid; a graph is destroyed once.
+        unsafe {
+            let _ = sys::cuStreamEndCapture(self.stream.cu_stream(), &raw mut graph);
+            if !graph.is_null() {
+                let _ = sys::cuGraphDestroy(graph);
+            }
+        }
     }
 }
 
@@ -278,6 +342,30 @@ mod tests {
     use crate::instruments::spin::Spin;
     use crate::testing::gpu;
     use cudarc::driver::result;
+
+    #[test]
+    fn clears_of_a_range_are_one_clear_before_all_launches() {
+        let Some((device, _alone)) = gpu() else { return };
+        let spin = Spin::new(&device).unwrap();
+        let buffer = device.allocate(64).unwrap();
+        let range = buffer.address()..buffer.address() + 16;
+        let graph = Graph::capture_clearing_first(&device, range, || {
+            for at in [0, 8, 32] {
+                buffer.fill_range(device.stream(), at..at + 4, 0)?;
+                spin.launch(1000)?;
+            }
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!((graph.nodes(), graph.roots().unwrap()), (5, 1));
+        buffer.fill(0xff).unwrap();
+        graph.launch().unwrap();
+        device.synchronize().unwrap();
+        let mut bytes = [1; 64];
+        buffer.download(&mut bytes).unwrap();
+        let zeros: Vec<usize> = (0..64).filter(|at| bytes[*at] == 0).collect();
+        assert_eq!(zeros, [0..12, 32..36].into_iter().flatten().collect::<Vec<_>>());
+    }
 
     #[test]
     fn a_graph_shows_whether_it_allocates() {

@@ -252,6 +252,15 @@ pub struct Preference {
     pub alignment: Option<u32>,
 }
 
+/// An algorithm, and the workspace that it needs.
+#[derive(Clone, Copy)]
+pub struct Proposed {
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// Bytes of workspace.
+    pub workspace_bytes: usize,
+}
+
 /// The algorithms that the library proposes for matrices of these layouts (a, b, c, d), the most
 /// promising first; at least one.
 ///
@@ -265,7 +274,7 @@ pub unsafe fn propose(
     description: Object,
     [a, b, c, d]: [Object; 4],
     Preference { workspace_bytes, alignment }: Preference,
-) -> Result<Vec<Algorithm>, LtError> {
+) -> Result<Vec<Proposed>, LtError> {
     use sys::cublasLtMatmulPreferenceAttributes_t::{
         CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES as MAX_WORKSPACE,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES as ALIGNMENT_A,
@@ -314,7 +323,7 @@ pub unsafe fn propose(
     let algorithms: Vec<_> = proposals
         .iter()
         .filter(|proposal| proposal.state == 0)
-        .map(|proposal| proposal.algorithm)
+        .map(|&Proposal { algorithm, workspace_bytes, .. }| Proposed { algorithm, workspace_bytes })
         .collect();
     if algorithms.is_empty() { Err(LtError::NOT_SUPPORTED) } else { Ok(algorithms) }
 }

@@ -12,6 +12,8 @@ mod spec;
 #[cfg(test)]
 mod tests;
 
+use std::cell::Cell;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -33,12 +35,21 @@ use crate::{Buffer, Device};
 /// Device memory that the library may use during a GEMM, for each lane.
 pub const WORKSPACE_BYTES: usize = 16 << 20;
 
+/// The end of the first lane's workspace is divided into pieces for one launch each.
+const PIECES_BYTES: usize = 2 << 20;
+/// Alignment of pieces, bytes.
+const PIECE_ALIGNMENT: usize = 256;
+/// Largest piece, bytes.
+const LARGEST_PIECE: usize = 64 << 10;
+
 /// The library on one device, with lanes: GEMMs in different lanes may run concurrently.
 pub struct Blas {
     device: Arc<Device>,
     handle: lt::Object,
     lanes: Vec<Lane>,
     workspace_bytes: usize,
+    /// Bytes of pieces that launches have.
+    used_bytes: Cell<usize>,
 }
 
 /// A stream with a workspace; the first is the device's stream.
@@ -73,7 +84,35 @@ impl Blas {
         };
         let lanes = (0..lanes.max(1)).map(lane).collect::<Result<_, BackendError>>()?;
         let handle = lt::create().map_err(GemmError::library("open"))?;
-        Ok(Rc::new(Self { device: Arc::clone(device), handle, lanes, workspace_bytes }))
+        let (device, used_bytes) = (Arc::clone(device), Cell::new(0));
+        Ok(Rc::new(Self { device, handle, lanes, workspace_bytes, used_bytes }))
+    }
+
+    /// Device memory that is divided into workspaces of one launch each. Some algorithms clear their
+    /// workspace first, and these clears may come before all launches.
+    pub fn pieces(&self) -> Range<u64> {
+        let end = self.lanes[0].workspace.address() + self.workspace_bytes as u64;
+        end - self.pieces_bytes() as u64..end
+    }
+
+    const fn pieces_bytes(&self) -> usize {
+        if self.workspace_bytes > 2 * PIECES_BYTES { PIECES_BYTES } else { 0 }
+    }
+
+    /// Bytes of workspace that launches of a lane share.
+    const fn shared_bytes(&self) -> usize {
+        self.workspace_bytes - self.pieces_bytes()
+    }
+
+    /// A piece of so many bytes, where there is room.
+    fn take_piece(&self, bytes: usize) -> Option<u64> {
+        let used_bytes = self.used_bytes.get();
+        let end = used_bytes + bytes.next_multiple_of(PIECE_ALIGNMENT);
+        let fits = (1..=LARGEST_PIECE).contains(&bytes) && end <= self.pieces_bytes();
+        fits.then(|| {
+            self.used_bytes.set(end);
+            self.pieces().start + used_bytes as u64
+        })
     }
 
     /// The stream of a lane.
@@ -106,7 +145,7 @@ pub struct Gemm {
     description: lt::Object,
     /// Of the library's A, B, C and D; C is null where it lies as D does.
     layouts: [lt::Object; 4],
-    algorithms: Vec<lt::Algorithm>,
+    algorithms: Vec<lt::Proposed>,
     chosen: usize,
     tool: Option<Tool>,
 }
@@ -255,10 +294,10 @@ impl Gemm {
         [a, b, if c.is_null() { d } else { c }, d]
     }
 
-    fn propose(&self) -> Result<Vec<lt::Algorithm>, GemmError> {
+    fn propose(&self) -> Result<Vec<lt::Proposed>, GemmError> {
         let GemmSpec { m, n, k, alignment, .. } = self.spec;
         let preference = lt::Preference {
-            workspace_bytes: self.blas.workspace_bytes,
+            workspace_bytes: self.blas.shared_bytes(),
             alignment: (alignment != spec::DEFAULT_ALIGNMENT).then_some(alignment),
         };
         // SAFETY: handle, description and layouts are alive as long as this.
@@ -287,8 +326,12 @@ impl Gemm {
         let device = Arc::clone(&self.blas.device);
         let events = EventPool::new(&device, 2)?;
         let mut times = Vec::new();
+        let used_bytes = self.blas.used_bytes.get();
         for algorithm in 0..self.algorithms.len() {
             self.chosen = algorithm;
+            self.blas.used_bytes.set(used_bytes);
+            let operands: Vec<_> =
+                operands.iter().map(|operands| self.with_own_workspace(operands)).collect();
             let enqueue = || operands.iter().try_for_each(|operands| self.launch(0, operands));
             // One launch first: what it loads cannot be loaded during a capture.
             if enqueue().is_err() {
@@ -296,7 +339,7 @@ impl Gemm {
                 continue;
             }
             device.synchronize()?;
-            let graph = Graph::capture(&device, enqueue)?;
+            let graph = Graph::capture_clearing_first(&device, self.blas.pieces(), enqueue)?;
             let mut fastest = f64::INFINITY;
             for _ in 0..ROUNDS {
                 events.record(0)?;
@@ -307,8 +350,15 @@ impl Gemm {
             }
             times.push(fastest);
         }
+        self.blas.used_bytes.set(used_bytes);
         self.chosen = fastest(&times);
         Ok(())
+    }
+
+    /// Operands with a workspace of this launch alone, where its algorithm needs little.
+    pub fn with_own_workspace(&self, operands: &GemmOperands) -> GemmOperands {
+        let bytes = self.algorithms.get(self.chosen).map_or(0, |chosen| chosen.workspace_bytes);
+        GemmOperands { workspace: self.blas.take_piece(bytes), ..*operands }
     }
 
     /// Enqueues it in a lane; the operands are alive until it has been computed.
@@ -337,15 +387,19 @@ impl Gemm {
     ) -> Result<(), BackendError> {
         let lane = &self.blas.lanes[lane];
         self.set_pointers(operands)?;
-        let &GemmOperands { a, b, c, d, .. } = operands;
+        let &GemmOperands { a, b, c, d, workspace, .. } = operands;
+        let algorithm = self.algorithms.get(algorithm);
         let launch = lt::Launch {
             handle: self.blas.handle,
             description: self.description,
             scalars: self.spec.scalars(),
             matrices: [b, a, c.unwrap_or(d), d],
             layouts: self.all_layouts(),
-            algorithm: self.algorithms.get(algorithm).map_or(std::ptr::null(), std::ptr::from_ref),
-            workspace: (lane.workspace.address(), self.blas.workspace_bytes),
+            algorithm: algorithm.map_or(std::ptr::null(), |it| std::ptr::from_ref(&it.algorithm)),
+            workspace: match (workspace, algorithm) {
+                (Some(own), Some(algorithm)) => (own, algorithm.workspace_bytes),
+                _ => (lane.workspace.address(), self.blas.shared_bytes()),
+            },
             stream: lane.stream.cu_stream().cast(),
         };
         // SAFETY: handle, description, layouts and algorithm belong together; the workspace lives

@@ -28,6 +28,8 @@ pub struct GemmOperands<A = u64> {
     pub scale_d: Option<A>,
     /// Largest magnitude of D before its factor, an f32.
     pub amax_d: Option<A>,
+    /// Workspace of this launch alone; else launches of a lane share one.
+    pub workspace: Option<A>,
 }
 
 impl<A: Copy> GemmOperands<A> {
@@ -44,6 +46,7 @@ impl<A: Copy> GemmOperands<A> {
             scale_b: None,
             scale_d: None,
             amax_d: None,
+            workspace: None,
         }
     }
 
@@ -60,6 +63,7 @@ impl<A: Copy> GemmOperands<A> {
             scale_b: self.scale_b.map(&mut address),
             scale_d: self.scale_d.map(&mut address),
             amax_d: self.amax_d.map(&mut address),
+            workspace: self.workspace.map(&mut address),
         }
     }
 }

@@ -41,6 +41,8 @@ pub struct LoadedProgram {
     inputs: Vec<Input>,
     outputs: Vec<Output>,
     state: State,
+    /// Workspaces of single GEMMs, which a graph clears first.
+    cleared: std::ops::Range<u64>,
     _set_aside: Option<SetAside>,
 }
 
@@ -93,7 +95,8 @@ impl Program {
                 // One launch first: modules that it loads cannot be loaded during a capture.
                 program.enqueue()?;
                 device.synchronize()?;
-                let graph = Graph::capture(device, || program.enqueue())?;
+                let cleared = program.cleared.clone();
+                let graph = Graph::capture_clearing_first(device, cleared, || program.enqueue())?;
                 CudaTask::new(device, inputs, outputs, move |_| {
                     // The graph's launches are the program's, on its memory.
                     let _alive = &program;
@@ -159,7 +162,16 @@ impl Program {
         // The tensors are shared; without a state nothing reads them again.
         let inputs_of_state = if regions.is_empty() { Tensors::new() } else { tensors.clone() };
         let state = State { regions, inputs: inputs_of_state };
-        Ok(LoadedProgram { steps, regions: named, inputs, outputs, state, _set_aside: set_aside })
+        let cleared = loader.blas.map_or(0..0, |blas| blas.pieces());
+        Ok(LoadedProgram {
+            steps,
+            regions: named,
+            inputs,
+            outputs,
+            state,
+            cleared,
+            _set_aside: set_aside,
+        })
     }
 }
 
@@ -265,6 +277,7 @@ impl Loader<'_> {
                 let loaded = self.gemms.iter().find(|(other, _)| *other == spec);
                 let gemm = Rc::clone(&loaded.expect("every GEMM of the program is loaded").1);
                 let operands = operands.map(|pointer| self.memory.address(pointer));
+                let operands = gemm.with_own_workspace(&operands);
                 Box::new(move || gemm.launch(lane.number(), &operands))
             }
             Step::Copy { lane, from, to, bytes } => {

@@ -1,0 +1,98 @@
+//! Nodes of a graph before it can be launched.
+
+use std::ops::Range;
+use std::ptr;
+
+use cudarc::driver::{DriverError, sys};
+
+/// Nodes that a driver function writes into an array.
+///
+/// # Errors
+/// When the driver refuses.
+pub fn listed(
+    list: impl Fn(*mut sys::CUgraphNode, *mut usize) -> sys::CUresult,
+) -> Result<Vec<sys::CUgraphNode>, DriverError> {
+    let mut count = 0;
+    list(ptr::null_mut(), &raw mut count).result()?;
+    let mut nodes = vec![ptr::null_mut(); count];
+    if count > 0 {
+        list(nodes.as_mut_ptr(), &raw mut count).result()?;
+    }
+    Ok(nodes)
+}
+
+/// The bytes that a node sets to 0, if it clears one piece of memory.
+fn cleared_by(node: sys::CUgraphNode) -> Result<Option<Range<u64>>, DriverError> {
+    let mut kind = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
+    // SAFETY: a node of a graph that is alive; the pointer is valid.
+    unsafe { sys::cuGraphNodeGetType(node, &raw mut kind) }.result()?;
+    if kind != sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET {
+        return Ok(None);
+    }
+    let mut set = BLANK_SET;
+    // SAFETY: a node of that kind; the pointer is valid.
+    unsafe { sys::cuGraphMemsetNodeGetParams(node, &raw mut set) }.result()?;
+    let bytes = (set.width * set.elementSize as usize) as u64;
+    Ok((set.value == 0 && set.height == 1).then(|| set.dst..set.dst + bytes))
+}
+
+const BLANK_SET: sys::CUDA_MEMSET_NODE_PARAMS = sys::CUDA_MEMSET_NODE_PARAMS {
+    dst: 0,
+    pitch: 0,
+    value: 0,
+    elementSize: 1,
+    width: 0,
+    height: 1,
+};
+
+/// Puts one clear before all launches in the place of clears inside a range.
+///
+/// # Errors
+/// When the driver refuses.
+pub fn clear_first(
+    graph: sys::CUgraph,
+    range: &Range<u64>,
+    context: sys::CUcontext,
+) -> Result<(), DriverError> {
+    // SAFETY: the graph is alive here and below; arrays have room for what is listed.
+    let all = listed(|nodes, count| unsafe { sys::cuGraphGetNodes(graph, nodes, count) })?;
+    let mut cleared = range.end..range.start;
+    for node in all {
+        let Some(bytes) = cleared_by(node)? else { continue };
+        if bytes.start < range.start || bytes.end > range.end {
+            continue;
+        }
+        // SAFETY: a node of the graph.
+        let before =
+            listed(|nodes, count| unsafe { sys::cuGraphNodeGetDependencies(node, nodes, count) })?;
+        // SAFETY: as above.
+        let after = listed(|nodes, count| unsafe {
+            sys::cuGraphNodeGetDependentNodes(node, nodes, count)
+        })?;
+        // SAFETY: the node is not used again.
+        unsafe { sys::cuGraphDestroyNode(node) }.result()?;
+        for (from, to) in before.iter().flat_map(|from| after.iter().map(move |to| (from, to))) {
+            // SAFETY: both are nodes of the graph.
+            unsafe { sys::cuGraphAddDependencies(graph, from, to, 1) }.result()?;
+        }
+        cleared = cleared.start.min(bytes.start)..cleared.end.max(bytes.end);
+    }
+    if cleared.is_empty() {
+        return Ok(());
+    }
+    // SAFETY: as above.
+    let roots = listed(|nodes, count| unsafe { sys::cuGraphGetRootNodes(graph, nodes, count) })?;
+    let width = (cleared.end - cleared.start) as usize;
+    let set = sys::CUDA_MEMSET_NODE_PARAMS { dst: cleared.start, width, ..BLANK_SET };
+    let mut first = ptr::null_mut();
+    // SAFETY: the pointers are valid, the context is alive, and the bytes lie between pieces that
+    // the graph clears.
+    unsafe {
+        sys::cuGraphAddMemsetNode(&raw mut first, graph, ptr::null(), 0, &raw const set, context)
+    }
+    .result()?;
+    roots.iter().try_for_each(|root| {
+        // SAFETY: both are nodes of the graph.
+        unsafe { sys::cuGraphAddDependencies(graph, &raw const first, root, 1) }.result()
+    })
+}
