@@ -7,7 +7,7 @@
 // columns count; the padding behind them is written as 0. Targets are whole numbers in fp32. Any other target, or one
 // outside the vocabulary, makes the token's loss and gradients NaN.
 // Threads: a block a token, which reads its row once, PACKETS packets of 16 bytes a thread, and
-// keeps it in registers.
+// keeps it in registers. Blocks go from the last token to the first, as SwiGLU's do.
 // Shared memory: block reductions only.
 // Bound: memory, one element read and one written; without the gradient, one read.
 // mean_loss: a block a sequence; thread i adds tokens i, i + THREADS and so on, so that bits do not
@@ -44,7 +44,8 @@ __device__ __forceinline__ void cross_entropy(const Element* logits, const float
   __shared__ float scratch[kThreads / 32];
   wait_for_previous_kernels();
   allow_next_kernel();
-  const i64 row = static_cast<i64>(blockIdx.x) * stride;
+  const u32 token = gridDim.x - 1 - blockIdx.x;
+  const i64 row = static_cast<i64>(token) * stride;
   const int first = threadIdx.x * kPacket;
   ElementPacket<kPacket> packets[kPackets];
 #pragma unroll
@@ -52,7 +53,7 @@ __device__ __forceinline__ void cross_entropy(const Element* logits, const float
     const int column = first + i * (kThreads * kPacket);
     if (column < stride) packets[i] = load_coherent<16>(logits + row + column);
   }
-  const float target = targets[blockIdx.x];
+  const float target = targets[token];
   const bool valid = target >= 0.f && target < static_cast<float>(vocabulary) &&
                      target == static_cast<float>(static_cast<int>(target));
   const int hit = valid ? static_cast<int>(target) : -1;
@@ -87,8 +88,8 @@ __device__ __forceinline__ void cross_entropy(const Element* logits, const float
     for (int j = 0; j < kPacket; ++j) sum += exp2_approx((values[j] - top) * kLog2E);
   }
   sum = block_sum<kThreads>(sum, scratch);
-  if (holds_hit) losses[blockIdx.x] = logf(sum) + top - hit_logit;
-  if (!valid && threadIdx.x == 0) losses[blockIdx.x] = not_a_number();
+  if (holds_hit) losses[token] = logf(sum) + top - hit_logit;
+  if (!valid && threadIdx.x == 0) losses[token] = not_a_number();
 
   const float factor = valid ? scale / sum : not_a_number();
 #pragma unroll

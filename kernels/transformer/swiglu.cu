@@ -5,6 +5,8 @@
 //
 // Layout: gate_up [tokens, 2, ff], the gate first; h [tokens, ff]; ff a multiple of a packet.
 // Threads: PACKETS packets of 16 bytes of h each, a block apart, all loads before the first store.
+// Blocks go from the last token to the first: L2 still holds what the GEMM before has written last,
+// and the GEMM behind begins with what is written last here.
 // Shared memory: none.
 // Bound: memory, 3 elements moved an element of h forward and 5 backward.
 #define STREAM_STORE "st.global"
@@ -24,7 +26,8 @@ __device__ __forceinline__ float sigmoid(float z) {
 
 // Index of this thread's packet `i` of h, in packets.
 __device__ __forceinline__ i64 packet_index(int i) {
-  return static_cast<i64>(blockIdx.x) * (kThreads * kPackets) + i * kThreads + threadIdx.x;
+  const u32 block = gridDim.x - 1 - blockIdx.x;
+  return static_cast<i64>(block) * (kThreads * kPackets) + i * kThreads + threadIdx.x;
 }
 
 // Offset of the gate of packet `at` of h, elements.
