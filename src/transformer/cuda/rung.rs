@@ -45,12 +45,14 @@ pub enum Schedule {
 
 impl Schedule {
     /// Groups of about as many layers as it takes for the smallest gradients, `[d, d]`, to have a
-    /// tile for each multiprocessor.
+    /// tile for each multiprocessor; three groups at least, because no gradient of activations is
+    /// left to run beside the update of the last one.
     pub fn overlapped(shape: &Shape) -> Self {
         /// Elements of the tiles of 128 by 256 of all multiprocessors of an H100.
         const FILLED: usize = 132 * 128 * 256;
+        const LEAST_GROUPS: usize = 3;
         let least = FILLED.div_ceil(shape.d * shape.d).clamp(1, shape.layers);
-        let groups = shape.layers.div_ceil(least);
+        let groups = shape.layers.div_ceil(least).max(LEAST_GROUPS);
         Self::Overlapped { group: shape.layers.div_ceil(groups) }
     }
 }
