@@ -41,6 +41,11 @@ pub fn map<T: Send + Sync>(count: usize, f: &(dyn Fn(usize) -> T + Sync)) -> Vec
     results.into_iter().filter_map(OnceLock::into_inner).collect()
 }
 
+/// Threads that work at once.
+pub fn threads() -> usize {
+    rayon::current_num_threads()
+}
+
 fn numbers(count: usize, f: &(dyn Fn(&mut Vec<f32>, usize) + Sync)) {
     (0..count).into_par_iter().for_each_init(Vec::new, f);
 }

@@ -35,12 +35,14 @@ impl Matrix {
 
     /// `self · other`, rows on all threads.
     pub fn times(&self, other: MatRef<'_, f64>) -> Self {
-        const ROWS: usize = 64;
+        /// Fewer rows would read `other` for too little work.
+        const LEAST_ROWS: usize = 16;
+        let chunk_rows = self.rows().div_ceil(parallel::threads()).max(LEAST_ROWS);
         let mut out = Self::zeros(self.rows(), other.ncols());
         let columns = out.columns;
-        parallel::chunks_mut(&mut out.values, ROWS * columns, &|number, chunk| {
+        parallel::chunks_mut(&mut out.values, chunk_rows * columns, &|number, chunk| {
             let rows = chunk.len() / columns;
-            let a = self.view().subrows(number * ROWS, rows);
+            let a = self.view().subrows(number * chunk_rows, rows);
             let to = MatMut::from_row_major_slice_mut(chunk, rows, columns);
             multiply_f64(to, Accum::Replace, a, other, 1.0);
         });
