@@ -38,6 +38,8 @@ pub struct Cause {
     pub longest_ns: i64,
     /// The gap with the most of it.
     pub longest: (i64, i64),
+    /// Whether one of all gaps has nearly all of it: start-up, not a step that repeats.
+    pub once: bool,
 }
 
 /// Part of a cause's time in one gap from which it happened once.
@@ -45,9 +47,8 @@ const ONCE: f64 = 0.8;
 
 impl Cause {
     /// Whether one gap has nearly all of it: start-up, not a step that repeats.
-    #[allow(clippy::cast_precision_loss)]
     pub fn once(&self) -> bool {
-        self.longest_ns as f64 >= ONCE * self.total_ns as f64
+        self.once
     }
 
     /// The cause with its function.
@@ -143,6 +144,11 @@ impl Sum {
     fn span(&self) -> (i64, i64) {
         (self.longest.start, self.longest.end)
     }
+
+    #[allow(clippy::cast_precision_loss)]
+    fn has_nearly_all(&self) -> bool {
+        self.longest_ns as f64 >= ONCE * self.total_ns as f64
+    }
 }
 
 /// Causes with their functions and ranges as text. Ranges that differ in numbers only are one.
@@ -174,6 +180,7 @@ impl Causes {
             total_ns: sum.total_ns,
             longest_ns: sum.longest_ns,
             longest: sum.span(),
+            once: sum.has_nearly_all(),
         };
         let mut causes: Vec<Cause> = self.sums.into_iter().map(cause).collect();
         causes.sort_by(|a, b| {

@@ -190,7 +190,10 @@ pub(super) fn gaps(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
         } else {
             continue;
         };
-        let Explained { causes, transitions } = explained;
+        let Explained { mut causes, transitions } = explained;
+        for cause in &mut causes {
+            cause.once = gaps.causes.iter().any(|of| of.once() && of.label() == cause.label());
+        }
         let main = causes.first();
         let loading = first_launches(context, gaps, activity);
         let remedies: Vec<Remedy> = causes.iter().map(|cause| remedy_of(cause, &loading)).collect();
