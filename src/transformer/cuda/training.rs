@@ -93,7 +93,7 @@ impl Training {
         let scratch = network.declare_attention_backward();
         let [products, updates] = match schedule {
             Schedule::Serial => [Lane::MAIN; 2],
-            Schedule::Overlapped { .. } => [(); 2].map(|()| network.program.background_lane()),
+            Schedule::Overlapped { .. } => [(); 2].map(|()| network.program.lane()),
         };
         let readers = match schedule {
             Schedule::Serial => vec![],

@@ -26,7 +26,7 @@ use super::memory::staging::Staging;
 use super::options::DeviceOptions;
 use super::status::{describe, failed};
 use super::stream::raw_stream::{RawContext, RawStream};
-use super::stream::stream_settings::{Priority, StreamSettings, set_priority};
+use super::stream::stream_settings::StreamSettings;
 use super::stream::wait;
 use crate::BackendError;
 use crate::architecture;
@@ -119,7 +119,6 @@ impl Device {
         unsafe { context.disable_event_tracking() };
         let settings = ContextSettings::of(&context);
         let stream = context.new_stream().map_err(failed("make a stream"))?;
-        set_priority(&stream, Priority::First).map_err(failed("raise the stream's priority"))?;
         let stream_settings = StreamSettings::of(&stream);
         let device = context.cu_device();
         let own = own_arch(device).map_err(failed("tell its architecture"))?;
@@ -239,19 +238,7 @@ impl Device {
     /// # Errors
     /// When the driver fails.
     pub fn another_stream(&self) -> Result<Arc<CudaStream>, BackendError> {
-        let failed = |error: DriverError| failed("make a stream", &error);
-        let stream = self.context.new_stream().map_err(failed)?;
-        set_priority(&stream, Priority::First).map_err(failed)?;
-        Ok(stream)
-    }
-
-    /// Lets work of other streams go before that of a stream.
-    ///
-    /// # Errors
-    /// When the driver refuses.
-    pub fn run_last(&self, stream: &CudaStream) -> Result<(), BackendError> {
-        set_priority(stream, Priority::Last)
-            .map_err(|error| failed("lower the priority of a stream", &error))
+        self.context.new_stream().map_err(|error| failed("make a stream", &error))
     }
 
     /// Free and total device memory, bytes.

@@ -86,31 +86,6 @@ fn settable(id: CUstreamAttrID, told: Bytes) -> Bytes {
     bytes(value)
 }
 
-/// Which of two streams' kernels get a multiprocessor first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Priority {
-    /// The highest that the device has.
-    First,
-    /// The lowest: kernels run where others leave room.
-    Last,
-}
-
-/// Sets the priority of a stream, which graphs captured from it keep.
-///
-/// # Errors
-/// When the driver refuses.
-pub fn set_priority(stream: &CudaStream, priority: Priority) -> Result<(), DriverError> {
-    stream.context().bind_to_thread()?;
-    let (mut least, mut greatest) = (0, 0);
-    // SAFETY: the context is current, and the pointers are valid.
-    unsafe { sys::cuCtxGetStreamPriorityRange(&raw mut least, &raw mut greatest) }.result()?;
-    let priority = match priority {
-        Priority::First => greatest,
-        Priority::Last => least,
-    };
-    set(stream, OTHERS[1].0, CUstreamAttrValue { priority })
-}
-
 fn get(stream: &CudaStream, id: CUstreamAttrID) -> Result<CUstreamAttrValue, DriverError> {
     let mut value = CUstreamAttrValue { pad: [0; 64] };
     // SAFETY: the stream lives, and the pointer is valid.

@@ -122,7 +122,7 @@ impl Program {
         tensors: &Tensors,
     ) -> Result<LoadedProgram, BackendError> {
         self.check()?;
-        let Self { memory, steps, order, kept, gemm_lanes, background, .. } = self;
+        let Self { memory, steps, order, kept, gemm_lanes, .. } = self;
         let blas = (gemm_lanes > 0).then(|| Blas::open(device, gemm_lanes)).transpose()?;
         let set_aside = kept.map(|(_, bytes)| SetAside::new(device, bytes)).transpose()?;
         let streams = (0..order.lanes()).map(|lane| match &blas {
@@ -131,7 +131,6 @@ impl Program {
             _ => device.another_stream(),
         });
         let streams = streams.collect::<Result<Vec<_>, BackendError>>()?;
-        background.iter().try_for_each(|lane| device.run_last(&streams[lane.number()]))?;
         let memory = LoadedMemory::new(memory, device, tensors)?;
         let window = match (&set_aside, kept) {
             (Some(set_aside), Some((from, bytes))) => {

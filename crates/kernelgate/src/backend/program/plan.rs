@@ -27,8 +27,6 @@ pub struct Program {
     pub(super) kept: Option<(Pointer, usize)>,
     /// Lanes from the first one to the last one that has a GEMM.
     pub(super) gemm_lanes: usize,
-    /// Lanes whose steps run where those of other lanes leave room.
-    pub(super) background: Vec<Lane>,
     ranges: Vec<String>,
     mistake: OnceCell<ProgramError>,
 }
@@ -224,14 +222,6 @@ impl Program {
     /// one ([`Self::wait`]).
     pub fn lane(&mut self) -> Lane {
         self.order.add()
-    }
-
-    /// Adds a lane whose steps run where those of other lanes leave room: kernels of other lanes that
-    /// wait for a multiprocessor get it first.
-    pub fn background_lane(&mut self) -> Lane {
-        let lane = self.lane();
-        self.background.push(lane);
-        lane
     }
 
     /// Makes later steps of lane `waiting` wait for the steps that lane `on` has so far.
