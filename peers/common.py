@@ -60,7 +60,7 @@ class SmClock:
 
 class Burst:
     """Launches in a row. Each burst is queued while the one before still runs, so that the GPU does
-    not pause: a pause cools it, and its clock rises. Only where the host needs longer than the GPU,
+    not pause, as it does not in our bench. Only where the host needs longer than the GPU,
     a burst waits behind a kernel that sleeps, which hides the host's time.
     """
 
