@@ -276,7 +276,8 @@ pub fn write_session(folder: &Path, runs: &[Piece<ProcessRun>]) -> Result<(), Me
     let temporary = file::temporary_folder_in(parent);
     let (temporary, _held) = temporary.map_err(|cause| failed(parent, cause))?;
     for (name, path) in names {
-        std::fs::copy(path, temporary.path().join(name)).map_err(|cause| failed(path, cause))?;
+        let copied = std::fs::copy(path, temporary.path().join(&name));
+        copied.map_err(|cause| failed(&folder.join(name), cause))?;
     }
     let written = temporary.keep();
     std::fs::rename(&written, folder).map_err(|cause| failed(folder, cause))

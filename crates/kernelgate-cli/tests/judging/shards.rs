@@ -79,6 +79,23 @@ fn shards_share_the_cases_and_are_put_together() {
     package.bench("bad", "--shard 3/2").expect(2, &["a shard is 1/2 to 2/2", "--shard"]);
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn a_session_that_does_not_fit_on_the_disk_is_named_and_leaves_nothing() {
+    let package = Package::new();
+    package.bench("parts", "--shard 1/1").expect(0, &[]);
+    let mut shell = package.command(std::path::Path::new("sh"), "-c");
+    let program = env!("CARGO_BIN_EXE_kernelgate");
+    let merge = format!("{program} merge target/kernelgate/runs/parts --output target/merged");
+    let full = shell.arg(format!("trap '' XFSZ; ulimit -f 0; exec {merge}")).output().unwrap();
+    let words = "failed to write target/merged/fixture-1-of-1.json: File too large";
+    Outcome::from(full).expect(2, &[words]);
+    let left = std::fs::read_dir(package.path("target")).unwrap();
+    let left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
+    assert!(!left.iter().any(|name| name.to_string_lossy().contains("merged")), "{left:?}");
+    package.kernelgate("merge target/kernelgate/runs/parts --output target/merged").expect(0, &[]);
+}
+
 #[test]
 fn a_comparison_in_shards_is_decided_when_all_are_there() {
     let package = Package::new();
