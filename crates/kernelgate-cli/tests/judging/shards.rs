@@ -172,6 +172,18 @@ fn shards_on_two_cards_of_a_model_are_one_measurement() {
         .kernelgate(&format!("merge own --output {merged}"))
         .expect(0, &["2 shards merged", "3 cases on 2 devices"]);
     package.kernelgate("merge exchanged --output exchanged-merged").expect(0, &[]);
+    // Another process computed beside a case of the second shard.
+    write("shared", ["GPU-1", "GPU-2"]);
+    let mut shared = on_card("GPU-2", 2, "st_bif/forward");
+    let case = shared["cases"].as_object_mut().unwrap().values_mut().next().unwrap();
+    case["samples"]["other_processes"] = 1.into();
+    std::fs::write(package.path("shared/2.json"), shared.to_string()).unwrap();
+    package
+        .kernelgate("merge shared --output shared-merged")
+        .expect(0, &["shared/2.json beside which another process computed on the GPU: 1; `gate`"]);
+    package
+        .kernelgate("merge shared --output shared-merged --format json")
+        .expect(0, &["\"shared_gpu\": {\n    \"shared/2.json\": 1"]);
     package.kernelgate(&format!("baseline add main --session {merged}")).expect(0, &["3 cases"]);
     // Each case is compared on the card that both have, else by model with a wider threshold.
     let gate =

@@ -1,11 +1,12 @@
 //! `kernelgate merge`: the records of all shards as one measurement, comparison or calibration.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
 use crate::fleet::merge::{self, Kind, MergeError, MergedRuns, MergedVerifications};
-use crate::fleet::pieces::{Account, Tolerance};
+use crate::fleet::pieces::{Account, Piece, Tolerance};
 use crate::gate::calibration::Calibration;
 use crate::gate::comparison_shard;
 use crate::gate::rules::rules_file::MAX_RATIO;
@@ -19,7 +20,7 @@ use kernelgate::display::terminal;
 use kernelgate::exit::Exit;
 use kernelgate::protocol::CaseStatus;
 use kernelgate::record::text::{printable, printable_path};
-use kernelgate::record::{Store, file};
+use kernelgate::record::{ProcessRun, Store, file};
 
 #[derive(Debug, clap::Args)]
 #[command(
@@ -50,6 +51,8 @@ struct MergedSession<'a> {
     cases: usize,
     devices: Vec<String>,
     not_run: usize,
+    /// By file of a shard, its cases beside which another process computed on the GPU.
+    shared_gpu: BTreeMap<&'a Path, usize>,
     #[serde(rename = "records")]
     account: &'a Account,
 }
@@ -124,16 +127,24 @@ fn runs(arguments: &Arguments, store: &Store, files: &[PathBuf]) -> Result<Exit,
     let mut devices: Vec<String> = runs.iter().map(|piece| piece.environment.device_id()).collect();
     devices.sort();
     devices.dedup();
+    let shared_gpu = shared_gpu(runs);
     match arguments.verdict.format() {
         VerdictFormat::Json => {
-            let merged =
-                MergedSession { session: &session, cases, devices, not_run: *not_run, account };
+            let (session, not_run) = (&*session, *not_run);
+            let merged = MergedSession { session, cases, devices, not_run, shared_gpu, account };
             print_json(&merged)?;
         }
         _ => {
             account.lines().iter().for_each(|line| terminal::print(&printable(line)));
             if *not_run > 0 {
                 println!("not run: {not_run} cases, for want of time or of the device");
+            }
+            for (path, cases) in shared_gpu {
+                println!(
+                    "cases of {} beside which another process computed on the GPU: {cases}; \
+                     `gate` gives no verdict against them",
+                    printable_path(path)
+                );
             }
             if !runs.is_empty() {
                 let (cards, folder) = (devices.len(), printable_path(&session));
@@ -144,6 +155,17 @@ fn runs(arguments: &Arguments, store: &Store, files: &[PathBuf]) -> Result<Exit,
     }
     let whole = account.is_whole() && *not_run == 0;
     Ok(if whole { Exit::Fine } else { Exit::Inconclusive })
+}
+
+/// By file of a shard, how many of its cases another process on the GPU ran beside; without the
+/// shards that have none.
+fn shared_gpu(runs: &[Piece<ProcessRun>]) -> BTreeMap<&Path, usize> {
+    let shared = |run: &ProcessRun| {
+        let others = run.cases.values().map(|case| case.samples.other_processes);
+        others.filter(|others| others.is_some_and(|others| others > 0)).count()
+    };
+    let counted = runs.iter().map(|piece| (&*piece.path, shared(&piece.record)));
+    counted.filter(|&(_, cases)| cases > 0).collect()
 }
 
 fn comparisons(arguments: &Arguments, store: &Store, files: &[PathBuf]) -> Result<Exit, Stop> {
