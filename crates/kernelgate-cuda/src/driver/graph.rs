@@ -98,18 +98,9 @@ impl Graph {
         if !cleared.is_empty() {
             clear_first(self.graph, cleared, self.stream.context().cu_ctx())?;
         }
-        // Nodes of a lane have the priority of its stream.
-        let priorities =
-            sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY.0;
         // SAFETY: the graph is alive here and below, and the pointers are valid.
-        unsafe {
-            sys::cuGraphInstantiateWithFlags(
-                &raw mut self.executable,
-                self.graph,
-                u64::from(priorities),
-            )
-        }
-        .result()?;
+        unsafe { sys::cuGraphInstantiateWithFlags(&raw mut self.executable, self.graph, 0) }
+            .result()?;
         // SAFETY: as above; a null array requests the number.
         unsafe { sys::cuGraphGetNodes(self.graph, ptr::null_mut(), &raw mut self.nodes) }
             .result()?;
