@@ -49,7 +49,7 @@ const REMARKS: [Remark; 10] = [
     ),
     ("warning: throttled GPU, the times are too long", |_, case| case.samples.throttled > 0),
     ("warning: another process computed on the GPU, the times may be too long", |_, case| {
-        case.samples.other_processes.is_some_and(|others| others > 0)
+        case.samples.shared_gpu()
     }),
     ("of limit is too high, the ceiling was measured at a lower SM clock", |run, case| {
         let ceiling = case.limit.as_ref().and_then(|limit| run.limits.clock_mhz.get(&limit.by));

@@ -40,7 +40,7 @@ pub struct CaseRun {
     /// As [`Samples::contention`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contention: Option<f64>,
-    /// Whether another process computed on the GPU, as in [`Samples::other_processes`].
+    /// Whether another process computed on the GPU, as in [`Samples::shared_gpu`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shared_gpu: bool,
     /// Power state of the card while the samples were taken.
@@ -71,7 +71,7 @@ impl CaseRun {
             discarded: samples.discarded,
             throttled: samples.throttled,
             contention: samples.contention,
-            shared_gpu: samples.other_processes.is_some_and(|others| others > 0),
+            shared_gpu: samples.shared_gpu(),
             power: samples.power.as_ref().map(CasePower::from),
             costs: LaunchCosts::default(),
             limit: None,

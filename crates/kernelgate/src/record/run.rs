@@ -275,6 +275,11 @@ pub(super) const fn is_zero(count: &u64) -> bool {
 }
 
 impl Samples {
+    /// Whether another process computed on the GPU while they were taken.
+    pub fn shared_gpu(&self) -> bool {
+        self.other_processes.is_some_and(|others| others > 0)
+    }
+
     /// Nanoseconds a launch, one entry a sample.
     pub fn per_launch_ns(&self) -> Vec<f64> {
         self.elapsed_ns
