@@ -5,6 +5,7 @@
 //!   calibrations, compiled kernels.
 //! - [`report`]: verdicts as text, Markdown, JUnit XML and metrics.
 //! - [`benches`]: bench executables found, built and asked.
+//! - [`commands`]: commands that `--verbose` prints.
 //! - [`compare`]: two builds made ready, their processes interleaved.
 //! - [`fleet`]: shards put together, jobs of schedulers.
 //! - [`bisect`]: the first slower commit.
@@ -19,6 +20,7 @@
 
 pub mod benches;
 pub mod bisect;
+pub mod commands;
 pub mod compare;
 pub mod fleet;
 pub mod gate;

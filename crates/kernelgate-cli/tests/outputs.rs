@@ -125,6 +125,21 @@ fn cases_are_listed_and_verified() {
 }
 
 #[test]
+fn verbose_prints_the_commands_that_run() {
+    let package = Package::new();
+    let dir = package.dir();
+    let commands = |flag: &str| {
+        let outcome = package.kernelgate(&format!("{flag} list {dir}"));
+        assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+        let lines = outcome.stderr.lines().filter(|line| line.starts_with("+ "));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(commands(""), [""; 0]);
+    let shown = commands("--verbose");
+    assert!(shown.iter().any(|line| line.contains("executables") && line.contains("--list")));
+}
+
+#[test]
 fn a_comparison_of_one_file_with_itself() {
     let package = Package::new();
     package.dir();

@@ -4,6 +4,7 @@ use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::commands;
 use kernelgate::display;
 use kernelgate::record::environment::available_memory;
 
@@ -47,6 +48,7 @@ impl Running {
         if self.groups {
             std::os::unix::process::CommandExt::process_group(command, 0);
         }
+        commands::show(command);
         let mut child = command.spawn()?;
         let streams = (child.stdout.take(), child.stderr.take());
         *held = Some(child);

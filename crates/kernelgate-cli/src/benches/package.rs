@@ -8,6 +8,7 @@ use kernelgate::record::Store;
 use serde::Deserialize;
 
 use super::cargo;
+use crate::commands;
 
 /// What `cargo metadata` says, as far as it is needed.
 #[derive(Deserialize)]
@@ -142,6 +143,7 @@ fn metadata(folder: &Path) -> Option<Metadata> {
         .args(["metadata", "--no-deps", "--format-version", "1"])
         .current_dir(folder)
         .env_remove("CARGO_MANIFEST_DIR");
+    commands::show(&command);
     let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
     serde_json::from_slice(&output.stdout).ok()
 }

@@ -25,6 +25,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use kernelgate::exit::Exit;
 
 use crate::benches::package;
+use crate::commands;
 use correct::{list, verify};
 use fast::{diff, history, peers, report, runs, timing};
 use fleet::{merge, submit};
@@ -53,6 +54,9 @@ pub struct Cli {
     /// Folder of recorded runs [default: kernelgate/runs/ of the target folder]
     #[arg(long, global = true, value_name = "DIR", help_heading = GLOBAL)]
     records: Option<PathBuf>,
+    /// Print every command before it runs, with its folder and variables, on standard error
+    #[arg(long, short, global = true, help_heading = GLOBAL)]
+    verbose: bool,
     #[command(subcommand)]
     verb: Verb,
 }
@@ -122,6 +126,9 @@ impl Cli {
     /// # Errors
     /// Bad usage or broken input: [`Exit::Usage`].
     pub fn run(self) -> anyhow::Result<Exit> {
+        if self.verbose {
+            commands::show_all();
+        }
         let mut store = package::store(&std::env::current_dir()?);
         if let Some(folder) = self.baselines {
             store.baselines = folder;

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use crate::commands;
 use crate::compare::CompareError;
 use kernelgate::record::provenance::WITHOUT_HOOKS;
 
@@ -59,6 +60,7 @@ pub fn git(folder: &Path) -> Command {
 
 /// Runs a git command.
 pub fn output(command: &mut Command) -> Result<Output, CompareError> {
+    commands::show(command);
     command.output().map_err(CompareError::NoGit)
 }
 

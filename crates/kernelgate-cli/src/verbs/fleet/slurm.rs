@@ -14,6 +14,7 @@ use kernelgate::record::{Store, file, timestamp};
 use super::division::{Division, Verb, without_sides};
 use crate::benches::child::Running;
 use crate::benches::find::BenchChoice;
+use crate::commands;
 use crate::fleet::pieces::Tolerance;
 use crate::fleet::slurm::{self, JobState, Jobs, SlurmOptions};
 use crate::fleet::submission::{FILE, Submission, retries};
@@ -153,6 +154,7 @@ fn build(
         if submits {
             let mut command = Command::new(std::env::current_exe()?);
             command.arg("compare").args(flags).arg("--build-only").arg(&builds);
+            commands::show(&command);
             let status = command.status().context("failed to start the build")?;
             anyhow::ensure!(status.success(), "the sides were not built: nothing was submitted");
         }
@@ -289,7 +291,9 @@ impl Followed<'_> {
         let mut command = Command::new("sbatch");
         command.arg("--parsable").arg(option);
         command.arg(format!("--comment={}", self.submission.comment(&self.places.folder)));
-        let output = command.arg(self.places.folder.join(script)).output().map_err(|cause| {
+        command.arg(self.places.folder.join(script));
+        commands::show(&command);
+        let output = command.output().map_err(|cause| {
             anyhow::anyhow!("sbatch: {cause}: submit from a machine with Slurm's client programs")
         })?;
         let message = String::from_utf8_lossy(&output.stderr);
@@ -442,6 +446,7 @@ fn squeue(arguments: &[&str]) -> anyhow::Result<Option<String>> {
     let mut command = Command::new("squeue");
     command.args(["--noheader", "--states=all"]).args(arguments);
     command.arg(format!("--format={}", slurm::SQUEUE_FORMAT));
+    commands::show(&command);
     let output = command.output().map_err(|cause| {
         anyhow::anyhow!("squeue: {cause}: submit from a machine with Slurm's client programs")
     })?;

@@ -1,5 +1,6 @@
 //! NVRTC by pip, which compiles kernels without a GPU: a Python environment in the target folder.
 
+use crate::commands;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -68,6 +69,7 @@ impl Nvrtc {
 
 fn run(command: &mut Command) -> anyhow::Result<()> {
     let program = command.get_program().to_string_lossy().into_owned();
+    commands::show(command);
     let status = command
         .stdin(Stdio::null())
         .stdout(std::io::stderr())

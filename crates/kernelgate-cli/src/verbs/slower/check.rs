@@ -16,6 +16,7 @@ use clap::builder::FalseyValueParser;
 use super::resources::{self, check_architecture};
 use crate::benches::cargo;
 use crate::benches::child::{Ended, Running};
+use crate::commands;
 use crate::compare::sides::git::{self, Repository, git};
 use crate::compare::sides::leftovers;
 use crate::fleet::task::quoted;
@@ -264,11 +265,11 @@ impl Check<'_> {
         if self.arguments.dry_run {
             return Ok(Ok(()));
         }
-        let found = Command::new(&self.program)
-            .args(["baseline", "find", name])
-            .stdin(Stdio::null())
-            .output()
-            .context("failed to start this program again")?;
+        let mut command = Command::new(&self.program);
+        command.args(["baseline", "find", name]);
+        commands::show(&command);
+        let found =
+            command.stdin(Stdio::null()).output().context("failed to start this program again")?;
         let why = String::from_utf8_lossy(&found.stderr).trim().to_owned();
         Ok(if found.status.success() { Ok(()) } else { Err(why) })
     }
@@ -374,11 +375,10 @@ impl Check<'_> {
             }
         }
         say(&format!("kernelgate {}", typed(&line)));
-        let output = command
-            .args(&line)
-            .stdin(Stdio::null())
-            .output()
-            .context("failed to start this program again")?;
+        command.args(&line);
+        commands::show(&command);
+        let output =
+            command.stdin(Stdio::null()).output().context("failed to start this program again")?;
         let exit = counted(output.status.code().unwrap_or(Exit::INTERRUPTED));
         let text = [&output.stdout[..], &output.stderr[..]].concat();
         let path = self.out.join("resources.txt");

@@ -1,0 +1,21 @@
+//! Commands that the program runs, printed where `--verbose` asks for them.
+
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use kernelgate::record::text::printable;
+
+static SHOWN: AtomicBool = AtomicBool::new(false);
+
+/// From now on [`show`] prints.
+pub fn show_all() {
+    SHOWN.store(true, Ordering::Relaxed);
+}
+
+/// Prints a command that is about to run, with its folder and the variables that differ, on
+/// standard error.
+pub fn show(command: &Command) {
+    if SHOWN.load(Ordering::Relaxed) {
+        eprintln!("+ {}", printable(&format!("{command:?}")));
+    }
+}
