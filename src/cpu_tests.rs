@@ -13,6 +13,6 @@ pub fn agrees<P: Problem>(row: &Implementation<P>, problem: &P) {
     let Prepare::Cpu(prepare) = row.prepare else { panic!("a CPU row") };
     let expected = problem.reference(&inputs);
     let mut task = prepare(problem, inputs);
-    let found = verify(&mut task, &expected, Bounds::of(problem)).unwrap();
+    let found = verify(&mut task, &expected, Bounds::for_problem(problem)).unwrap();
     assert_eq!(found.checked, found.total);
 }

@@ -22,13 +22,13 @@ const BACKWARD_LAYERS: &str = "layer backward";
 
 /// Of images to logits.
 pub(super) fn inference(shape: &NetworkShape) -> Breakdown {
-    let parts = [components(shape), Parts::of(shape).forward()].concat();
+    let parts = [components(shape), Parts::new(shape).forward()].concat();
     Breakdown { samples: Some(shape.b as u64), parts, ..Breakdown::default() }
 }
 
 /// Of a training step.
 pub(super) fn train_step(shape: &NetworkShape) -> Breakdown {
-    let of = Parts::of(shape);
+    let of = Parts::new(shape);
     let backward = of.backward();
     let parameters = of.network.parameters as u64;
     let f32s = parameters * Dtype::F32.bytes() as u64;
@@ -125,7 +125,7 @@ struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    fn of(shape: &'a NetworkShape) -> Self {
+    fn new(shape: &'a NetworkShape) -> Self {
         Self { shape, network: shape.sizes.network() }
     }
 

@@ -216,7 +216,12 @@ impl TrainStep {
 
     /// Reference of an output that holds something of every parameter: each parameter by itself,
     /// held to the magnitude of its own values.
-    fn of_each(&self, network: &Network, name: &str, values: &[f64]) -> Vec<Expected> {
+    fn expected_by_parameter(
+        &self,
+        network: &Network,
+        name: &str,
+        values: &[f64],
+    ) -> Vec<Expected> {
         let width = self.shape.sizes.width;
         let mut all = Vec::new();
         for (_, first, len) in network.layout() {
@@ -258,8 +263,8 @@ impl Problem for TrainStep {
             Expected::all("logits", self.shape.logits(), forward.logits),
             Expected::all("loss", [1], vec![loss]),
         ];
-        expected.extend(self.of_each(network, "new_parameters", &parameters));
-        expected.extend(self.of_each(network, "new_momentum", &momentum));
+        expected.extend(self.expected_by_parameter(network, "new_parameters", &parameters));
+        expected.extend(self.expected_by_parameter(network, "new_momentum", &momentum));
         expected
     }
 

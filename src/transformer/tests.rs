@@ -155,7 +155,7 @@ fn rounding_to_bf16_stays_within_the_tolerance() {
         let extents = [shape.tokens(), shape.padded()];
         vec![Expected::all("logits", extents, reference.logits_of(&rows))]
     });
-    let bounds = [Bounds::of(&step_problem), Bounds::of(&forward)];
+    let bounds = [Bounds::for_problem(&step_problem), Bounds::for_problem(&forward)];
     let mut worst = vec![("logits", errors("logits", &logits[1], &logits[0]), &bounds[1])];
     for name in NEXT_STATE.into_iter().chain(["loss"]) {
         worst.push((name, errors(name, &rounded, &exact), &bounds[0]));

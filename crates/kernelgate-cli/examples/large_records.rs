@@ -54,7 +54,7 @@ fn run(session: usize, cases: usize, samples: usize) -> ProcessRun {
         let time = |sample: usize| {
             1e6 * (1.0 + (1.0 + (session * 7919 + index * 104_729 + sample) as f64).sin() / 300.0)
         };
-        let mut case = CaseRecord::of_samples((0..samples).map(time).collect());
+        let mut case = CaseRecord::from_samples((0..samples).map(time).collect());
         case.samples.clock_mhz = (0..samples).map(|sample| 1700.0 + time(sample) / 7e4).collect();
         // Five implementations of each problem, hot and cold; problems over two axes.
         let (row, cache) = (index % 5, ["hot", "cold"][index / 5 % 2]);

@@ -49,7 +49,7 @@ fn run(path: &Path, _: u64) -> bool {
     let _ = baseline.add(&runs[0]);
     assert_eq!(baseline.validate(), Ok(()));
     for case in runs[0].cases.values() {
-        assert_eq!(CaseRun::of_case(case).to_few_digits().validate(), Ok(()));
+        assert_eq!(CaseRun::from_case(case).to_few_digits().validate(), Ok(()));
     }
     let [run] = runs;
     let _ = Measurement::from_runs(vec![run.clone(), run]);
@@ -171,7 +171,7 @@ fn criterion_sample(path: &Path, _: u64) -> bool {
             ..Default::default()
         };
         if samples.validate().is_ok() {
-            CaseRun::of_case(&case.record(samples)).validate().unwrap();
+            CaseRun::from_case(&case.record(samples)).validate().unwrap();
         }
     }
     !stored.cases.is_empty()

@@ -49,7 +49,7 @@ impl KernelSummary {
     }
 
     /// Of what was recorded, whose kernels are in the order of their start.
-    pub fn of(activity: &Activity) -> Self {
+    pub fn from_activity(activity: &Activity) -> Self {
         let mut kernels: BTreeMap<&str, KernelTime> = BTreeMap::new();
         let (mut busy_ns, mut busy_until) = (0, 0);
         for record in &activity.kernels {
@@ -112,7 +112,7 @@ impl PhaseTime {
     }
 
     /// Of durations in nanoseconds, at least one, during which the process took that much CPU time.
-    pub fn of(name: &str, elapsed_ns: &[f64], cpu_ns: Option<f64>) -> Self {
+    pub fn from_times(name: &str, elapsed_ns: &[f64], cpu_ns: Option<f64>) -> Self {
         let total_ns: f64 = elapsed_ns.iter().sum();
         Self {
             name: name.to_owned(),
@@ -134,7 +134,7 @@ mod tests {
     fn overlap_counts_once_in_busy_and_in_full_in_totals() {
         let record =
             |name, start, end| KernelRecord { name, start, end, ..KernelRecord::default() };
-        let summary = KernelSummary::of(&Activity {
+        let summary = KernelSummary::from_activity(&Activity {
             names: vec!["a".to_owned(), "b".to_owned()],
             kernels: vec![
                 record(0, 100, 200),
@@ -152,14 +152,14 @@ mod tests {
             .collect();
         assert_eq!(times, [("a", 2, 120, 20, 100), ("b", 2, 105, 5, 100)]);
         assert_eq!(
-            KernelSummary::of(&Activity::default()),
+            KernelSummary::from_activity(&Activity::default()),
             KernelSummary { span_ns: 0, busy_ns: 0, kernels: vec![] }
         );
     }
 
     #[test]
     fn a_phase_has_its_extremes_and_its_threads() {
-        let phase = PhaseTime::of("launch", &[10.0, 30.0, 20.0], Some(90.0));
+        let phase = PhaseTime::from_times("launch", &[10.0, 30.0, 20.0], Some(90.0));
         assert_eq!((phase.count, phase.total_ns), (3, 60.0));
         assert_eq!((phase.shortest_ns, phase.longest_ns), (10.0, 30.0));
         assert_eq!(phase.busy_threads, Some(1.5));

@@ -54,7 +54,9 @@ const SOFTMAX_VECTORIZED: KernelSpec<Extents> = KernelSpec {
     // The kernel has no heads and no mask.
     defines: |extents| vec![element(extents)],
     constants: |_| vec![("THREADS", THREADS), ("PACKET", PACKET), ("MAX_KEYS", MAX_KEYS)],
-    variants: || [Dtype::Bf16, Dtype::F16].map(|dtype| Extents::of_heads(1, 4, dtype)).to_vec(),
+    variants: || {
+        [Dtype::Bf16, Dtype::F16].map(|dtype| Extents::self_attention(1, 4, dtype)).to_vec()
+    },
     ..kernel(
         "attention/softmax_vectorized",
         include_str!("../../../kernels/attention/softmax_vectorized.cu"),
@@ -253,7 +255,7 @@ mod tests {
             Err("loads 4 keys at once, which 65 is no multiple of".to_owned())
         );
         assert_eq!(supported(2048), Err("holds rows of up to 1024 keys".to_owned()));
-        let extents = Extents::of_heads(6, 201, Dtype::F16);
+        let extents = Extents::self_attention(6, 201, Dtype::F16);
         assert_eq!((SOFTMAX_VECTORIZED.blocks)(&extents), [151, 1, 1]);
         assert_eq!(
             SOFTMAX_VECTORIZED.build(&extents).name(),

@@ -149,7 +149,7 @@ struct Shapes {
 }
 
 impl Shapes {
-    fn of(attention: &Attention) -> Self {
+    fn new(attention: &Attention) -> Self {
         let [b, h, s, d] = attention.shape().map(|extent| extent as i64);
         Self {
             vectors: TensorLayout::contiguous([b, h, s, d]),
@@ -217,7 +217,7 @@ struct ForwardGraph {
 
 impl ForwardGraph {
     fn new(attention: &Attention) -> Result<Self, CudnnRefusal> {
-        let shapes = Shapes::of(attention);
+        let shapes = Shapes::new(attention);
         let mut graph = OperationGraph::default();
         let g = &mut graph;
         let q = g.memory(shapes.vectors, shapes.stored)?;
@@ -264,7 +264,7 @@ struct BackwardGraph {
 
 impl BackwardGraph {
     fn new(attention: &Attention) -> Result<Self, CudnnRefusal> {
-        let shapes = Shapes::of(attention);
+        let shapes = Shapes::new(attention);
         let Shapes { vectors, pairs, rows, stored, .. } = shapes;
         let mut graph = OperationGraph::default();
         let g = &mut graph;

@@ -51,7 +51,7 @@ impl From<&components::ComponentShape> for Extents {
     fn from(shape: &components::ComponentShape) -> Self {
         let components::ComponentShape { b, h, s, d, dtype } = *shape;
         // The softmax has no d; its kernel comes with those that have.
-        Self { d: d.max(64), ..Self::of_heads(b * h, s, dtype) }
+        Self { d: d.max(64), ..Self::self_attention(b * h, s, dtype) }
     }
 }
 
@@ -90,7 +90,7 @@ fn variants() -> Vec<Extents> {
     let mut variants = Vec::new();
     for dtype in [Dtype::Bf16, Dtype::F16] {
         for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
-            variants.push(Extents { d, causal, ..Extents::of_heads(1, 1, dtype) });
+            variants.push(Extents { d, causal, ..Extents::self_attention(1, 1, dtype) });
         }
     }
     variants
@@ -113,7 +113,8 @@ pub fn strided_defines(
 pub fn strided_variants() -> Vec<Extents> {
     let row = 16 * 128;
     let rows = Some(RowStrides { q: row, k: row, v: row, grad_out: row });
-    let strided = Extents { d: 128, causal: true, rows, ..Extents::of_heads(16, 1, Dtype::Bf16) };
+    let strided =
+        Extents { d: 128, causal: true, rows, ..Extents::self_attention(16, 1, Dtype::Bf16) };
     variants().into_iter().chain([strided]).collect()
 }
 
@@ -135,7 +136,7 @@ impl Extents {
     }
 
     /// So many heads with as many keys as queries, of 64 elements, without a mask.
-    pub const fn of_heads(heads: usize, s: usize, dtype: Dtype) -> Self {
+    pub const fn self_attention(heads: usize, s: usize, dtype: Dtype) -> Self {
         Self { batch: 1, heads, share: 1, s, keys: s, d: 64, causal: false, dtype, rows: None }
     }
 

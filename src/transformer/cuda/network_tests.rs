@@ -115,7 +115,7 @@ fn agree<P: Problem>(rows: &[Implementation<P>], problem: &P, device: &Arc<Devic
     let expected = problem.reference(&inputs);
     for row in rows.iter().filter(|row| (row.supports)(problem).is_ok()) {
         let Some(mut task) = prepare(row, problem, &inputs, device) else { continue };
-        let found = verify(&mut task, &expected, Bounds::of(problem));
+        let found = verify(&mut task, &expected, Bounds::for_problem(problem));
         match found {
             Ok(found) => eprintln!("{}: {:?}", row.name, found.by_output),
             Err(error) => panic!("{}: {error}", row.name),

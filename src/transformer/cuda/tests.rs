@@ -59,7 +59,7 @@ fn kernels_agree_with_the_reference_at_odd_shapes_on_a_gpu() {
         let expected = problem.reference(&inputs);
         for row in COMPONENT.iter().filter(|row| (row.supports)(&problem).is_ok()) {
             let Some(mut task) = prepare(row, &problem, &inputs, &device) else { continue };
-            if let Err(error) = verify(&mut task, &expected, Bounds::of(&problem)) {
+            if let Err(error) = verify(&mut task, &expected, Bounds::for_problem(&problem)) {
                 wrong.push(format!("{} {problem:?}: {error}", row.name));
             }
         }
@@ -112,7 +112,7 @@ fn the_embedding_gradient_skips_invalid_tokens_and_repeats_its_bits_on_a_gpu() {
     inputs.f32_mut("tokens")[10..16].copy_from_slice(&INVALID);
     for row in COMPONENT {
         let mut task = prepare(row, &problem, &inputs, &device).unwrap();
-        verify(&mut task, &expected, Bounds::of(&problem)).unwrap();
+        verify(&mut task, &expected, Bounds::for_problem(&problem)).unwrap();
         assert!(row.name == "cuda/atomic" || repeats(&mut task).unwrap(), "{}", row.name);
     }
 }

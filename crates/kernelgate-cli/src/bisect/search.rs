@@ -10,7 +10,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::gate::paired::TestPlan;
-use kernelgate::measure::possible;
+use kernelgate::measure::plausibility;
 
 /// Highest probability that any answer of a search is wrong.
 pub const RISK: f64 = 0.05;
@@ -44,7 +44,7 @@ pub struct Times {
 impl Times {
     /// Checks that the ratio and its interval can have been measured.
     pub fn validate(&self) -> Result<(), String> {
-        possible::check_ratio("a ratio", self.ratio)?;
+        plausibility::check_ratio("a ratio", self.ratio)?;
         match self.low <= self.high && [self.low, self.high].iter().all(|end| end.abs() < 1e15) {
             true => Ok(()),
             false => Err(format!("an interval from {} to {}", self.low, self.high)),

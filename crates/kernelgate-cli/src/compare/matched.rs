@@ -188,7 +188,7 @@ mod tests {
             complete: true,
             cases: cases
                 .iter()
-                .map(|id| ((*id).to_owned(), CaseRecord::of_samples(vec![1.0])))
+                .map(|id| ((*id).to_owned(), CaseRecord::from_samples(vec![1.0])))
                 .collect(),
             skipped: reasons(skipped),
             failed: reasons(failed),

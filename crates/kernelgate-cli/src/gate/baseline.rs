@@ -339,7 +339,8 @@ fn judge_case(
     };
     let half_width =
         |single: Option<SingleRun>| single.map_or(policy.single_run, |single| single.relative);
-    let head_runs: Vec<CaseRun> = head.iter().map(|it| CaseRun::of(&it.case.samples)).collect();
+    let head_runs: Vec<CaseRun> =
+        head.iter().map(|it| CaseRun::from_samples(&it.case.samples)).collect();
     let base_side = SideTimes::of(base_runs.iter().copied(), half_width(base_single), contended);
     let head_side = SideTimes::of(&head_runs, half_width(head_single), contended);
     let ratio = Ratio::of(&head_side, &base_side);

@@ -114,7 +114,7 @@ mod tests {
     use kernelgate::record::Samples;
 
     fn run(times: &[f64]) -> CaseRun {
-        CaseRun::of(&Samples {
+        CaseRun::from_samples(&Samples {
             launches: vec![2; times.len()],
             elapsed_ns: times.iter().map(|time| 2.0 * time).collect(),
             ..Samples::default()

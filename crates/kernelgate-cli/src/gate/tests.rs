@@ -38,7 +38,7 @@ fn run(session: &str, times: &[(&str, f64)]) -> ProcessRun {
         complete: true,
         cases: times
             .iter()
-            .map(|&(id, time)| (id.to_owned(), CaseRecord::of_samples(samples(time))))
+            .map(|&(id, time)| (id.to_owned(), CaseRecord::from_samples(samples(time))))
             .collect(),
         ..ProcessRun::start("b", session, environment, Provenance::default())
     }
@@ -205,7 +205,7 @@ fn load_from_others_excuses_a_slow_side_and_not_on_a_gpu() {
 
 /// The run as one on a GPU in the steady state.
 fn on_gpu(run: ProcessRun) -> ProcessRun {
-    in_state(run, Some(PowerRecord::of_reading(PowerState::Steady, Reading::default())))
+    in_state(run, Some(PowerRecord::from_reading(PowerState::Steady, Reading::default())))
 }
 
 fn in_state(mut run: ProcessRun, power: Option<PowerRecord>) -> ProcessRun {
@@ -217,7 +217,7 @@ fn in_state(mut run: ProcessRun, power: Option<PowerRecord>) -> ProcessRun {
 #[test]
 fn power_states_that_differ_are_refused() {
     let run = |session, state: Option<PowerState>| {
-        let power = state.map(|state| PowerRecord::of_reading(state, Reading::default()));
+        let power = state.map(|state| PowerRecord::from_reading(state, Reading::default()));
         in_state(run(session, &[("a", 1e6)]), power)
     };
     let refused = |base, head| {
@@ -245,7 +245,8 @@ fn power_states_that_differ_are_refused() {
 fn a_power_limit_that_changed_is_refused_at_the_cap() {
     let run = |session, limit_mw, at_cap| {
         let reading = Reading { power_limit_mw: Some(limit_mw), ..Reading::default() };
-        let power = PowerRecord { at_cap, ..PowerRecord::of_reading(PowerState::Steady, reading) };
+        let power =
+            PowerRecord { at_cap, ..PowerRecord::from_reading(PowerState::Steady, reading) };
         in_state(run(session, &[("a", 1e6)]), Some(power))
     };
     let refused = |base, head| {

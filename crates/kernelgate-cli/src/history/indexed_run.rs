@@ -71,7 +71,7 @@ fn of_run(run: &ProcessRun) -> IndexedRun {
     IndexedRun {
         package: run.package.as_ref().map(Package::to_string),
         cases: cases
-            .map(|(id, case)| (id.clone(), (case.revision, CaseRun::of_case(case))))
+            .map(|(id, case)| (id.clone(), (case.revision, CaseRun::from_case(case))))
             .collect(),
         ..empty(run.key(), measured)
     }

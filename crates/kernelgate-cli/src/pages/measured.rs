@@ -248,7 +248,7 @@ impl Gatherer {
         for (id, case) in &run.cases {
             let gathered = self.cases.entry(id.clone()).or_default();
             if !is_known || gathered.runs.is_empty() {
-                gathered.runs.push(CaseRun::of_case(case));
+                gathered.runs.push(CaseRun::from_case(case));
             }
             // The records of later runs rule.
             gathered.template = Some(template(id, case));
@@ -455,7 +455,7 @@ mod tests {
 
     fn run(session: &str, time_ns: f64) -> ProcessRun {
         let case = |(id, cache, time_ns): (&str, &str, f64)| {
-            let mut case = CaseRecord::of_samples(vec![time_ns]);
+            let mut case = CaseRecord::from_samples(vec![time_ns]);
             case.cache = cache.to_owned();
             case.limit = Some(TimeLimit { time_ns: 50.0, by: "memory".to_owned() });
             (id.to_owned(), case)

@@ -44,7 +44,7 @@ pub fn of_runs(runs: &[ProcessRun]) -> Metrics {
     }
     let metrics = |runs: &[&CaseRecord]| {
         let spreads: Vec<Spread> =
-            runs.iter().map(|case| Spread::of(&case.samples.per_launch_ns())).collect();
+            runs.iter().map(|case| Spread::from_values(&case.samples.per_launch_ns())).collect();
         let times: Vec<[f64; 3]> = spreads.iter().map(|it| [it.q1, it.median, it.q3]).collect();
         let energy = runs.iter().filter_map(|case| case.samples.energy.as_ref()?.measured());
         let energies: Vec<[f64; 3]> = energy
@@ -128,7 +128,7 @@ mod tests {
     #[test]
     fn energy_is_a_measure_of_its_own() {
         let mut run = ProcessRun::start("b", "s", Environment::cpu(), Provenance::default());
-        let mut case = CaseRecord::of_samples(vec![2e6, 2e6]);
+        let mut case = CaseRecord::from_samples(vec![2e6, 2e6]);
         run.cases.insert("w/f/n1/cpu/hot".to_owned(), case.clone());
         let energy = MeasuredEnergy { launch_j: 0.5, relative: 0.1, power_w: 250.0, window_s: 1.0 };
         case.samples.energy = Some(Energy::Measured(energy));

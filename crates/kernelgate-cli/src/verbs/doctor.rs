@@ -174,7 +174,7 @@ fn checks(environment: &Environment, store: &Store) -> Vec<Check> {
 
 /// Variables that a bench refuses: those that stand for flags, and the commit.
 fn wrong_settings() -> Vec<Check> {
-    let commit = Provenance::of_process(Path::new(".")).err();
+    let commit = Provenance::detect_for_process(Path::new(".")).err();
     let number = std::env::var("KERNELGATE_DEVICE").ok().and_then(|it| it.parse::<usize>().ok());
     let missing = number.zip(device::count().ok()).filter(|(number, count)| number >= count);
     let device = missing.map(|(number, count)| {

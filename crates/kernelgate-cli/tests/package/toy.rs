@@ -93,7 +93,7 @@ impl Toy {
         let run = ProcessRun {
             complete: true,
             executable: Some(file::content_hash(&self.executable()).unwrap()),
-            cases: [(TOY_CASE.to_owned(), CaseRecord::of_samples(vec![2e5; 4]))].into(),
+            cases: [(TOY_CASE.to_owned(), CaseRecord::from_samples(vec![2e5; 4]))].into(),
             ..ProcessRun::start(TOY, "SESSION", Environment::cpu(), provenance)
         };
         let mut value: serde_json::Value = serde_json::from_str(&file::to_text(&run)).unwrap();

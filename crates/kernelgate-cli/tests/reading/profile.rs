@@ -120,7 +120,7 @@ fn profiled() -> Vec<ProfiledCase> {
         },
         trace,
     };
-    let summary = Some(KernelSummary::of(&recording.trace));
+    let summary = Some(KernelSummary::from_activity(&recording.trace));
     let case = |case: &str, status, summary, reason: Option<&str>, recording| ProfiledCase {
         samples: None,
         case: case.to_owned(),
@@ -277,7 +277,7 @@ fn cases_of_several_batches_end_with_their_curve() {
     let of_host = |batch: u64, launch_ns: f64| ProfiledCase {
         case: format!("toy/net/b{batch}_t8/cpu/hot"),
         summary: None,
-        phases: vec![PhaseTime::of("launch", &[launch_ns, launch_ns], None)],
+        phases: vec![PhaseTime::from_times("launch", &[launch_ns, launch_ns], None)],
         recording: None,
         ..recorded(batch)
     };
@@ -415,7 +415,7 @@ fn network(operation: &str, row: &str, nodes: &[Node<'_>]) -> ProfiledCase {
         part("final_matmul", ("matmul bf16", 1_610_612_736)),
     ];
     recording.stages.clear();
-    case.summary = Some(KernelSummary::of(&recording.trace));
+    case.summary = Some(KernelSummary::from_activity(&recording.trace));
     case
 }
 

@@ -11,7 +11,7 @@ use kernelgate::record::{Baseline, CaseRecord, Environment, ProcessRun, Provenan
 const MARKUP: &str = "w/<script>alert(1)<\u{2f}script>&\"ä/n512_f32/cuda/fast/hot";
 
 fn case(problem: &str, implementation: &str, cache: &str, time_ns: f64) -> (String, CaseRecord) {
-    let mut case = CaseRecord::of_samples(vec![time_ns, time_ns * 1.01, time_ns * 0.99]);
+    let mut case = CaseRecord::from_samples(vec![time_ns, time_ns * 1.01, time_ns * 0.99]);
     (case.implementation, case.cache) = (implementation.to_owned(), cache.to_owned());
     case.limit = Some(TimeLimit { time_ns: 5e5, by: "memory".to_owned() });
     case.verification.max_error = 1e-5;

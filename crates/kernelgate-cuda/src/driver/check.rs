@@ -104,7 +104,7 @@ pub fn count() -> Result<usize, DeviceError> {
     unsafe { sys::cuDriverGetVersion(&raw mut version) }
         .result()
         .map_err(failed("tell its version"))?;
-    let version = CudaVersion::of_driver(version);
+    let version = CudaVersion::from_driver(version);
     if version < OLDEST_DRIVER {
         return Err(DeviceError::OldDriver(version));
     }
@@ -157,7 +157,8 @@ pub fn check(ordinal: usize, architecture: Option<&str>) -> Result<(), DeviceErr
         return Err(DeviceError::NoSuchDevice { wanted: ordinal, count });
     }
     let own = result::device::get(ordinal as i32).and_then(own_arch);
-    let code = Code::of(&own.map_err(failed("tell its architecture"))?, architecture)?;
+    let code =
+        Code::for_architecture(&own.map_err(failed("tell its architecture"))?, architecture)?;
     check_compiler(&code.arch)
 }
 
@@ -235,7 +236,7 @@ impl Code {
     }
 
     /// Code for a card of an architecture, or for the one that the user named.
-    pub fn of(own: &str, named: Option<&str>) -> Result<Self, DeviceError> {
+    pub fn for_architecture(own: &str, named: Option<&str>) -> Result<Self, DeviceError> {
         let number = architecture::number;
         if number(own).is_none_or(|own| own < architecture::LEAST) {
             return Err(DeviceError::OldDevice(own.to_owned()));
@@ -264,7 +265,9 @@ mod tests {
 
     #[test]
     fn a_named_architecture_is_one_that_the_card_can_run_as() {
-        let of = |own, named: &str| Code::of(own, Some(named)).map(|code| (code.arch, code.code));
+        let of = |own, named: &str| {
+            Code::for_architecture(own, Some(named)).map(|code| (code.arch, code.code))
+        };
         let fine = |arch: &str, code: &str| Ok((arch.to_owned(), code.to_owned()));
         assert_eq!(of("sm_90a", "sm_80"), fine("sm_80", "compute_80"));
         assert_eq!(of("sm_90a", "sm_90a"), fine("sm_90a", "compute_90a"));
@@ -284,9 +287,9 @@ mod tests {
             let told = of(own, named).unwrap_err().to_string();
             assert_eq!(told, format!("KERNELGATE_ARCH: {problem}"));
         }
-        let own = Code::of("sm_86", None).map(|code| (code.arch, code.code));
+        let own = Code::for_architecture("sm_86", None).map(|code| (code.arch, code.code));
         assert_eq!(own, fine("sm_86", "sm_86"));
-        let old = Code::of("sm_75", Some("sm_80")).map(drop).unwrap_err();
+        let old = Code::for_architecture("sm_75", Some("sm_80")).map(drop).unwrap_err();
         assert_eq!(old.to_string(), "the GPU is sm_75, sm_80 (Ampere) or later is needed");
     }
 }

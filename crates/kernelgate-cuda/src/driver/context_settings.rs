@@ -31,7 +31,7 @@ pub struct ContextSettings {
 
 impl ContextSettings {
     /// As they are now.
-    pub(super) fn of(context: &CudaContext) -> Self {
+    pub(super) fn read(context: &CudaContext) -> Self {
         Self {
             limits: LIMITS.map(|(limit, _)| context.get_limit(limit).ok()),
             cache: context.get_cache_config().ok(),
@@ -51,7 +51,7 @@ impl ContextSettings {
     }
 
     fn set(&self, context: &CudaContext) -> Result<(), (&'static str, DriverError)> {
-        let now = Self::of(context);
+        let now = Self::read(context);
         for (((limit, name), before), now) in LIMITS.into_iter().zip(self.limits).zip(now.limits) {
             if let (Some(before), true) = (before, before != now) {
                 context.set_limit(limit, before).map_err(|error| (name, error))?;

@@ -117,13 +117,14 @@ impl Device {
         // SAFETY: everything runs on one stream, whose order is all the synchronisation there is;
         // tracking would add waits and events to every launch.
         unsafe { context.disable_event_tracking() };
-        let settings = ContextSettings::of(&context);
+        let settings = ContextSettings::read(&context);
         let stream = context.new_stream().map_err(failed("make a stream"))?;
-        let stream_settings = StreamSettings::of(&stream);
+        let stream_settings = StreamSettings::read(&stream);
         let device = context.cu_device();
         let own = own_arch(device).map_err(failed("tell its architecture"))?;
-        let facts = facts_of(device, Code::of(&own, options.architecture.as_deref())?)
-            .map_err(failed("describe the GPU"))?;
+        let facts =
+            facts_of(device, Code::for_architecture(&own, options.architecture.as_deref())?)
+                .map_err(failed("describe the GPU"))?;
         let marker = context.new_event(Some(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING));
         let marker = Arc::new(marker.map_err(failed("make an event"))?);
         let staging = Arc::new(Staging::new(Arc::clone(&context)));
@@ -206,7 +207,7 @@ impl Device {
 
     /// What is set for the whole context now.
     pub fn settings_now(&self) -> ContextSettings {
-        ContextSettings::of(&self.context)
+        ContextSettings::read(&self.context)
     }
 
     /// Brings back what was set for the whole context and for the stream when the device was opened.
@@ -431,7 +432,7 @@ impl Device {
         let name = build.name();
         let module =
             loaded.ok_or_else(|| BackendError::Launch(format!("kernel {name} is not loaded")))?;
-        StageCounters::of(module, &self.stream)
+        StageCounters::in_module(module, &self.stream)
             .map_err(|error| failed(&format!("find the clocks of stages in kernel {name}"), &error))
     }
 }

@@ -140,7 +140,7 @@ const fn done(status: c_int) -> Result<(), LtError> {
 }
 
 /// What `make` puts at the address that it is given.
-fn made(make: impl FnOnce(*mut Object) -> c_int) -> Result<Object, LtError> {
+fn create_object(make: impl FnOnce(*mut Object) -> c_int) -> Result<Object, LtError> {
     let mut object = ptr::null_mut();
     done(make(&raw mut object)).map(|()| object)
 }
@@ -152,7 +152,7 @@ fn made(make: impl FnOnce(*mut Object) -> c_int) -> Result<Object, LtError> {
 pub fn create() -> Result<Object, LtError> {
     let api = api()?;
     // SAFETY: the address is valid.
-    made(|handle| unsafe { (api.create)(handle) })
+    create_object(|handle| unsafe { (api.create)(handle) })
 }
 
 /// Describes a column-major matrix.
@@ -162,7 +162,7 @@ pub fn create() -> Result<Object, LtError> {
 pub fn layout(dtype: DataType, rows: u64, columns: u64, stride: i64) -> Result<Object, LtError> {
     let api = api()?;
     // SAFETY: the address is valid.
-    made(|layout| unsafe { (api.create_layout)(layout, dtype, rows, columns, stride) })
+    create_object(|layout| unsafe { (api.create_layout)(layout, dtype, rows, columns, stride) })
 }
 
 /// Makes a layout that of `count` matrices, the first elements of which are `stride` apart.
@@ -192,7 +192,7 @@ pub unsafe fn batch(layout: Object, count: i32, stride: i64) -> Result<(), LtErr
 pub fn description(compute: Compute, scalars: DataType) -> Result<Object, LtError> {
     let api = api()?;
     // SAFETY: the address is valid.
-    made(|description| unsafe { (api.create_description)(description, compute, scalars) })
+    create_object(|description| unsafe { (api.create_description)(description, compute, scalars) })
 }
 
 /// Sets an attribute of a description.
@@ -284,7 +284,7 @@ pub unsafe fn propose(
     };
     let api = api()?;
     // SAFETY: the address is valid.
-    let preference = made(|preference| unsafe { (api.create_preference)(preference) })?;
+    let preference = create_object(|preference| unsafe { (api.create_preference)(preference) })?;
     let blank = Proposal {
         algorithm: Algorithm { data: [0; 8] },
         workspace_bytes: 0,

@@ -74,7 +74,7 @@ impl Library {
     }
 
     /// Whether it comes with the driver, and must match the kernel's module: no wheel carries it.
-    pub(super) const fn of_driver(self) -> bool {
+    pub(super) const fn comes_with_driver(self) -> bool {
         matches!(self, Self::Driver | Self::Nvml)
     }
 

@@ -16,15 +16,15 @@ pub struct Opened {
 impl Opened {
     /// Opens a file, or a name on the loader's path; `None` where that fails, or it is another
     /// library.
-    pub fn of(library: Library, file: &Path) -> Option<Self> {
-        Self::try_of(library, file).ok()
+    pub fn open(library: Library, file: &Path) -> Option<Self> {
+        Self::try_open(library, file).ok()
     }
 
     /// The same.
     ///
     /// # Errors
     /// Why it cannot be used, a fragment.
-    pub fn try_of(library: Library, file: &Path) -> Result<Self, String> {
+    pub fn try_open(library: Library, file: &Path) -> Result<Self, String> {
         let handle = open(file)?;
         let mut opened = Self { library: handle, file: file.to_owned() };
         let landmark = opened.function(library.landmark());

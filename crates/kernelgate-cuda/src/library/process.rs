@@ -33,8 +33,8 @@ fn opened(library: Library) -> Option<&'static (Opened, LoadedLibrary)> {
         let opened = match library {
             Library::Nvrtc => open_nvrtc(),
             // Where the loader finds them: they must match the kernel's module.
-            _ if library.of_driver() => {
-                library.files(0).iter().find_map(|name| Opened::of(library, Path::new(name)))
+            _ if library.comes_with_driver() => {
+                library.files(0).iter().find_map(|name| Opened::open(library, Path::new(name)))
             }
             _ => {
                 let nvrtc = load(Library::Nvrtc).and_then(|nvrtc| nvrtc.file.parent());
@@ -43,7 +43,7 @@ fn opened(library: Library) -> Option<&'static (Opened, LoadedLibrary)> {
                     library != Library::Cudnn || cudnn::fits(opened.file(), major)
                 };
                 search::candidates(&library.files(major), nvrtc)
-                    .filter_map(|candidate| Opened::of(library, &candidate.file))
+                    .filter_map(|candidate| Opened::open(library, &candidate.file))
                     .find(fits)
             }
         }?;
@@ -89,7 +89,7 @@ pub fn loaded() -> impl Iterator<Item = (&'static str, String)> {
 /// Files of a library that were found and are not used: another one is newer, or comes first, or the
 /// driver does not take them. Opens all of them.
 pub fn passed_over(library: Library) -> Vec<LoadedLibrary> {
-    if library.of_driver() {
+    if library.comes_with_driver() {
         return Vec::new();
     }
     let mut seen: Vec<PathBuf> =
@@ -98,7 +98,7 @@ pub fn passed_over(library: Library) -> Vec<LoadedLibrary> {
     let mut files: Vec<String> = MAJORS.iter().flat_map(|&major| library.files(major)).collect();
     files.dedup();
     for candidate in search::candidates(&files, None) {
-        let Some(opened) = Opened::of(library, &candidate.file) else { continue };
+        let Some(opened) = Opened::open(library, &candidate.file) else { continue };
         let file = opened.file().to_owned();
         if !seen.iter().any(|seen| search::same_file(seen, &file)) {
             // What is loaded would answer for another cuDNN.
@@ -125,7 +125,7 @@ fn version(library: Library, opened: &Opened) -> Option<String> {
             Library::Driver => {
                 let function: unsafe extern "C" fn(*mut c_int) -> c_int = opened::cast(address);
                 let mut cuda = 0;
-                (function(&raw mut cuda) == 0).then(|| CudaVersion::of_driver(cuda).to_string())
+                (function(&raw mut cuda) == 0).then(|| CudaVersion::from_driver(cuda).to_string())
             }
             Library::Nvrtc => opened.nvrtc_version().map(|version| version.to_string()),
             Library::CublasLt | Library::Cudnn => {
@@ -162,11 +162,11 @@ pub fn driver_cuda() -> Option<CudaVersion> {
 /// compiles and does not run. `None` where there is none.
 pub fn nvrtc() -> Option<NvrtcChoice> {
     let version = CudaVersion::parse(load(Library::Nvrtc)?.version.as_ref()?)?;
-    Some(NvrtcChoice { version, fits: taken(version) })
+    Some(NvrtcChoice { version, fits: driver_accepts(version) })
 }
 
 /// Whether the driver takes what an NVRTC of that version generates.
-fn taken(nvrtc: CudaVersion) -> bool {
+fn driver_accepts(nvrtc: CudaVersion) -> bool {
     choice::fits(nvrtc, driver_cuda(), architecture::named().is_some())
 }
 
@@ -184,14 +184,14 @@ pub fn cuda_major() -> u32 {
 fn open_nvrtc() -> Option<Opened> {
     let names: Vec<String> = MAJORS.iter().flat_map(|&major| Library::Nvrtc.files(major)).collect();
     let open = |candidate: Candidate| {
-        let opened = Opened::of(Library::Nvrtc, &candidate.file)?;
+        let opened = Opened::open(Library::Nvrtc, &candidate.file)?;
         let version = opened.nvrtc_version()?;
         Some((opened, (candidate.origin, version)))
     };
     let found = choice::unless_enough(
         search::installed(&names, None).filter_map(open),
         |(_, (_, version))| taken(*version),
-        || search::of_wheels(&names).into_iter().filter_map(open),
+        || search::in_wheels(&names).into_iter().filter_map(open),
     );
     let (mut found, offered): (Vec<Opened>, Vec<(Origin, CudaVersion)>) = found.into_iter().unzip();
     let best = choice::best(&offered, taken)?;

@@ -38,7 +38,7 @@ pub fn candidates(
     beside: Option<&Path>,
 ) -> impl Iterator<Item = Candidate> + use<> {
     let wheels = names.to_vec();
-    installed(names, beside).chain(std::iter::once(()).flat_map(move |()| of_wheels(&wheels)))
+    installed(names, beside).chain(std::iter::once(()).flat_map(move |()| in_wheels(&wheels)))
 }
 
 /// The same without wheels: no process is started.
@@ -65,7 +65,7 @@ pub fn installed(
 }
 
 /// What may be one of wheels. Starts Python, which takes some 50 ms.
-pub fn of_wheels(names: &[String]) -> Vec<Candidate> {
+pub fn in_wheels(names: &[String]) -> Vec<Candidate> {
     in_folders(names, wheels(), Origin::Wheel)
 }
 

@@ -13,7 +13,7 @@ pub struct CudaVersion {
 
 impl CudaVersion {
     /// Of the driver's number: 12040 is 12.4.
-    pub const fn of_driver(number: i32) -> Self {
+    pub const fn from_driver(number: i32) -> Self {
         let number = number.unsigned_abs();
         Self { major: number / 1000, minor: number % 1000 / 10 }
     }

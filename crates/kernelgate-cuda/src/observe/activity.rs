@@ -219,7 +219,7 @@ impl RecordedDevice {
     ///
     /// # Errors
     /// When the driver refuses.
-    pub fn of(device: &Device) -> Result<Self, BackendError> {
+    pub fn read(device: &Device) -> Result<Self, BackendError> {
         let ask = |attribute| {
             let value = device.context().attribute(attribute);
             let value = value.map_err(|error| {

@@ -57,7 +57,7 @@ pub fn change_points(values: &[f64], smallest: f64, least_noise: f64) -> Vec<Cha
         return Vec::new();
     }
     let noise = noise(values).max(least_noise);
-    let ranked = Ranked::of(values);
+    let ranked = Ranked::new(values);
     let mut cuts = ranked.cuts(noise * PENALTY);
     loop {
         let found = described(&ranked, values, &cuts, noise);
@@ -127,7 +127,7 @@ struct Ranked {
 }
 
 impl Ranked {
-    fn of(values: &[f64]) -> Self {
+    fn new(values: &[f64]) -> Self {
         let mut order: Vec<usize> = (0..values.len()).collect();
         order.sort_by(|a, b| values[*a].total_cmp(&values[*b]));
         let mut ranks = vec![0; values.len()];

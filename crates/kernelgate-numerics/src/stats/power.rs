@@ -56,8 +56,8 @@ mod tests {
             (pairs_needed(10, 1.0, 0.0, 0.05, 0.8), pairs_needed(10, f64::NAN, 1.0, 0.05, 0.8)),
             (None, None)
         );
-        assert_eq!(detectable(&Walsh::of(&[1.0; 6]), 0.01, 0.8), None);
-        assert_eq!(detectable(&Walsh::of(&[1.0; 7]), 0.01, 0.8), Some(0.0));
+        assert_eq!(detectable(&Walsh::new(&[1.0; 6]), 0.01, 0.8), None);
+        assert_eq!(detectable(&Walsh::new(&[1.0; 7]), 0.01, 0.8), Some(0.0));
     }
 
     /// Among 400 samples each: the median of what they call detectable is found in 80 %, give or
@@ -72,7 +72,7 @@ mod tests {
             });
             let called: Vec<f64> = samples
                 .iter()
-                .filter_map(|sample| detectable(&Walsh::of(sample), level, 0.8))
+                .filter_map(|sample| detectable(&Walsh::new(sample), level, 0.8))
                 .collect();
             let shift = crate::stats::median(&called);
             let found = |sample: &Vec<f64>| {
@@ -92,7 +92,7 @@ mod tests {
             values in prop::collection::vec(-1.0f64..1.0, 12..30),
             level in 0.001f64..0.05,
         ) {
-            let walsh = Walsh::of(&values);
+            let walsh = Walsh::new(&values);
             let at = |level, power| detectable(&walsh, level, power).unwrap();
             prop_assert!(
                 at(level, 0.8) >= at(2.0 * level, 0.8) && at(level, 0.9) >= at(level, 0.8)

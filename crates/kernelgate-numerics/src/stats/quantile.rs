@@ -59,7 +59,7 @@ pub struct Spread {
 
 impl Spread {
     /// Of values that are not empty and hold no NaN.
-    pub fn of(values: &[f64]) -> Self {
+    pub fn from_values(values: &[f64]) -> Self {
         Self { q1: quantile(values, 0.25), median: median(values), q3: quantile(values, 0.75) }
     }
 
@@ -78,7 +78,7 @@ mod tests {
     fn known_answers() {
         let values = [7.0, 1.0, 3.0, 5.0];
         assert_eq!(median(&values), 4.0);
-        assert_eq!(Spread::of(&values), Spread { q1: 2.5, median: 4.0, q3: 5.5 });
+        assert_eq!(Spread::from_values(&values), Spread { q1: 2.5, median: 4.0, q3: 5.5 });
         assert_eq!(quantile(&[2.0], 0.25), 2.0);
     }
 

@@ -17,7 +17,7 @@ pub struct Walsh {
 
 impl Walsh {
     /// Of differences; NaNs are left out. Memory grows with the square of their number.
-    pub fn of(differences: &[f64]) -> Self {
+    pub fn new(differences: &[f64]) -> Self {
         let values: Vec<f64> =
             differences.iter().copied().filter(|value| !value.is_nan()).collect();
         let mut averages = Vec::with_capacity(values.len() * (values.len() + 1) / 2);
@@ -85,7 +85,7 @@ mod tests {
         let after = [0.878, 0.647, 0.598, 2.05, 1.06, 1.29, 1.06, 3.14, 1.29];
         let differences: Vec<f64> =
             after.iter().zip(before).map(|(after, before)| after - before).collect();
-        let walsh = Walsh::of(&differences);
+        let walsh = Walsh::new(&differences);
         assert!((walsh.estimate().unwrap() + 0.46).abs() < 1e-9);
         let (low, high) = walsh.interval(0.02).unwrap();
         assert!((low + 0.786).abs() < 1e-9 && (high + 0.010).abs() < 1e-9, "{low} {high}");
@@ -94,13 +94,13 @@ mod tests {
 
     #[test]
     fn nothing_comes_of_nothing() {
-        let none = Walsh::of(&[f64::NAN]);
+        let none = Walsh::new(&[f64::NAN]);
         assert_eq!(
             (none.estimate(), none.interval(0.5), none.range(), none.standard_error()),
             (None, None, None, None)
         );
-        assert_eq!(Walsh::of(&[1.0, 2.0, 3.0, 4.0]).standard_error(), None);
-        assert_eq!(Walsh::of(&[2.0]).range(), Some((2.0, 2.0)));
+        assert_eq!(Walsh::new(&[1.0, 2.0, 3.0, 4.0]).standard_error(), None);
+        assert_eq!(Walsh::new(&[2.0]).range(), Some((2.0, 2.0)));
     }
 
     /// For normal differences of standard deviation 1 the error is sqrt(pi / (3 n)).
@@ -110,7 +110,7 @@ mod tests {
             let scores: Vec<f64> =
                 (0..n).map(|i| normal::quantile((f64::from(i) + 0.5) / f64::from(n))).collect();
             let expected = (std::f64::consts::PI / (3.0 * f64::from(n))).sqrt();
-            let error = Walsh::of(&scores).standard_error().unwrap();
+            let error = Walsh::new(&scores).standard_error().unwrap();
             assert!((error / expected).ln().abs() < 0.25, "{n}: {error} for {expected}");
         }
     }
@@ -121,7 +121,7 @@ mod tests {
             values in prop::collection::vec(-1.0f64..1.0, 6..30),
             tail in 0.02f64..0.3,
         ) {
-            let walsh = Walsh::of(&values);
+            let walsh = Walsh::new(&values);
             let (low, high) = walsh.interval(tail).unwrap();
             let p = |at: f64, sign: f64| {
                 greater(&values.iter().map(|v| sign * (v - at)).collect::<Vec<_>>())
@@ -137,11 +137,11 @@ mod tests {
             values in prop::collection::vec(-1.0f64..1.0, 6..30),
             by in -3.0f64..3.0,
         ) {
-            let walsh = Walsh::of(&values);
+            let walsh = Walsh::new(&values);
             let (low, high) = walsh.interval(0.05).unwrap();
             let estimate = walsh.estimate().unwrap();
             prop_assert!(low <= estimate && estimate <= high);
-            let moved = Walsh::of(&values.iter().map(|v| v + by).collect::<Vec<_>>());
+            let moved = Walsh::new(&values.iter().map(|v| v + by).collect::<Vec<_>>());
             prop_assert!((moved.estimate().unwrap() - estimate - by).abs() < 1e-12);
             prop_assert!(
                 (moved.standard_error().unwrap() - walsh.standard_error().unwrap()).abs() < 1e-12

@@ -98,7 +98,7 @@ impl Tolerances {
         self.own.keys().copied()
     }
 
-    pub(super) fn of(&self, output: &TensorSpec) -> Tolerance {
+    pub(super) fn for_output(&self, output: &TensorSpec) -> Tolerance {
         let roundoff = match output.dtype {
             // No tensor has fp8: its bytes are compared as integers.
             Dtype::Fp8 => 0.0,

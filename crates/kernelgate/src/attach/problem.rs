@@ -214,7 +214,7 @@ impl Problem for Bound {
 
     fn tolerances(&self) -> BTreeMap<String, Tolerance> {
         let outputs = self.definition.outputs.iter();
-        outputs.map(|it| (it.name.to_owned(), self.definition.tolerance.of(it))).collect()
+        outputs.map(|it| (it.name.to_owned(), self.definition.tolerance.for_output(it))).collect()
     }
 
     /// Inputs twice, because others replace them, outputs, and both in fp64.

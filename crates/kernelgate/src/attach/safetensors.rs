@@ -165,11 +165,11 @@ impl SafeTensors {
         if entry.shape != shape {
             return Err(format!("`{name}` has the shape {:?}, not {shape:?}", entry.shape));
         }
-        self.of(entry).map_err(|why| format!("`{name}` {why}"))
+        self.tensor(entry).map_err(|why| format!("`{name}` {why}"))
     }
 
     /// A tensor, where its dtype is known here.
-    pub(super) fn of(&self, entry: &Entry) -> Result<Tensor, String> {
+    pub(super) fn tensor(&self, entry: &Entry) -> Result<Tensor, String> {
         fn all<const N: usize, T>(bytes: &[u8], of: fn([u8; N]) -> T) -> Vec<T> {
             bytes.as_chunks::<N>().0.iter().map(|bytes| of(*bytes)).collect()
         }

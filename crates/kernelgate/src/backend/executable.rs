@@ -50,7 +50,7 @@ pub trait Executable {
     ///
     /// # Errors
     /// When the device fails, or a launch failed on it.
-    fn settle(&mut self) -> Result<(), BackendError> {
+    fn reset_and_wait(&mut self) -> Result<(), BackendError> {
         self.reset()?;
         self.synchronize()
     }

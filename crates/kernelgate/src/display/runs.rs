@@ -150,7 +150,7 @@ fn table(runs: &[ProcessRun]) -> Table {
         let clock = low_clocks.then(|| clock(run, of.1).unwrap_or_default());
         let energy = energies.then(|| energy(of.1));
         let network = networks.then(|| network(run, of.1));
-        let timed = Timed { clock, energy, network, ..Timed::of(of) };
+        let timed = Timed { clock, energy, network, ..Timed::new(of) };
         problems.entry(natural(timed.problem)).or_default().push(timed);
     }
     for mut cases in problems.into_values() {
@@ -242,11 +242,11 @@ fn clock(run: &ProcessRun, case: &CaseRecord) -> Option<String> {
 }
 
 impl<'a> Timed<'a> {
-    fn of((id, case): (&'a String, &'a CaseRecord)) -> Self {
+    fn new((id, case): (&'a String, &'a CaseRecord)) -> Self {
         let end = format!("/{}/{}", case.implementation, case.cache);
         let problem = id.strip_suffix(&end).unwrap_or_default();
         let name = id[problem.len()..].trim_start_matches('/');
-        let spread = Spread::of(&case.samples.per_launch_ns());
+        let spread = Spread::from_values(&case.samples.per_launch_ns());
         Self { problem, name, case, spread, clock: None, energy: None, network: None }
     }
 
@@ -332,7 +332,7 @@ mod tests {
             implementation: implementation.to_owned(),
             cache: cache.to_owned(),
             limit: Some(TimeLimit { time_ns: 50.0, by: "memory".to_owned() }),
-            ..CaseRecord::of_samples(vec![elapsed_ns])
+            ..CaseRecord::from_samples(vec![elapsed_ns])
         }
     }
 

@@ -183,7 +183,7 @@ impl Harness {
             }
             Action::Environment => {
                 let target = settings.device.open(&place)?;
-                return Ok(ResponseBody::Environment(Box::new(Environment::of(&target))));
+                return Ok(ResponseBody::Environment(Box::new(Environment::on(&target))));
             }
             Action::Timing { part } if *part != Some(Part::Cases) => {
                 let Target::Cuda(devices) = settings.device.open(&place)? else {

@@ -11,11 +11,11 @@ mod error;
 pub mod gpu_time;
 pub mod guard;
 mod peers;
+mod phase_timer;
 mod recording;
 mod running;
 mod selection;
 mod settings;
-mod spent;
 #[doc(hidden)]
 pub mod testing;
 

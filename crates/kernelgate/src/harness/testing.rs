@@ -9,7 +9,7 @@ use super::recording::recorder::Event;
 pub use super::running::case_error::CaseError;
 pub use super::running::execution::check_limit;
 use super::running::execution::{Execution, Timer, VerifiedCase};
-use super::running::problem::{Ready, Verified};
+use super::running::problem::{PreparedProblem, Verified};
 use super::running::progress::BenchProgress;
 use super::running::sampling::Sampler;
 use super::running::session::Session;
@@ -130,7 +130,7 @@ impl Bench<'_> {
         };
         let group = &selection.groups[0];
         let each = |case| {
-            let mut ready = Ready::new(group, SEED, self.target)?;
+            let mut ready = PreparedProblem::new(group, SEED, self.target)?;
             ready.verify(group, case, self.target).map(|(_, comparison)| comparison)
         };
         group.cases.iter().map(each).collect()
@@ -157,13 +157,13 @@ struct OneCase {
 }
 
 impl Session for OneCase {
-    fn prepare(&self, group: &Group<'_>, target: &Target) -> Result<Ready, CaseError> {
-        Ready::new(group, SEED, target)
+    fn prepare(&self, group: &Group<'_>, target: &Target) -> Result<PreparedProblem, CaseError> {
+        PreparedProblem::new(group, SEED, target)
     }
 
     fn verify(
         &self,
-        ready: &mut Ready,
+        ready: &mut PreparedProblem,
         group: &Group<'_>,
         case: &Case,
         target: &Target,

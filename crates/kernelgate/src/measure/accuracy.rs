@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::audit::cupti::Recording;
 use super::events::EventTimer;
-use super::{Cache, possible, queue};
+use super::{Cache, plausibility, queue};
 use crate::backend::{BackendError, Executable};
 use crate::stats::median;
 use crate::workload::random;
@@ -52,10 +52,10 @@ impl SpinRow {
     /// # Errors
     /// A fragment with the time.
     pub fn validate(&self) -> Result<(), String> {
-        possible::check_launch_ns("a spin", self.spent_ns)?;
+        plausibility::check_launch_ns("a spin", self.spent_ns)?;
         [self.wanted_ns as f64, self.events_ns, self.offset_ns]
             .into_iter()
-            .try_for_each(possible::check_cost_ns)
+            .try_for_each(plausibility::check_cost_ns)
     }
 }
 
@@ -65,10 +65,10 @@ impl ColdRow {
     /// # Errors
     /// A fragment with the time.
     pub fn validate(&self) -> Result<(), String> {
-        possible::check_bytes("a pass", self.bytes)?;
+        plausibility::check_bytes("a pass", self.bytes)?;
         [("a hot pass", self.hot_ns), ("a cold pass", self.cold_ns), ("memory", self.memory_ns)]
             .into_iter()
-            .try_for_each(|(pass, ns)| possible::check_launch_ns(pass, ns))
+            .try_for_each(|(pass, ns)| plausibility::check_launch_ns(pass, ns))
     }
 }
 
@@ -80,7 +80,7 @@ impl TraceRow {
     pub fn validate(&self) -> Result<(), String> {
         [self.events_ns, self.events_recorded_ns, self.cupti_ns]
             .into_iter()
-            .try_for_each(|ns| possible::check_launch_ns("a kernel", ns))
+            .try_for_each(|ns| plausibility::check_launch_ns("a kernel", ns))
     }
 
     /// How much longer the recorded launches took by events than by CUPTI's record of them, per

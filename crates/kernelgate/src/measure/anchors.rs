@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Cache;
 use super::limits::{CaseWork, Limits};
-use super::possible;
+use super::plausibility;
 use super::power::PowerMode;
 use crate::backend::BackendError;
 use crate::measure::events::EventTimer;
@@ -77,9 +77,9 @@ impl AnchorRecord {
     /// A fragment that names the rate.
     pub fn validate(&self) -> Result<(), String> {
         let Self::Measured(anchors) = self else { return Ok(()) };
-        possible::check_rate("anchors: memory_bytes_per_s", anchors.memory_bytes_per_s)?;
+        plausibility::check_rate("anchors: memory_bytes_per_s", anchors.memory_bytes_per_s)?;
         let matmul = anchors.matmul_flops_per_s;
-        matmul.map_or(Ok(()), |rate| possible::check_rate("anchors: matmul_flops_per_s", rate))
+        matmul.map_or(Ok(()), |rate| plausibility::check_rate("anchors: matmul_flops_per_s", rate))
     }
 }
 

@@ -30,7 +30,7 @@ impl ClockWatch {
     }
 
     /// Sets the clock that the samples of the case are compared with.
-    pub const fn settle(&mut self, clock_mhz: Option<f64>) {
+    pub const fn set_settled(&mut self, clock_mhz: Option<f64>) {
         self.settled_mhz = clock_mhz;
     }
 

@@ -12,7 +12,7 @@ use super::limits::TimeLimit;
 
 /// What the formatter needs to know of the case that is being timed.
 #[derive(Debug, Clone, Default)]
-pub struct Shown {
+pub struct DisplayedCase {
     /// The time that the ceilings allow.
     pub limit: Option<TimeLimit>,
 }
@@ -26,8 +26,8 @@ pub struct Elapsed {
 
 impl Elapsed {
     /// The case that is about to be timed; shared with the formatter.
-    pub fn shown(&self) -> Rc<RefCell<Shown>> {
-        Rc::clone(&self.formatter.shown)
+    pub fn displayed_case(&self) -> Rc<RefCell<DisplayedCase>> {
+        Rc::clone(&self.formatter.case)
     }
 }
 
@@ -63,7 +63,7 @@ impl Measurement for Elapsed {
 /// Elements are floating-point operations here, bytes are bytes; both in decimal units.
 #[derive(Debug, Clone, Default)]
 struct Formatter {
-    shown: Rc<RefCell<Shown>>,
+    case: Rc<RefCell<DisplayedCase>>,
 }
 
 impl ValueFormatter for Formatter {
@@ -71,7 +71,7 @@ impl ValueFormatter for Formatter {
         let mut rate = [elapsed_ns];
         let unit = self.scale_throughputs(elapsed_ns, throughput, &mut rate);
         let share =
-            self.shown.borrow().limit.as_ref().map(|limit| 100.0 * limit.fraction(elapsed_ns));
+            self.case.borrow().limit.as_ref().map(|limit| 100.0 * limit.fraction(elapsed_ns));
         match share {
             Some(share) => format!("{:.2} {unit} ({share:.1}%)", rate[0]),
             None => format!("{:.2} {unit}", rate[0]),
@@ -128,7 +128,7 @@ mod tests {
         let elapsed = Elapsed::default();
         let format = |throughput| elapsed.formatter().format_throughput(&throughput, 2e6);
         assert_eq!(format(Throughput::Elements(3_000_000_000)), "1.50 TFLOP/s");
-        elapsed.shown().borrow_mut().limit =
+        elapsed.displayed_case().borrow_mut().limit =
             Some(TimeLimit { time_ns: 1e6, by: "memory".to_owned() });
         assert_eq!(format(Throughput::Bytes(4_000_000)), "2.00 GB/s (50.0%)");
         assert_eq!(format(Throughput::Bytes(4)), "2.00 kB/s (50.0%)");

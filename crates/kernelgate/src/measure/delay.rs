@@ -101,7 +101,7 @@ impl FromStr for Delay {
 impl Delay {
     /// What is added to a case: the delay of its whole id, else the last of those whose text it
     /// contains.
-    pub fn of<'a>(delays: &'a [Self], id: &str) -> Option<&'a Self> {
+    pub fn find<'a>(delays: &'a [Self], id: &str) -> Option<&'a Self> {
         let exact = delays.iter().rfind(|delay| delay.case == id);
         exact.or_else(|| delays.iter().rfind(|delay| id.contains(&delay.case)))
     }
@@ -381,7 +381,7 @@ mod tests {
     fn delays_are_parsed_and_the_whole_id_wins() {
         let delays: Vec<Delay> =
             ["a/b=100", "a/b/cpu/hot=7", "b=3"].map(|text| text.parse().unwrap()).into();
-        let delay_ns = |id: &str| Delay::of(&delays, id).map(|delay| delay.delay_ns);
+        let delay_ns = |id: &str| Delay::find(&delays, id).map(|delay| delay.delay_ns);
         assert_eq!(delay_ns("a/b/cpu/hot"), Some(7));
         assert_eq!(delay_ns("a/b/cpu/cold"), Some(3));
         assert_eq!(delay_ns("c"), None);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Stopwatch, possible};
+use super::{Stopwatch, plausibility};
 use crate::backend::{BackendError, Executable};
 use crate::stats::median;
 
@@ -70,7 +70,7 @@ impl Energy {
         let Self::Measured(MeasuredEnergy { launch_j, relative, power_w, window_s }) = self else {
             return Ok(());
         };
-        possible::check_seconds("window_s", *window_s)?;
+        plausibility::check_seconds("window_s", *window_s)?;
         for (name, value, most) in
             [("launch_j", launch_j, 1e6), ("relative", relative, 1.0), ("power_w", power_w, 1e5)]
         {

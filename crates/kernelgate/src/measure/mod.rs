@@ -13,7 +13,7 @@ pub mod delay;
 pub mod energy;
 pub mod events;
 pub mod limits;
-pub mod possible;
+pub mod plausibility;
 pub mod power;
 mod queue;
 pub mod wall;

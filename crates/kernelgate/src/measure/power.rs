@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use super::possible;
+use super::plausibility;
 use crate::backend::BackendError;
 use kernelgate_cuda::driver::device::DeviceFacts;
 use kernelgate_cuda::observe::telemetry::{Reading, Telemetry};
@@ -163,8 +163,8 @@ impl PowerRecord {
     /// # Errors
     /// A fragment that names the number.
     pub fn validate(&self) -> Result<(), String> {
-        possible::check_seconds("settling_s", self.settling_s)?;
-        self.range.map_or(Ok(()), possible::check_power_range)
+        plausibility::check_seconds("settling_s", self.settling_s)?;
+        self.range.map_or(Ok(()), plausibility::check_power_range)
     }
 }
 
@@ -210,7 +210,7 @@ pub trait Load {
 ///
 /// # Errors
 /// When a launch fails.
-pub fn settle(load: &mut dyn Load) -> Result<(Settling, Settled), BackendError> {
+pub fn wait_until_steady(load: &mut dyn Load) -> Result<(Settling, Settled), BackendError> {
     let mut settling = Settling::default();
     let mut coolings = 0;
     loop {
@@ -343,12 +343,12 @@ impl PowerRecord {
             at_cap: at_cap && limitation.is_none(),
             range: if unsettled { settling.range(median_ns, sampled_ns) } else { None },
             settling_s: settling.elapsed().as_secs_f64(),
-            ..Self::of_reading(state, reading)
+            ..Self::from_reading(state, reading)
         }
     }
 
     /// Power state of samples with a reading of the card behind them.
-    pub fn of_reading(state: PowerState, reading: Reading) -> Self {
+    pub fn from_reading(state: PowerState, reading: Reading) -> Self {
         Self {
             state,
             reason: None,
@@ -507,7 +507,7 @@ mod tests {
     };
 
     /// Windows of one sample each; the time after which settling ended, and why.
-    fn settle(windows_ns: &[f64], reading: &CapReading) -> (u128, Option<Settled>) {
+    fn settling_time(windows_ns: &[f64], reading: &CapReading) -> (u128, Option<Settled>) {
         let mut settling = Settling::default();
         for &window_ns in windows_ns {
             assert!(settling.add(WINDOW, 10, 10.0 * window_ns, None));
@@ -521,13 +521,13 @@ mod tests {
     #[test]
     fn a_case_below_the_cap_goes_on_after_one_window() {
         let below = CapReading { clock_mhz: Some(1980.0), capped: None, ..CAPPED };
-        assert_eq!(settle(&[1.0], &below), (100, Some(Settled::BelowCap)));
+        assert_eq!(settling_time(&[1.0], &below), (100, Some(Settled::BelowCap)));
         let named = CapReading { capped: Some(true), ..below };
-        assert_eq!(settle(&[1.0], &named), (100, None));
+        assert_eq!(settling_time(&[1.0], &named), (100, None));
         let low = CapReading { clock_mhz: Some(1700.0), capped: Some(false), ..below };
-        assert_eq!(settle(&[1.0], &low), (100, None));
+        assert_eq!(settling_time(&[1.0], &low), (100, None));
         let blind = CapReading { clock_mhz: None, ..below };
-        assert_eq!(settle(&[1.0], &blind), (100, None));
+        assert_eq!(settling_time(&[1.0], &blind), (100, None));
     }
 
     /// A card that heat slows down until it has cooled so many times.
@@ -556,7 +556,7 @@ mod tests {
     fn a_load_begins_again_when_a_hot_card_has_cooled() {
         for (needs, coolings) in [(0, 0), (1, 1), (5, COOLINGS)] {
             let mut card = HotCard { needs, coolings: 0 };
-            let (settling, settled) = super::settle(&mut card).unwrap();
+            let (settling, settled) = super::wait_until_steady(&mut card).unwrap();
             assert_eq!((card.coolings, settled), (coolings, Settled::BelowCap));
             assert_eq!(settling.windows_ns.len(), 1, "windows before a pause do not count");
         }
@@ -568,7 +568,7 @@ mod tests {
             let throttle = reasons.iter().map(|reason| (*reason).to_owned()).collect();
             let reading = Reading { throttle, ..Reading::default() };
             let PowerRecord { at_cap, slowed, .. } =
-                PowerRecord::of_reading(PowerState::Steady, reading);
+                PowerRecord::from_reading(PowerState::Steady, reading);
             (at_cap, slowed)
         };
         assert_eq!(hot(&["sw_thermal_slowdown"]), (false, true));
@@ -580,14 +580,14 @@ mod tests {
     fn attention_settles_behind_its_burst() {
         // An H100 after a pause: the first 100 ms are a burst.
         let attention = [0.92, 0.995, 1.0, 1.0];
-        assert_eq!(settle(&attention, &CAPPED), (300, Some(Settled::AtCap)));
-        assert_eq!(settle(&[1.0, 1.0], &CAPPED), (200, Some(Settled::AtCap)));
+        assert_eq!(settling_time(&attention, &CAPPED), (300, Some(Settled::AtCap)));
+        assert_eq!(settling_time(&[1.0, 1.0], &CAPPED), (200, Some(Settled::AtCap)));
     }
 
     #[test]
     fn a_load_that_wanders_is_unsettled_after_a_second() {
         let gemm = [0.93, 0.99, 1.02, 1.05, 1.08, 1.11, 1.14, 1.16, 1.13, 1.10, 1.07];
-        assert_eq!(settle(&gemm, &CAPPED), (1000, Some(Settled::Unsettled)));
+        assert_eq!(settling_time(&gemm, &CAPPED), (1000, Some(Settled::Unsettled)));
         let mut settling = Settling::default();
         for window_ns in gemm {
             settling.add(WINDOW, 1, window_ns, None);
@@ -607,7 +607,7 @@ mod tests {
     /// One launch of 400 ms is a sample, and a window.
     #[test]
     fn a_launch_longer_than_a_window_is_one() {
-        let settle = |launches_ns: &[f64]| {
+        let settling_time = |launches_ns: &[f64]| {
             let mut settling = Settling::default();
             for &launch_ns in launches_ns {
                 assert!(settling.add(Duration::from_millis(400), 1, launch_ns, Some(1430.0)));
@@ -617,9 +617,9 @@ mod tests {
             }
             (settling.elapsed().as_millis(), None)
         };
-        assert_eq!(settle(&[4e8]), (400, None));
-        assert_eq!(settle(&[4e8, 4.01e8]), (800, Some(Settled::AtCap)));
-        assert_eq!(settle(&[4e8, 4.4e8, 4.8e8]), (1200, Some(Settled::Unsettled)));
+        assert_eq!(settling_time(&[4e8]), (400, None));
+        assert_eq!(settling_time(&[4e8, 4.01e8]), (800, Some(Settled::AtCap)));
+        assert_eq!(settling_time(&[4e8, 4.4e8, 4.8e8]), (1200, Some(Settled::Unsettled)));
     }
 
     #[test]

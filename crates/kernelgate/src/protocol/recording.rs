@@ -4,7 +4,7 @@ use kernelgate_cuda::observe::activity::{Activity, RecordedDevice};
 use serde::{Deserialize, Serialize};
 
 use crate::measure::limits::TimeLimit;
-use crate::measure::possible;
+use crate::measure::plausibility;
 use crate::record::file::Record;
 use crate::record::{SampleUnit, WorkRecord};
 
@@ -105,18 +105,18 @@ impl Record for CaseRecording {
     ];
 
     fn validate(&self) -> Result<(), String> {
-        possible::check_count("wall_ns", self.wall_ns)?;
-        self.launch_cost_ns.map_or(Ok(()), possible::check_cost_ns)?;
-        self.samples.map_or(Ok(()), |count| possible::check_count("samples", count))?;
+        plausibility::check_count("wall_ns", self.wall_ns)?;
+        self.launch_cost_ns.map_or(Ok(()), plausibility::check_cost_ns)?;
+        self.samples.map_or(Ok(()), |count| plausibility::check_count("samples", count))?;
         let parts = self.parts.iter().flat_map(|part| &part.limits);
         self.limits.iter().chain(parts).try_for_each(TimeLimit::validate)?;
         let parts = self.parts.iter().map(|part| &part.work);
         parts.chain([&self.work]).try_for_each(WorkRecord::validate)?;
         for (memory_use, bytes) in &self.memory_uses {
-            possible::check_bytes(memory_use, *bytes)?;
+            plausibility::check_bytes(memory_use, *bytes)?;
         }
         for cycles in self.stages.iter().flat_map(|stages| stages.cycles.iter().flatten()) {
-            possible::check_count("cycles of a stage", *cycles)?;
+            plausibility::check_count("cycles of a stage", *cycles)?;
         }
         let count = self.trace.names.len();
         match self.trace.kernels.iter().find(|kernel| kernel.name as usize >= count) {

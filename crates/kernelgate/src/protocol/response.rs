@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::recording::CaseRecording;
 use crate::measure::accuracy::{ColdRow, SpinRow, TraceRow};
 use crate::measure::limits::{Limits, Overhead};
-use crate::measure::possible;
+use crate::measure::plausibility;
 use crate::record::Environment;
 use crate::record::file::Record;
 use crate::record::resources::Resources;
@@ -304,7 +304,7 @@ impl ListedCase {
         ];
         let mut sizes = sizes.into_iter();
         sizes
-            .try_for_each(|(field, bytes)| possible::check_bytes(field, bytes))
+            .try_for_each(|(field, bytes)| plausibility::check_bytes(field, bytes))
             .map_err(|why| format!("case `{}`: {why}", self.case))
     }
 }
@@ -315,7 +315,7 @@ impl ProfiledCase {
         let numbers = || {
             self.summary.as_ref().map_or(Ok(()), KernelSummary::validate)?;
             self.phases.iter().try_for_each(PhaseTime::validate)?;
-            self.samples.map_or(Ok(()), |count| possible::check_count("samples", count))?;
+            self.samples.map_or(Ok(()), |count| plausibility::check_count("samples", count))?;
             self.recording.as_ref().map_or(Ok(()), |recording| recording.validate())
         };
         numbers().map_err(|why: String| format!("case `{}`: {why}", self.case))

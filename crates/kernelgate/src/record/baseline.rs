@@ -13,7 +13,7 @@ use super::origin::Origin;
 use super::origin::environment::Mismatch;
 use super::run::{CaseRecord, ProcessRun};
 use super::text;
-use crate::measure::possible::{self, LAUNCH_NS};
+use crate::measure::plausibility::{self, LAUNCH_NS};
 
 mod entries;
 
@@ -237,7 +237,7 @@ impl Baseline {
                     entry.verification = entry.verification.least(before.verification);
                 }
             }
-            entry.runs.insert(run_key.clone(), CaseRun::of_case(case).to_few_digits());
+            entry.runs.insert(run_key.clone(), CaseRun::from_case(case).to_few_digits());
             if case.verification.value().is_verified() {
                 let numerics = entry.numerics.get_or_insert_default();
                 numerics.insert_verified(run.seed, &case.verification);
@@ -309,7 +309,7 @@ impl BaselineRun {
         text::check_time(&self.started).map_err(|problem| format!("started: {problem}"))?;
         self.environment.validate()?;
         for (problem, seconds) in &self.problems_s {
-            possible::check_seconds(&format!("problems_s: {problem}"), *seconds)?;
+            plausibility::check_seconds(&format!("problems_s: {problem}"), *seconds)?;
         }
         self.limits.validate()
     }
@@ -410,7 +410,9 @@ mod tests {
             provenance: Provenance { commit: Some(commit.to_owned()), dirty },
             executable: executable.map(str::to_owned),
             started: format!("2026-01-0{session}T00:00:00Z"),
-            cases: ["a", "b"].map(|id| (id.to_owned(), CaseRecord::of_samples(vec![100.0]))).into(),
+            cases: ["a", "b"]
+                .map(|id| (id.to_owned(), CaseRecord::from_samples(vec![100.0])))
+                .into(),
             ..ProcessRun::start("bench", session, Environment::cpu(), Provenance::default())
         }
     }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::run::{CaseRecord, LaunchCosts, Samples, is_zero};
 use crate::measure::limits::TimeLimit;
-use crate::measure::possible;
+use crate::measure::plausibility;
 use crate::measure::power::{PowerRecord, PowerState};
 use crate::stats::{Spread, median};
 
@@ -57,8 +57,8 @@ pub struct CaseRun {
 
 impl CaseRun {
     /// Of samples that are valid: of others the numbers mean nothing.
-    pub fn of(samples: &Samples) -> Self {
-        let spread = Spread::of(&samples.per_launch_ns());
+    pub fn from_samples(samples: &Samples) -> Self {
+        let spread = Spread::from_values(&samples.per_launch_ns());
         let clocks = &samples.clock_mhz;
         Self {
             median_ns: spread.median,
@@ -79,8 +79,8 @@ impl CaseRun {
     }
 
     /// Of a case whose samples are valid.
-    pub fn of_case(case: &CaseRecord) -> Self {
-        Self { costs: case.into(), limit: case.limit.clone(), ..Self::of(&case.samples) }
+    pub fn from_case(case: &CaseRecord) -> Self {
+        Self { costs: case.into(), limit: case.limit.clone(), ..Self::from_samples(&case.samples) }
     }
 
     /// With as many digits as say something: seven of times, four of the rest.
@@ -101,8 +101,8 @@ impl CaseRun {
     /// # Errors
     /// A fragment that says what is wrong.
     pub fn validate(&self) -> Result<(), String> {
-        possible::check_launch_ns("a median", self.median_ns)?;
-        possible::check_spread(self.spread)?;
+        plausibility::check_launch_ns("a median", self.median_ns)?;
+        plausibility::check_spread(self.spread)?;
         for (field, count) in [
             ("batch", self.batch.unwrap_or(1)),
             ("samples", self.samples),
@@ -110,16 +110,16 @@ impl CaseRun {
             ("discarded", self.discarded),
             ("throttled", self.throttled),
         ] {
-            possible::check_count(field, count)?;
+            plausibility::check_count(field, count)?;
         }
         if self.samples == 0 || self.total_launches < self.samples {
             return Err(format!("{} samples of {} launches", self.samples, self.total_launches));
         }
-        self.median_clock_mhz.map_or(Ok(()), possible::check_clock_mhz)?;
+        self.median_clock_mhz.map_or(Ok(()), plausibility::check_clock_mhz)?;
         self.costs.validate()?;
         self.limit.as_ref().map_or(Ok(()), TimeLimit::validate)?;
-        self.power.and_then(|power| power.range).map_or(Ok(()), possible::check_power_range)?;
-        self.contention.map_or(Ok(()), |share| possible::check_share("contention", share))
+        self.power.and_then(|power| power.range).map_or(Ok(()), plausibility::check_power_range)?;
+        self.contention.map_or(Ok(()), |share| plausibility::check_share("contention", share))
     }
 }
 
@@ -181,17 +181,17 @@ mod tests {
     fn few_digits_are_the_same_number() {
         assert_eq!([digits(1348146.384, 7), digits(0.00115122, 4)], [1348146.0, 0.001151]);
         assert_eq!([digits(0.0, 4), digits(9.9999e-300, 2)], [0.0, 1e-299]);
-        let mut case = CaseRecord::of_samples(vec![1e6 / 3.0, 1e6 / 3.0]);
+        let mut case = CaseRecord::from_samples(vec![1e6 / 3.0, 1e6 / 3.0]);
         case.samples.contention = Some(2.0 / 3.0);
-        let run = CaseRun::of_case(&case).to_few_digits();
+        let run = CaseRun::from_case(&case).to_few_digits();
         assert_eq!((run.median_ns, run.contention), (333_333.3, Some(0.6667)));
         assert_eq!(run.validate(), Ok(()));
     }
 
     #[test]
     fn launches_beyond_all_numbers_do_not_overflow() {
-        let mut case = CaseRecord::of_samples(vec![1e20, 1e20]);
+        let mut case = CaseRecord::from_samples(vec![1e20, 1e20]);
         case.samples.launches = vec![u64::MAX, 1];
-        assert_eq!(CaseRun::of(&case.samples).total_launches, u64::MAX);
+        assert_eq!(CaseRun::from_samples(&case.samples).total_launches, u64::MAX);
     }
 }

@@ -16,7 +16,7 @@ use super::work::WorkRecord;
 use crate::measure::anchors::AnchorRecord;
 use crate::measure::energy::Energy;
 use crate::measure::limits::{Limits, TimeLimit};
-use crate::measure::possible;
+use crate::measure::plausibility;
 use crate::measure::power::PowerRecord;
 use crate::workload::SampleUnit;
 use kernelgate_cuda::driver::launch::used::UsedKernels;
@@ -184,10 +184,10 @@ impl LaunchCosts {
             ("measured_device_bytes", self.measured_device_bytes),
         ];
         for (field, bytes) in bytes {
-            bytes.map_or(Ok(()), |bytes| possible::check_bytes(field, bytes))?;
+            bytes.map_or(Ok(()), |bytes| plausibility::check_bytes(field, bytes))?;
         }
-        self.commands.map_or(Ok(()), |count| possible::check_count("commands", count))?;
-        self.host_launch_ns.map_or(Ok(()), possible::check_host_ns)?;
+        self.commands.map_or(Ok(()), |count| plausibility::check_count("commands", count))?;
+        self.host_launch_ns.map_or(Ok(()), plausibility::check_host_ns)?;
         match self.launch_j {
             Some(joules) if !(joules > 0.0 && joules < 1e6) => {
                 Err(format!("an energy of {joules} J"))
@@ -307,24 +307,24 @@ impl Samples {
         if self.launches.contains(&0) {
             return Err("a sample of no launches".to_owned());
         }
-        self.contention.map_or(Ok(()), |share| possible::check_share("contention", share))?;
+        self.contention.map_or(Ok(()), |share| plausibility::check_share("contention", share))?;
         for (field, count) in [
             ("batch", self.batch.unwrap_or(1)),
             ("discarded", self.discarded),
             ("throttled", self.throttled),
             ("delay_size", self.delay_size.unwrap_or(0)),
         ] {
-            possible::check_count(field, count)?;
+            plausibility::check_count(field, count)?;
         }
         let Some(launches) = self.total_launches() else {
             return Err("more launches than can be counted".to_owned());
         };
-        self.clock_mhz.iter().try_for_each(|mhz| possible::check_clock_mhz(*mhz))?;
+        self.clock_mhz.iter().try_for_each(|mhz| plausibility::check_clock_mhz(*mhz))?;
         self.power.as_ref().map_or(Ok(()), PowerRecord::validate)?;
         self.energy.as_ref().map_or(Ok(()), Energy::validate)?;
         let mut times = self.per_launch_ns().into_iter();
-        times.try_for_each(|each| possible::check_launch_ns("a sample", each))?;
-        possible::check_count("launches", launches)
+        times.try_for_each(|each| plausibility::check_launch_ns("a sample", each))?;
+        plausibility::check_count("launches", launches)
     }
 
     /// Launches of all samples together; none where the sum is no number.
@@ -429,7 +429,7 @@ impl CaseRecord {
 
     /// A case of nothing in particular with these samples, of one launch each: for tests of what
     /// reads records.
-    pub fn of_samples(elapsed_ns: Vec<f64>) -> Self {
+    pub fn from_samples(elapsed_ns: Vec<f64>) -> Self {
         Self {
             workload: "w/f".to_owned(),
             revision: 1,
@@ -475,11 +475,11 @@ impl Record for ProcessRun {
         self.limits.validate()?;
         self.anchors.as_ref().map_or(Ok(()), AnchorRecord::validate)?;
         for (case, delay_ns) in &self.delays {
-            possible::check_count(&format!("the delay of {case}"), *delay_ns)?;
+            plausibility::check_count(&format!("the delay of {case}"), *delay_ns)?;
         }
         for (field, times) in [("spent_s", &self.spent_s), ("problems_s", &self.problems_s)] {
             for (name, seconds) in times {
-                possible::check_seconds(&format!("{field}: {name}"), *seconds)?;
+                plausibility::check_seconds(&format!("{field}: {name}"), *seconds)?;
             }
         }
         self.check_outcomes()?;

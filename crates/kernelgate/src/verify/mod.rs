@@ -313,7 +313,7 @@ fn compare_rows(
         Data::I8(values) => {
             let found: Vec<Differences> = pieces(expected, values)
                 .par_iter()
-                .map(|piece| Differences::of(output, piece))
+                .map(|piece| Differences::count(output, piece))
                 .collect();
             let checked = values.len() as u64;
             match found.iter().find_map(|differences| differences.first) {
@@ -330,7 +330,7 @@ fn compare_rows(
         }
         Data::F64(values) => {
             let parts: Vec<Sums> =
-                pieces(expected, values).par_iter().map(|piece| Sums::of(output, piece)).collect();
+                pieces(expected, values).par_iter().map(|piece| Sums::add(output, piece)).collect();
             // In order, so that the thread count changes no bit of the result.
             let sums = parts.into_iter().fold(Sums::default(), Sums::plus);
             let (max_error, relative_l2) = sums.errors(values.len());
@@ -399,7 +399,7 @@ struct Differences {
 }
 
 impl Differences {
-    fn of(output: &Tensor, &Piece { from, expected }: &Piece<'_, i8>) -> Self {
+    fn count(output: &Tensor, &Piece { from, expected }: &Piece<'_, i8>) -> Self {
         let Data::I8(values) = output.data() else {
             unreachable!("`shaped` refuses other outputs")
         };
@@ -430,7 +430,7 @@ struct Sums {
 }
 
 impl Sums {
-    fn of(output: &Tensor, piece: &Piece<'_, f64>) -> Self {
+    fn add(output: &Tensor, piece: &Piece<'_, f64>) -> Self {
         let mut sums = Self::default();
         output.for_blocks_f64(piece.from, piece.expected.len(), &mut |start, actual| {
             sums.add(piece.from + start, actual, &piece.expected[start..][..actual.len()]);

@@ -43,7 +43,7 @@ impl From<&Self> for Bounds {
 
 impl Bounds {
     /// The tolerances of a problem.
-    pub fn of(problem: &dyn Problem) -> Self {
+    pub fn for_problem(problem: &dyn Problem) -> Self {
         Self { by_output: problem.tolerances(), ..problem.tolerance().into() }
     }
 

@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn blocks_cover_padding() {
-        let narrow = Extents { causal: true, ..Extents::of_heads(6, 200, Dtype::Bf16) };
+        let narrow = Extents { causal: true, ..Extents::self_attention(6, 200, Dtype::Bf16) };
         let wide = Extents { d: 128, ..narrow };
         // 200 rows are two steps of 128, or four of 64.
         assert_eq!((padded_rows(&narrow), padded_rows(&wide)), (6 * 256, 6 * 256));

@@ -294,7 +294,7 @@ mod tests {
 
     #[test]
     fn shared_memory_is_what_the_kernel_lays_out_and_fits_a_block() {
-        let narrow = Extents::of_heads(6, 200, Dtype::Bf16);
+        let narrow = Extents::self_attention(6, 200, Dtype::Bf16);
         let wide = Extents { d: 128, ..narrow };
         assert_eq!(shared_bytes(&narrow), (64 + 32 + 1) * 1024 + 96);
         assert_eq!(shared_bytes(&wide), (128 + 32 + 1) * 1024 + 96);
@@ -322,16 +322,16 @@ mod tests {
             (8, 32, 2048, false, &[4]),
         ] {
             let share = h / 8;
-            let heads = Extents::of_heads(b * h, s, Dtype::Bf16);
+            let heads = Extents::self_attention(b * h, s, Dtype::Bf16);
             let chosen = heads_a_block(&Extents { share, causal, d: 128, ..heads }, 132);
             assert!(good.contains(&chosen), "{b}, {h}, {s}, causal {causal}: {chosen}");
         }
-        assert_eq!(heads_a_block(&Extents::of_heads(3, 65, Dtype::Bf16), 132), 1);
+        assert_eq!(heads_a_block(&Extents::self_attention(3, 65, Dtype::Bf16), 132), 1);
     }
 
     #[test]
     fn many_short_heads_are_the_work_of_a_block_each() {
-        let many = Extents::of_heads(512, 128, Dtype::Bf16);
+        let many = Extents::self_attention(512, 128, Dtype::Bf16);
         for (causal, longest) in [(false, 256), (true, 512)] {
             let takes = |s| takes_whole_heads(&Extents { s, keys: s, causal, ..many }, 132);
             assert!([1, 64, 128, 193, 256, longest].into_iter().all(takes));

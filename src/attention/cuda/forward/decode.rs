@@ -112,7 +112,7 @@ fn variants(queries: &[usize]) -> Vec<Extents> {
     let mut variants = Vec::new();
     for dtype in [Dtype::Bf16, Dtype::F16] {
         for d in [64, 128] {
-            let of = |&s: &usize| Extents { d, ..Extents::of_heads(1, s, dtype) };
+            let of = |&s: &usize| Extents { d, ..Extents::self_attention(1, s, dtype) };
             variants.extend(queries.iter().map(of));
         }
     }
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn shared_memory_is_what_the_kernel_lays_out_and_fits_a_block() {
-        let one = Extents { d: 128, ..Extents::of_heads(8, 1, Dtype::Bf16) };
+        let one = Extents { d: 128, ..Extents::self_attention(8, 1, Dtype::Bf16) };
         let (narrow, many) = (Extents { d: 64, ..one }, Extents { s: 64, ..one });
         let bytes = |extents| (FLASH_DECODE.shared_bytes)(extents);
         assert_eq!(bytes(&one), 4 * (3 * 16_384 + 8 * 134 * 4));
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn rows_are_the_queries_of_the_heads_that_share_keys() {
-        let one = Extents { share: 8, ..Extents::of_heads(64, 1, Dtype::Bf16) };
+        let one = Extents { share: 8, ..Extents::self_attention(64, 1, Dtype::Bf16) };
         assert_eq!((group_rows(&one), tile(&one).rows, one.key_heads()), (8, 8, 8));
         let more = Extents { s: 5, ..one };
         assert_eq!((group_rows(&more), tile(&more).rows), (40, 32));

@@ -74,7 +74,7 @@ mod tests {
     use kernelgate::workload::Dtype;
     use kernelgate_cuda::Argument;
 
-    const SMALL: Extents = Extents::of_heads(6, 200, Dtype::Bf16);
+    const SMALL: Extents = Extents::self_attention(6, 200, Dtype::Bf16);
 
     #[test]
     fn arguments_are_the_parameters_of_flash_mma() {

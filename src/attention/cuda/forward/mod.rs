@@ -252,7 +252,7 @@ mod tests {
     use super::*;
     use kernelgate::workload::Dtype;
 
-    const SMALL: Extents = Extents { causal: true, ..Extents::of_heads(6, 200, Dtype::Bf16) };
+    const SMALL: Extents = Extents { causal: true, ..Extents::self_attention(6, 200, Dtype::Bf16) };
 
     #[test]
     fn blocks_cover_rows_and_tiles() {
@@ -277,11 +277,11 @@ mod tests {
             many.supported(&[NAIVE_VALUES]),
             Err("needs more blocks than a grid holds".to_owned())
         );
-        let long = Extents { d: 128, ..Extents::of_heads(16, 16_384, Dtype::Bf16) };
+        let long = Extents { d: 128, ..Extents::self_attention(16, 16_384, Dtype::Bf16) };
         let reason = long.supported_with_scores(&[NAIVE_VALUES]).unwrap_err();
         assert_eq!(reason, "keeps 17.2 GB of scores in memory, 2.1 GB at most");
         assert_eq!(
-            Extents::of_heads(512, 1024, Dtype::Bf16).supported_with_scores(&[FLASH_MMA]),
+            Extents::self_attention(512, 1024, Dtype::Bf16).supported_with_scores(&[FLASH_MMA]),
             Ok(())
         );
         let alike = Err("takes as many keys as queries, and as many heads of them".to_owned());

@@ -77,7 +77,7 @@ impl Tiling {
     fn assigned(&self, narrow: usize, blocks: usize) -> (usize, Vec<Vec<Tile>>) {
         let mut lists = vec![Vec::new(); blocks];
         let mut least: BinaryHeap<_> = (0..blocks).map(|block| Reverse((0, block))).collect();
-        for tile in self.ordered(&self.of_a_head(narrow)) {
+        for tile in self.ordered(&self.tiles_of_head(narrow)) {
             let Reverse((cost, block)) = least.pop().expect("a block at least");
             least.push(Reverse((cost + self.cost(tile.row, tile.groups), block)));
             lists[block].push(tile);
@@ -86,7 +86,7 @@ impl Tiling {
     }
 
     /// First rows and warpgroups of a head's tiles, the heaviest first.
-    fn of_a_head(&self, narrow: usize) -> Vec<(usize, usize)> {
+    fn tiles_of_head(&self, narrow: usize) -> Vec<(usize, usize)> {
         let (mut tiles, mut row, mut narrow) = (Vec::new(), 0, narrow);
         while row < self.s {
             let left = (self.s - row).div_ceil(GROUP_ROWS);
@@ -100,14 +100,14 @@ impl Tiling {
     }
 
     /// The tiles of all heads in the order in which they are given out.
-    fn ordered(&self, of_a_head: &[(usize, usize)]) -> Vec<Tile> {
-        let heaviest = of_a_head.first().map_or(0, |&(row, groups)| self.cost(row, groups));
+    fn ordered(&self, tiles_of_head: &[(usize, usize)]) -> Vec<Tile> {
+        let heaviest = tiles_of_head.first().map_or(0, |&(row, groups)| self.cost(row, groups));
         let light = |&&(row, groups): &&(usize, usize)| {
             let (part, of) = if self.causal { (1, 2) } else { (9, 10) };
             of * self.cost(row, groups) < part * heaviest
         };
         let (last, first): (Vec<_>, Vec<_>) =
-            of_a_head.iter().partition(|tile| self.s > SHORT && light(tile));
+            tiles_of_head.iter().partition(|tile| self.s > SHORT && light(tile));
         // Of the heads that read the same keys.
         let bytes = 2 * (self.keys + self.share * self.s) * self.key_bytes;
         let together = (L2_BYTES / bytes).max(1) * self.share;
@@ -210,7 +210,7 @@ mod tests {
     fn heavy_tiles_come_first_and_heads_that_fit_l2_together() {
         let tiling = Tiling { heads: 16, s: 4096, keys: 4096, ..SMALL };
         // 4 MiB a head.
-        let order = tiling.ordered(&tiling.of_a_head(0));
+        let order = tiling.ordered(&tiling.tiles_of_head(0));
         let heads: Vec<_> = order.iter().take(11).map(|tile| tile.head).collect();
         assert_eq!(heads, [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0]);
         assert_eq!((order[0].row, order[0].groups), (4096 - 256, 3));
@@ -218,11 +218,11 @@ mod tests {
         assert_eq!((last.row, last.head), (0, 15));
         // Four heads of queries read the same keys and values: 10 MiB.
         let grouped = Tiling { share: 4, ..tiling };
-        let order = grouped.ordered(&grouped.of_a_head(0));
+        let order = grouped.ordered(&grouped.tiles_of_head(0));
         assert!(order[..9].iter().map(|tile| tile.head).eq((0..8).chain([0])));
         // More than L2 holds: heads of the same keys, one such group after the other.
         let long = Tiling { s: 16_384, keys: 16_384, ..grouped };
-        let order = long.ordered(&long.of_a_head(0));
+        let order = long.ordered(&long.tiles_of_head(0));
         assert!(order[..5].iter().map(|tile| tile.head).eq((0..4).chain([0])));
     }
 
@@ -232,7 +232,7 @@ mod tests {
         let lists = tiling.lists(132);
         // Two of two warpgroups, not three and one.
         assert!(lists.iter().flatten().all(|tile| tile.groups == 2));
-        let order = tiling.ordered(&tiling.of_a_head(2));
+        let order = tiling.ordered(&tiling.tiles_of_head(2));
         let place = |head, row| order.iter().position(|it| (it.head, it.row) == (head, row));
         for head in 0..1024 {
             let (first, second) = (place(head, 0).unwrap(), place(head, 128).unwrap());

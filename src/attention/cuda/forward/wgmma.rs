@@ -152,7 +152,7 @@ fn fp8_defines(extents: &Extents) -> Vec<String> {
 }
 
 fn fp8_variant(causal: bool) -> Extents {
-    Extents { d: 128, causal, ..Extents::of_heads(1, 1, Dtype::Fp8) }
+    Extents { d: 128, causal, ..Extents::self_attention(1, 1, Dtype::Fp8) }
 }
 
 /// As [`shared_bytes`]; where queries were, an output of 16 bits follows.
@@ -318,7 +318,7 @@ mod tests {
 
     #[test]
     fn shared_memory_is_what_the_kernel_lays_out_and_fits_a_block() {
-        let narrow = Extents::of_heads(6, 300, Dtype::Bf16);
+        let narrow = Extents::self_attention(6, 300, Dtype::Bf16);
         let wide = Extents { d: 128, ..narrow };
         assert_eq!(shared_bytes(&narrow), (384 + 8 * 128) * 128 + 160);
         let [short, short_wide] =
@@ -336,7 +336,7 @@ mod tests {
 
     #[test]
     fn all_keys_of_a_head_in_turns_are_in_shared_memory() {
-        let wide = Extents { d: 128, ..Extents::of_heads(TURN_HEADS, 256, Dtype::Bf16) };
+        let wide = Extents { d: 128, ..Extents::self_attention(TURN_HEADS, 256, Dtype::Bf16) };
         assert_eq!(parts(&Extents { heads: TURN_HEADS - 1, ..wide }), 3);
         assert_eq!([192, 193, 256, 257].map(|s| parts(&Extents { s, ..wide })), [3, 4, 4, 3]);
         assert_eq!([1, 256, 257].map(|keys| parts(&Extents { keys, ..wide })), [4, 4, 3]);
@@ -355,7 +355,7 @@ mod tests {
             _ if parameter.contains("Scales") || parameter.contains("Strides") => 3 * 8,
             _ => 4,
         };
-        let extents = Extents::of_heads(6, 200, Dtype::Bf16);
+        let extents = Extents::self_attention(6, 200, Dtype::Bf16);
         for fp8 in [false, true] {
             let (map, address) = ([0; 128], [0; 8]);
             let values = if fp8 { &address[..] } else { &map };
@@ -376,7 +376,7 @@ mod tests {
 
     #[test]
     fn other_architectures_are_declined_with_the_reason() {
-        let extents = Extents::of_heads(6, 200, Dtype::F16);
+        let extents = Extents::self_attention(6, 200, Dtype::F16);
         for arch in ["sm_80", "sm_90", "sm_100a", "sm_120a"] {
             let unmet = FLASH_WGMMA.unmet_by(&extents, arch, 227 << 10);
             assert_eq!(unmet.as_deref(), Some("needs sm_90a"), "{arch}");

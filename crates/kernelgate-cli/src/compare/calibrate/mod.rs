@@ -222,7 +222,7 @@ fn open(
     // An executable that was built elsewhere does not know of what: the package around it is the
     // best guess.
     let provenance = match request.base {
-        SideSource::Folder(_) => Provenance::of(&request.package),
+        SideSource::Folder(_) => Provenance::detect(&request.package),
         _ => prepared.provenance.clone(),
     };
     let mut fresh = Calibration {

@@ -240,7 +240,7 @@ pub(super) mod tests {
         let reasons =
             |ids: &[&str]| ids.iter().map(|id| ((*id).to_owned(), "why".to_owned())).collect();
         let run = ProcessRun {
-            cases: [("timed".to_owned(), CaseRecord::of_samples(vec![1.0]))].into(),
+            cases: [("timed".to_owned(), CaseRecord::from_samples(vec![1.0]))].into(),
             skipped: reasons(&["short", "not asked for"]),
             failed: reasons(&["wrong"]),
             ..ProcessRun::start("b", "r1-b0-p0", Environment::cpu(), Provenance::default())
@@ -273,7 +273,7 @@ pub(super) mod tests {
     #[test]
     fn samples_weigh_what_their_iterations_tell() {
         // Linear sampling: 1 to 5 times as many iterations, the short samples far off.
-        let mut case = CaseRecord::of_samples(vec![30.0, 44.0, 30.3, 40.0, 50.5]);
+        let mut case = CaseRecord::from_samples(vec![30.0, 44.0, 30.3, 40.0, 50.5]);
         case.samples.launches = vec![1, 2, 3, 4, 5];
         let run = |case: &CaseRecord| ProcessRun {
             cases: [("x".to_owned(), case.clone())].into(),

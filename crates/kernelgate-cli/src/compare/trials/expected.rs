@@ -214,7 +214,7 @@ mod tests {
 
     fn run() -> ProcessRun {
         ProcessRun {
-            cases: [("x".to_owned(), CaseRecord::of_samples(vec![1.0]))].into(),
+            cases: [("x".to_owned(), CaseRecord::from_samples(vec![1.0]))].into(),
             ..ProcessRun::start("b", "r1-b0-p0", Environment::cpu(), Provenance::default())
         }
     }
@@ -285,7 +285,7 @@ mod tests {
     #[test]
     fn longer_samples_than_the_process_took_are_refused() {
         let mut run = run();
-        run.cases.insert("y".to_owned(), CaseRecord::of_samples(vec![6e8, 4e8]));
+        run.cases.insert("y".to_owned(), CaseRecord::from_samples(vec![6e8, 4e8]));
         let check = |ms| check_plausible(&run, Duration::from_millis(ms), &run.environment);
         assert_eq!(check(1000), Ok(()));
         assert_eq!(check(995), Ok(()), "clocks differ a little");
@@ -310,7 +310,7 @@ mod tests {
             cases: Some(["x".to_owned()].into()),
             ..TrialRequest::new("r1-b0-p0", PathBuf::new(), TrialSampling::MEASURED)
         };
-        let case = || CaseRecord::of_samples(vec![1.0, 1.0]);
+        let case = || CaseRecord::from_samples(vec![1.0, 1.0]);
         let run = || ProcessRun {
             executable: Some("feed".to_owned()),
             cases: [("x".to_owned(), case())].into(),
@@ -350,7 +350,7 @@ mod tests {
         let shard = Some(Shard { index: 1, count: 2 });
         assert!(answer(&ProcessRun { shard, ..run() }).contains("shard `1/2`"));
         for count in [1, 21] {
-            let case = CaseRecord::of_samples(vec![1.0; count]);
+            let case = CaseRecord::from_samples(vec![1.0; count]);
             let why = answer(&ProcessRun { cases: [("x".to_owned(), case)].into(), ..run() });
             let words = format!("samples of x `{count}`, the request `2 to 20`");
             assert!(why.ends_with(&words), "{why}");

@@ -19,7 +19,7 @@ use super::Verdict;
 use super::paired::{Arm, Block, Observed, TestPlan, Timing};
 pub use anchors::anchor_tolerance;
 use kernelgate::measure::anchors::AnchorRecord;
-use kernelgate::measure::possible;
+use kernelgate::measure::plausibility;
 use kernelgate::record::file::Record;
 use kernelgate::record::text;
 use kernelgate::record::{Environment, Provenance, Shard, TrialSampling};
@@ -439,7 +439,7 @@ impl Record for Calibration {
         self.anchor_tolerance.map_or(Ok(()), |it| in_range("anchor_tolerance", it, 0.0..1e3))?;
         self.part.as_ref().map_or(Ok(()), |part| part.shard.validate())?;
         for (case, time_ns) in &self.cases {
-            possible::check_launch_ns(&format!("case {case}: a time"), *time_ns)?;
+            plausibility::check_launch_ns(&format!("case {case}: a time"), *time_ns)?;
         }
         if let Some(recommended) = &self.recommended {
             recommended.validate(&self.plan)?;
@@ -455,8 +455,8 @@ impl Known {
     /// Checks the numbers of a comparison.
     fn validate(&self) -> Result<(), String> {
         text::check_time(&self.started).map_err(|problem| format!("started: {problem}"))?;
-        possible::check_seconds("wall_s of a comparison", self.wall_s)?;
-        possible::check_count("processes", self.processes as u64)?;
+        plausibility::check_seconds("wall_s of a comparison", self.wall_s)?;
+        plausibility::check_count("processes", self.processes as u64)?;
         self.anchors.as_ref().map_or(Ok(()), AnchorRecord::validate)?;
         if let Some(percent) = self.kind.percent()
             && !(percent > 0.0 && percent < 1e4)
@@ -464,7 +464,7 @@ impl Known {
             return Err(format!("an injected slow-down of {percent} %"));
         }
         for (case, delay_ns) in &self.delays_ns {
-            possible::check_host_ns(*delay_ns).map_err(|why| format!("case {case}: {why}"))?;
+            plausibility::check_host_ns(*delay_ns).map_err(|why| format!("case {case}: {why}"))?;
         }
         let mut all = self.first.iter().chain(&self.second);
         all.try_for_each(|(case, series)| {
@@ -488,10 +488,10 @@ impl Column {
         if self.time_ns.len() != entries || !lengths.all(|length| [0, entries].contains(&length)) {
             return Err("columns of different length".to_owned());
         }
-        self.time_ns.iter().try_for_each(|ns| possible::check_launch_ns("a time", *ns))?;
-        self.cycles.iter().flatten().try_for_each(|cycles| possible::check_cycles(*cycles))?;
+        self.time_ns.iter().try_for_each(|ns| plausibility::check_launch_ns("a time", *ns))?;
+        self.cycles.iter().flatten().try_for_each(|cycles| plausibility::check_cycles(*cycles))?;
         let mut shares = self.contention.iter().flatten();
-        shares.try_for_each(|share| possible::check_share("contention", *share))
+        shares.try_for_each(|share| plausibility::check_share("contention", *share))
     }
 }
 

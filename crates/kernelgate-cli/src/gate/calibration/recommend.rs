@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::{Calibration, ComparisonKind, Known, MOST_BLOCKS, in_range};
 use crate::gate::Verdict;
 use crate::gate::paired::{TestPlan, decide};
-use kernelgate::measure::possible;
+use kernelgate::measure::plausibility;
 use kernelgate::stats::median;
 
 /// Thresholds that are tried, as multiples of the measured one.
@@ -91,7 +91,7 @@ impl Recommended {
                 ("false_alarms", tried.false_alarms, tried.comparisons),
                 ("found", tried.found, tried.of),
             ] {
-                possible::check_count(&format!("recommended.tried.{field}"), all as u64)?;
+                plausibility::check_count(&format!("recommended.tried.{field}"), all as u64)?;
                 if part > all {
                     return Err(format!("recommended.tried.{field} is {part} of {all}"));
                 }

@@ -188,7 +188,8 @@ fn power_of(known: &[&Known], (kind, percent): (ComparisonKind, f64), cases: &[&
                 known.first.get(case).filter(|series| !series.base.time_ns.is_empty())
             {
                 added.push(100.0 * *delay_ns / median(&series.base.time_ns));
-                measured.push(100.0 * Walsh::of(&pairs(series)).estimate().unwrap_or(0.0).exp_m1());
+                measured
+                    .push(100.0 * Walsh::new(&pairs(series)).estimate().unwrap_or(0.0).exp_m1());
             }
         }
     }

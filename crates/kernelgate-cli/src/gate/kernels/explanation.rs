@@ -285,7 +285,7 @@ mod tests {
     fn a_case_of_the_host_shows_its_launch_and_a_lost_profile_its_reason() {
         let phases = |ns: f64, threads: f64| ProfiledCase {
             summary: None,
-            phases: vec![PhaseTime::of("launch", &[ns, ns], Some(2.0 * ns * threads))],
+            phases: vec![PhaseTime::from_times("launch", &[ns, ns], Some(2.0 * ns * threads))],
             ..profile(&[], 0)
         };
         let found = between(&phases(1e6, 2.0), &phases(2e6, 1.0));

@@ -223,7 +223,7 @@ impl Tests<'_> {
     /// none where load may hide it.
     fn settled(&self, pairs: &Pairs, n: usize) -> Option<bool> {
         let margin = self.plan.tolerated.ln_1p().max(pairs.threshold(n, self.plan));
-        let walsh = Walsh::of(&pairs.time[..n]);
+        let walsh = Walsh::new(&pairs.time[..n]);
         // Where the pairs are too few for so wide an interval, nothing is evidence.
         let evidence =
             walsh.interval(EVIDENCE * self.tail).is_some_and(|(low, high)| low > 0.0 || high < 0.0);
@@ -251,7 +251,7 @@ impl Tests<'_> {
         let plan = self.plan;
         let n = pairs.len();
         let threshold = pairs.threshold(n, plan);
-        let walsh = Walsh::of(&pairs.time);
+        let walsh = Walsh::new(&pairs.time);
         let tail = FINAL * plan.missed;
         let level = FINAL * self.level;
         let center = walsh.estimate().unwrap_or(0.0).abs();
@@ -290,8 +290,8 @@ impl Tests<'_> {
                 .cycles
                 .as_ref()
                 .filter(|cycles| !cycles.is_empty())
-                .map(|cycles| ratio(&Walsh::of(cycles), tail)),
-            null: ratio(&Walsh::of(&pairs.null), tail),
+                .map(|cycles| ratio(&Walsh::new(cycles), tail)),
+            null: ratio(&Walsh::new(&pairs.null), tail),
             threshold: threshold.exp_m1(),
             p_slower: concluded.p_slower,
             p_faster: concluded.p_faster,

@@ -17,7 +17,7 @@ const CASE: &str = "w/f/n1/cpu/hot";
 fn run(session: usize, commit: &str, minute: usize, time_ns: f64) -> ProcessRun {
     ProcessRun {
         started: format!("2026-01-01T{:02}:{:02}:00.000Z", minute / 60, minute % 60),
-        cases: [(CASE.to_owned(), CaseRecord::of_samples(vec![time_ns; 3]))].into(),
+        cases: [(CASE.to_owned(), CaseRecord::from_samples(vec![time_ns; 3]))].into(),
         ..ProcessRun::start(
             "bench",
             &format!("s{session}"),
@@ -164,7 +164,7 @@ fn of_100_000_runs_the_last_are_searched() {
     let folder = tempfile::tempdir().unwrap();
     let mut index = Index::open(&folder.path().join("history.sqlite")).unwrap();
     let of = &run(0, &commits[0], 0, 1e6);
-    let case = CaseRun::of_case(&of.cases[CASE]);
+    let case = CaseRun::from_case(&of.cases[CASE]);
     let process_run = |number: usize| {
         let median_ns = if number < runs - 500 { 1e6 } else { 1.1e6 };
         IndexedRun {

@@ -125,7 +125,7 @@ mod tests {
     fn measured() -> Measured {
         let mut run = ProcessRun::start("b", "1", Environment::cpu(), Provenance::default());
         run.cases = [CASE, "w/f/n2/cpu/hot"]
-            .map(|id| (id.to_owned(), CaseRecord::of_samples(vec![100.0])))
+            .map(|id| (id.to_owned(), CaseRecord::from_samples(vec![100.0])))
             .into();
         Measured::of(&Measurement::split([run]), &[]).unwrap()
     }

@@ -102,7 +102,7 @@ mod tests {
         let mut run = ProcessRun::start("b", "s", Environment::cpu(), Provenance::default());
         for i in 0..MAX_ROWS + 40 {
             let name = format!("cuda/row{i:03}");
-            let timed = CaseRecord::of_samples(vec![1000.0 + i as f64]);
+            let timed = CaseRecord::from_samples(vec![1000.0 + i as f64]);
             let case = CaseRecord { implementation: name.clone(), ..timed };
             run.cases.insert(format!("w/f/n1/{name}/hot"), case);
         }

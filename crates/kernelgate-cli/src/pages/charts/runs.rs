@@ -36,7 +36,7 @@ fn row(case: &Case) -> Row {
         vec![RowMark::Dots(relative, 0)]
     } else {
         let (low, high) = case.range_ns();
-        let Spread { q1, q3, .. } = Spread::of(&relative);
+        let Spread { q1, q3, .. } = Spread::from_values(&relative);
         vec![RowMark::Interval(low / middle, 1.0, high / middle, 0), RowMark::Span(q1, q3, 0)]
     };
     Row {

@@ -90,7 +90,7 @@ impl Bench {
             bench: bench.to_owned(),
             started: kernelgate::record::timestamp(),
             environment: *environment,
-            provenance: Provenance::of(&store.root),
+            provenance: Provenance::detect(&store.root),
             executable: file::content_hash(&executable.path).map_err(failed_to)?,
             cases: BTreeMap::new(),
         };

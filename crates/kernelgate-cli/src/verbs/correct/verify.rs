@@ -177,7 +177,7 @@ fn shard_record(
         complete,
         ended: timestamp(),
         environment,
-        provenance: Provenance::of(&store.root),
+        provenance: Provenance::detect(&store.root),
         identity,
         rows: rows.to_vec(),
     })

@@ -23,7 +23,7 @@ use crate::verbs::shared::sessions::Sessions;
 use kernelgate::display::table::Table;
 use kernelgate::display::time;
 use kernelgate::exit::Exit;
-use kernelgate::measure::possible;
+use kernelgate::measure::plausibility;
 use kernelgate::measure::power::PowerState;
 use kernelgate::protocol::{Action, PeerProgram, ResponseBody};
 use kernelgate::record::store::check_name;
@@ -274,10 +274,10 @@ impl PeerRow {
     fn validate(&self) -> Result<(), String> {
         let names = [&self.problem, &self.peer, &self.implementation];
         names.into_iter().try_for_each(|name| check_plain(name))?;
-        possible::check_launch_ns("our time", self.ours_ns)?;
-        self.peer_ns.map_or(Ok(()), |ns| possible::check_launch_ns("its time", ns))?;
-        self.peer_clock_mhz.map_or(Ok(()), possible::check_clock_mhz)?;
-        self.of_limit.map_or(Ok(()), |share| possible::check_ratio("of_limit", share))
+        plausibility::check_launch_ns("our time", self.ours_ns)?;
+        self.peer_ns.map_or(Ok(()), |ns| plausibility::check_launch_ns("its time", ns))?;
+        self.peer_clock_mhz.map_or(Ok(()), plausibility::check_clock_mhz)?;
+        self.of_limit.map_or(Ok(()), |share| plausibility::check_ratio("of_limit", share))
     }
 }
 

@@ -6,5 +6,5 @@ use kernelgate::record::Lock;
 
 /// The right to read a baseline file, change it and write it.
 pub fn locked(path: &Path) -> anyhow::Result<Lock> {
-    Lock::of(path).map_err(|error| anyhow::anyhow!("failed to {error}"))
+    Lock::acquire(path).map_err(|error| anyhow::anyhow!("failed to {error}"))
 }

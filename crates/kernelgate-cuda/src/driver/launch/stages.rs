@@ -74,7 +74,7 @@ pub(crate) struct StageCounters {
 impl StageCounters {
     /// # Errors
     /// When the module has none.
-    pub(crate) fn of(
+    pub(crate) fn in_module(
         module: Arc<CudaModule>,
         stream: &Arc<CudaStream>,
     ) -> Result<Self, DriverError> {

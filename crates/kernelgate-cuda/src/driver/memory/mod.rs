@@ -49,7 +49,7 @@ pub fn settled(device: &Device) -> Result<(u64, u64), BackendError> {
 
 /// What is taken of the device's memory, bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Taken {
+pub struct MemoryUsage {
     /// Allocated from the device's pool, as every [`Buffer`](crate::Buffer) is: what was asked
     /// for, without the pieces of 32 MiB that the pool takes it from. 0 where there is no pool.
     pub pool: u64,
@@ -64,7 +64,7 @@ pub struct Taken {
 ///
 /// # Errors
 /// When the driver fails.
-pub fn taken(device: &Device) -> Result<Taken, BackendError> {
+pub fn usage(device: &Device) -> Result<MemoryUsage, BackendError> {
     let (free, total) = device.memory()?;
     let of_pool = |attribute| {
         let bytes = pool_attribute(device, attribute);
@@ -74,7 +74,7 @@ pub fn taken(device: &Device) -> Result<Taken, BackendError> {
     let peak = of_pool(PoolAttribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)?;
     let reserved = of_pool(PoolAttribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
     let outside = total.saturating_sub(free).saturating_sub(reserved);
-    Ok(Taken { pool, pool_peak: peak.max(pool), outside })
+    Ok(MemoryUsage { pool, pool_peak: peak.max(pool), outside })
 }
 
 /// A number of the device's pool, 0 where there is none.
@@ -90,7 +90,7 @@ fn pool_attribute(device: &Device, attribute: CUmemPool_attribute) -> Result<u64
     Ok(bytes)
 }
 
-/// From now on [`Taken::pool_peak`] is of what comes.
+/// From now on [`MemoryUsage::pool_peak`] is of what comes.
 ///
 /// # Errors
 /// When the driver fails.
@@ -124,11 +124,11 @@ mod tests {
         const MIB: u64 = 1 << 20;
         settled(&device).unwrap();
         forget_peak(&device).unwrap();
-        let before = taken(&device).unwrap();
+        let before = usage(&device).unwrap();
         let kept = device.allocate((96 * MIB) as usize).unwrap();
         drop(device.allocate((64 * MIB) as usize).unwrap());
         settled(&device).unwrap();
-        let now = taken(&device).unwrap();
+        let now = usage(&device).unwrap();
         eprintln!("{before:?} {now:?}");
         // An allocation is rounded up to half a kilobyte or so.
         let of = |bytes: u64, wanted: u64| (wanted..wanted + MIB).contains(&bytes);
@@ -137,10 +137,10 @@ mod tests {
         // Tests that are about to begin open the device meanwhile.
         assert!(now.outside.abs_diff(before.outside) <= 32 * MIB);
         forget_peak(&device).unwrap();
-        assert_eq!(taken(&device).unwrap().pool_peak, now.pool);
+        assert_eq!(usage(&device).unwrap().pool_peak, now.pool);
         drop(kept);
         settled(&device).unwrap();
-        assert_eq!(taken(&device).unwrap().pool, before.pool);
+        assert_eq!(usage(&device).unwrap().pool, before.pool);
     }
 
     #[test]

@@ -102,7 +102,7 @@ pub struct Settings {
 pub fn settings(device: &Device) -> Settings {
     Settings {
         context: device.settings_now(),
-        stream: StreamSettings::of(device.stream()),
+        stream: StreamSettings::read(device.stream()),
         aside: set_aside(device).ok(),
     }
 }
@@ -111,7 +111,7 @@ pub fn settings(device: &Device) -> Settings {
 ///
 /// # Errors
 /// When the driver refuses.
-pub fn bring_back(device: &Device, before: &Settings) -> Result<(), BackendError> {
+pub fn restore_settings(device: &Device, before: &Settings) -> Result<(), BackendError> {
     before.context.restore(device.context())?;
     if let (Some(aside), true) = (before.aside, set_aside(device).ok() != before.aside) {
         let set = device.context().set_limit(LIMIT, aside);

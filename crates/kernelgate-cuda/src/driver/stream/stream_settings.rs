@@ -35,7 +35,7 @@ pub struct StreamSettings {
 
 impl StreamSettings {
     /// As they are now.
-    pub(crate) fn of(stream: &CudaStream) -> Self {
+    pub(crate) fn read(stream: &CudaStream) -> Self {
         let told = |(id, _)| get(stream, id).ok().map(|value| settable(id, bytes(value)));
         let window = get(stream, WINDOW).ok().filter(|value| window_bytes(*value) != 0);
         Self { others: OTHERS.map(told), window: window.map(bytes) }
@@ -53,7 +53,7 @@ impl StreamSettings {
     }
 
     fn set(&self, stream: &CudaStream) -> Result<(), (&'static str, DriverError)> {
-        let now = Self::of(stream);
+        let now = Self::read(stream);
         if now.window != self.window {
             // Where L2 keeps nothing the driver does not tell, and both are absent.
             let mut value =
@@ -124,7 +124,7 @@ mod tests {
     fn what_was_set_for_the_stream_is_brought_back() {
         let Some((device, _alone)) = gpu() else { return };
         let stream = device.stream();
-        let made = StreamSettings::of(stream);
+        let made = StreamSettings::read(stream);
         eprintln!("{made:?}");
         let kept = device.allocate(1 << 20).unwrap();
         let window = Window { address: kept.address(), bytes: 1 << 20, lines: Lines::Keep(1.0) };
@@ -143,7 +143,7 @@ mod tests {
         };
         let (id, _) = OTHERS[0];
         set(stream, id, policy).unwrap();
-        let with_policy = StreamSettings::of(stream);
+        let with_policy = StreamSettings::read(stream);
         assert_ne!(with_policy, made);
         // The highest that there is.
         let (id, _) = OTHERS[1];
@@ -154,14 +154,14 @@ mod tests {
             .unwrap();
         assert!(greatest < least);
         set(stream, id, CUstreamAttrValue { priority: greatest }).unwrap();
-        assert_ne!(StreamSettings::of(stream), with_policy);
+        assert_ne!(StreamSettings::read(stream), with_policy);
         let of_a_case = persistence::settings(&device);
         assert_eq!(of_a_case.stream.window.is_some(), has_window);
         persistence::restore(&device).unwrap();
-        assert_eq!(StreamSettings::of(stream), made);
+        assert_eq!(StreamSettings::read(stream), made);
         assert_eq!(get(stream, WINDOW).map_or(0, window_bytes), 0);
         // Around a row that another case is compared with.
-        persistence::bring_back(&device, &of_a_case).unwrap();
+        persistence::restore_settings(&device, &of_a_case).unwrap();
         assert_eq!(persistence::settings(&device), of_a_case);
         persistence::restore(&device).unwrap();
     }

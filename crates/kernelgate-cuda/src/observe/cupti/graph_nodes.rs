@@ -1,4 +1,4 @@
-//! Which ranges were open when a node of a graph was created, told by CUPTI at that moment: while a
+//! Which ranges were open when a node of a graph was created, on_callback by CUPTI at that moment: while a
 //! stream is captured, or a graph is built. A graph is instantiated by cloning its nodes, maybe much
 //! later; a clone has the ranges of what it was cloned from.
 
@@ -32,7 +32,7 @@ unsafe impl Send for Subscription {}
 pub fn subscribe(api: &Api) -> Result<Subscription, BackendError> {
     let mut handle = std::ptr::null_mut();
     // SAFETY: the address is valid; the callback lives as long as the process.
-    let status = unsafe { (api.subscribe)(&raw mut handle, told, std::ptr::null_mut()) };
+    let status = unsafe { (api.subscribe)(&raw mut handle, on_callback, std::ptr::null_mut()) };
     api.check(status, "begin")?;
     let subscription = Subscription(handle);
     for event in [CREATED, CLONED] {
@@ -60,7 +60,7 @@ fn nodes<T>(with: impl FnOnce(&mut HashMap<u64, OpenRanges>) -> T) -> T {
     with(&mut NODES.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-extern "C" fn told(_: *mut c_void, domain: u32, event: u32, data: *const c_void) {
+extern "C" fn on_callback(_: *mut c_void, domain: u32, event: u32, data: *const c_void) {
     let (Some(api), RESOURCE, false) = (api(), domain, data.is_null()) else { return };
     // SAFETY: an event of that domain has this data, and one of a graph's node this descriptor.
     let graph = unsafe {
@@ -71,8 +71,8 @@ extern "C" fn told(_: *mut c_void, domain: u32, event: u32, data: *const c_void)
     let id = |node: *mut c_void| {
         let mut id = 0;
         // SAFETY: the node is alive during the event, and the address valid.
-        let told = unsafe { (api.graph_node_id)(node, &raw mut id) } == 0;
-        told.then_some(id)
+        let found = unsafe { (api.graph_node_id)(node, &raw mut id) } == 0;
+        found.then_some(id)
     };
     let Some(node) = id(graph.node) else { return };
     match event {

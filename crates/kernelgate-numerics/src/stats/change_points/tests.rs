@@ -22,7 +22,7 @@ fn wide_noise(seed: u64, count: usize) -> Vec<f64> {
     noise_of(seed, count, |random| StudentT::new(3.0).unwrap().sample(random) / 3f64.sqrt())
 }
 
-fn found(values: &[f64]) -> Vec<ChangePoint> {
+fn detect_all(values: &[f64]) -> Vec<ChangePoint> {
     change_points(values, 0.01, 0.001)
 }
 
@@ -30,14 +30,14 @@ fn found(values: &[f64]) -> Vec<ChangePoint> {
 fn finds_step(mut values: Vec<f64>, at: usize) -> bool {
     values[at..].iter_mut().for_each(|value| *value += STEP);
     (SHORTEST..=5).any(|after| {
-        let changes = found(&values[..at + after]);
+        let changes = detect_all(&values[..at + after]);
         changes.iter().any(|change| change.at.abs_diff(at) <= 1 && change.shift > STEP / 2.0)
     })
 }
 
 /// Whether anything is found in values that nothing happened to, looked at after each.
 fn false_alarm(values: &[f64]) -> bool {
-    (FEWEST..=values.len()).any(|count| !found(&values[..count]).is_empty())
+    (FEWEST..=values.len()).any(|count| !detect_all(&values[..count]).is_empty())
 }
 
 #[test]
@@ -45,7 +45,7 @@ fn steps_are_found_with_their_place_and_size() {
     let mut values = normal_noise(1, 60);
     values[20..].iter_mut().for_each(|value| *value += 0.1);
     values[45..].iter_mut().for_each(|value| *value -= 0.04);
-    let changes = found(&values);
+    let changes = detect_all(&values);
     assert_eq!(changes.len(), 2, "{changes:?}");
     for (change, (at, size)) in changes.iter().zip([(20, 0.1), (45, -0.04)]) {
         assert!(change.at.abs_diff(at) <= 1, "{change:?}");
@@ -61,13 +61,13 @@ fn outliers_and_what_is_too_small_are_no_change() {
     for at in [10, 30, 31, 59] {
         values[at] += 1.0;
     }
-    assert_eq!(found(&values), []);
+    assert_eq!(detect_all(&values), []);
     let mut values: Vec<f64> = normal_noise(3, 60).iter().map(|value| value / 20.0).collect();
     values[30..].iter_mut().for_each(|value| *value += 0.008);
-    assert_eq!(found(&values), []);
+    assert_eq!(detect_all(&values), []);
     assert_eq!(change_points(&values, 0.005, 0.0)[0].at, 30);
-    assert_eq!(found(&[1.0; 100]), []);
-    assert_eq!(found(&[1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0]), [], "too few");
+    assert_eq!(detect_all(&[1.0; 100]), []);
+    assert_eq!(detect_all(&[1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0]), [], "too few");
 }
 
 /// The rates that the documentation states; `KERNELGATE_SIMULATIONS` sets how many sequences show
@@ -115,7 +115,7 @@ proptest! {
     /// The heaps against the definition.
     #[test]
     fn costs_are_sums_of_absolute_deviations(values in prop::collection::vec(-9.0f64..9.0, 1..30)) {
-        let ranked = Ranked::of(&values);
+        let ranked = Ranked::new(&values);
         for (length, cost) in ranked.costs_from(0).enumerate() {
             let part = &values[..=length];
             let wanted: f64 = part.iter().map(|value| (value - median(part)).abs()).sum();

@@ -1,7 +1,7 @@
 //! Going through the selected cases, one an implementation.
 
 use crate::backend::Target;
-use crate::harness::running::problem::{CaseError, Ready};
+use crate::harness::running::problem::{CaseError, PreparedProblem};
 use crate::harness::selection::cases::{Case, Group, Selection};
 use crate::protocol::CaseStatus;
 
@@ -16,14 +16,14 @@ pub fn each_implementation<T>(
     seed: u64,
     target: &Target,
     doing: &str,
-    mut one: impl FnMut(&Group<'_>, &Case, &mut Ready) -> Result<T, CaseError>,
+    mut one: impl FnMut(&Group<'_>, &Case, &mut PreparedProblem) -> Result<T, CaseError>,
 ) -> (Outcomes<T>, bool) {
     let mut outcomes = Vec::new();
     let mut lost: Option<String> = None;
     for group in &selection.groups {
         let mut ready = match &lost {
             Some(lost) => Err(CaseError::Fail(lost.clone())),
-            None => Ready::new(group, seed, target),
+            None => PreparedProblem::new(group, seed, target),
         };
         for case in group.cases.chunk_by(|a, b| a.index == b.index).map(|cases| &cases[0]) {
             let outcome = match (&mut ready, &lost) {

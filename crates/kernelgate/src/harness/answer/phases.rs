@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::backend::{BackendError, Executable, Target};
 use crate::harness::running::case_error::{CaseError, guarded};
-use crate::harness::running::problem::Ready;
+use crate::harness::running::problem::PreparedProblem;
 use crate::harness::selection::cases::{Case, Group};
 use crate::measure::wall::process_time;
 use crate::protocol::Repetitions;
@@ -26,10 +26,10 @@ const ENOUGH: Duration = Duration::from_millis(300);
 ///
 /// # Errors
 /// When it panics, or a launch fails.
-pub fn of(
+pub fn measure(
     group: &Group<'_>,
     case: &Case,
-    ready: &Ready,
+    ready: &PreparedProblem,
     target: &Target,
     repetitions: Repetitions,
 ) -> Result<Vec<PhaseTime>, CaseError> {
@@ -83,5 +83,5 @@ fn phase(
     let enough = started.elapsed() > Duration::from_millis(1);
     let cpu = process_time().zip(before).filter(|_| enough);
     let cpu = cpu.map(|(after, before)| after.saturating_sub(before));
-    Ok(PhaseTime::of(name, &elapsed_ns, cpu.map(|cpu| cpu.as_nanos() as f64)))
+    Ok(PhaseTime::from_times(name, &elapsed_ns, cpu.map(|cpu| cpu.as_nanos() as f64)))
 }

@@ -14,7 +14,7 @@ use kernelgate_cuda::observe::range::Range;
 use super::each::{each_implementation, parts};
 use super::phases;
 use crate::backend::{BackendError, Executable, Target};
-use crate::harness::running::problem::{CaseError, Ready};
+use crate::harness::running::problem::{CaseError, PreparedProblem};
 use crate::harness::selection::cases::{Case, Group, Selection};
 use crate::measure::Cache;
 use crate::measure::events::EventTimer;
@@ -72,11 +72,11 @@ pub fn profile(
         recorder,
         limits,
         launch_cost_ns,
-        described: RecordedDevice::of(device)?,
+        described: RecordedDevice::read(device)?,
         warm_up: repetitions.warm_up.unwrap_or(WARM_UP),
         steps: wanted.map_or(1, |wanted| wanted.steps.unwrap_or(STEPS)),
     };
-    let one = |group: &Group<'_>, case: &Case, ready: &mut Ready| {
+    let one = |group: &Group<'_>, case: &Case, ready: &mut PreparedProblem| {
         let begun = recording.recorder.now();
         let (executable, _) = ready.verify(group, case, target)?;
         let staged = !ready.kernels.staged().is_empty();
@@ -102,7 +102,8 @@ pub fn profile(
     }
     let profiled = outcomes.into_iter().map(|(case, outcome)| {
         let (status, recording, reason) = parts(outcome);
-        let summary = recording.as_ref().map(|recording| KernelSummary::of(&recording.trace));
+        let summary =
+            recording.as_ref().map(|recording| KernelSummary::from_activity(&recording.trace));
         let recording = recording.filter(|_| wanted.is_some()).map(Box::new);
         let samples = recording.as_ref().and_then(|recording| recording.samples);
         ProfiledCase { case, status, summary, phases: Vec::new(), samples, reason, recording }
@@ -160,8 +161,8 @@ fn by_phase(
     repetitions: Repetitions,
     note: Option<String>,
 ) -> ResponseBody {
-    let one = |group: &Group<'_>, case: &Case, ready: &mut Ready| {
-        let phases = phases::of(group, case, ready, target, repetitions)?;
+    let one = |group: &Group<'_>, case: &Case, ready: &mut PreparedProblem| {
+        let phases = phases::measure(group, case, ready, target, repetitions)?;
         ready.verify(group, case, target)?;
         Ok((phases, group.bound.problem().breakdown().samples))
     };

@@ -16,7 +16,7 @@ pub fn resources(kernels: &[ListedKernel], arch: &str, filter: &Filter) -> Respo
             close: Vec::new(),
         };
     }
-    match compile(&of_matching_builds(kernels, filter), arch) {
+    match compile(&kernels_of_matching_builds(kernels, filter), arch) {
         Ok(CompiledKernels { resources, code, sources }) => {
             let told = |(build, lack): (&String, &String)| format!("{build} {lack}");
             let left_out = resources.left_out.iter().map(told).collect();
@@ -27,7 +27,7 @@ pub fn resources(kernels: &[ListedKernel], arch: &str, filter: &Filter) -> Respo
 }
 
 /// The kernels of builds that hold one whose name matches: a file is compiled as a whole.
-fn of_matching_builds(kernels: &[ListedKernel], filter: &Filter) -> Vec<ListedKernel> {
+fn kernels_of_matching_builds(kernels: &[ListedKernel], filter: &Filter) -> Vec<ListedKernel> {
     let matching = |kernel: &&ListedKernel| filter.matches(&kernel.name());
     let builds: BTreeSet<_> = kernels.iter().filter(matching).map(|it| &it.build).collect();
     kernels.iter().filter(|kernel| builds.contains(&kernel.build)).cloned().collect()
@@ -49,7 +49,7 @@ mod tests {
         let listed = list(&[ONE, KernelSpec { symbol: "mine_sums_finish", ..ONE }]);
         let names = |filter: &str| {
             let filter = Filter::parse(Some(filter), false).unwrap();
-            let kept = of_matching_builds(&listed, &filter);
+            let kept = kernels_of_matching_builds(&listed, &filter);
             kept.iter().map(ListedKernel::name).collect::<Vec<_>>()
         };
         assert_eq!(

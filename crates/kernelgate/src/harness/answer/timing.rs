@@ -7,7 +7,7 @@ use kernelgate_cuda::observe::telemetry::{Reading, Telemetry};
 use super::each::each_implementation;
 use crate::backend::{BackendError, Target};
 use crate::display::time;
-use crate::harness::running::problem::{CaseError, Ready};
+use crate::harness::running::problem::{CaseError, PreparedProblem};
 use crate::harness::selection::cases::{Case, Group, Selection};
 use crate::measure::Cache;
 use crate::measure::accuracy::{self, TraceRow};
@@ -41,7 +41,7 @@ pub fn timing(devices: &Devices, only: Option<Part>) -> Result<TimingReport, Bac
     if cupti.is_none() && wanted(Part::Cupti) {
         notes.push(missing());
     }
-    let (environment, overhead) = (Environment::of(&target), events.overhead());
+    let (environment, overhead) = (Environment::on(&target), events.overhead());
     Ok(TimingReport {
         environment,
         telemetry: readings,
@@ -76,7 +76,7 @@ pub fn cases(
     let target = Target::Cuda(devices.clone());
     let mut events = EventTimer::new(devices)?;
     let overhead = events.overhead();
-    let one = |group: &Group<'_>, case: &Case, ready: &mut Ready| {
+    let one = |group: &Group<'_>, case: &Case, ready: &mut PreparedProblem| {
         let (mut executable, _) = ready.verify(group, case, &target)?;
         let row = accuracy::case_against_cupti(&mut events, &case.id, executable.as_mut())
             .map_err(VerifyError::from)?;
@@ -104,7 +104,7 @@ pub fn cases(
         notes.push(missing());
     }
     Ok(TimingReport {
-        environment: Environment::of(&target),
+        environment: Environment::on(&target),
         telemetry: Vec::new(),
         overhead,
         limits: None,

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::each::{each_implementation, parts};
 use crate::backend::{BackendError, Target};
-use crate::harness::running::problem::{CaseError, Ready};
+use crate::harness::running::problem::{CaseError, PreparedProblem};
 use crate::harness::selection::cases::{Case, Group, Selection};
 use crate::protocol::VerifiedCase;
 use crate::record::tensors;
@@ -21,7 +21,7 @@ pub fn verify(
     dump: Option<&Path>,
 ) -> Vec<VerifiedCase> {
     let (mut launched, mut data_sets) = (BTreeMap::new(), BTreeMap::new());
-    let one = |group: &Group<'_>, case: &Case, ready: &mut Ready| {
+    let one = |group: &Group<'_>, case: &Case, ready: &mut PreparedProblem| {
         let outcome = verify_case(group, case, ready, &target, dump);
         // Also of a case that is wrong.
         launched.insert(case.id.clone(), ready.kernels.launched());
@@ -63,7 +63,7 @@ pub fn verify(
 fn verify_case(
     group: &Group<'_>,
     case: &Case,
-    ready: &mut Ready,
+    ready: &mut PreparedProblem,
     target: &Target,
     dump: Option<&Path>,
 ) -> Result<(OutputComparison, bool), CaseError> {
@@ -89,7 +89,7 @@ fn verify_case(
 }
 
 /// Inputs, outputs and reference under one name each.
-fn all_tensors(ready: &Ready, outputs: &Tensors) -> Tensors {
+fn all_tensors(ready: &PreparedProblem, outputs: &Tensors) -> Tensors {
     let mut all = Tensors::new();
     ready
         .inputs

@@ -21,10 +21,10 @@ use std::borrow::Cow;
 use super::changed_inputs::ChangedInputs;
 use crate::backend::{BackendError, Executable};
 use crate::harness::guard;
+use crate::harness::phase_timer;
 use crate::harness::running::case_error::{CaseError, guarded};
-use crate::harness::running::problem::{Ready, outputs};
+use crate::harness::running::problem::{PreparedProblem, outputs};
 use crate::harness::selection::cases::Group;
-use crate::harness::spent;
 use crate::measure::Stopwatch;
 use crate::measure::audit::{Refusal, reuse};
 use crate::record::run::{AfterTiming, InputChange};
@@ -63,7 +63,7 @@ pub struct Checked {
 /// # Errors
 /// When the outputs are wrong, or the device fails.
 pub fn check(
-    ready: &mut Ready,
+    ready: &mut PreparedProblem,
     group: &Group<'_>,
     executable: &mut dyn Executable,
     current: &mut CurrentInputs,
@@ -130,7 +130,7 @@ struct NextInputs<'a> {
 /// Puts the next inputs in place, runs what was timed, and compares; then checks whether it reuses
 /// results.
 fn replay(
-    ready: &mut Ready,
+    ready: &mut PreparedProblem,
     group: &Group<'_>,
     executable: &mut dyn Executable,
     stopwatch: &mut dyn Stopwatch,
@@ -143,7 +143,7 @@ fn replay(
     }
     let changed = ready.changed.as_ref().filter(|_| changes);
     let replace = |executable: &mut dyn Executable| {
-        let _activity = spent::on("inputs replaced");
+        let _activity = phase_timer::start("inputs replaced");
         for (name, values) in changed.iter().flat_map(|changed| changed.values.iter()) {
             let original = || ready.inputs.tensor(name);
             let next = if next == CurrentInputs::Changed { values } else { original() };
@@ -162,7 +162,7 @@ fn replay(
     let first = stopwatch.replay(executable)?;
     let outputs = outputs(executable)?;
     let after = before.is_some().then(|| verify::digest(outputs));
-    let compare = spent::on("compare");
+    let compare = phase_timer::start("compare");
     let (outputs, expected) = match changed.filter(|_| next == CurrentInputs::Changed) {
         Some(changed) => changed
             .comparable(outputs, &ready.expected)
@@ -196,7 +196,7 @@ fn replay(
     Ok(comparison)
 }
 
-impl Ready {
+impl PreparedProblem {
     /// Makes other values of some of those inputs; whether there are any.
     fn change_inputs(
         &mut self,
@@ -208,7 +208,7 @@ impl Ready {
             return Ok(false);
         }
         if !self.changed.as_ref().is_some_and(|changed| changed.suit(&replaceable)) {
-            let _activity = spent::on("other inputs");
+            let _activity = phase_timer::start("other inputs");
             self.changed = None;
             self.changed = ChangedInputs::new(group, &self.inputs, replaceable, self.seed)
                 .map_err(CaseError::Fail)?;

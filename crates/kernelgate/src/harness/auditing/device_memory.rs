@@ -11,7 +11,7 @@
 
 use crate::backend::{BackendError, Target};
 use kernelgate_cuda::driver::memory::persistence;
-use kernelgate_cuda::driver::memory::{self, Taken};
+use kernelgate_cuda::driver::memory::{self, MemoryUsage};
 use kernelgate_cuda::observe::telemetry::Telemetry;
 use kernelgate_cuda::{Device, Devices};
 
@@ -41,8 +41,8 @@ impl MemoryWatch {
     }
 
     /// Looks at what is taken now.
-    pub fn see(&mut self) {
-        self.look(Peak::see);
+    pub fn observe(&mut self) {
+        self.look(Peak::observe);
     }
 
     /// What was taken since it was looked at last is the harness' own: the recorder of launches,
@@ -55,9 +55,9 @@ impl MemoryWatch {
         }
     }
 
-    fn look(&mut self, note: fn(&mut Peak, Taken)) {
+    fn look(&mut self, note: fn(&mut Peak, MemoryUsage)) {
         let Some(watched) = &mut self.0 else { return };
-        match memory::taken(watched.devices.one()) {
+        match memory::usage(watched.devices.one()) {
             Ok(now) => note(&mut watched.peak, now),
             Err(_) => self.0 = None,
         }
@@ -78,17 +78,17 @@ fn alone(telemetry: &Telemetry) -> bool {
 
 /// What is taken once everything has finished and what was freed is given back, also what a case
 /// set for the whole context.
-fn settled(device: &Device) -> Result<Taken, BackendError> {
+fn settled(device: &Device) -> Result<MemoryUsage, BackendError> {
     persistence::restore(device)?;
     memory::settled(device)?;
     memory::forget_peak(device)?;
-    memory::taken(device)
+    memory::usage(device)
 }
 
 /// The most that a case took, relative to what was taken before it, bytes.
 #[derive(Debug, Clone, Copy)]
 struct Peak {
-    before: Taken,
+    before: MemoryUsage,
     /// Of the device's pool, and outside of it; none until it was looked at.
     most: Option<(i64, i64)>,
     /// Outside of the pool when it was looked at last.
@@ -97,29 +97,29 @@ struct Peak {
     aside: i64,
 }
 
-impl From<Taken> for Peak {
-    fn from(before: Taken) -> Self {
+impl From<MemoryUsage> for Peak {
+    fn from(before: MemoryUsage) -> Self {
         Self { before, most: None, last: 0, aside: 0 }
     }
 }
 
 impl Peak {
-    fn outside(&self, now: Taken) -> i64 {
+    fn outside(&self, now: MemoryUsage) -> i64 {
         now.outside as i64 - self.before.outside as i64 - self.aside
     }
 
-    fn see(&mut self, now: Taken) {
+    fn observe(&mut self, now: MemoryUsage) {
         self.last = self.outside(now);
         let seen = (now.pool_peak as i64 - self.before.pool as i64, self.last);
         let (pool, outside) = self.most.unwrap_or(seen);
         self.most = Some((pool.max(seen.0), outside.max(seen.1)));
     }
 
-    fn skip(&mut self, now: Taken) {
+    fn skip(&mut self, now: MemoryUsage) {
         self.aside += self.outside(now) - self.last;
     }
 
-    fn bytes(&self, after: Taken) -> Option<u64> {
+    fn bytes(&self, after: MemoryUsage) -> Option<u64> {
         let (pool, outside) = self.most?;
         let kept = self.outside(after);
         let own = (outside - kept).max(0) + (kept - LEFT_BEHIND).max(0);
@@ -151,50 +151,50 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn taken(pool: u64, pool_peak: u64, outside: u64) -> Taken {
-        Taken { pool: pool * MIB, pool_peak: pool_peak * MIB, outside: outside * MIB }
+    fn usage(pool: u64, pool_peak: u64, outside: u64) -> MemoryUsage {
+        MemoryUsage { pool: pool * MIB, pool_peak: pool_peak * MIB, outside: outside * MIB }
     }
 
-    fn bytes(before: Taken, seen: &[Taken], after: Taken) -> Option<u64> {
+    fn bytes(before: MemoryUsage, seen: &[MemoryUsage], after: MemoryUsage) -> Option<u64> {
         let mut peak = Peak::from(before);
-        seen.iter().for_each(|now| peak.see(*now));
+        seen.iter().for_each(|now| peak.observe(*now));
         peak.bytes(after).map(|bytes| bytes / MIB)
     }
 
     #[test]
     fn a_case_takes_what_it_gives_back_and_the_first_does_not_pay_for_what_stays() {
-        let before = taken(100, 100, 500);
+        let before = usage(100, 100, 500);
         // Inputs and outputs of 64 MiB of the pool, 24 while it was packed, 10 from elsewhere.
-        let seen = [taken(188, 188, 500), taken(164, 188, 510), taken(164, 188, 510)];
+        let seen = [usage(188, 188, 500), usage(164, 188, 510), usage(164, 188, 510)];
         assert_eq!(bytes(before, &seen, before), Some(98));
         // The first case also loads 40 MiB of modules and libraries, which stay.
-        let first = seen.map(|now| Taken { outside: now.outside + 40 * MIB, ..now });
-        assert_eq!(bytes(before, &first, taken(100, 100, 540)), Some(98));
+        let first = seen.map(|now| MemoryUsage { outside: now.outside + 40 * MIB, ..now });
+        assert_eq!(bytes(before, &first, usage(100, 100, 540)), Some(98));
         // What an earlier case left is given back meanwhile.
-        let less = seen.map(|now| Taken { outside: now.outside - 30 * MIB, ..now });
-        assert_eq!(bytes(before, &less, taken(100, 100, 470)), Some(98));
+        let less = seen.map(|now| MemoryUsage { outside: now.outside - 30 * MIB, ..now });
+        assert_eq!(bytes(before, &less, usage(100, 100, 470)), Some(98));
         // A pool of the row's own keeps 2 GiB; one of the device's pool keeps them to the byte.
-        let own = seen.map(|now| Taken { outside: now.outside + 2048 * MIB, ..now });
-        assert_eq!(bytes(before, &own, taken(100, 100, 2548)), Some(98 + 2048 - 256));
-        let kept = seen.map(|now| Taken { pool_peak: now.pool_peak + 2048 * MIB, ..now });
-        assert_eq!(bytes(before, &kept, taken(2148, 2148, 500)), Some(98 + 2048));
+        let own = seen.map(|now| MemoryUsage { outside: now.outside + 2048 * MIB, ..now });
+        assert_eq!(bytes(before, &own, usage(100, 100, 2548)), Some(98 + 2048 - 256));
+        let kept = seen.map(|now| MemoryUsage { pool_peak: now.pool_peak + 2048 * MIB, ..now });
+        assert_eq!(bytes(before, &kept, usage(2148, 2148, 500)), Some(98 + 2048));
         assert_eq!(bytes(before, &[], before), None, "never looked at");
     }
 
     #[test]
     fn what_the_harness_takes_beside_a_case_is_not_the_cases() {
-        let mut peak = Peak::from(taken(0, 0, 500));
-        peak.see(taken(64, 64, 510));
+        let mut peak = Peak::from(usage(0, 0, 500));
+        peak.observe(usage(64, 64, 510));
         // The recorder takes 20 MiB and keeps 8, a row as the reference leaves 4 of modules.
-        peak.skip(taken(64, 900, 522));
-        peak.see(taken(64, 64, 522));
-        assert_eq!(peak.bytes(taken(0, 0, 512)), Some(74 * MIB));
+        peak.skip(usage(64, 900, 522));
+        peak.observe(usage(64, 64, 522));
+        assert_eq!(peak.bytes(usage(0, 0, 512)), Some(74 * MIB));
     }
 
     #[test]
     fn nothing_is_measured_on_the_host() {
         let mut watch = MemoryWatch::start(&Target::Cpu);
-        watch.see();
+        watch.observe();
         watch.skip();
         assert_eq!(watch.finish(), None);
     }
@@ -249,7 +249,7 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
         let own = suites.iter();
         let selection = select(own, Effort::Default, &place, &[], &Filter::All).unwrap();
         let folder = tempfile::tempdir().unwrap();
-        let run = ProcessRun::start("b", "s", Environment::of(&target), Provenance::default());
+        let run = ProcessRun::start("b", "s", Environment::on(&target), Provenance::default());
         let path = folder.path().join("run.json");
         let recorder = Recorder::start(run, path, Saving::WhenComplete, None).unwrap();
         let session = TrialSession {

@@ -45,7 +45,7 @@ impl GpuTime {
     ///
     /// A handle that is null or none of a stream ends the process with an error and exit code 2,
     /// because Criterion's macros take no error. [`Self::new`] returns it.
-    pub fn of_stream(handle: impl Into<RawStream>) -> Self {
+    pub fn on_stream(handle: impl Into<RawStream>) -> Self {
         Self::new(handle.into()).unwrap_or_else(|error| {
             let error = error.to_string();
             eprintln!("error: failed to time a stream: {}", printable(&error));
@@ -55,8 +55,8 @@ impl GpuTime {
 
     /// The same for the legacy default stream of the context that is current, which the null handle
     /// means to the driver, and which has to be meant here.
-    pub fn of_legacy_default_stream() -> Self {
-        Self::of_stream(RawStream::LEGACY_DEFAULT)
+    pub fn on_legacy_default_stream() -> Self {
+        Self::on_stream(RawStream::LEGACY_DEFAULT)
     }
 
     /// Times what is enqueued on a stream.

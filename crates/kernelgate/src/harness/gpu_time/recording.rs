@@ -95,7 +95,7 @@ impl Recording<'_> {
             package: store.package.clone(),
             invocation: Some(invocation.id.clone()),
             complete,
-            provenance: Provenance::of(&store.root),
+            provenance: Provenance::detect(&store.root),
             executable: bench_run::executable_hash(process.executable.as_deref()),
             telemetry,
             ..run
@@ -188,7 +188,7 @@ fn save_baseline(store: &Store, run: &ProcessRun, name: &str) -> Result<(), Stri
     let path = store
         .baseline_path(&run.environment.slug(), name)
         .map_err(|error| format!("baseline `{name}` is Criterion's alone: {error}"))?;
-    let _lock = Lock::of(&path).map_err(|error| unsaved(&error))?;
+    let _lock = Lock::acquire(&path).map_err(|error| unsaved(&error))?;
     saving::save(&path, name, run).map_err(|error| unsaved(&error))?;
     eprintln!("baseline `{name}` saved in {}", printable_path(&path));
     Ok(())

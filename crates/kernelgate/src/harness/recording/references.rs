@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::harness::phase_timer;
 use crate::harness::selection::cases::Group;
-use crate::harness::spent;
 use crate::record::{file, tensors};
 use crate::verify::{self, PrecisionLimit, precision};
 use crate::workload::{Data, Expected, ReferenceFrom, Tensor, Tensors};
@@ -41,12 +41,12 @@ pub struct References {
 /// The reference of a problem for these inputs: read where it is kept, else computed and then kept.
 pub fn get(kept: Option<&References>, group: &Group<'_>, inputs: &Tensors) -> Vec<Expected> {
     let path = kept.and_then(|kept| kept.path(group, inputs, "outputs"));
-    let reading = spent::on("references read");
+    let reading = phase_timer::start("references read");
     if let Some(expected) = path.as_deref().and_then(read) {
         return expected;
     }
     drop(reading);
-    let _activity = spent::on("references");
+    let _activity = phase_timer::start("references");
     let started = Instant::now();
     let expected = group.bound.problem().reference(inputs);
     let worthwhile = started.elapsed() >= WORTHWHILE && bytes(&expected) <= MAX_BYTES;

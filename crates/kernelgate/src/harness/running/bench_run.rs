@@ -7,17 +7,18 @@ use super::case_error::CaseError;
 use super::deadline::{self, Deadline};
 use super::estimate;
 use super::execution::{Execution, Timer};
-use super::problem::Ready;
+use super::problem::PreparedProblem;
 use super::progress::BenchProgress;
+use super::quiet;
 use super::sampling::Sampler;
 use super::session::Session;
-use super::terse;
 use super::trial;
 use crate::backend::{BackendKind, Target};
 use crate::display::{self, terminal};
 use crate::exit::Exit;
 use crate::harness::auditing::after_timing;
 use crate::harness::error::HarnessError;
+use crate::harness::phase_timer;
 use crate::harness::recording::invocation::Invocation;
 use crate::harness::recording::recorder::{Event, Recorder, Saving};
 use crate::harness::recording::references::References;
@@ -25,7 +26,6 @@ use crate::harness::recording::saving;
 use crate::harness::selection::cases::{Group, Selection};
 use crate::harness::selection::place::Place;
 use crate::harness::settings::Settings;
-use crate::harness::spent;
 use crate::measure::limits::{CaseWork, Limits};
 use crate::record::run::process_name;
 use crate::record::{Environment, FileError, Lock, Machine, ProcessRun, Provenance, Store, file};
@@ -43,8 +43,8 @@ struct BenchSession<'a> {
 }
 
 impl Session for BenchSession<'_> {
-    fn prepare(&self, group: &Group<'_>, target: &Target) -> Result<Ready, CaseError> {
-        let mut ready = Ready::inputs(group, self.settings.seed, None, target)?;
+    fn prepare(&self, group: &Group<'_>, target: &Target) -> Result<PreparedProblem, CaseError> {
+        let mut ready = PreparedProblem::inputs(group, self.settings.seed, None, target)?;
         ready.references = Some(self.references.clone());
         ready.compute_reference(group)?;
         Ok(ready)
@@ -79,11 +79,11 @@ pub fn bench(
     store: &Store,
 ) -> Result<(Exit, ProcessRun), HarnessError> {
     let started = Instant::now();
-    let opening = spent::on("open");
+    let opening = phase_timer::start("open");
     let target = settings.device.open(place)?;
     let progress = BenchProgress::new(settings.quiet, selection.count());
     let invocation = Invocation::new(settings.process.session.clone());
-    let mut run = start(name, settings, selection, store, &invocation, Environment::of(&target))?;
+    let mut run = start(name, settings, selection, store, &invocation, Environment::on(&target))?;
     announce(&progress, &run, place, selection, settings, store);
     let process = process_name(name, settings.shard);
     let path = store.run_path(&invocation.session, &process);
@@ -124,11 +124,11 @@ pub fn bench(
     let execution = Execution::new(&session, settings, target, timer, progress);
     let run_all = || execution.run(selection);
     let exit = match settings.process.silent_criterion {
-        true => terse::without_output(run_all)?,
+        true => quiet::without_output(run_all)?,
         false => run_all()?,
     };
-    let checks = spent::whole(after_timing::ACTIVITY);
-    let spent_s = spent::take();
+    let checks = phase_timer::whole(after_timing::ACTIVITY);
+    let spent_s = phase_timer::take();
     let progress = BenchProgress::new(settings.quiet, 0);
     progress.spent(&spent_s, checks, started.elapsed());
     recorder.add_spent(spent_s, checks, started.elapsed());
@@ -155,7 +155,7 @@ fn start(
     environment: Environment,
 ) -> Result<ProcessRun, HarnessError> {
     let (provenance, stated_commit) =
-        Provenance::of_process(&store.root).map_err(HarnessError::Usage)?;
+        Provenance::detect_for_process(&store.root).map_err(HarnessError::Usage)?;
     Ok(ProcessRun {
         effort: settings.effort.name().to_owned(),
         seed: settings.seed,
@@ -194,7 +194,7 @@ fn announce(
 
 /// Measures the ceilings that bound the selected work.
 fn ceilings(timer: &mut Timer, selection: &Selection<'_>) -> Result<Limits, HarnessError> {
-    let _activity = spent::on("ceilings");
+    let _activity = phase_timer::start("ceilings");
     let works: Vec<CaseWork> = selection.groups.iter().flat_map(Group::works).collect();
     Ok(match timer {
         Timer::Wall(_) => Limits::measure_cpu(&works),
@@ -210,7 +210,7 @@ fn save(recorder: &Recorder, path: &Path, baseline: &str) -> Result<(), HarnessE
         session: recorder.path().parent().unwrap_or(path).display().to_string(),
     };
     // Waited for outside of the recorder: an interrupt need not wait.
-    let _lock = Lock::of(path).map_err(unsaved)?;
+    let _lock = Lock::acquire(path).map_err(unsaved)?;
     recorder.save_baseline(|run| saving::save(path, baseline, run)).map_err(unsaved)
 }
 

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::case_error::{CaseError, guarded};
-use super::problem::{Ready, Verified};
+use super::problem::{PreparedProblem, Verified};
 use super::progress::BenchProgress;
 use super::sampling::{GroupSampler, SampledCase};
 use super::session::Session;
@@ -12,10 +12,10 @@ use crate::exit::Exit;
 use crate::harness::auditing::after_timing::{self, Checked};
 use crate::harness::auditing::device_memory::MemoryWatch;
 use crate::harness::error::HarnessError;
+use crate::harness::phase_timer;
 use crate::harness::recording::recorder::Event;
 use crate::harness::selection::cases::{Case, Group, Selection};
 use crate::harness::settings::Settings;
-use crate::harness::spent;
 use crate::measure::anchors::AnchorRecord;
 use crate::measure::delay::{Delay, Delayed};
 use crate::measure::events::EventTimer;
@@ -50,7 +50,7 @@ impl Timer {
 
     /// Rates of fixed work on the target, in a power state.
     pub fn anchors(&mut self, power: PowerMode) -> AnchorRecord {
-        let _activity = spent::on("anchors");
+        let _activity = phase_timer::start("anchors");
         match self {
             Self::Wall(_) => AnchorRecord::measure_cpu(power),
             Self::Events(events) => AnchorRecord::measure_cuda(events, power),
@@ -90,7 +90,7 @@ pub struct VerifiedCase<'a, 'g> {
     /// The case.
     pub case: &'a Case,
     /// Inputs and reference.
-    pub ready: &'a mut Ready,
+    pub ready: &'a mut PreparedProblem,
     /// Its implementation.
     pub verified: &'a mut Verified,
     /// Checks of earlier cases of that implementation.
@@ -167,7 +167,7 @@ impl<'a> Execution<'a> {
                 exit = exit.max(self.run_implementation(group, cases, &mut ready, sampler)?);
             }
         }
-        let _activity = spent::on("free");
+        let _activity = phase_timer::start("free");
         drop(ready);
         self.session.record(Event::Problem(&group.id(), started.elapsed().as_secs_f64()))?;
         Ok(exit)
@@ -178,7 +178,7 @@ impl<'a> Execution<'a> {
         &mut self,
         group: &Group<'_>,
         cases: &[Case],
-        ready: &mut Ready,
+        ready: &mut PreparedProblem,
         sampler: &mut GroupSampler<'_>,
     ) -> Result<Exit, HarnessError> {
         self.progress.case(&cases[0].id);
@@ -201,7 +201,7 @@ impl<'a> Execution<'a> {
             let timed = VerifiedCase { group, case, ready, verified, checked };
             match self.time_within_limits(timed, sampler) {
                 Ok(record) => {
-                    let _activity = spent::on("record");
+                    let _activity = phase_timer::start("record");
                     self.session.record(Event::Timed(&case.id, Box::new(record)))?;
                 }
                 Err(error) => {
@@ -213,7 +213,7 @@ impl<'a> Execution<'a> {
                 }
             }
         }
-        let _activity = spent::on("free");
+        let _activity = phase_timer::start("free");
         if self.lost.is_some() {
             // To free what a hung kernel uses is to wait for it.
             std::mem::forget(verified.executable);
@@ -247,14 +247,14 @@ impl<'a> Execution<'a> {
     fn is_over<'c>(&self, cases: impl IntoIterator<Item = &'c Case>) -> Result<bool, HarnessError> {
         let Some(why) = self.session.out_of_time() else { return Ok(false) };
         let ids: Vec<&str> = cases.into_iter().map(|case| case.id.as_str()).collect();
-        self.progress.left(ids.len(), &why);
+        self.progress.skipped(ids.len(), &why);
         self.session.record(Event::Skipped(&ids, &why))?;
         Ok(true)
     }
 
     fn verify(
         &self,
-        ready: &mut Ready,
+        ready: &mut PreparedProblem,
         group: &Group<'_>,
         case: &Case,
     ) -> Result<Verified, CaseError> {
@@ -263,7 +263,7 @@ impl<'a> Execution<'a> {
             false => MemoryWatch::default(),
         };
         let verified = self.session.verify(ready, group, case, &self.target)?;
-        ready.memory.see();
+        ready.memory.observe();
         Ok(verified)
     }
 
@@ -316,7 +316,7 @@ impl<'a> Execution<'a> {
         let Verified { executable, record, launch } = verified;
         let _case = Range::new(&case.id);
         let (timer, executable) = (&mut self.timer, executable.as_mut());
-        let mut delayed = match Delay::of(&self.settings.delays, &case.id) {
+        let mut delayed = match Delay::find(&self.settings.delays, &case.id) {
             Some(delay) => Some(guarded(|| timer.delay(executable, delay, case.cache))?),
             None => None,
         };
@@ -329,11 +329,11 @@ impl<'a> Execution<'a> {
             Some(delayed) => delayed as &mut dyn Executable,
             None => executable,
         };
-        ready.memory.see();
-        let making = spent::on("stopwatch");
+        ready.memory.observe();
+        let making = phase_timer::start("stopwatch");
         let mut stopwatch = guarded(|| timer.case(executable, case.cache))?;
         drop(making);
-        let timing = spent::on("time");
+        let timing = phase_timer::start("time");
         let sampled = SampledCase { case, limit, launch: *launch };
         let mut samples = guarded(|| sampler.sample(&sampled, executable, stopwatch.as_mut()))?;
         samples.delay_size = delay_size;
@@ -341,11 +341,11 @@ impl<'a> Execution<'a> {
             samples.host_launch_ns = Some(guarded(|| super::timing::host_launch_ns(executable))?);
         }
         drop(timing);
-        ready.memory.see();
+        ready.memory.observe();
         // The bits of a case that an earlier process of this executable checked.
         let digest = record.by.as_ref().and(record.digest.as_deref());
         let clock = Instant::now();
-        let _activity = spent::on(after_timing::ACTIVITY);
+        let _activity = phase_timer::start(after_timing::ACTIVITY);
         let inputs = &mut checked.inputs;
         let after =
             after_timing::check(ready, group, executable, inputs, stopwatch.as_mut(), digest);
@@ -356,7 +356,7 @@ impl<'a> Execution<'a> {
         let after = after?;
         // An earlier process of this executable has looked.
         if digest.is_none() {
-            let _activity = spent::on("record of streams");
+            let _activity = phase_timer::start("record of streams");
             samples.unrecorded = match &checked.elsewhere {
                 Some(known) => known.clone(),
                 None => {

@@ -13,11 +13,11 @@ use crate::display;
 use crate::harness::auditing::changed_inputs::ChangedInputs;
 use crate::harness::auditing::device_memory::MemoryWatch;
 use crate::harness::guard;
+use crate::harness::phase_timer;
 use crate::harness::recording::inputs;
 use crate::harness::recording::references::{self, References};
 use crate::harness::selection::cases::{Case, Group};
 use crate::harness::selection::names;
-use crate::harness::spent;
 use crate::record::environment::available_memory;
 use crate::record::numerics::ONE_DATA_SET;
 use crate::record::run::VerificationRecord;
@@ -28,7 +28,7 @@ use kernelgate_cuda::driver::launch::used::LoadedKernels;
 use kernelgate_cuda::driver::memory::persistence;
 
 /// Inputs and reference of a problem.
-pub struct Ready {
+pub struct PreparedProblem {
     /// What implementations compute from.
     pub inputs: Arc<Tensors>,
     /// What they must produce; empty until the reference is computed.
@@ -63,7 +63,7 @@ pub struct Verified {
     pub launch: Duration,
 }
 
-impl Ready {
+impl PreparedProblem {
     /// Draws the inputs and computes the reference, if they fit in memory.
     ///
     /// # Errors
@@ -87,7 +87,7 @@ impl Ready {
     ) -> Result<Self, CaseError> {
         let problem = group.bound.problem();
         problem.check().map_err(CaseError::Fail)?;
-        let bounds = guard::catch(|| Bounds::of(problem)).map_err(CaseError::Fail)?;
+        let bounds = guard::catch(|| Bounds::for_problem(problem)).map_err(CaseError::Fail)?;
         bounds.check().map_err(CaseError::Fail)?;
         // With a declared precision there are two references.
         let times = if problem.precision().is_some() { 2 } else { 1 };
@@ -100,7 +100,7 @@ impl Ready {
                 display::bytes(available)
             )));
         }
-        let _activity = spent::on("inputs");
+        let _activity = phase_timer::start("inputs");
         let made = guard::catch(|| {
             let kept = kept.filter(|_| !problem.reads_files());
             let path = kept.map(|folder| inputs::path(folder, group));
@@ -170,7 +170,7 @@ impl Ready {
                 let kept = self.references.as_ref();
                 Ok(references::get(kept, group, &inputs))
             }
-            ReferenceFrom::Row(row) => self.of_row(group, row, inputs),
+            ReferenceFrom::Row(row) => self.row_outputs(group, row, inputs),
             ReferenceFrom::Nothing => Ok(Vec::new()),
         });
         let failed = |why: String| CaseError::Fail(format!("inputs or reference: {why}"));
@@ -178,7 +178,7 @@ impl Ready {
     }
 
     /// The outputs of a row for these inputs.
-    fn of_row(
+    fn row_outputs(
         &self,
         group: &Group<'_>,
         row: &str,
@@ -216,7 +216,7 @@ impl Ready {
             });
         // Also where it failed: what is alive may be timed further.
         let brought_back = before.map_or(Ok(()), |(device, before)| {
-            persistence::bring_back(device, &before).map_err(VerifyError::from)
+            persistence::restore_settings(device, &before).map_err(VerifyError::from)
         });
         computed.and_then(|it| brought_back.map(|()| it)).map_err(of_reference)
     }
@@ -240,17 +240,17 @@ impl Ready {
         outputs: &Tensors,
     ) -> Result<OutputComparison, VerifyError> {
         if !self.is_unverified(group, case) {
-            let _activity = spent::on("compare");
+            let _activity = phase_timer::start("compare");
             let comparison = verify::compare(outputs, &self.expected, &self.bounds)?;
-            self.outputs.leave_verified(&case.id, outputs);
+            self.outputs.save_verified(&case.id, outputs);
             return Ok(comparison);
         }
         let comparison = verify::unverified(outputs)?;
         if self.expected.is_empty() || group.bound.problem().reference_from().is_nothing() {
             self.expected = verify::as_expected(outputs);
         }
-        self.outputs.leave(&case.id, outputs);
-        match self.outputs.of_base(&case.id) {
+        self.outputs.save(&case.id, outputs);
+        match self.outputs.base_outputs(&case.id) {
             Some(base) => verify::compare(outputs, &verify::as_expected(&base), &self.bounds)
                 .map(|comparison| OutputComparison { with_base: true, ..comparison })
                 .map_err(|wrong| VerifyError::UnlikeBase(Box::new(wrong))),
@@ -271,7 +271,7 @@ impl Ready {
         known: Option<VerificationRecord>,
     ) -> Result<Verified, CaseError> {
         let known_digest = known.as_ref().and_then(|known| known.digest.as_deref());
-        let _activity = spent::on("verify");
+        let _activity = phase_timer::start("verify");
         let (mut executable, (digest, launch)) = guarded(|| {
             let mut executable = self.prepare(group, case, target)?;
             let outcome = timed_digest(executable.as_mut(), known_digest);
@@ -286,7 +286,11 @@ impl Ready {
         }
         self.compute_reference(group)?;
         let comparison = guarded(|| self.compare(group, case, outputs(executable.as_mut())?))?;
-        Ok(Verified { executable, record: self.found(comparison, Some(digest)), launch })
+        Ok(Verified {
+            executable,
+            record: self.verification_record(comparison, Some(digest)),
+            launch,
+        })
     }
 
     /// Verifies a case by its reference.
@@ -300,12 +304,16 @@ impl Ready {
         target: &Target,
     ) -> Result<Verified, CaseError> {
         let (executable, comparison) = self.verify(group, case, target)?;
-        let record = self.found(comparison, None);
+        let record = self.verification_record(comparison, None);
         Ok(Verified { executable, record, launch: Duration::ZERO })
     }
 
     /// A comparison with the reference, for the record.
-    fn found(&self, comparison: OutputComparison, digest: Option<String>) -> VerificationRecord {
+    fn verification_record(
+        &self,
+        comparison: OutputComparison,
+        digest: Option<String>,
+    ) -> VerificationRecord {
         let told = digest.is_some() || self.one_data_set;
         let data_set = told.then(|| self.data_set());
         let allowed = Some((&self.bounds).into());
@@ -331,13 +339,13 @@ impl Ready {
         case: &Case,
         target: &Target,
     ) -> Result<Box<dyn Executable>, BackendError> {
-        let _activity = spent::on("prepare");
+        let _activity = phase_timer::start("prepare");
         host_timeout::name(&case.id);
         let (target, kernels) = target.recording();
         self.kernels = kernels;
         let executable = group.bound.prepare(case.index, Arc::clone(&self.inputs), &target);
         if executable.is_ok() {
-            self.memory.see();
+            self.memory.observe();
         }
         executable
     }
@@ -352,7 +360,7 @@ impl Ready {
         case: &Case,
         target: &Target,
     ) -> Result<(Box<dyn Executable>, OutputComparison), CaseError> {
-        let _activity = spent::on("verify");
+        let _activity = phase_timer::start("verify");
         guarded(|| {
             let mut executable = self.prepare(group, case, target)?;
             let compared = verify::launch_on_poison(executable.as_mut())
@@ -390,7 +398,7 @@ fn timed_digest(
 /// # Errors
 /// When they cannot be copied, or a launch failed.
 pub fn outputs(executable: &mut dyn Executable) -> Result<&Tensors, BackendError> {
-    let _activity = spent::on("outputs");
+    let _activity = phase_timer::start("outputs");
     executable.outputs()
 }
 

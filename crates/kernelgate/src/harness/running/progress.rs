@@ -124,7 +124,7 @@ impl BenchProgress {
     }
 
     /// Cases that do not begin.
-    pub fn left(&self, cases: usize, why: &str) {
+    pub fn skipped(&self, cases: usize, why: &str) {
         self.say(&format!("{cases} cases {why}"));
     }
 

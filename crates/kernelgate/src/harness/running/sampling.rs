@@ -6,10 +6,10 @@ use criterion::{BenchmarkGroup, Criterion, Throughput};
 
 use super::timing::{self, SamplingPlan};
 use crate::backend::{BackendError, Executable};
+use crate::harness::phase_timer;
 use crate::harness::selection::cases::{Case, Group};
 use crate::harness::settings::Settings;
 use crate::harness::settings::args::Mode;
-use crate::harness::spent;
 use crate::measure::criterion::Elapsed;
 use crate::measure::limits::TimeLimit;
 use crate::measure::power::PowerMode;
@@ -80,7 +80,7 @@ impl GroupSampler<'_> {
                 return timing::trial(executable, stopwatch, *sampling, sampled.launch, *power);
             }
         };
-        elapsed.shown().borrow_mut().limit = sampled.limit.cloned();
+        elapsed.displayed_case().borrow_mut().limit = sampled.limit.cloned();
         let sample = stopwatch.time(executable, 1)?;
         let launch_ns = sample.elapsed_ns / sample.launches as f64;
         let (backend, function) = (sampled.case.row.backend, sampled.case.function());
@@ -88,7 +88,7 @@ impl GroupSampler<'_> {
         let mut samples = timing::run(group, &function, executable, stopwatch, plan, settings)?;
         let timed = settings.mode == Mode::Bench && sampled.case.cache == Cache::Hot;
         if settings.energy && timed {
-            let _activity = spent::on("energy");
+            let _activity = phase_timer::start("energy");
             let launch_ns = stats::median(&samples.per_launch_ns());
             samples.energy = Some(energy::measure(executable, stopwatch, launch_ns)?);
         }

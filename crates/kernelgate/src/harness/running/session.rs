@@ -1,7 +1,7 @@
 //! What differs between processes that go through cases.
 
 use super::case_error::CaseError;
-use super::problem::{Ready, Verified};
+use super::problem::{PreparedProblem, Verified};
 use super::sampling::Sampler;
 use crate::backend::Target;
 use crate::harness::recording::recorder::Event;
@@ -17,7 +17,7 @@ pub trait Session {
     ///
     /// # Errors
     /// The reason why the problem has no results.
-    fn prepare(&self, group: &Group<'_>, target: &Target) -> Result<Ready, CaseError>;
+    fn prepare(&self, group: &Group<'_>, target: &Target) -> Result<PreparedProblem, CaseError>;
 
     /// Prepares and verifies an implementation.
     ///
@@ -25,7 +25,7 @@ pub trait Session {
     /// When it cannot run here, or is wrong.
     fn verify(
         &self,
-        ready: &mut Ready,
+        ready: &mut PreparedProblem,
         group: &Group<'_>,
         case: &Case,
         target: &Target,
@@ -59,7 +59,7 @@ pub trait Session {
     }
 
     /// Kernels of the implementation that was prepared last, by which builds are compared.
-    fn kernels(&self, _ready: &Ready) -> UsedKernels {
+    fn kernels(&self, _ready: &PreparedProblem) -> UsedKernels {
         UsedKernels::new()
     }
 }

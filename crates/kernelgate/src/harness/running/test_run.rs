@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::case_error::CaseError;
 use super::deadline::Deadline;
 use super::execution::{Execution, Timer};
-use super::problem::Ready;
+use super::problem::PreparedProblem;
 use super::progress::BenchProgress;
 use super::sampling::Sampler;
 use super::session::Session;
@@ -26,8 +26,8 @@ struct TestSession<'a> {
 }
 
 impl Session for TestSession<'_> {
-    fn prepare(&self, group: &Group<'_>, target: &Target) -> Result<Ready, CaseError> {
-        Ready::new(group, self.settings.seed, target)
+    fn prepare(&self, group: &Group<'_>, target: &Target) -> Result<PreparedProblem, CaseError> {
+        PreparedProblem::new(group, self.settings.seed, target)
     }
 
     fn sampler(&self) -> Sampler<'_> {

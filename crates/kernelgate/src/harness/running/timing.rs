@@ -10,11 +10,11 @@ use std::time::{Duration, Instant, SystemTime};
 use criterion::measurement::Measurement;
 use criterion::{BenchmarkGroup, SamplingMode};
 
-use super::terse::WithoutAdvice;
+use super::quiet::WithoutAdvice;
 use crate::backend::{BackendError, BackendKind, Executable};
+use crate::harness::phase_timer;
 use crate::harness::settings::Settings;
 use crate::harness::settings::args::Mode;
-use crate::harness::spent;
 use crate::measure::contention::CpuTime;
 use crate::measure::power::{
     self, CapReading, Load, LoadSample, PowerMode, PowerRecord, PowerState, Settled, Settling,
@@ -122,7 +122,7 @@ pub fn run<M: Measurement<Value = f64>>(
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         group.bench_function(function, |bencher| {
             bencher.iter_custom(|launches| {
-                let _activity = spent::on("samples");
+                let _activity = phase_timer::start("samples");
                 // Criterion does not say which calls are its warm-up; it warms up until the time is
                 // over.
                 let _range =
@@ -270,13 +270,13 @@ impl Lead {
         if stopwatch.power().is_none() {
             return Ok(Self::none());
         }
-        let _activity = spent::on("settling");
+        let _activity = phase_timer::start("settling");
         let _range = Range::new("warm-up");
         let begun = SystemTime::now();
         let mut load = CaseLoad { executable, stopwatch, launches: 1, clock_mhz: None };
         match power {
             PowerMode::Steady => {
-                let settled = power::settle(&mut load)?;
+                let settled = power::wait_until_steady(&mut load)?;
                 let CaseLoad { launches, clock_mhz, .. } = load;
                 stopwatch.settle_clock(clock_mhz);
                 let (launches, settled) = (Some(launches), Some(settled));
@@ -324,7 +324,7 @@ impl Lead {
         }
         let Some(settled) = &self.settled else {
             let reading = meter.reading().unwrap_or_default();
-            return Some(PowerRecord::of_reading(PowerState::Burst, reading));
+            return Some(PowerRecord::from_reading(PowerState::Burst, reading));
         };
         let mut windows = Settling::while_sampling();
         let mut launches_ns = Vec::new();
@@ -369,7 +369,7 @@ impl Load for CaseLoad<'_> {
     }
 
     fn cool(&mut self) {
-        let _activity = spent::on("cooling");
+        let _activity = phase_timer::start("cooling");
         if let Some(meter) = self.stopwatch.power() {
             meter.cool();
         }
@@ -388,7 +388,7 @@ pub fn host_launch_ns(executable: &mut dyn Executable) -> Result<f64, BackendErr
         if taken > 1 && begun.elapsed() > Duration::from_millis(5) {
             break;
         }
-        executable.settle()?;
+        executable.reset_and_wait()?;
         let started = Instant::now();
         executable.launch()?;
         shortest = shortest.min(started.elapsed().as_secs_f64() * 1e9);

@@ -36,7 +36,7 @@ impl BuildOutputs {
 
     /// Leaves a case's outputs where they are wanted. Where they cannot be written, the other
     /// build's are unverified.
-    pub fn leave(&self, id: &str, outputs: &Tensors) {
+    pub fn save(&self, id: &str, outputs: &Tensors) {
         if let Some(folder) = &self.keep {
             let _ = std::fs::create_dir_all(folder)
                 .and_then(|()| tensors::write(&Self::file(folder, id), outputs));
@@ -44,14 +44,14 @@ impl BuildOutputs {
     }
 
     /// Leaves the outputs of a case that the reference verified, where the other build asks for it.
-    pub fn leave_verified(&self, id: &str, outputs: &Tensors) {
+    pub fn save_verified(&self, id: &str, outputs: &Tensors) {
         if self.keep_verified {
-            self.leave(id, outputs);
+            self.save(id, outputs);
         }
     }
 
     /// The base's outputs of a case.
-    pub fn of_base(&self, id: &str) -> Option<Tensors> {
+    pub fn base_outputs(&self, id: &str) -> Option<Tensors> {
         tensors::read(&Self::file(self.base.as_deref()?, id))
     }
 }
@@ -64,7 +64,7 @@ pub fn filter(request: &TrialRequest, settings: &Settings) -> Filter {
 /// The delays of the selected cases.
 pub fn delays(settings: &Settings, selection: &Selection<'_>) -> BTreeMap<String, u64> {
     let ids = selection.groups.iter().flat_map(|group| &group.cases).map(|case| &case.id);
-    ids.filter_map(|id| Some((id.clone(), Delay::of(&settings.delays, id)?.delay_ns))).collect()
+    ids.filter_map(|id| Some((id.clone(), Delay::find(&settings.delays, id)?.delay_ns))).collect()
 }
 
 /// Says that launches are delayed.
@@ -90,11 +90,11 @@ mod tests {
         let ids = ["a/b_c", "a_b/c", &long];
         let tensors = |value: usize| Tensors::new().with("y", [1], vec![value as f32]);
         for (index, id) in ids.iter().enumerate() {
-            outputs.leave(id, &tensors(index));
-            outputs.leave_verified(id, &tensors(9));
+            outputs.save(id, &tensors(index));
+            outputs.save_verified(id, &tensors(9));
         }
         for (index, id) in ids.iter().enumerate() {
-            assert_eq!(outputs.of_base(id), Some(tensors(index)), "{id}");
+            assert_eq!(outputs.base_outputs(id), Some(tensors(index)), "{id}");
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::case_error::CaseError;
 use super::execution::{Execution, Timer};
-use super::problem::{Ready, Verified};
+use super::problem::{PreparedProblem, Verified};
 use super::progress::BenchProgress;
 use super::sampling::Sampler;
 use super::session::Session;
@@ -14,12 +14,12 @@ use crate::backend::{BackendKind, Target};
 use crate::exit::Exit;
 use crate::harness::auditing::after_timing;
 use crate::harness::error::HarnessError;
+use crate::harness::phase_timer;
 use crate::harness::recording::recorder::{Event, Recorder, Saving};
 use crate::harness::recording::references::References;
 use crate::harness::selection::cases::{Case, Group, Selection};
 use crate::harness::selection::place::Place;
 use crate::harness::settings::Settings;
-use crate::harness::spent;
 use crate::record::run::VerificationRecord;
 use crate::record::{
     Environment, FileError, ProcessRun, Provenance, Store, TrialRequest, TrialSampling, file,
@@ -61,8 +61,9 @@ impl TrialSession<'_> {
 }
 
 impl Session for TrialSession<'_> {
-    fn prepare(&self, group: &Group<'_>, target: &Target) -> Result<Ready, CaseError> {
-        let mut ready = Ready::inputs(group, self.settings.seed, self.inputs.as_deref(), target)?;
+    fn prepare(&self, group: &Group<'_>, target: &Target) -> Result<PreparedProblem, CaseError> {
+        let mut ready =
+            PreparedProblem::inputs(group, self.settings.seed, self.inputs.as_deref(), target)?;
         ready.references.clone_from(&self.references);
         ready.outputs.clone_from(&self.outputs);
         // Not beside a case, in whose memory it would count.
@@ -74,7 +75,7 @@ impl Session for TrialSession<'_> {
 
     fn verify(
         &self,
-        ready: &mut Ready,
+        ready: &mut PreparedProblem,
         group: &Group<'_>,
         case: &Case,
         target: &Target,
@@ -95,7 +96,7 @@ impl Session for TrialSession<'_> {
     }
 
     /// Builds are compared by their kernels once an executable.
-    fn kernels(&self, ready: &Ready) -> UsedKernels {
+    fn kernels(&self, ready: &PreparedProblem) -> UsedKernels {
         if self.measures() { UsedKernels::new() } else { ready.kernels.describe() }
     }
 }
@@ -113,10 +114,10 @@ pub fn carry_out(
     store: &Store,
 ) -> Result<Exit, HarnessError> {
     let started = Instant::now();
-    let opening = spent::on("open");
+    let opening = phase_timer::start("open");
     let executable = settings.process.executable.as_deref().map(file::content_hash).transpose()?;
     let target = settings.device.open(place)?;
-    let environment = Environment::of(&target);
+    let environment = Environment::on(&target);
     drop(opening);
     let mut run = ProcessRun {
         effort: settings.effort.name().to_owned(),
@@ -127,7 +128,7 @@ pub fn carry_out(
         executable,
         skipped: selection.skipped.iter().cloned().collect(),
         unsupported: selection.unsupported.clone(),
-        ..ProcessRun::start(bench, &request.session, environment, Provenance::of(&store.root))
+        ..ProcessRun::start(bench, &request.session, environment, Provenance::detect(&store.root))
     };
     let earlier: Option<ProcessRun> = request.verified.as_deref().map(file::read).transpose()?;
     // Another executable's bits, or another device's, say nothing about this one.
@@ -138,12 +139,12 @@ pub fn carry_out(
             && earlier.environment.same_place(&run.environment)
     });
     let mut timer = {
-        let _activity = spent::on("timer");
+        let _activity = phase_timer::start("timer");
         Timer::new(&target)?
     };
     run.anchors = request.anchors.then(|| timer.anchors(settings.power));
     let telemetry = {
-        let _activity = spent::on("telemetry");
+        let _activity = phase_timer::start("telemetry");
         let telemetry = target.telemetry();
         run.telemetry.extend(telemetry.as_ref().map(Telemetry::read));
         telemetry
@@ -170,8 +171,8 @@ pub fn carry_out(
     };
     let progress = BenchProgress::new(settings.quiet, selection.count());
     let exit = Execution::new(&session, settings, target, timer, progress).run(selection)?;
-    let checks = spent::whole(after_timing::ACTIVITY);
-    recorder.add_spent(spent::take(), checks, started.elapsed());
+    let checks = phase_timer::whole(after_timing::ACTIVITY);
+    recorder.add_spent(phase_timer::take(), checks, started.elapsed());
     recorder.finish(telemetry.as_ref().map(Telemetry::read))?;
     Ok(exit)
 }

@@ -2,7 +2,7 @@
 //!
 //! Criterion parses the process' arguments itself and rejects flags it does not know. Ours
 //! therefore become environment variables and the program replaces itself without them
-//! (`own_flags`); what Criterion sees is exactly its own command line.
+//! (`flag_variables`); what Criterion sees is exactly its own command line.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -2,7 +2,7 @@
 //! once. Below it no module reads either.
 
 pub mod args;
-mod own_flags;
+mod flag_variables;
 mod parsed;
 pub mod process;
 pub mod scheduler;

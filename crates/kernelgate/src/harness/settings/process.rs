@@ -11,14 +11,14 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use super::args::{self, BackendName, Flags, Mode};
-use super::own_flags::{OwnFlags, take_own_flags};
+use super::flag_variables::{OwnFlags, take_own_flags};
 use super::parsed::{ProcessFacts, Settings};
 use super::variables;
 use crate::exit::Exit;
 use crate::harness::error::HarnessError;
 use crate::harness::guard;
 use crate::harness::recording::invocation;
-use crate::harness::running::terse;
+use crate::harness::running::quiet;
 use crate::harness::selection::place::DEFAULT_TIMEOUT_S;
 use crate::protocol;
 use crate::record::store::check_name;
@@ -66,7 +66,7 @@ pub fn settings() -> Result<Settings, ExitCode> {
         let (mut rest, mut own) = own.unwrap_or((arguments, Vec::new()));
         own.extend(large_pages);
         if silent {
-            rest.splice(0..0, terse::FLAG.map(OsString::from));
+            rest.splice(0..0, quiet::FLAG.map(OsString::from));
             own.push((SILENT.to_owned(), "yes".to_owned()));
         }
         return Err(replace_process(&rest, &own));
@@ -162,7 +162,7 @@ fn is_ordered(flags: &Flags) -> bool {
 /// Whether Criterion's lines should stay out of the output, and do not yet: the user asked neither
 /// for them nor for comparisons that only they show.
 fn should_silence(flags: &Flags, arguments: &[OsString]) -> bool {
-    let format = |argument: &OsString| argument.to_string_lossy().starts_with(terse::FLAG[0]);
+    let format = |argument: &OsString| argument.to_string_lossy().starts_with(quiet::FLAG[0]);
     let compares = [&flags.baseline, &flags.baseline_lenient, &flags.load_baseline];
     cfg!(unix)
         && flags.mode() == Mode::Bench

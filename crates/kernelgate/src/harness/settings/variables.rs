@@ -66,7 +66,7 @@ pub fn explain(error: &clap::Error, command: &Command, arguments: &[OsString]) -
             argument == flag || argument.strip_prefix(flag).is_some_and(|it| it.starts_with('='))
         })
     };
-    for (flag, variable) in of_variables(command) {
+    for (flag, variable) in flags_with_variables(command) {
         let named = format!("for '{flag} <");
         if let Some(start) = text.find(&named).filter(|_| !written(&flag))
             && let Some(end) = text[start + named.len()..].find('\'')
@@ -79,12 +79,12 @@ pub fn explain(error: &clap::Error, command: &Command, arguments: &[OsString]) -
 }
 
 /// Flags that have a variable, with it.
-fn of_variables(command: &Command) -> Vec<(String, String)> {
+fn flags_with_variables(command: &Command) -> Vec<(String, String)> {
     let own = command.get_arguments().filter_map(|arg| {
         let variable = arg.get_env()?.to_string_lossy().into_owned();
         Some((format!("--{}", arg.get_long()?), variable))
     });
-    own.chain(command.get_subcommands().flat_map(of_variables)).collect()
+    own.chain(command.get_subcommands().flat_map(flags_with_variables)).collect()
 }
 
 /// Whether a panic prints its own message, as the user asked.

@@ -27,7 +27,7 @@ pub fn check_graph(graph: &Graph) -> Result<(), BackendError> {
 pub fn check_memory(device: &Device, executable: &mut dyn Executable) -> Result<(), BackendError> {
     let mut least = u64::MAX;
     for _ in 0..LAUNCHES {
-        executable.settle()?;
+        executable.reset_and_wait()?;
         memory::forget_peak(device)?;
         let ((before, _), pool) = (device.memory()?, memory::taken(device)?.pool);
         executable.launch()?;

@@ -14,7 +14,7 @@ use kernelgate_cuda::observe::cupti::Recorded;
 
 /// The reason why a launch did not return.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum HeldUpBy {
+pub enum HostStall {
     /// The queue was full.
     Queue,
     /// A call of the driver or of the runtime that waits for the GPU, by its name.
@@ -34,8 +34,8 @@ pub fn recorded(
     stream: &mut dyn Hold,
     executable: &mut dyn Executable,
     hold: Duration,
-) -> Result<Option<HeldUpBy>, BackendError> {
-    executable.settle()?;
+) -> Result<Option<HostStall>, BackendError> {
+    executable.reset_and_wait()?;
     let Ok(Some(recording)) = Recording::start(device, Recorded::Calls) else { return Ok(None) };
     stream.hold(hold)?;
     let begun = recording.now();
@@ -47,12 +47,12 @@ pub fn recorded(
     let Ok(mut record) = recording.end(begun) else { return Ok(None) };
     // Calls after the launch may wait.
     record.calls.retain(|call| call.start < returned);
-    Ok(held_up_by(&record, hold))
+    Ok(host_stall(&record, hold))
 }
 
 /// The reason why a recorded launch did not return, on a stream that was held for `hold`. `None` if
 /// records were lost.
-fn held_up_by(record: &Activity, hold: Duration) -> Option<HeldUpBy> {
+fn host_stall(record: &Activity, hold: Duration) -> Option<HostStall> {
     if record.dropped > 0 {
         return None;
     }
@@ -76,12 +76,12 @@ fn held_up_by(record: &Activity, hold: Duration) -> Option<HeldUpBy> {
         (is_behind(call) && waits(name, copy)) || (held_up(call) && !enqueues(name, copy))
     });
     if let Some(call) = waits {
-        return Some(HeldUpBy::Call(name(call).to_owned()));
+        return Some(HostStall::Call(name(call).to_owned()));
     }
     // Fewer commands than this fit any queue.
     let enqueued = record.calls.iter().filter(|call| enqueues(name(call), copy_of(call)));
     let many = enqueued.map(|call| call.correlation).collect::<BTreeSet<_>>().len() > MAX_QUEUED;
-    Some(if many && first.is_some() { HeldUpBy::Queue } else { HeldUpBy::Unknown })
+    Some(if many && first.is_some() { HostStall::Queue } else { HostStall::Unknown })
 }
 
 /// The name of a function without the prefix of the runtime or the driver.
@@ -149,12 +149,12 @@ mod tests {
         record
     }
 
-    fn by(record: &Activity) -> HeldUpBy {
-        held_up_by(record, HOLD).unwrap()
+    fn by(record: &Activity) -> HostStall {
+        host_stall(record, HOLD).unwrap()
     }
 
-    fn call(name: &str) -> HeldUpBy {
-        HeldUpBy::Call(name.to_owned())
+    fn call(name: &str) -> HostStall {
+        HostStall::Call(name.to_owned())
     }
 
     #[test]
@@ -162,9 +162,9 @@ mod tests {
         for name in ["cuLaunchKernelEx", "cudaLaunchKernel_v7000", "cuGraphLaunch", "cuEventRecord"]
         {
             let calls = [(name, HELD_UP_NS), ("cuLaunchKernel", 5_000)];
-            assert_eq!(by(&record(&calls, MAX_QUEUED + 1)), HeldUpBy::Queue);
+            assert_eq!(by(&record(&calls, MAX_QUEUED + 1)), HostStall::Queue);
             // So few fit any queue: the driver waits in the launch.
-            assert_eq!(by(&record(&calls, MAX_QUEUED - 2)), HeldUpBy::Unknown);
+            assert_eq!(by(&record(&calls, MAX_QUEUED - 2)), HostStall::Unknown);
         }
     }
 
@@ -189,14 +189,14 @@ mod tests {
             assert_eq!(by(&record(&calls, 1500)), call(name));
         }
         let calls = [("cuLaunchKernel", HELD_UP_NS), ("cuMemFreeAsync", 5_000)];
-        assert_eq!(by(&record(&calls, 1500)), HeldUpBy::Queue);
+        assert_eq!(by(&record(&calls, 1500)), HostStall::Queue);
         // For what was launched before this launch, and of a thread that launches nothing.
         let earlier = [("cuEventSynchronize", 5_000), ("cuMemcpyDtoD_v2", HELD_UP_NS)];
-        assert_eq!(by(&record(&earlier, 1500)), HeldUpBy::Queue);
+        assert_eq!(by(&record(&earlier, 1500)), HostStall::Queue);
         let calls = [("cuLaunchKernel", HELD_UP_NS), ("cuStreamSynchronize", 5_000)];
         let mut other = record(&calls, 1500);
         other.calls[1].thread = 2;
-        assert_eq!(by(&other), HeldUpBy::Queue);
+        assert_eq!(by(&other), HostStall::Queue);
     }
 
     #[test]
@@ -226,18 +226,18 @@ mod tests {
         let (sync, asynchronous) = ("cuMemcpyDtoH_v2", "cuMemcpyDtoHAsync_v2");
         assert_eq!(of(sync, 5_000, to_host), call(sync));
         assert_eq!(of(asynchronous, 5_000, to_pageable), call(asynchronous));
-        assert_eq!(of(asynchronous, HELD_UP_NS, to_host), HeldUpBy::Queue);
-        assert_eq!(of("cuMemcpyAsync", HELD_UP_NS, [ON_DEVICE, DEVICE, DEVICE]), HeldUpBy::Queue);
+        assert_eq!(of(asynchronous, HELD_UP_NS, to_host), HostStall::Queue);
+        assert_eq!(of("cuMemcpyAsync", HELD_UP_NS, [ON_DEVICE, DEVICE, DEVICE]), HostStall::Queue);
         let upload = "cuMemcpyHtoDAsync_v2";
         assert_eq!(of(upload, HELD_UP_NS, from_pageable), call(upload));
-        assert_eq!(of(upload, 5_000, from_pageable), HeldUpBy::Queue);
+        assert_eq!(of(upload, 5_000, from_pageable), HostStall::Queue);
     }
 
     #[test]
     fn a_launch_that_no_call_held_up_waits_in_its_own_way() {
         let calls = [("cuLaunchKernel", 5_000), ("cuStreamQuery", 5_000)];
-        assert_eq!(by(&record(&calls, MAX_QUEUED + 100)), HeldUpBy::Unknown);
+        assert_eq!(by(&record(&calls, MAX_QUEUED + 100)), HostStall::Unknown);
         let lost = Activity { dropped: 1, ..record(&calls, 2) };
-        assert_eq!(held_up_by(&lost, HOLD), None);
+        assert_eq!(host_stall(&lost, HOLD), None);
     }
 }

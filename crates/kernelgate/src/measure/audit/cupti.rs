@@ -85,7 +85,7 @@ pub fn check(
     instruments: &Instruments,
     executable: &mut dyn Executable,
 ) -> Result<Option<String>, BackendError> {
-    executable.settle()?;
+    executable.reset_and_wait()?;
     let recording = match Recording::start(device, Recorded::Operations) {
         Ok(Some(recording)) => recording,
         Ok(None) => return Ok(Some("CUPTI is missing".to_owned())),

@@ -53,7 +53,7 @@ pub struct Passes {
     /// Interval of the first pass, if it outlasted its hold, nanoseconds.
     first_ns: Option<f64>,
     /// Of the passes in [`SHOWING`], the one that took the least beyond its waits.
-    shown: Option<Shown>,
+    shown: Option<MaxBeyond>,
     after: AfterStream,
 }
 
@@ -68,7 +68,7 @@ enum Waits {
 
 /// Time of a pass, nanoseconds: all of it, and beyond its waits.
 #[derive(Debug, Clone, Copy)]
-struct Shown {
+struct MaxBeyond {
     elapsed_ns: f64,
     beyond_ns: f64,
 }
@@ -150,7 +150,7 @@ impl Passes {
             let iterations = f64::from(1_u32 << (self.passes - 1));
             let beyond_ns = elapsed_ns - TIMES_THE_WAIT * iterations * readings.waited_ns;
             if self.shown.is_none_or(|least| beyond_ns < least.beyond_ns) {
-                self.shown = Some(Shown { elapsed_ns, beyond_ns });
+                self.shown = Some(MaxBeyond { elapsed_ns, beyond_ns });
             }
             if self.waits == Waits::Yes && self.passes == SHOWING[SHOWING.len() - 1] {
                 self.check_waiting(readings)?;

@@ -40,7 +40,7 @@ pub fn check(
             first = stopwatch.replay(executable)?;
         }
         let Some(first) = first else { return Ok(turn > 0) };
-        executable.settle()?;
+        executable.reset_and_wait()?;
         let Some(next) = stopwatch.replay(executable)? else { return Ok(turn > 0) };
         if !first.did_more_than(&next) {
             return Ok(turn > 0);
@@ -87,7 +87,7 @@ pub fn check_short(
             if poison {
                 executable.poison_outputs()?;
             }
-            executable.settle()?;
+            executable.reset_and_wait()?;
             stopwatch.replay_short(executable)
         };
         let (Some(other), Some(same)) = (launch_ns(true)?, launch_ns(false)?) else {
@@ -140,7 +140,7 @@ pub fn check_batch(alone_ns: f64, together_ns: f64, roots: usize) -> Result<(), 
 /// so a reset cannot precompute results from them.
 pub fn without_results(executable: &mut dyn Executable) -> Result<(), BackendError> {
     executable.poison_outputs()?;
-    executable.settle()
+    executable.reset_and_wait()
 }
 
 #[cfg(test)]

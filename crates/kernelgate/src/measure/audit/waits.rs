@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::calls::{self, HeldUpBy};
+use super::calls::{self, HostStall};
 use super::refusal::{Refusal, Subject};
 use crate::backend::{BackendError, Executable};
 use crate::measure::queue::MAX_QUEUED;
@@ -31,7 +31,7 @@ pub fn check(
 ) -> Result<bool, BackendError> {
     let mut hold = HOLD;
     let Some(took) = outlasts(hold, stream, executable)? else { return Ok(false) };
-    executable.settle()?;
+    executable.reset_and_wait()?;
     let started = Instant::now();
     executable.launch()?;
     let unheld = started.elapsed();
@@ -43,13 +43,13 @@ pub fn check(
             return Ok(false);
         }
     }
-    let held_up_by = calls::recorded(device, stream, executable, hold)?;
-    let may_fill = match (&held_up_by, commands) {
+    let host_stall = calls::recorded(device, stream, executable, hold)?;
+    let may_fill = match (&host_stall, commands) {
         (None, Some(commands)) => commands > MAX_QUEUED,
         (None, None) => returns_early(device, executable)?,
         (Some(_), _) => false,
     };
-    judge(held_up_by, may_fill)?;
+    judge(host_stall, may_fill)?;
     Ok(true)
 }
 
@@ -60,7 +60,7 @@ fn outlasts(
     stream: &mut dyn Hold,
     executable: &mut dyn Executable,
 ) -> Result<Option<Duration>, BackendError> {
-    executable.settle()?;
+    executable.reset_and_wait()?;
     stream.hold(hold)?;
     let started = Instant::now();
     let launched = executable.launch();
@@ -74,11 +74,11 @@ fn outlasts(
 /// Judges a launch that a held stream held up: it has a time only if its commands filled the queue.
 /// Without CUPTI's answer, `may_fill` decides: the launch is more commands than are queued ahead, or
 /// returns while the GPU still works.
-fn judge(held_up_by: Option<HeldUpBy>, may_fill: bool) -> Result<(), Refusal> {
-    match held_up_by {
-        Some(HeldUpBy::Queue) => Ok(()),
-        Some(HeldUpBy::Call(call)) => Err(Refusal::WaitsIn { subject: Subject::Launch, call }),
-        Some(HeldUpBy::Unknown) => Err(Refusal::Waits(Subject::Launch)),
+fn judge(host_stall: Option<HostStall>, may_fill: bool) -> Result<(), Refusal> {
+    match host_stall {
+        Some(HostStall::Queue) => Ok(()),
+        Some(HostStall::Call(call)) => Err(Refusal::WaitsIn { subject: Subject::Launch, call }),
+        Some(HostStall::Unknown) => Err(Refusal::Waits(Subject::Launch)),
         None if may_fill => Ok(()),
         None => Err(Refusal::WaitsOrFillsQueue),
     }
@@ -87,7 +87,7 @@ fn judge(held_up_by: Option<HeldUpBy>, may_fill: bool) -> Result<(), Refusal> {
 /// Whether a launch on an idle GPU returns, at least once, while the GPU still works.
 fn returns_early(device: &Device, executable: &mut dyn Executable) -> Result<bool, BackendError> {
     for _ in 0..LAUNCHES {
-        executable.settle()?;
+        executable.reset_and_wait()?;
         executable.launch()?;
         let busy = device.is_busy()?;
         executable.synchronize()?;
@@ -105,10 +105,10 @@ mod tests {
     #[test]
     fn only_a_launch_that_fills_the_queue_does_not_wait_for_the_gpu() {
         for may_fill in [false, true] {
-            assert_eq!(judge(Some(HeldUpBy::Queue), may_fill), Ok(()));
-            let unknown = judge(Some(HeldUpBy::Unknown), may_fill);
+            assert_eq!(judge(Some(HostStall::Queue), may_fill), Ok(()));
+            let unknown = judge(Some(HostStall::Unknown), may_fill);
             assert_eq!(unknown, Err(Refusal::Waits(Subject::Launch)));
-            let call = judge(Some(HeldUpBy::Call("cuMemFree_v2".to_owned())), may_fill);
+            let call = judge(Some(HostStall::Call("cuMemFree_v2".to_owned())), may_fill);
             let words = "a launch waits for the GPU in `cuMemFree_v2`";
             assert_eq!(call.unwrap_err().to_string(), words);
         }

@@ -62,7 +62,7 @@ impl EventTimer {
         executable: &mut dyn Executable,
         cache: Cache,
     ) -> Result<CasePlan, BackendError> {
-        executable.settle()?;
+        executable.reset_and_wait()?;
         let device = Arc::clone(self.devices.one());
         let captured = queue::captured(&device, executable)?;
         let counted = captured.as_ref().map(Graph::nodes);

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Cache, possible};
+use super::{Cache, plausibility};
 use crate::stats;
 use crate::workload::Work;
 
@@ -125,7 +125,7 @@ impl TimeLimit {
     /// # Errors
     /// A fragment that says what is wrong.
     pub fn validate(&self) -> Result<(), String> {
-        possible::check_launch_ns("a limit", self.time_ns)
+        plausibility::check_launch_ns("a limit", self.time_ns)
     }
 
     /// How much of the limit a time reaches: 1 is the limit.
@@ -157,7 +157,7 @@ impl Overhead {
     /// # Errors
     /// A fragment with the time.
     pub fn validate(&self) -> Result<(), String> {
-        self.all_ns().into_iter().try_for_each(possible::check_cost_ns)
+        self.all_ns().into_iter().try_for_each(plausibility::check_cost_ns)
     }
 
     fn all_ns(&self) -> [f64; 6] {
@@ -174,15 +174,15 @@ impl Limits {
     /// A fragment that says what is wrong.
     pub fn validate(&self) -> Result<(), String> {
         for limit in &self.memory {
-            possible::check_launch_ns("a memory limit", limit.time_ns)?;
+            plausibility::check_launch_ns("a memory limit", limit.time_ns)?;
             let Traffic { read_bytes, write_bytes, .. } = limit.traffic;
-            possible::check_bytes("traffic", read_bytes)?;
-            possible::check_bytes("traffic", write_bytes)?;
+            plausibility::check_bytes("traffic", read_bytes)?;
+            plausibility::check_bytes("traffic", write_bytes)?;
         }
         for (unit, rate) in &self.flops_per_s {
-            possible::check_rate(&format!("a ceiling ({unit})"), *rate)?;
+            plausibility::check_rate(&format!("a ceiling ({unit})"), *rate)?;
         }
-        self.clock_mhz.values().try_for_each(|mhz| possible::check_clock_mhz(*mhz))?;
+        self.clock_mhz.values().try_for_each(|mhz| plausibility::check_clock_mhz(*mhz))?;
         self.overhead.as_ref().map_or(Ok(()), Overhead::validate)
     }
 

@@ -33,7 +33,7 @@ impl Lock {
     ///
     /// # Errors
     /// When others keep it for a minute, or the lock's file cannot be made.
-    pub fn of(path: &Path) -> Result<Self, FileError> {
+    pub fn acquire(path: &Path) -> Result<Self, FileError> {
         Self::within(path, TIMEOUT)
     }
 
@@ -140,7 +140,7 @@ mod tests {
         let path = folder.path().join("deep/count.json");
         let add = || {
             for _ in 0..20 {
-                let _lock = Lock::of(&path).unwrap();
+                let _lock = Lock::acquire(&path).unwrap();
                 let count: u32 =
                     std::fs::read_to_string(&path).map_or(0, |text| text.parse().unwrap());
                 std::thread::yield_now();
@@ -161,7 +161,7 @@ mod tests {
     fn one_that_is_held_is_waited_for_and_then_named() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.json");
-        let first = Lock::of(&path).unwrap();
+        let first = Lock::acquire(&path).unwrap();
         let message = Lock::within(&path, Duration::from_millis(30)).unwrap_err().to_string();
         assert!(
             message.starts_with("lock ") && message.contains("a.json: another process"),

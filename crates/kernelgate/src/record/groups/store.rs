@@ -60,7 +60,7 @@ pub enum StoreError {
     #[error("baseline name `{CALIBRATION}`: that file is the calibration of the device")]
     Reserved,
     /// No such baseline for the device.
-    #[error("no baseline `{name}` for {device} in {folder}{}", found(.others))]
+    #[error("no baseline `{name}` for {device} in {folder}{}", list_others(.others))]
     NoBaseline {
         /// The name asked for.
         name: String,
@@ -122,7 +122,7 @@ fn list(packages: &BTreeSet<Package>) -> String {
     packages.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-fn found(others: &[String]) -> String {
+fn list_others(others: &[String]) -> String {
     if others.is_empty() {
         " (there are none)".to_owned()
     } else {
@@ -143,13 +143,13 @@ impl Store {
         let package = process::variable("CARGO_MANIFEST_DIR").map(PathBuf::from);
         package
             .filter(|folder| folder.is_dir())
-            .map_or_else(|| Self::around(&process::working_folder()), Self::of)
+            .map_or_else(|| Self::around(&process::working_folder()), Self::of_package)
     }
 
     /// The store of the package that a folder belongs to: the nearest folder upwards with a
     /// `Cargo.toml`, else the folder itself.
     pub fn around(folder: &Path) -> Self {
-        Self::of(
+        Self::of_package(
             folder
                 .ancestors()
                 .find(|folder| folder.join("Cargo.toml").is_file())
@@ -158,7 +158,7 @@ impl Store {
         )
     }
 
-    fn of(root: PathBuf) -> Self {
+    fn of_package(root: PathBuf) -> Self {
         Self::at(&root, &target_folder(&root))
     }
 

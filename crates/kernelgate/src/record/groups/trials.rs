@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::measure::possible;
+use crate::measure::plausibility;
 use crate::record::files::file::Record;
 use crate::record::files::text;
 
@@ -90,9 +90,9 @@ impl TrialRecord {
             return Err(format!("a trial at place {} of round {}", self.place, self.round));
         }
         text::check_name(&self.bench).map_err(|problem| format!("bench {problem}"))?;
-        possible::check_count("block", self.block as u64)?;
+        plausibility::check_count("block", self.block as u64)?;
         let named = |why| format!("bench {}, block {}: {why}", self.bench, self.block);
-        possible::check_seconds("wall_s", self.wall_s).map_err(named)?;
+        plausibility::check_seconds("wall_s", self.wall_s).map_err(named)?;
         let case = |(id, timing): (&String, &Timing)| {
             text::check_id(id)?;
             timing.validate().map_err(|why| format!("case {id}: {why}"))
@@ -107,9 +107,9 @@ impl Timing {
     /// # Errors
     /// A fragment that names the number.
     fn validate(&self) -> Result<(), String> {
-        possible::check_launch_ns("a time", self.time_ns)?;
-        self.cycles.map_or(Ok(()), possible::check_cycles)?;
-        self.contention.map_or(Ok(()), |share| possible::check_share("contention", share))
+        plausibility::check_launch_ns("a time", self.time_ns)?;
+        self.cycles.map_or(Ok(()), plausibility::check_cycles)?;
+        self.contention.map_or(Ok(()), |share| plausibility::check_share("contention", share))
     }
 }
 

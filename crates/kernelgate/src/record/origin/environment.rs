@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use sysinfo::System;
 
 use crate::backend::{BackendKind, Target};
-use crate::measure::possible;
+use crate::measure::plausibility;
 use kernelgate_cuda::compiler::nvrtc;
 use kernelgate_cuda::driver::device::DeviceFacts;
 use kernelgate_cuda::observe::telemetry::Telemetry;
@@ -64,20 +64,20 @@ impl Environment {
     /// A fragment that names the size.
     pub fn validate(&self) -> Result<(), String> {
         for (field, count) in [("cores", self.cores), ("threads", self.threads)] {
-            possible::check_count(field, count as u64)?;
+            plausibility::check_count(field, count as u64)?;
             if count == 0 {
                 return Err(format!("0 {field}"));
             }
         }
-        possible::check_bytes("memory_bytes", self.memory_bytes)?;
+        plausibility::check_bytes("memory_bytes", self.memory_bytes)?;
         self.gpus.iter().try_for_each(|gpu| {
-            possible::check_bytes("l2_bytes of a GPU", gpu.l2_bytes)?;
-            possible::check_bytes("memory_bytes of a GPU", gpu.memory_bytes)
+            plausibility::check_bytes("l2_bytes of a GPU", gpu.l2_bytes)?;
+            plausibility::check_bytes("memory_bytes of a GPU", gpu.memory_bytes)
         })
     }
 
     /// The environment of this process on a target.
-    pub fn of(target: &Target) -> Self {
+    pub fn on(target: &Target) -> Self {
         match target {
             Target::Cpu => Self::cpu(),
             Target::Cuda(devices) => Self::on_gpus(devices.iter().map(|device| device.facts())),

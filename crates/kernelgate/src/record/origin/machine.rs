@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::environment::Environment;
-use crate::measure::possible;
+use crate::measure::plausibility;
 use crate::record::files::file::{Record, hash_of_all};
 use kernelgate_cuda::observe::telemetry::{Card, cards};
 
@@ -132,14 +132,14 @@ impl Record for Machine {
     const KIND: &'static str = "machine";
 
     fn validate(&self) -> Result<(), String> {
-        possible::check_count("cores", self.cores as u64)?;
-        possible::check_count("sockets", self.sockets.unwrap_or(1) as u64)?;
-        possible::check_bytes("memory_gib", self.memory_gib.saturating_mul(GIB))?;
+        plausibility::check_count("cores", self.cores as u64)?;
+        plausibility::check_count("sockets", self.sockets.unwrap_or(1) as u64)?;
+        plausibility::check_bytes("memory_gib", self.memory_gib.saturating_mul(GIB))?;
         if self.gpus.len() > MAX_GPUS {
             return Err(format!("{} GPUs, more than {MAX_GPUS}", self.gpus.len()));
         }
         let mut bytes = self.gpus.iter().filter_map(|card| card.memory_bytes);
-        bytes.try_for_each(|bytes| possible::check_bytes("memory_bytes of a GPU", bytes))?;
+        bytes.try_for_each(|bytes| plausibility::check_bytes("memory_bytes of a GPU", bytes))?;
         if self.cores == 0 { Err("0 cores".to_owned()) } else { Ok(()) }
     }
 }

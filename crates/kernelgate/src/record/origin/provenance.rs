@@ -27,7 +27,7 @@ impl Provenance {
     /// Asks git about a folder; `KERNELGATE_COMMIT` answers where a binary runs away from the
     /// repository that it was built in (`COMMIT`, or `COMMIT+changes` when tracked files
     /// differed).
-    pub fn of(root: &Path) -> Self {
+    pub fn detect(root: &Path) -> Self {
         if let Some(given) = variable("KERNELGATE_COMMIT").and_then(|it| it.into_string().ok()) {
             return Self::parse(&given);
         }
@@ -45,17 +45,17 @@ impl Provenance {
         git(root, &["rev-list", "--count", "--end-of-options", &range, "--"])?.parse().ok()
     }
 
-    /// As [`Self::of`], for a process that a person or a script started: what is stated must be a
+    /// As [`Self::detect`], for a process that a person or a script started: what is stated must be a
     /// commit, and a repository is asked only about an executable that belongs to it, because cargo
     /// started it, or it lies where cargo built it. With whether the commit was stated.
     ///
     /// # Errors
     /// When `KERNELGATE_COMMIT` is no commit.
-    pub fn of_process(root: &Path) -> Result<(Self, bool), String> {
+    pub fn detect_for_process(root: &Path) -> Result<(Self, bool), String> {
         let Some(given) = variable("KERNELGATE_COMMIT") else {
             let by_cargo = variable("CARGO_MANIFEST_DIR").is_some();
             let here = by_cargo || target_of_program().is_some();
-            return Ok((if here { Self::of(root) } else { Self::default() }, false));
+            return Ok((if here { Self::detect(root) } else { Self::default() }, false));
         };
         let given = given.to_string_lossy();
         if !is_commit(given.strip_suffix("+changes").unwrap_or(&given)) {
@@ -162,13 +162,13 @@ mod tests {
         at(&["add", "."]);
         at(&["-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "-m", "first"]);
         saved.iter().chain([&of_the_top]).for_each(|file| write(file, "2"));
-        assert!(!Provenance::of(&package).dirty);
+        assert!(!Provenance::detect(&package).dirty);
         for file in code {
             write(file, "2");
-            assert!(Provenance::of(&package).dirty, "{file}");
+            assert!(Provenance::detect(&package).dirty, "{file}");
             write(file, "1");
         }
-        assert!(!Provenance::of(&package).dirty);
+        assert!(!Provenance::detect(&package).dirty);
     }
 
     #[test]

@@ -20,7 +20,7 @@ fn what_names_files_is_a_name_and_errors_are_numbers_from_0() {
     for bad in [-1.0, f64::INFINITY, f64::NAN] {
         let after = AfterTiming { relative_l2: bad, ..AfterTiming::SAME_BITS };
         let of = |verification| {
-            let case = CaseRecord { verification, ..CaseRecord::of_samples(vec![1.0]) };
+            let case = CaseRecord { verification, ..CaseRecord::from_samples(vec![1.0]) };
             ProcessRun { cases: [("a".to_owned(), case)].into(), ..run.clone() }.validate()
         };
         let default = VerificationRecord::default;
@@ -61,7 +61,7 @@ fn a_run_is_as_strict_as_the_baseline_of_it() {
     let start = ProcessRun::start("b", "s1", Environment::cpu(), Provenance::default());
     let valid = |change: &dyn Fn(&mut ProcessRun, &mut CaseRecord)| {
         let mut run = start.clone();
-        let mut case = CaseRecord::of_samples(vec![100.0, 101.0]);
+        let mut case = CaseRecord::from_samples(vec![100.0, 101.0]);
         change(&mut run, &mut case);
         run.cases.insert("a".to_owned(), case);
         let said = run.validate();

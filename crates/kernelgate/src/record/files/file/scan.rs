@@ -33,7 +33,7 @@ impl Scanned {
     ///
     /// # Errors
     /// When it is no JSON.
-    pub fn of<'de, D: Deserializer<'de>>(
+    pub fn read<'de, D: Deserializer<'de>>(
         input: D,
         kind: &str,
         free: &[&str],

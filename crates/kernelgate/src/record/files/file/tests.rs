@@ -19,17 +19,17 @@ impl Record for TestRecord {
 
 /// Strings wherever a record may have them.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-struct Told {
+struct FreeTextRecord {
     id: String,
     list: Vec<String>,
     nested: std::collections::BTreeMap<String, Vec<String>>,
     messages: std::collections::BTreeMap<String, Vec<String>>,
 }
 
-impl Record for Told {
-    const SCHEMA: &'static str = "kernelgate.told";
+impl Record for FreeTextRecord {
+    const SCHEMA: &'static str = "kernelgate.free_text";
     const VERSION: u64 = 1;
-    const KIND: &'static str = "told";
+    const KIND: &'static str = "free text";
     const FREE_TEXT: &'static [&'static str] = &["messages"];
 
     fn validate(&self) -> Result<(), String> {
@@ -42,15 +42,15 @@ fn control_characters_are_refused_but_in_messages() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.json");
     let map = |name: &str, value: &str| [(name.to_owned(), vec![value.to_owned()])].into();
-    let told = |[id, item, name, value, case, message]: [&str; 6]| Told {
+    let told = |[id, item, name, value, case, message]: [&str; 6]| FreeTextRecord {
         id: id.to_owned(),
         list: vec!["x".to_owned(), item.to_owned()],
         nested: map(name, value),
         messages: map(case, message),
     };
-    let read_back = |record: &Told| {
+    let read_back = |record: &FreeTextRecord| {
         std::fs::write(&path, to_text(record)).unwrap();
-        let read = read::<Told>(&path).map_err(|error| error.to_string());
+        let read = read::<FreeTextRecord>(&path).map_err(|error| error.to_string());
         // What nobody reads, nobody writes.
         let written = write(&path, record).map_err(|error| error.to_string());
         let wanted = read.as_ref().map(drop).map_err(|why| why.replacen("read", "write", 1));
@@ -62,7 +62,7 @@ fn control_characters_are_refused_but_in_messages() {
         let mut strings = ["i", "l", "n", "v", "c", "m"];
         strings[place] = bad;
         let message = read_back(&told(strings)).unwrap_err();
-        let wanted = format!("invalid told: {field}");
+        let wanted = format!("invalid free text: {field}");
         assert!(
             message.contains(&wanted) && message.contains("`a\\u{1b}[2J` holds a control"),
             "{message}"

@@ -8,7 +8,7 @@ fn commit(hash: &str) -> Provenance {
 fn whole() -> ProcessRun {
     let machine = Some("this host".to_owned());
     let host = Environment { machine, optimised: true, ..Environment::cpu() };
-    let case = CaseRecord::of_samples(vec![1e6]);
+    let case = CaseRecord::from_samples(vec![1e6]);
     ProcessRun {
         executable: Some("build 1".to_owned()),
         cases: [("w/f/n1/cpu/hot".to_owned(), case)].into(),
@@ -136,7 +136,7 @@ fn shards_of_one_commit_belong_together_whoever_built_them() {
 #[test]
 fn a_definition_is_compared_with_every_earlier_run_of_the_bench() {
     let with_case = |session: &str, index, revision| {
-        let mut case = CaseRecord::of_samples(vec![1e6]);
+        let mut case = CaseRecord::from_samples(vec![1e6]);
         case.revision = revision;
         ProcessRun {
             session: session.to_owned(),
@@ -153,7 +153,7 @@ fn a_definition_is_compared_with_every_earlier_run_of_the_bench() {
 #[test]
 fn shards_without_a_common_case_have_one_definition_of_a_workload() {
     let with_case = |index, id: &str, revision| {
-        let mut case = CaseRecord::of_samples(vec![1e6]);
+        let mut case = CaseRecord::from_samples(vec![1e6]);
         case.revision = revision;
         ProcessRun { cases: [(id.to_owned(), case)].into(), ..shard(index, 2) }
     };

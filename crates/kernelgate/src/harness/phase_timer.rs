@@ -9,11 +9,11 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 thread_local! {
-    static BOOK: RefCell<Book> = RefCell::default();
+    static PROFILE: RefCell<Profile> = RefCell::default();
 }
 
 #[derive(Default)]
-struct Book {
+struct Profile {
     spent: BTreeMap<&'static str, Duration>,
     /// With the activities inside of them.
     whole: BTreeMap<&'static str, Duration>,
@@ -22,9 +22,9 @@ struct Book {
     since: Option<Instant>,
 }
 
-impl Book {
+impl Profile {
     /// Gives the innermost activity what has passed.
-    fn settle(&mut self) {
+    fn charge(&mut self) {
         let now = Instant::now();
         if let Some((activity, since)) = self.open.last().zip(self.since.replace(now)) {
             *self.spent.entry(activity).or_default() += now - since;
@@ -38,34 +38,34 @@ pub struct Activity(Instant);
 
 impl Drop for Activity {
     fn drop(&mut self) {
-        BOOK.with_borrow_mut(|book| {
-            book.settle();
-            if let Some(activity) = book.open.pop() {
-                *book.whole.entry(activity).or_default() += self.0.elapsed();
+        PROFILE.with_borrow_mut(|profile| {
+            profile.charge();
+            if let Some(activity) = profile.open.pop() {
+                *profile.whole.entry(activity).or_default() += self.0.elapsed();
             }
         });
     }
 }
 
 /// Begins an activity.
-pub fn on(activity: &'static str) -> Activity {
-    BOOK.with_borrow_mut(|book| {
-        book.settle();
-        book.open.push(activity);
+pub fn start(activity: &'static str) -> Activity {
+    PROFILE.with_borrow_mut(|profile| {
+        profile.charge();
+        profile.open.push(activity);
     });
     Activity(Instant::now())
 }
 
 /// What an activity took so far on this thread, the activities inside of it included.
 pub fn whole(activity: &'static str) -> Duration {
-    BOOK.with_borrow(|book| book.whole.get(activity).copied().unwrap_or_default())
+    PROFILE.with_borrow(|profile| profile.whole.get(activity).copied().unwrap_or_default())
 }
 
 /// Seconds by activity, of those that have ended on this thread; counting begins anew.
 pub fn take() -> BTreeMap<&'static str, f64> {
-    let spent = BOOK.with_borrow_mut(|book| {
-        book.whole.clear();
-        std::mem::take(&mut book.spent)
+    let spent = PROFILE.with_borrow_mut(|profile| {
+        profile.whole.clear();
+        std::mem::take(&mut profile.spent)
     });
     spent.into_iter().map(|(activity, spent)| (activity, spent.as_secs_f64())).collect()
 }
@@ -79,12 +79,12 @@ mod tests {
         let pause = Duration::from_millis(20);
         take();
         {
-            let _outer = on("outer");
+            let _outer = start("outer");
             {
-                let _inner = on("inner");
+                let _inner = start("inner");
                 std::thread::sleep(pause);
             }
-            let _inner = on("inner");
+            let _inner = start("inner");
             std::thread::sleep(pause);
         }
         std::thread::sleep(pause);
