@@ -245,7 +245,7 @@ pub fn judge_numerics(
         };
         for record in records.iter().filter(same) {
             for id in run.cases.keys() {
-                let Some(found) = record.of_case(id) else { continue };
+                let Some(found) = record.case(id) else { continue };
                 head.entry(id).or_default().insert_all(found);
             }
         }

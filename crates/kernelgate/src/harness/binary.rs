@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_binary_has_is_no_mistake_and_what_none_has_is() {
+    fn accepts_filters_for_sibling_binaries_and_rejects_unknown_ones() {
         let harness = Harness::new("spike", own()).siblings(all());
         let place =
             Place { kind: BackendKind::Cpu, otherwise: "elsewhere".to_owned(), l2_bytes: 0 };

@@ -32,7 +32,7 @@ pub enum HarnessError {
         /// The session's folder, which has the run.
         session: String,
     },
-    /// As [`HarnessError::File`], or a bad baseline name.
+    /// A baseline file cannot be used, or a baseline name is invalid.
     #[error(transparent)]
     Store(#[from] StoreError),
 }

@@ -11,8 +11,8 @@ static LAST: Mutex<Option<String>> = Mutex::new(None);
 /// Keeps panic messages for [`catch`] instead of printing them, unless the user asked for a
 /// backtrace.
 ///
-/// `print!` panics where it cannot write. A reader that went away (`cargo bench | head`) then ends
-/// the process as the signal for it does, anything else is an error that is said.
+/// `print!` panics if it cannot write. A closed pipe (`cargo bench | head`) then ends the process
+/// as its signal would; any other failure is reported as an error.
 pub fn keep_panics(backtrace: bool) {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {

@@ -1,8 +1,7 @@
-//! Where the wall time of a process goes, by activity: drawing inputs, computing references,
-//! verifying, timing.
+//! Wall time of a process by activity: drawing inputs, computing references, verifying, timing.
 //!
-//! Activities nest, and each is given the time that it spent itself: reading a reference inside of
-//! a verification counts as reading. Kept a thread, as the harness works on one.
+//! Activities nest, and each gets only its own time: reading a reference during a verification
+//! counts as reading. The timer is thread-local because the harness works on one thread.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -15,15 +14,16 @@ thread_local! {
 #[derive(Default)]
 struct Profile {
     spent: BTreeMap<&'static str, Duration>,
-    /// With the activities inside of them.
+    /// Times including the inner activities.
     whole: BTreeMap<&'static str, Duration>,
-    /// Activities that have begun, the innermost last, and when it was last taken up.
+    /// Activities that have begun, innermost last. `since` is the time up to which they are
+    /// charged.
     open: Vec<&'static str>,
     since: Option<Instant>,
 }
 
 impl Profile {
-    /// Gives the innermost activity what has passed.
+    /// Charges the time since the last call to the innermost activity.
     fn charge(&mut self) {
         let now = Instant::now();
         if let Some((activity, since)) = self.open.last().zip(self.since.replace(now)) {
@@ -32,7 +32,7 @@ impl Profile {
     }
 }
 
-/// An activity from its making to its drop.
+/// An activity, which lasts until this value is dropped.
 #[must_use = "an activity ends where it is dropped"]
 pub struct Activity(Instant);
 
@@ -56,12 +56,12 @@ pub fn start(activity: &'static str) -> Activity {
     Activity(Instant::now())
 }
 
-/// What an activity took so far on this thread, the activities inside of it included.
+/// Time of an activity so far on this thread, including inner activities.
 pub fn whole(activity: &'static str) -> Duration {
     PROFILE.with_borrow(|profile| profile.whole.get(activity).copied().unwrap_or_default())
 }
 
-/// Seconds by activity, of those that have ended on this thread; counting begins anew.
+/// Returns the seconds of each activity that has ended on this thread, and resets the timer.
 pub fn take() -> BTreeMap<&'static str, f64> {
     let spent = PROFILE.with_borrow_mut(|profile| {
         profile.whole.clear();

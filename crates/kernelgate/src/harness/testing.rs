@@ -39,7 +39,7 @@ pub type Timed = Result<(Samples, AfterTiming), CaseError>;
 /// How a case is chosen and timed.
 #[derive(Clone, Copy)]
 pub struct Bench<'a> {
-    /// Where it runs.
+    /// Device of the test.
     pub target: &'a Target,
     /// State of the caches.
     pub cache: Cache,
@@ -169,10 +169,10 @@ impl Session for OneCase {
         target: &Target,
     ) -> Result<Verified, CaseError> {
         let Some(verified) = self.verified else { return ready.verify_once(group, case, target) };
-        let known = verified_before(&verified(&ready.inputs));
-        // Another row of the group left these.
+        let earlier = verified_before(&verified(&ready.inputs));
+        // Another row of the group set these expected outputs.
         ready.expected = verify::as_expected(&Tensors::new().with("y", [1], vec![1.0_f32]));
-        let verified = ready.verify_bits(group, case, target, Some(known))?;
+        let verified = ready.verify_bits(group, case, target, Some(earlier))?;
         assert!(verified.record.by.is_some(), "other bits than before");
         Ok(verified)
     }

@@ -33,7 +33,8 @@ pub struct Baseline {
 /// Runs that a merge replaces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReplacedRuns {
-    /// What they measured: "1a2b3c4d", "another executable of 1a2b3c4d".
+    /// Code that the baseline and the new runs measured: "1a2b3c4d", "another executable of
+    /// 1a2b3c4d".
     pub of: String,
     /// Cases concerned.
     pub cases: usize,
@@ -69,10 +70,10 @@ impl Baseline {
         Self { name: name.to_owned(), runs: BTreeMap::new(), cases: BTreeMap::new() }
     }
 
-    /// The baseline in a file, or an empty one where there is none.
+    /// Reads the baseline in a file, or returns an empty one if the file does not exist.
     ///
     /// # Errors
-    /// When the file is there and cannot be used.
+    /// When the file exists and cannot be used.
     pub fn open(path: &Path, name: &str) -> Result<Self, FileError> {
         match file::read(path) {
             Err(error) if error.is_not_found() => Ok(Self::new(name)),
@@ -120,7 +121,8 @@ impl Baseline {
             || (there.same_build(here) && there.same_setting(here))
     }
 
-    /// What sets a run of the baseline apart from one that it does not belong to.
+    /// Names the first difference between a run of the baseline and a run that does not belong to
+    /// it.
     fn difference(&self, key: &str, run: &ProcessRun) -> String {
         let there = &self.runs[key];
         let commit = there.provenance.short();
@@ -160,19 +162,19 @@ impl Baseline {
     /// Takes over errors that were recorded of an executable, in the cases that a run of it has;
     /// how many these are.
     pub fn add_numerics(&mut self, numerics: &Numerics) -> usize {
-        let of = |run: &BaselineRun| {
+        let is_same_build = |run: &BaselineRun| {
             run.executable.as_ref() == Some(&numerics.executable)
                 && run.provenance == numerics.provenance
                 && numerics.environment.mismatches(&run.environment).is_empty()
         };
         let mut count = 0;
         for (id, case) in &mut self.cases {
-            let Some(found) = numerics.of_case(id) else { continue };
-            if !case.runs.keys().any(|key| of(&self.runs[key])) {
+            let Some(found) = numerics.case(id) else { continue };
+            if !case.runs.keys().any(|key| is_same_build(&self.runs[key])) {
                 continue;
             }
-            let known = case.numerics.get_or_insert_default();
-            known.insert_all(found);
+            let recorded = case.numerics.get_or_insert_default();
+            recorded.insert_all(found);
             count += 1;
         }
         count
@@ -276,8 +278,9 @@ impl Baseline {
         self.runs.get(&run.key()).is_some_and(|there| there.is(run))
     }
 
-    /// What is kept of a case's runs: of those that are replaced now, or were before, the greater
-    /// number. Runs of an environment that cannot be compared say nothing.
+    /// Summary of the earlier runs of a case to keep: that of the runs replaced now or of those
+    /// replaced before, whichever has more runs. Runs of an environment that cannot be compared are
+    /// ignored.
     fn earlier(
         &self,
         before: &BaselineCase,
@@ -427,13 +430,13 @@ mod tests {
         let with = |second: &ProcessRun| {
             let mut baseline = Baseline::new("main");
             baseline.merge(&first);
-            let said: Vec<String> = baseline
+            let messages: Vec<String> = baseline
                 .replaced_by(second, ["a", "b", "c"])
                 .iter()
                 .map(ToString::to_string)
                 .collect();
             baseline.merge(second);
-            (keys(&baseline).len(), said)
+            (keys(&baseline).len(), messages)
         };
         assert_eq!(with(&run("2", "aaaa", Some("x"))), (2, vec![]));
         let replaced = |second: &ProcessRun, of: &str| {
@@ -505,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_added_is_of_the_same_code() {
+    fn baseline_rejects_runs_of_other_code() {
         let mut baseline = Baseline::new("main");
         baseline.add(&run("1", "aaaa+changes", Some("x"))).unwrap();
         let mut field =

@@ -1,5 +1,5 @@
-//! What a verdict needs of a case in one process run, in place of its raw samples: what a baseline
-//! keeps. Deliberately absent: the samples, which stay with the run.
+//! One case in one process run, reduced to the numbers that a verdict needs: the form that a
+//! baseline stores. Deliberately absent: the raw samples, which stay in the run record.
 
 use std::fmt;
 
@@ -22,22 +22,22 @@ pub struct CaseRun {
     pub samples: u64,
     /// Launches of all samples together.
     pub total_launches: u64,
-    /// Median of the SM clock during the samples, MHz; absent where the device does not tell.
+    /// Median of the SM clock during the samples, MHz; absent if the device does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub median_clock_mhz: Option<f64>,
-    /// As [`Samples::batch`].
+    /// Copy of [`Samples::batch`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<u64>,
-    /// As [`Samples::host_bound`].
+    /// Copy of [`Samples::host_bound`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub host_bound: bool,
-    /// As [`Samples::discarded`].
+    /// Copy of [`Samples::discarded`].
     #[serde(default, skip_serializing_if = "is_zero")]
     pub discarded: u64,
-    /// As [`Samples::throttled`].
+    /// Copy of [`Samples::throttled`].
     #[serde(default, skip_serializing_if = "is_zero")]
     pub throttled: u64,
-    /// As [`Samples::contention`].
+    /// Copy of [`Samples::contention`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contention: Option<f64>,
     /// Whether another process computed on the GPU, as in [`Samples::shared_gpu`].
@@ -46,7 +46,7 @@ pub struct CaseRun {
     /// Power state of the card while the samples were taken.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power: Option<CasePower>,
-    /// What a launch takes besides time.
+    /// Costs of a launch other than device time.
     #[serde(default, skip_serializing_if = "LaunchCosts::is_empty")]
     pub costs: LaunchCosts,
     /// The time that the ceilings of the process allowed; absent where they were not known, and in
@@ -56,7 +56,7 @@ pub struct CaseRun {
 }
 
 impl CaseRun {
-    /// Of samples that are valid: of others the numbers mean nothing.
+    /// Summarizes samples that were validated; the numbers are meaningless for invalid samples.
     pub fn from_samples(samples: &Samples) -> Self {
         let spread = Spread::from_values(&samples.per_launch_ns());
         let clocks = &samples.clock_mhz;
@@ -78,7 +78,7 @@ impl CaseRun {
         }
     }
 
-    /// Of a case whose samples are valid.
+    /// Summarizes a case whose samples were validated.
     pub fn from_case(case: &CaseRecord) -> Self {
         Self { costs: case.into(), limit: case.limit.clone(), ..Self::from_samples(&case.samples) }
     }
@@ -96,7 +96,7 @@ impl CaseRun {
         self
     }
 
-    /// What deserialising does not enforce.
+    /// Checks the facts that deserialising does not enforce.
     ///
     /// # Errors
     /// A fragment that says what is wrong.
@@ -123,7 +123,7 @@ impl CaseRun {
     }
 }
 
-/// What a verdict needs of a power state.
+/// Power state of a case, reduced to the facts that a verdict needs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct CasePower {
     /// The state.

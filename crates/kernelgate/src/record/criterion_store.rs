@@ -18,7 +18,7 @@ use super::{CaseRecord, Samples};
 use crate::verify::OutputComparison;
 use crate::workload::{SampleUnit, Work};
 
-/// What stands for an implementation in records of benches that use Criterion alone.
+/// Implementation name in records of benches that use Criterion alone.
 pub const IMPLEMENTATION: &str = "criterion";
 
 /// Folders within folders that are looked into: group, function and parameter are three.
@@ -35,7 +35,7 @@ pub struct StoredCase {
     pub iterations: Vec<u64>,
     /// Time of each sample, all its iterations together, in the unit of the bench's measurement.
     pub times: Vec<f64>,
-    /// When its samples were written, where the file system tells.
+    /// Time at which its samples were written, if the file system reports it.
     pub written: Option<SystemTime>,
 }
 
@@ -61,8 +61,8 @@ impl StoredCase {
     }
 }
 
-/// What a process left. A case is called by its id, and by its id and a number where it is not the
-/// first with that id.
+/// Results of one process in Criterion's store. The key of a case is its id, followed by a number
+/// if an earlier case has the same id.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Stored {
     /// By id.
@@ -134,7 +134,7 @@ pub fn read(store: &Path) -> Result<Stored, StoreError> {
     Ok(stored)
 }
 
-/// A title without the number that tells it from another: of "sum #2" "sum".
+/// Removes the number that Criterion appends to a repeated title: "sum #2" becomes "sum".
 pub fn unnumbered(title: &str) -> Option<&str> {
     let (id, number) = title.rsplit_once(" #")?;
     number.parse::<u32>().is_ok().then_some(id)
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_true_is_named() {
+    fn reports_the_field_of_an_impossible_value() {
         let folder = tempfile::tempdir().unwrap();
         let store = folder.path();
         for (id, sample, words) in [
@@ -254,7 +254,8 @@ mod tests {
         let stored = read(store).unwrap();
         assert!(stored.cases.is_empty(), "{:?}", stored.cases);
         assert_eq!(stored.unusable["same"], "two cases have this id");
-        // As Criterion tells them apart, and titles that are only alike because they are cut.
+        // Titles that Criterion numbered, and titles that are alike only because Criterion cut
+        // them.
         for (folder, id, title) in [
             ("a", "numbered", "numbered"),
             ("a_2", "numbered", "numbered #2"),

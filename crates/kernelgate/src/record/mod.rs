@@ -48,7 +48,7 @@ pub fn timestamp() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// The same to the millisecond, for what is put in order by it.
+/// Current time to the millisecond, for records that are sorted by it.
 fn precise_timestamp() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string()
 }

@@ -1,5 +1,5 @@
-//! How far outputs are from the reference, seed by seed: what tells whether a change of the code
-//! lost accuracy. Deliberately absent: what counts as lost (`gate`).
+//! Errors of the outputs relative to the reference, by seed. They show whether a change of the code
+//! lost accuracy. Deliberately absent: how large a loss counts (`gate`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,7 +22,8 @@ pub const ONE_DATA_SET: &str = "only";
 pub struct DataSets(BTreeMap<String, BTreeSet<String>>);
 
 impl DataSets {
-    /// Notes one; whether it is another than those before. One that is not told is.
+    /// Records a data set of a case and returns whether it differs from all earlier ones. A case
+    /// that reports no data set counts as new.
     pub fn is_new(&mut self, case: &str, data_set: Option<&str>) -> bool {
         let Some(data_set) = data_set else { return true };
         self.0.entry(case.to_owned()).or_default().insert(data_set.to_owned())
@@ -43,7 +44,7 @@ pub struct Numerics {
     pub started: String,
     /// Where.
     pub environment: Environment,
-    /// Of which code.
+    /// Revision of the code.
     pub provenance: Provenance,
     /// Content hash of the executable.
     pub executable: String,
@@ -52,9 +53,9 @@ pub struct Numerics {
 }
 
 impl Numerics {
-    /// The errors of a case. One an implementation is verified: what is right with hot caches is
-    /// right with cold ones.
-    pub fn of_case(&self, id: &str) -> Option<&CaseNumerics> {
+    /// Errors of a case. An implementation is verified once for all cache states, so the other
+    /// cache state's errors are used if this case has none.
+    pub fn case(&self, id: &str) -> Option<&CaseNumerics> {
         let without_cache = |id: &str| id.rfind('/').map_or(0, |at| at + 1);
         let stem = &id[..without_cache(id)];
         let sibling = |(other, _): &(&String, &CaseNumerics)| {
@@ -116,8 +117,8 @@ pub struct SeedErrors {
     pub max_error: Vec<f64>,
     /// ‖out - ref‖₂ / ‖ref‖₂.
     pub relative_l2: Vec<f64>,
-    /// What rounding the outputs to their dtype may cost by itself, relative: errors below say
-    /// nothing of the computation.
+    /// Relative error from rounding the outputs to their dtype. Smaller errors say nothing about
+    /// the computation.
     #[serde(default)]
     pub rounding: f64,
 }
@@ -163,9 +164,8 @@ fn few_digits(error: f64) -> f64 {
 }
 
 impl CaseNumerics {
-    /// Takes over the errors of a seed, of all outputs and of each, in place of what there was of
-    /// it. Where some seeds tell those of each and others do not, or of other outputs, none is kept
-    /// of each.
+    /// Replaces the errors of a seed: those over all outputs and those of each output. Errors of
+    /// single outputs are kept only if every seed has them for the same outputs.
     pub fn insert(&mut self, seed: u64, errors: Errors, by_output: &BTreeMap<String, Errors>) {
         let at = self.seeds.partition_point(|there| *there < seed);
         let in_place = self.seeds.get(at) == Some(&seed);
@@ -212,7 +212,7 @@ impl CaseNumerics {
         self.seeds.binary_search(&seed).ok()
     }
 
-    /// What deserialising does not enforce.
+    /// Checks the facts that deserialising does not enforce.
     ///
     /// # Errors
     /// A fragment that says what is wrong.
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_compared_has_no_errors() {
+    fn outputs_without_a_comparison_have_no_errors() {
         let mut numerics = CaseNumerics::default();
         numerics.insert_verified(1, &VerificationRecord { total: 4, ..Default::default() });
         let with_base =
@@ -280,16 +280,16 @@ mod tests {
     }
 
     #[test]
-    fn each_output_has_an_error_a_seed_or_none_is_kept() {
-        let of = |relative_l2: f64| Errors { max_error: 1e-3, relative_l2, rounding: 0.0 };
+    fn errors_of_outputs_are_kept_only_if_every_seed_has_them() {
+        let errors = |relative_l2: f64| Errors { max_error: 1e-3, relative_l2, rounding: 0.0 };
         let both = |a: f64, b: f64| {
-            [("a", a), ("b", b)].map(|(name, error)| (name.to_owned(), of(error))).into()
+            [("a", a), ("b", b)].map(|(name, error)| (name.to_owned(), errors(error))).into()
         };
         let mut numerics = CaseNumerics::default();
-        numerics.insert(2, of(0.123_456), &both(0.123_456, 1e-9));
-        numerics.insert(1, of(0.2), &both(0.2, 0.1));
-        // A seed again, in place of what there was.
-        numerics.insert(1, of(0.3), &both(0.3, 0.2));
+        numerics.insert(2, errors(0.123_456), &both(0.123_456, 1e-9));
+        numerics.insert(1, errors(0.2), &both(0.2, 0.1));
+        // A repeated seed replaces its errors.
+        numerics.insert(1, errors(0.3), &both(0.3, 0.2));
         assert_eq!(numerics.seeds, [1, 2]);
         assert_eq!(numerics.errors.relative_l2, [0.3, 0.123]);
         assert_eq!(numerics.by_output["b"].relative_l2, [0.2, 1e-9]);
@@ -303,15 +303,15 @@ mod tests {
         let mut copied = CaseNumerics::default();
         copied.insert_all(&numerics);
         assert_eq!(copied, numerics);
-        // One that tells of all together, as older executables do.
-        numerics.insert(3, of(0.4), &BTreeMap::new());
-        numerics.insert(4, of(0.4), &both(0.4, 0.2));
+        // An older executable reports only the errors over all outputs.
+        numerics.insert(3, errors(0.4), &BTreeMap::new());
+        numerics.insert(4, errors(0.4), &both(0.4, 0.2));
         assert_eq!((numerics.seeds.len(), numerics.by_output.len()), (4, 0));
         assert_eq!(numerics.validate(), Ok(()));
-        // The only seed again, by an executable that tells more.
+        // A newer executable measures the only seed again and reports each output.
         let mut only = CaseNumerics::default();
-        only.insert(1, of(0.2), &BTreeMap::new());
-        only.insert(1, of(0.3), &both(0.3, 0.2));
+        only.insert(1, errors(0.2), &BTreeMap::new());
+        only.insert(1, errors(0.3), &both(0.3, 0.2));
         assert_eq!((only.seeds.len(), only.by_output.len()), (1, 2));
         assert_eq!(only.validate(), Ok(()));
     }

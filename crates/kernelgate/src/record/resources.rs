@@ -1,5 +1,5 @@
-//! What the compiler made of every kernel, for one architecture: the baseline of a performance
-//! check that needs no GPU.
+//! Compiler output for every kernel on one architecture: the baseline of a performance check that
+//! needs no GPU.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ pub struct Resources {
 /// Static facts of one kernel.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KernelResources {
-    /// What the compiler made.
+    /// Facts about the machine code.
     pub facts: KernelFacts,
     /// Threads a block, as launched.
     pub block: u32,
@@ -97,12 +97,12 @@ pub enum ResourcesError {
     /// NVRTC is missing, or a kernel does not compile.
     #[error(transparent)]
     Compile(#[from] CompileError),
-    /// What was compiled cannot be read.
+    /// The machine code cannot be read.
     #[error("kernel {kernel}: {error}")]
     Cubin {
         /// Build.
         kernel: String,
-        /// What is wrong.
+        /// Reason.
         error: CubinError,
     },
     /// The file holds a kernel that no row is about.

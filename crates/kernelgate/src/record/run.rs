@@ -37,8 +37,8 @@ pub struct ProcessRun {
     /// The package of the bench; absent where the process ran beside no manifest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub package: Option<Package>,
-    /// The cargo that ran the process, told from others by its start and id, whatever name the
-    /// session was given; absent in trials.
+    /// Id of the cargo process that started this one, from its start time and process id, whatever
+    /// name the session has; absent in trials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub invocation: Option<String>,
     /// When the process started, RFC 3339, UTC.
@@ -60,7 +60,7 @@ pub struct ProcessRun {
     /// Digest of the machine ([`Machine`](super::Machine)), as `kernelgate doctor --save` records it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<String>,
-    /// Of which code.
+    /// Revision of the code.
     pub provenance: Provenance,
     /// Whether the commit is what `KERNELGATE_COMMIT` said: nobody checked that the executable was
     /// built from it.
@@ -78,17 +78,17 @@ pub struct ProcessRun {
     /// Content hash of the executable; absent where its file could not be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub executable: Option<String>,
-    /// Where the process' wall time went, seconds by activity; besides these `whole`, and `checks
-    /// after timing` with the activities inside of them.
+    /// Wall time of the process in seconds, by activity. The two entries `whole` and `checks after
+    /// timing` include the activities inside of them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub spent_s: BTreeMap<String, f64>,
     /// Wall time of each problem with all of its cases, seconds.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub problems_s: BTreeMap<String, f64>,
-    /// What the GPU said of itself before the first case and after the last; empty on the CPU.
+    /// Readings of the GPU before the first case and after the last; empty on the CPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub telemetry: Vec<Reading>,
-    /// What was measured, by case id.
+    /// Measured cases by id.
     pub cases: BTreeMap<String, CaseRecord>,
     /// Cases that cannot run here, with the reason.
     pub skipped: BTreeMap<String, String>,
@@ -130,10 +130,9 @@ pub struct CaseRecord {
     /// where it declares none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_bytes: Option<u64>,
-    /// Device memory that preparing and launching it took, as measured, bytes; one number for an
-    /// implementation, whatever the cache. Absent on the host, where another process used the card
-    /// or none can be told, in trials that measure times, and in records from before it was
-    /// measured.
+    /// Measured device memory for preparing and launching the implementation, bytes; the same
+    /// number for every cache state. Absent on the host, if another process used or may have used
+    /// the card, in trials that measure times, and in records from before it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured_device_bytes: Option<u64>,
     /// Kernels that the implementation asked for, by build and symbol; only in trials, and without
@@ -144,19 +143,19 @@ pub struct CaseRecord {
     pub samples: Samples,
 }
 
-/// What a launch takes besides the device's time; what is absent is unknown, or means nothing there.
+/// Costs of a launch other than device time. An absent cost is unknown or does not apply.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct LaunchCosts {
     /// Device memory that the implementation declares: inputs, outputs and scratch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_bytes: Option<u64>,
-    /// As [`CaseRecord::measured_device_bytes`].
+    /// Copy of [`CaseRecord::measured_device_bytes`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured_device_bytes: Option<u64>,
-    /// As [`Samples::commands`].
+    /// Copy of [`Samples::commands`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commands: Option<u64>,
-    /// As [`Samples::host_launch_ns`].
+    /// Copy of [`Samples::host_launch_ns`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_launch_ns: Option<f64>,
     /// Energy of a launch, joules.
@@ -174,7 +173,7 @@ impl From<&CaseRecord> for LaunchCosts {
 }
 
 impl LaunchCosts {
-    /// What deserialising does not enforce.
+    /// Checks the facts that deserialising does not enforce.
     ///
     /// # Errors
     /// A fragment that says what is wrong.
@@ -219,7 +218,7 @@ pub struct Samples {
     /// Whether the host's launch time is in the samples.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub host_bound: bool,
-    /// SM clock during each sample, MHz; empty where the device does not tell.
+    /// SM clock during each sample, MHz; empty if the device does not report it.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "fitted")]
     pub clock_mhz: Vec<f64>,
     /// Attempts thrown away because the device was throttled, or its clock not steady.
@@ -229,8 +228,8 @@ pub struct Samples {
     /// attempt.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub throttled: u64,
-    /// Share of the host's CPU time that other processes and guests took meanwhile, 0 to 1; absent
-    /// where the system does not tell.
+    /// Share of the host's CPU time that other processes and guests used during the samples, 0 to
+    /// 1; absent if the system does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contention: Option<f64>,
     /// Other processes that computed on the GPU meanwhile; absent on the host, and where NVML does
@@ -289,7 +288,7 @@ impl Samples {
             .collect()
     }
 
-    /// What deserialising does not enforce.
+    /// Checks the facts that deserialising does not enforce.
     ///
     /// # Errors
     /// A fragment that says what is wrong.
@@ -327,7 +326,7 @@ impl Samples {
         plausibility::check_count("launches", launches)
     }
 
-    /// Launches of all samples together; none where the sum is no number.
+    /// Launches of all samples together; `None` if the sum overflows.
     pub fn total_launches(&self) -> Option<u64> {
         self.launches.iter().copied().try_fold(0, u64::checked_add)
     }
@@ -390,7 +389,7 @@ impl ProcessRun {
         format!("{}/{}", self.session, self.process())
     }
 
-    /// What to say of one that is not complete.
+    /// Message about a run that is not complete.
     pub fn interrupted(&self) -> String {
         format!("interrupted: bench `{}` did not get to its end", self.process())
     }
@@ -414,8 +413,8 @@ pub fn process_name(bench: &str, shard: Option<Shard>) -> String {
 }
 
 impl CaseRecord {
-    /// What deserialising does not enforce: with it, all that a baseline demands of the case
-    /// ([`CaseRun::validate`](super::CaseRun::validate)).
+    /// Checks the facts that deserialising does not enforce, including everything that a baseline
+    /// demands of the case ([`CaseRun::validate`](super::CaseRun::validate)).
     ///
     /// # Errors
     /// A fragment that says what is wrong.

@@ -22,23 +22,23 @@ pub struct VerificationRecord {
     /// Whether the elements were compared with the base build's outputs, for want of a reference.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub with_base: bool,
-    /// What rounding the outputs to their dtypes may cost by itself, relative; 0 where it costs
-    /// nothing, and in records from before it was told.
+    /// Relative error from rounding the outputs to their dtypes; 0 if rounding is exact, and in
+    /// records from before it was recorded.
     #[serde(default, skip_serializing_if = "verify::is_nothing")]
     pub rounding: f64,
-    /// The errors of each output, by its name, where several are compared within bounds; absent in
-    /// records from before it was told.
+    /// Errors of each output, by name, if several outputs are compared within bounds; absent in
+    /// records from before they were recorded.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub by_output: BTreeMap<String, Errors>,
-    /// The errors that were allowed, of the output that is allowed the most; absent in records from
-    /// before it was told.
+    /// Errors that were allowed, for the output with the widest tolerance; absent in records from
+    /// before they were recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allowed: Option<Allowed>,
     /// Hash of the outputs' bits; only in trials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
-    /// What tells the inputs from those of another seed: a hash, or [`ONE_DATA_SET`]; the hash only
-    /// in trials. Absent in records from before it was told.
+    /// Identity of the inputs: a hash, or [`ONE_DATA_SET`]; the hash only in trials. Absent in
+    /// records from before it was recorded.
     ///
     /// [`ONE_DATA_SET`]: super::numerics::ONE_DATA_SET
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -54,7 +54,7 @@ pub struct VerificationRecord {
 }
 
 impl VerificationRecord {
-    /// What deserialising does not enforce.
+    /// Checks the facts that deserialising does not enforce.
     ///
     /// # Errors
     /// A fragment that says what is wrong.
@@ -160,7 +160,7 @@ impl Verification {
         }
     }
 
-    /// What deserialising does not enforce.
+    /// Checks the facts that deserialising does not enforce.
     ///
     /// # Errors
     /// A fragment that says what is wrong.
@@ -213,7 +213,7 @@ impl From<&Bounds> for Allowed {
 /// The outputs of what was timed, run once more after timing, against the reference.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct AfterTiming {
-    /// What was done to the inputs before.
+    /// Change of the inputs before this comparison.
     pub inputs: InputChange,
     /// Largest |out - ref| over the largest |ref|; 0 where the bits of verified outputs came again.
     pub max_error: f64,
@@ -227,7 +227,7 @@ impl AfterTiming {
         Self { inputs: InputChange::Same, max_error: 0.0, relative_l2: 0.0 };
 }
 
-/// What was done to the inputs between timing and the comparison after it.
+/// Change of the inputs between timing and the comparison after it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InputChange {

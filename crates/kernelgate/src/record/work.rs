@@ -56,7 +56,7 @@ impl WorkRecord {
         self.read_bytes + self.write_bytes
     }
 
-    /// What deserialising does not enforce: that sums of what is counted are numbers.
+    /// Checks the facts that deserialising does not enforce: sums of the counts do not overflow.
     ///
     /// # Errors
     /// A fragment that says what is wrong.

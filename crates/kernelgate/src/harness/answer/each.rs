@@ -5,7 +5,7 @@ use crate::harness::running::problem::{CaseError, PreparedProblem};
 use crate::harness::selection::cases::{Case, Group, Selection};
 use crate::protocol::CaseStatus;
 
-/// What came of each case, by its id.
+/// Result of each case, by its id.
 pub type Outcomes<T> = Vec<(String, Result<T, CaseError>)>;
 
 /// Goes through a selection, one case an implementation (what is right hot is right cold, and has

@@ -1,5 +1,6 @@
-//! Answers to the program's requests, one file an action. What is asked is in `protocol`; what is
-//! not here, the bench binary does itself: trials, and what it knows without a case.
+//! Answers to the requests of the `kernelgate` program, one file for each action. The module
+//! `protocol` defines the requests. The bench binary itself answers requests for trials and those
+//! that need no case.
 
 mod each;
 pub mod list;

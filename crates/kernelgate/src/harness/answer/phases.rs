@@ -12,17 +12,17 @@ use crate::protocol::Repetitions;
 use crate::trace::PhaseTime;
 use crate::verify::VerifyError;
 
-/// Launches before those that are measured.
+/// Unmeasured launches before the measured ones.
 const WARM_UP: u32 = 3;
-/// Fewest launches that are measured.
+/// Minimum number of measured launches.
 const MIN_LAUNCHES: usize = 3;
-/// Most launches that are measured.
+/// Maximum number of measured launches.
 const MAX_LAUNCHES: usize = 1000;
-/// Time after which no more are.
+/// No launch begins after this time.
 const ENOUGH: Duration = Duration::from_millis(300);
 
-/// Prepares, launches and reads outputs, and measures each. A launch is the call and the wait for
-/// its end; without a number, as many are measured as some time allows.
+/// Measures the preparation, the launches and the reading of outputs. A launch is measured from the
+/// call to its end. If `repetitions` names no number, launches repeat until a time has passed.
 ///
 /// # Errors
 /// When it panics, or a launch fails.
@@ -79,7 +79,7 @@ fn phase(
         once()?;
         elapsed_ns.push(clock.elapsed().as_nanos() as f64);
     }
-    // Of less, reading the clocks is a large part.
+    // Below 1 ms, reading the clocks is a large part of the time.
     let enough = started.elapsed() > Duration::from_millis(1);
     let cpu = process_time().zip(before).filter(|_| enough);
     let cpu = cpu.map(|(after, before)| after.saturating_sub(before));

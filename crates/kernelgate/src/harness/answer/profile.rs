@@ -1,4 +1,5 @@
-//! What the time of each case goes to: on a GPU everything that CUPTI records, elsewhere by phase.
+//! Profile of each case: on a GPU every operation that CUPTI records, on the host the time of each
+//! phase.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -81,14 +82,14 @@ pub fn profile(
         let (executable, _) = ready.verify(group, case, target)?;
         let staged = !ready.kernels.staged().is_empty();
         let mut recorded = recording.record_case(group, case, executable, begun)?;
-        tell_local_memory(&mut recorded.trace, &ready.kernels.local_bytes());
+        add_local_memory(&mut recorded.trace, &ready.kernels.local_bytes());
         if staged && wanted.is_some() {
             let clocked = Target::Cuda(devices.with_stage_clocks());
             recorded.stages = match ready.verify(group, case, &clocked) {
                 Ok((executable, _)) => recording.stages(executable, &ready.kernels.staged())?,
                 Err(lost @ CaseError::Lost(_)) => return Err(lost),
                 Err(CaseError::Skip(why) | CaseError::Fail(why)) => {
-                    eprintln!("the stages of {} are not told: {why}", case.id);
+                    eprintln!("no stage times of {}: {why}", case.id);
                     Vec::new()
                 }
             };
@@ -119,11 +120,12 @@ fn works_with_parts(group: &Group<'_>) -> Vec<CaseWork> {
     all.map(|work| CaseWork { work, cache: Cache::Hot }).collect()
 }
 
-/// Records from now on; with it what that adds to the host's part of a launch, nanoseconds. `None`
-/// where CUPTI is missing.
+/// Starts a recorder and measures how much it adds to the host's part of a launch, nanoseconds.
+/// `None` if CUPTI is missing.
 ///
-/// How fast a host launches changes by half from one moment to the next, and with it the fastest of
-/// many series: the median of the differences of neighbours is told.
+/// The launch rate of a host changes by half from one moment to the next, and the fastest of many
+/// series changes with it. So the cost is the median of the differences between neighbouring
+/// series.
 ///
 /// # Errors
 /// When CUPTI refuses, or the device fails.
@@ -176,7 +178,7 @@ fn by_phase(
     ResponseBody::Profile(profiled.collect())
 }
 
-/// What all cases are recorded with.
+/// State that the recordings of all cases share.
 struct Recording {
     recorder: Recorder,
     limits: Limits,
@@ -290,9 +292,9 @@ fn launch_times(executable: &mut dyn Executable, times: u32) -> Result<(), Backe
     executable.synchronize()
 }
 
-/// Adds what the machine code of kernels says of their local memory, by symbol: CUPTI tells 0 bytes
-/// also of those that spill. Builds of one symbol that differ in it are left as they are.
-fn tell_local_memory(trace: &mut Activity, local_bytes: &BTreeMap<String, BTreeSet<u32>>) {
+/// Adds the local memory that the machine code of kernels declares, by symbol: CUPTI reports 0
+/// bytes even for kernels that spill. If builds of one symbol differ, their records stay unchanged.
+fn add_local_memory(trace: &mut Activity, local_bytes: &BTreeMap<String, BTreeSet<u32>>) {
     let Activity { kernels, names, .. } = trace;
     for kernel in kernels.iter_mut().filter(|kernel| kernel.local == 0) {
         let builds = names.get(kernel.name as usize).and_then(|name| local_bytes.get(&**name));
@@ -312,14 +314,14 @@ mod tests {
         let local_bytes = [
             ("spills", BTreeSet::from([184])),
             ("of_two_builds", BTreeSet::from([8, 16])),
-            ("told", BTreeSet::from([24])),
+            ("one_build", BTreeSet::from([24])),
         ];
-        let names = ["spills", "of_two_builds", "told", "of a library"].map(str::to_owned);
+        let names = ["spills", "of_two_builds", "one_build", "of a library"].map(str::to_owned);
         let record = |name, local| KernelRecord { name, local, ..KernelRecord::default() };
         let kernels = vec![record(0, 0), record(1, 0), record(2, 32), record(3, 0), record(9, 0)];
         let mut trace = Activity { names: names.into(), kernels, ..Activity::default() };
         let local_bytes = local_bytes.map(|(name, bytes)| (name.to_owned(), bytes));
-        tell_local_memory(&mut trace, &local_bytes.into());
+        add_local_memory(&mut trace, &local_bytes.into());
         let local: Vec<u32> = trace.kernels.iter().map(|kernel| kernel.local).collect();
         assert_eq!(local, [184, 0, 32, 0, 0]);
     }

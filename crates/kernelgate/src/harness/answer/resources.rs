@@ -1,4 +1,4 @@
-//! What the compiler makes of the binary's kernels. Needs no GPU.
+//! Registers, spills and shared memory of the binary's kernels, as compiled. Needs no GPU.
 
 use std::collections::BTreeSet;
 
@@ -18,8 +18,8 @@ pub fn resources(kernels: &[ListedKernel], arch: &str, filter: &Filter) -> Respo
     }
     match compile(&kernels_of_matching_builds(kernels, filter), arch) {
         Ok(CompiledKernels { resources, code, sources }) => {
-            let told = |(build, lack): (&String, &String)| format!("{build} {lack}");
-            let left_out = resources.left_out.iter().map(told).collect();
+            let describe = |(build, lack): (&String, &String)| format!("{build} {lack}");
+            let left_out = resources.left_out.iter().map(describe).collect();
             ResponseBody::Resources(ResourcesReport { resources, left_out, code, sources })
         }
         Err(error) => ResponseBody::Refused(error.to_string()),
@@ -40,7 +40,7 @@ mod tests {
     use kernelgate_cuda::spec::{KernelSpec, list};
 
     #[test]
-    fn of_a_build_all_kernels_are_compiled_or_none() {
+    fn keeps_all_kernels_of_a_matching_build() {
         const ONE: KernelSpec<usize> = KernelSpec {
             defines: |width| vec![format!("WIDTH={width}")],
             variants: || vec![1, 2],

@@ -24,21 +24,22 @@ use crate::workload::Work;
 /// When the device fails.
 pub fn timing(devices: &Devices, only: Option<Part>) -> Result<TimingReport, BackendError> {
     let target = Target::Cuda(devices.clone());
-    let wanted = |part| only.is_none_or(|only| only == part);
+    let is_requested = |part| only.is_none_or(|only| only == part);
     let telemetry = target.telemetry();
     let read = || telemetry.iter().map(Telemetry::read);
     let mut readings: Vec<Reading> = read().collect();
     let mut notes = Vec::new();
     let mut events = EventTimer::new(devices)?;
-    let spins = wanted(Part::Spins).then(|| accuracy::spins(&mut events)).transpose()?;
-    let limits = wanted(Part::Limits)
+    let spins = is_requested(Part::Spins).then(|| accuracy::spins(&mut events)).transpose()?;
+    let limits = is_requested(Part::Limits)
         .then(|| Limits::measure_cuda_all(&mut events, &working_sets()))
         .transpose()?;
-    let cold = wanted(Part::Cold).then(|| accuracy::cold(&mut events)).transpose()?;
+    let cold = is_requested(Part::Cold).then(|| accuracy::cold(&mut events)).transpose()?;
     readings.extend(read());
     // Last: CUPTI stays attached to the process and slows every later launch.
-    let cupti = if wanted(Part::Cupti) { accuracy::against_cupti(&mut events)? } else { None };
-    if cupti.is_none() && wanted(Part::Cupti) {
+    let cupti =
+        if is_requested(Part::Cupti) { accuracy::against_cupti(&mut events)? } else { None };
+    if cupti.is_none() && is_requested(Part::Cupti) {
         notes.push(missing());
     }
     let (environment, overhead) = (Environment::on(&target), events.overhead());
@@ -57,11 +58,11 @@ pub fn timing(devices: &Devices, only: Option<Part>) -> Result<TimingReport, Bac
 /// Reads, copies and writes of working sets inside L2, about its size, and far beyond it.
 fn working_sets() -> Vec<CaseWork> {
     let sets = [2 << 20, 8 << 20, 32 << 20, 128 << 20, 512 << 20, 2 << 30];
-    let of = |bytes: u64| {
+    let hot_cases_of_size = |bytes: u64| {
         let works = [(bytes, 0), (bytes / 2, bytes / 2), (0, bytes)];
         works.map(|(read, write)| CaseWork { work: Work::bytes(read, write), cache: Cache::Hot })
     };
-    sets.into_iter().flat_map(of).collect()
+    sets.into_iter().flat_map(hot_cases_of_size).collect()
 }
 
 /// Times cases by events and by CUPTI, one an implementation.
@@ -122,7 +123,7 @@ fn in_words(row: &TraceRow) -> String {
     format!("by events {events}, recorded {recorded}, by CUPTI {cupti}, {difference:+.2}%")
 }
 
-/// What is said where CUPTI is missing.
+/// Note about missing CUPTI.
 fn missing() -> String {
     let (name, advice) = (Library::Cupti.name(), Library::Cupti.advice());
     format!("not compared with the hardware's record: {name} is missing: {advice}")

@@ -1,20 +1,20 @@
-//! The check after timing: what was timed computes its outputs from its inputs.
+//! The check after timing: the timed graph or launch computes its outputs from its inputs.
 //!
-//! A case is verified before it is timed, by a launch. What is timed is another thing: a graph, or
-//! a launch after many others, which may do less. So once the samples are taken, the inputs that
-//! every launch reads are replaced, the outputs poisoned, the very graph or launch that was timed
-//! is run once more, and its outputs are compared with the reference of the new inputs.
+//! A case is verified before it is timed, by a launch. The timed graph, or a launch after many
+//! others, may do less work. So once the samples are taken, the inputs that every launch reads are
+//! replaced, the outputs are poisoned, the very graph or launch that was timed runs once more, and
+//! its outputs are compared with the reference of the new inputs.
 //!
 //! Inputs are replaced along a symmetry of the workload, whose effect on the outputs is undone
 //! before they are compared; without a symmetry they are drawn anew, with a reference of their own.
-//! Where no input can be replaced, or memory is short, the outputs are compared for the old inputs,
-//! and the record says so.
+//! If no input can be replaced, or memory is short, the outputs are compared for the old inputs,
+//! and the record states that.
 //!
-//! Results that are reused for inputs that were seen before are right, too. So the check of reuse
-//! ([`reuse`]) replays once more for the same inputs.
+//! A row that returns remembered results for inputs it has seen would pass. So the check of reuse
+//! ([`reuse`]) replays the launch once more for the same inputs.
 //!
-//! Deliberately absent: defence against code that attacks the process. This finds mistakes and
-//! shortcuts: work on other streams, nothing launched, a remembered result, work in the reset.
+//! Deliberately absent: defence against code that attacks the process. This check finds mistakes
+//! and shortcuts: work on other streams, no launch at all, a remembered result, work in the reset.
 
 use std::borrow::Cow;
 
@@ -31,7 +31,7 @@ use crate::record::run::{AfterTiming, InputChange};
 use crate::verify::{self, OutputComparison, VerifyError};
 use crate::workload::Tensors;
 
-/// What a process' time for these checks is kept under.
+/// Name of these checks in the phase timer.
 pub const ACTIVITY: &str = "check after timing";
 
 /// Which inputs an executable reads now: those that it was prepared with, or others.
@@ -44,13 +44,13 @@ pub enum CurrentInputs {
     Changed,
 }
 
-/// What the checks of its cases before tell of an executable.
+/// Findings about an executable that hold for all of its cases.
 #[derive(Debug, Default)]
 pub struct Checked {
     /// Which inputs it reads now.
     pub inputs: CurrentInputs,
-    /// What was found of work elsewhere, once that was looked for: a launch for this is the same
-    /// whether the cache is hot or cold.
+    /// Work on other streams, once a check has looked for it: a launch does the same for hot and
+    /// cold caches.
     pub elsewhere: Option<Option<String>>,
 }
 
@@ -106,7 +106,7 @@ pub fn check(
              inputs{}",
             how.words(),
             if carries_state {
-                ", or its reset reads one that `reading` should leave out"
+                ", or its reset reads an input that `reading` must not list"
             } else {
                 ""
             }
@@ -223,9 +223,10 @@ impl PreparedProblem {
             self.compute_reference(group)?;
         }
         let Some(mut changed) = self.changed.take() else { return Ok(false) };
-        let made = changed.compute_expected(&self.inputs, |inputs| self.reference(group, inputs));
+        let computed =
+            changed.compute_expected(&self.inputs, |inputs| self.reference(group, inputs));
         self.changed = Some(changed);
-        match made {
+        match computed {
             Ok(()) => Ok(true),
             Err(CaseError::Skip(_)) => Ok(false),
             Err(error) => Err(error),

@@ -76,7 +76,7 @@ impl ChangedInputs {
         self.replaceable == replaceable
     }
 
-    /// What was done to the inputs, for the record.
+    /// How the inputs were changed, for the record.
     pub fn change(&self) -> InputChange {
         match self.how {
             How::Symmetry(Symmetry::Roll { .. }) => InputChange::Rolled,
@@ -85,8 +85,9 @@ impl ChangedInputs {
         }
     }
 
-    /// What outputs for these inputs are compared with: themselves, with the effect of a symmetry
-    /// undone, and the reference of the inputs as they were; or the reference of these inputs.
+    /// Returns the outputs and the reference to compare them with. With a symmetry, its effect on
+    /// the outputs is undone and the reference is that of the original inputs; otherwise the
+    /// reference is that of the new inputs.
     ///
     /// # Errors
     /// When the symmetry does not know every output.
@@ -111,11 +112,11 @@ impl ChangedInputs {
         matches!(self.how, How::Symmetry(_))
     }
 
-    /// Makes sure that the reference of inputs that were drawn anew is there: by `compute`, which
-    /// gets all inputs.
+    /// Ensures that inputs that were drawn anew have a reference: `compute` computes it from all
+    /// inputs.
     ///
     /// # Errors
-    /// What `compute` returns.
+    /// The error of `compute`.
     pub fn compute_expected<E>(
         &mut self,
         inputs: &Tensors,

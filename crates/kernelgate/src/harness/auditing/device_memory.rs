@@ -1,13 +1,14 @@
-//! How much device memory a case takes while it is prepared and launched, whatever allocates it:
-//! what is taken of the device then, less what was taken before.
+//! Device memory that a case uses while it is prepared and launched, whoever allocates it: the
+//! memory in use then, less the memory in use before.
 //!
-//! What stays when the case is freed again is not its own up to [`LEFT_BEHIND`]: kernels' code,
-//! which is loaded when it is first launched and kept, what a library needs for itself, and what the
-//! context grows by. The first case that needs such a thing would be charged with it, and another
-//! one in a run with other rows. Beyond that it is a pool or a cache of the row's own.
+//! Memory that stays in use after the case is freed is not charged to the case, up to
+//! [`LEFT_BEHIND`]: code of kernels, which stays loaded after the first launch, memory of a
+//! library, and growth of the context. Otherwise the first case that needs such memory would be
+//! charged with it, and a run with other rows would charge another case. Memory beyond that is a
+//! pool or a cache of the row.
 //!
-//! Deliberately absent: memory that one launch allocates and frees again outside of the device's
-//! pool, and a value where other processes use the card, or none can be told.
+//! Deliberately absent: memory that one launch allocates outside of the device's pool and frees
+//! again, and a result if other processes may use the card.
 
 use crate::backend::{BackendError, Target};
 use kernelgate_cuda::driver::memory::persistence;
@@ -15,11 +16,11 @@ use kernelgate_cuda::driver::memory::{self, MemoryUsage};
 use kernelgate_cuda::observe::telemetry::Telemetry;
 use kernelgate_cuda::{Device, Devices};
 
-/// What a case may leave behind outside of the device's pool, bytes.
+/// Memory that a case may leave in use outside of the device's pool, bytes.
 const LEFT_BEHIND: i64 = 256 << 20;
 
-/// Looks at the memory of one implementation; at nothing on the host, where the card tells nothing
-/// of other processes, and once the device has failed.
+/// Measures the memory of one implementation. Measures nothing on the host, if the card does not
+/// report other processes, and after the device has failed.
 #[derive(Default)]
 pub struct MemoryWatch(Option<Watched>);
 
@@ -30,7 +31,7 @@ struct Watched {
 }
 
 impl MemoryWatch {
-    /// Begins, before a row is prepared.
+    /// Begins before a row is prepared.
     pub fn start(target: &Target) -> Self {
         let Target::Cuda(devices) = target else { return Self::default() };
         let watched = target.telemetry().filter(alone).and_then(|telemetry| {
@@ -40,13 +41,13 @@ impl MemoryWatch {
         Self(watched)
     }
 
-    /// Looks at what is taken now.
+    /// Notes the memory in use now.
     pub fn observe(&mut self) {
         self.look(Peak::observe);
     }
 
-    /// What was taken since it was looked at last is the harness' own: the recorder of launches,
-    /// another row as the reference.
+    /// Excludes the memory allocated since the last observation, because the harness itself uses
+    /// it: for the recorder of launches, or for another row as the reference.
     pub fn skip(&mut self) {
         self.look(Peak::skip);
         let forgotten = self.0.as_ref().map(|watched| memory::forget_peak(watched.devices.one()));
@@ -63,7 +64,8 @@ impl MemoryWatch {
         }
     }
 
-    /// Ends once the case is freed: the most that it took, bytes; none where that is not known.
+    /// Ends the measurement after the case is freed. Returns its largest use, bytes, or `None` if
+    /// that is unknown.
     pub fn finish(&mut self) -> Option<u64> {
         let Watched { devices, telemetry, peak } = self.0.take()?;
         let after = settled(devices.one()).ok()?;
@@ -76,8 +78,8 @@ fn alone(telemetry: &Telemetry) -> bool {
     telemetry.other_processes() == Some(0)
 }
 
-/// What is taken once everything has finished and what was freed is given back, also what a case
-/// set for the whole context.
+/// Memory in use after all work has ended, freed memory has been returned to the driver, and
+/// context settings have been restored.
 fn settled(device: &Device) -> Result<MemoryUsage, BackendError> {
     persistence::restore(device)?;
     memory::settled(device)?;
@@ -85,15 +87,15 @@ fn settled(device: &Device) -> Result<MemoryUsage, BackendError> {
     memory::usage(device)
 }
 
-/// The most that a case took, relative to what was taken before it, bytes.
+/// Largest memory use of a case relative to the use before it, bytes.
 #[derive(Debug, Clone, Copy)]
 struct Peak {
     before: MemoryUsage,
-    /// Of the device's pool, and outside of it; none until it was looked at.
+    /// Use of the device's pool and use outside of it; `None` before the first observation.
     most: Option<(i64, i64)>,
-    /// Outside of the pool when it was looked at last.
+    /// Use outside of the pool at the last observation.
     last: i64,
-    /// What the harness took meanwhile outside of the pool.
+    /// Use by the harness itself outside of the pool.
     aside: i64,
 }
 
@@ -170,7 +172,7 @@ mod tests {
         // The first case also loads 40 MiB of modules and libraries, which stay.
         let first = seen.map(|now| MemoryUsage { outside: now.outside + 40 * MIB, ..now });
         assert_eq!(bytes(before, &first, usage(100, 100, 540)), Some(98));
-        // What an earlier case left is given back meanwhile.
+        // The memory that an earlier case left in use is freed meanwhile.
         let less = seen.map(|now| MemoryUsage { outside: now.outside - 30 * MIB, ..now });
         assert_eq!(bytes(before, &less, usage(100, 100, 470)), Some(98));
         // A pool of the row's own keeps 2 GiB; one of the device's pool keeps them to the byte.
@@ -178,11 +180,11 @@ mod tests {
         assert_eq!(bytes(before, &own, usage(100, 100, 2548)), Some(98 + 2048 - 256));
         let kept = seen.map(|now| MemoryUsage { pool_peak: now.pool_peak + 2048 * MIB, ..now });
         assert_eq!(bytes(before, &kept, usage(2148, 2148, 500)), Some(98 + 2048));
-        assert_eq!(bytes(before, &[], before), None, "never looked at");
+        assert_eq!(bytes(before, &[], before), None, "never observed");
     }
 
     #[test]
-    fn what_the_harness_takes_beside_a_case_is_not_the_cases() {
+    fn memory_of_the_harness_is_not_charged_to_the_case() {
         let mut peak = Peak::from(usage(0, 0, 500));
         peak.observe(usage(64, 64, 510));
         // The recorder takes 20 MiB and keeps 8, a row as the reference leaves 4 of modules.
@@ -266,10 +268,11 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
         execution.run(&selection).unwrap();
         let run = recorder.run();
         assert!(run.failed.is_empty() && run.skipped.is_empty(), "{run:?}");
-        let of = |row: &str, cache: &str| {
+        let measured_bytes = |row: &str, cache: &str| {
             run.cases[&format!("memory/copy/n1/cuda/{row}/{cache}")].measured_device_bytes
         };
-        let rows = ["first", "scratch", "last"].map(|row| (of(row, "hot"), of(row, "cold")));
+        let rows = ["first", "scratch", "last"]
+            .map(|row| (measured_bytes(row, "hot"), measured_bytes(row, "cold")));
         eprintln!("{others:?} other processes: {rows:?}");
         if others != Some(0) {
             // Unknown rather than wrong.

@@ -53,8 +53,8 @@ impl GpuTime {
         })
     }
 
-    /// The same for the legacy default stream of the context that is current, which the null handle
-    /// means to the driver, and which has to be meant here.
+    /// Times the legacy default stream of the current context. The driver's null handle names this
+    /// stream, so it needs a constructor of its own.
     pub fn on_legacy_default_stream() -> Self {
         Self::on_stream(RawStream::LEGACY_DEFAULT)
     }

@@ -46,7 +46,7 @@ pub use samples::GpuElapsed;
 
 /// Criterion with GPU time: in place of `criterion::Criterion` where a bench function names it.
 pub type Criterion = criterion::Criterion<GpuTime>;
-/// The same of a group.
+/// Criterion's benchmark group with GPU times.
 pub type BenchmarkGroup<'a> = criterion::BenchmarkGroup<'a, GpuTime>;
-/// The same of a bencher.
+/// Criterion's bencher with GPU times.
 pub type Bencher<'a> = criterion::Bencher<'a, GpuTime>;

@@ -20,16 +20,17 @@ use kernelgate_cuda::BackendError;
 use kernelgate_cuda::driver::device::DeviceFacts;
 use kernelgate_cuda::observe::telemetry::Reading;
 
-/// Makes the executable one that `kernelgate` drives by Criterion's flags, told without running it.
+/// Bytes in the executable that let `kernelgate` recognize it without running it; the program then
+/// drives it by Criterion's flags.
 pub const MARK: &str = "\0kernelgate GPU time in Criterion's main\0";
 
-/// How the process came to its end.
+/// End of the process.
 pub enum Ended {
-    /// After all targets of the group.
+    /// All targets of the group ran.
     Complete,
-    /// By a panic of the bench.
+    /// The bench panicked.
     Interrupted,
-    /// By this measurement.
+    /// This measurement refused a case.
     Refused {
         /// The case that was measured.
         case: String,
@@ -38,7 +39,8 @@ pub enum Ended {
     },
 }
 
-/// What a case is called whose samples are being taken: Criterion tells its id when they are done.
+/// Name of the case that is being measured. Criterion reports an id only after its samples are
+/// taken.
 pub fn case_after(log: &SampleLog, store: &Store) -> String {
     let stored = criterion_store::read(&store.criterion).unwrap_or_default();
     let here = stored.cases.iter().filter(|(_, case)| taken_here(log, case));
@@ -54,7 +56,7 @@ fn taken_here(log: &SampleLog, case: &StoredCase) -> bool {
 pub struct Recording<'a> {
     /// The process.
     pub process: &'a CriterionProcess,
-    /// Where files lie.
+    /// Paths of runs and baselines.
     pub store: &'a Store,
     /// Its samples.
     pub log: &'a SampleLog,
@@ -68,7 +70,7 @@ impl Recording<'_> {
     /// Records the process' cases; returns the exit code of the process.
     ///
     /// # Errors
-    /// What failed, as a sentence's end.
+    /// The failure, as the end of a sentence.
     pub fn record(&self, telemetry: Vec<Reading>, ended: Ended) -> Result<Exit, String> {
         let Self { process, store, .. } = *self;
         let failed_to = |error: &dyn std::fmt::Display| format!("failed to {error}");
@@ -83,7 +85,7 @@ impl Recording<'_> {
         }
         let invocation = Invocation::new(process.session.clone()?);
         let bench = bench_name(process.executable.as_deref().unwrap_or(Path::new("")));
-        // Where the program asked for the record, it gets one of all groups.
+        // The program asked for a record: it gets one record of all groups.
         let earlier = process.record.as_ref().and_then(|path| file::read::<ProcessRun>(path).ok());
         if let Some(earlier) = earlier {
             run.cases.extend(earlier.cases);
@@ -112,7 +114,7 @@ impl Recording<'_> {
             let path =
                 invocation.record(store, &bench, named).map_err(|error| error.to_string())?;
             let run = named(&path);
-            tell(&run, &path, &store.page());
+            print_results(&run, &path, &store.page());
             run
         };
         if let Some(name) = &process.save_baseline {
@@ -129,8 +131,7 @@ impl Recording<'_> {
             match self.log.origin(case) {
                 Origin::Elsewhere => {}
                 Origin::ByRoutine => {
-                    let why = "its routine tells the times itself (iter_custom): nothing is known \
-                               of them";
+                    let why = "its routine measures the time itself (iter_custom)";
                     run.skipped.insert(one_line(id), why.to_owned());
                 }
                 Origin::Here { samples, host_bound } => {
@@ -171,7 +172,7 @@ fn bench_name(program: &Path) -> String {
     }
 }
 
-fn tell(run: &ProcessRun, path: &Path, page: &Path) {
+fn print_results(run: &ProcessRun, path: &Path, page: &Path) {
     println!("{}", display::runs::text(std::slice::from_ref(run), terminal::columns()));
     let (path, page) = (path.display().to_string(), page.display().to_string());
     eprintln!("run recorded in {}", printable(&path));

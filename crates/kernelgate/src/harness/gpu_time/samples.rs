@@ -1,34 +1,34 @@
-//! The samples of a process in the order in which they were taken, and which case of Criterion's
-//! store is made of which.
+//! Samples of a process in the order in which they were taken, and their assignment to the cases in
+//! Criterion's store.
 //!
-//! A measurement is not told whose sample it takes. Criterion's store says whose: its times are
-//! those that the measurement gave, bit for bit.
+//! Criterion does not name the case whose sample a measurement takes. The times in Criterion's
+//! store identify it, because they equal the measured times bit for bit.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use crate::record::criterion_store::StoredCase;
 
-/// What lay between two events.
+/// Time between two events.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct GpuElapsed {
     /// Nanoseconds.
     pub(super) ns: f64,
     /// Whether the GPU waited for the host at the end.
     pub(super) drained: bool,
-    /// Whether the routine told the time itself.
+    /// Whether the routine supplied the time itself.
     pub(super) by_routine: bool,
 }
 
-/// For `iter_custom`, whose routines tell a time of their own: it is Criterion's to report, and not
-/// recorded, because nothing is known of it.
+/// Time from `iter_custom`, whose routine measures by itself. Criterion reports it; kernelgate does
+/// not record it, because nothing is known about how it was measured.
 impl From<Duration> for GpuElapsed {
-    fn from(told: Duration) -> Self {
-        Self { ns: told.as_nanos() as f64, drained: false, by_routine: true }
+    fn from(elapsed: Duration) -> Self {
+        Self { ns: elapsed.as_nanos() as f64, drained: false, by_routine: true }
     }
 }
 
-/// What became of a case that the store holds.
+/// Origin of the samples of a case in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
     /// Taken here; whether the host's time is in most of its samples.
@@ -41,7 +41,7 @@ pub enum Origin {
     },
     /// Measured by the routine itself (`iter_custom`).
     ByRoutine,
-    /// Of an earlier process, or of another measurement.
+    /// Another process or another measurement took them.
     Elsewhere,
 }
 
@@ -72,7 +72,7 @@ impl SampleLog {
         self.taken.push(sample);
     }
 
-    /// Where the samples of a case are from.
+    /// Determines the origin of a case's samples.
     pub fn origin(&self, case: &StoredCase) -> Origin {
         if case.written.is_some_and(|written| written < self.since) || case.times.is_empty() {
             return Origin::Elsewhere;

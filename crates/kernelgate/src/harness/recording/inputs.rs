@@ -1,9 +1,9 @@
-//! Inputs kept on disk between the trials of a comparison: what is drawn from a seed takes longer
-//! to draw than to read.
+//! Inputs kept on disk between the trials of a comparison: drawing them from a seed takes longer
+//! than reading them.
 //!
-//! One file a problem, in a folder that the engine makes for one executable and deletes afterwards.
-//! What is read is used for the reference too, so that a damaged file could not make a wrong output
-//! right.
+//! One file for each problem, in a folder that the engine makes for one executable and deletes
+//! afterwards. The reference is computed from the same inputs, so a damaged file cannot make a
+//! wrong output pass.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,13 +17,14 @@ const MAX_BYTES: usize = 2 << 30;
 /// Inputs that are drawn faster are not worth a file.
 const WORTHWHILE: Duration = Duration::from_millis(10);
 
-/// Where the inputs of a problem are kept.
+/// Path of the inputs of a problem.
 pub fn path(folder: &Path, group: &Group<'_>) -> PathBuf {
     // A hash: ids may be long, and `a/b_c` is not `a_b/c`.
     folder.join(format!("{}.inputs", file::text_hash(&group.id())))
 }
 
-/// Keeps them, where that is worth it. That it fails costs time, nothing else.
+/// Writes the inputs if reading them is faster than drawing them. A failure to write only costs
+/// time.
 pub fn keep(path: &Path, inputs: &Tensors, drawn_in: Duration) {
     if drawn_in >= WORTHWHILE && inputs.bytes() <= MAX_BYTES && !path.exists() {
         let _ = tensors::write(path, inputs);

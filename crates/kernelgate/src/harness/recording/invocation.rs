@@ -101,7 +101,7 @@ mod tests {
     use crate::record::{Environment, Provenance};
 
     #[test]
-    fn of_two_invocations_with_one_name_the_first_has_it() {
+    fn first_invocation_keeps_a_session_name() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::at(folder.path(), folder.path());
         let invoked = |id: &str| Invocation { session: "par".to_owned(), id: id.to_owned() };

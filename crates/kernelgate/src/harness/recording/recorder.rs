@@ -127,7 +127,7 @@ impl Recorder {
         self.lock().run.clone()
     }
 
-    /// Where it is recorded.
+    /// Path of the run record.
     pub fn path(&self) -> PathBuf {
         self.lock().path.clone()
     }
@@ -177,7 +177,7 @@ impl Recorder {
     /// Writes the baseline from the run; an interrupt waits for it.
     ///
     /// # Errors
-    /// What `write` returns.
+    /// The error of `write`.
     pub fn save_baseline<E>(
         &self,
         write: impl FnOnce(&ProcessRun) -> Result<(), E>,

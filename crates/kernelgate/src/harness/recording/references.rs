@@ -30,7 +30,7 @@ const VERSION: &str = "2";
 /// The tensor that holds the hash of the others.
 const HASH: &str = "hash";
 
-/// Where references are kept.
+/// Folder of the stored references.
 #[derive(Debug, Clone)]
 pub struct References {
     folder: PathBuf,
@@ -51,7 +51,7 @@ pub fn get(kept: Option<&References>, group: &Group<'_>, inputs: &Tensors) -> Ve
     let expected = group.bound.problem().reference(inputs);
     let worthwhile = started.elapsed() >= WORTHWHILE && bytes(&expected) <= MAX_BYTES;
     if let Some((path, kept)) = path.zip(kept).filter(|_| worthwhile) {
-        // That it cannot be kept costs time, nothing else.
+        // A failure to write only costs time.
         let _ = write(&path, &expected);
         prune(&kept.folder, MAX_FOLDER_BYTES);
     }
@@ -89,7 +89,7 @@ pub fn precision_limit(
         let limits = found.iter().flat_map(|found| &found.relative_l2);
         let limits: Vec<Expected> =
             limits.map(|(name, limit)| Expected::all(name, [1], vec![*limit])).collect();
-        // That it cannot be kept costs time, nothing else.
+        // A failure to write only costs time.
         let _ = write(&path, &limits);
     }
     found
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_comes_back_and_an_altered_file_does_not() {
+    fn references_round_trip_and_altered_files_are_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("deep").join("x.reference");
         write(&path, &expected()).unwrap();
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_from_a_file_is_kept_under_no_name() {
+    fn references_from_files_are_not_stored() {
         let define = |reference: Reference| -> Suite {
             let define = move |_: &Point| {
                 Ok(Definition {

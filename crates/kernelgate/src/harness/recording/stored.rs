@@ -1,5 +1,5 @@
-//! Criterion's stored results, looked at before Criterion reads them: it panics on one that is not
-//! there, or is broken.
+//! Checks Criterion's stored results before Criterion reads them, because Criterion panics on a
+//! result that is missing or invalid.
 
 use std::path::Path;
 
@@ -10,11 +10,11 @@ use crate::harness::selection::cases::Selection;
 use crate::record::Store;
 use kernelgate_cuda::regular_file;
 
-/// Checks the stored results of that name, if one is given, of every selected case. `must` tells
-/// whether each has to have one.
+/// Checks the stored results of that name, if one is given, for every selected case. `must`
+/// requires that each case has one.
 ///
 /// # Errors
-/// Names the case whose result is not there, or the file that is broken.
+/// Names the case whose result is missing, or the invalid file.
 pub fn check(
     store: &Store,
     selection: &Selection<'_>,
@@ -38,7 +38,7 @@ pub fn check(
                     case.id
                 )));
             }
-            let of = |path: &Path, problem: String| {
+            let broken_baseline = |path: &Path, problem: String| {
                 HarnessError::Usage(format!(
                     "Criterion's baseline `{name}` of {} is broken ({}: {problem}): remove it, or \
                      save it again",
@@ -46,9 +46,9 @@ pub fn check(
                     path.display()
                 ))
             };
-            check_samples(&samples).map_err(|problem| of(&samples, problem))?;
+            check_samples(&samples).map_err(|problem| broken_baseline(&samples, problem))?;
             let estimates = folder.join("estimates.json");
-            check_estimates(&estimates).map_err(|problem| of(&estimates, problem))?;
+            check_estimates(&estimates).map_err(|problem| broken_baseline(&estimates, problem))?;
         }
     }
     Ok(())

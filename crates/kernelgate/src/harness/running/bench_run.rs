@@ -187,8 +187,8 @@ fn announce(
     let (bench, cases) = (format!("{}{part}", run.bench), selection.count());
     progress.start(&bench, &run.environment, settings.effort, cases, not_elsewhere);
     if settings.effort == Effort::Thorough {
-        let known = estimate::last_times(store, &run.environment);
-        progress.estimate(&estimate::text(selection, settings.effort, settings, &known));
+        let last_times = estimate::last_times(store, &run.environment);
+        progress.estimate(&estimate::text(selection, settings.effort, settings, &last_times));
     }
 }
 

@@ -13,9 +13,9 @@ use std::time::Duration;
 
 /// "at least 16 min of timing: 212 cases, …".
 ///
-/// The rule: each case is warmed up and timed for as long as the effort says, or for ten launches
-/// where these take longer, by the times of the last session. What is not known before, inputs,
-/// references and verification, is left out, and that is said.
+/// The rule: each case is warmed up and timed for as long as the effort asks, or for ten launches
+/// if these take longer, by the times of the last session. The times of inputs, references and
+/// verification are unknown, so the estimate excludes them and the text says so.
 pub fn text(
     selection: &Selection<'_>,
     effort: Effort,

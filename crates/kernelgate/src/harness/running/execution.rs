@@ -57,7 +57,7 @@ impl Timer {
         }
     }
 
-    /// The same launches, delayed on purpose.
+    /// Wraps an executable so that its launches are delayed on purpose.
     fn delay<'a>(
         &mut self,
         executable: &'a mut dyn Executable,

@@ -27,29 +27,29 @@ use crate::workload::{Expected, ReferenceFrom, Tensors};
 use kernelgate_cuda::driver::launch::used::LoadedKernels;
 use kernelgate_cuda::driver::memory::persistence;
 
-/// Inputs and reference of a problem.
+/// A prepared problem: its inputs, its reference and the state that the checks of its rows share.
 pub struct PreparedProblem {
-    /// What implementations compute from.
+    /// Inputs of all implementations.
     pub inputs: Arc<Tensors>,
-    /// What they must produce; empty until the reference is computed.
+    /// Expected outputs; empty until the reference is computed.
     pub expected: Vec<Expected>,
     has_reference: bool,
     one_data_set: bool,
-    /// Outputs of builds that are compared, where there is no reference.
+    /// Outputs of the builds that are compared, if the problem has no reference.
     pub outputs: BuildOutputs,
-    /// Where a row that is the reference of others runs.
+    /// Device of the row that is the reference of other rows.
     target: Target,
-    /// How closely; what a declared precision asks for is known with the reference.
+    /// Tolerances. A declared precision adds its own once the reference is computed.
     pub bounds: Bounds,
     /// Seed of the inputs.
     pub seed: u64,
-    /// Where references are kept; none where each is computed.
+    /// Folder of stored references; `None` if each reference is computed.
     pub references: Option<References>,
     /// Kernels of the implementation that was prepared last; empty on the host.
     pub kernels: LoadedKernels,
     /// Other inputs, for the check after timing.
     pub changed: Option<ChangedInputs>,
-    /// What device memory the implementation takes, where that is measured.
+    /// Device memory of the implementation, if it is measured.
     pub memory: MemoryWatch,
 }
 
@@ -74,11 +74,11 @@ impl PreparedProblem {
         Ok(ready)
     }
 
-    /// Draws the inputs, or reads those that `kept` holds, if all that the problem takes fits in
-    /// memory; the reference is left until it is needed.
+    /// Draws the inputs, or reads those that `kept` holds, if all memory that the problem needs
+    /// fits. The reference is computed later, when it is needed.
     ///
     /// # Errors
-    /// As [`Self::new`].
+    /// Those of [`Self::new`].
     pub fn inputs(
         group: &Group<'_>,
         seed: u64,
@@ -101,7 +101,7 @@ impl PreparedProblem {
             )));
         }
         let _activity = phase_timer::start("inputs");
-        let made = guard::catch(|| {
+        let prepared = guard::catch(|| {
             let kept = kept.filter(|_| !problem.reads_files());
             let path = kept.map(|folder| inputs::path(folder, group));
             let inputs = path.as_deref().and_then(tensors::read).unwrap_or_else(|| {
@@ -126,7 +126,7 @@ impl PreparedProblem {
             }
         });
         let ready =
-            made.map_err(|panic| CaseError::Fail(format!("inputs or reference: {panic}")))?;
+            prepared.map_err(|panic| CaseError::Fail(format!("inputs or reference: {panic}")))?;
         names::check_tensors("input", ready.inputs.iter().map(|(name, _)| name))
             .map_err(CaseError::Fail)?;
         Ok(ready)
@@ -165,7 +165,7 @@ impl PreparedProblem {
         group: &Group<'_>,
         inputs: Arc<Tensors>,
     ) -> Result<Vec<Expected>, CaseError> {
-        let made = guard::catch(|| match group.bound.problem().reference_from() {
+        let computed = guard::catch(|| match group.bound.problem().reference_from() {
             ReferenceFrom::Definition => {
                 let kept = self.references.as_ref();
                 Ok(references::get(kept, group, &inputs))
@@ -174,10 +174,10 @@ impl PreparedProblem {
             ReferenceFrom::Nothing => Ok(Vec::new()),
         });
         let failed = |why: String| CaseError::Fail(format!("inputs or reference: {why}"));
-        made.map_err(failed)?
+        computed.map_err(failed)?
     }
 
-    /// The outputs of a row for these inputs.
+    /// Computes the expected outputs with another row.
     fn row_outputs(
         &self,
         group: &Group<'_>,
@@ -186,15 +186,15 @@ impl PreparedProblem {
     ) -> Result<Vec<Expected>, CaseError> {
         let rows = group.suite.implementations();
         let index = rows.iter().position(|it| it.name == row).ok_or_else(|| {
-            CaseError::Fail(format!("the reference is the row `{row}`, and there is none"))
+            CaseError::Fail(format!("the reference is the row `{row}`, which does not exist"))
         })?;
-        let told = |why| format!("the row `{row}`, which is the reference: {why}");
+        let with_row = |why| format!("the row `{row}`, which is the reference: {why}");
         let of_reference = |error| match CaseError::from(error) {
             CaseError::Lost(why) => CaseError::Lost(why),
-            CaseError::Skip(why) => CaseError::Skip(told(why)),
-            CaseError::Fail(why) => CaseError::Fail(told(why)),
+            CaseError::Skip(why) => CaseError::Skip(with_row(why)),
+            CaseError::Fail(why) => CaseError::Fail(with_row(why)),
         };
-        // What a case that is alive has set for itself is found again when it is launched next.
+        // A case that is alive finds its own settings restored when it is launched next.
         let before = match &self.target {
             Target::Cuda(devices) => {
                 let device = devices.one();
@@ -262,7 +262,7 @@ impl PreparedProblem {
     /// has compared them with the reference, else by the reference. It also measures one launch.
     ///
     /// # Errors
-    /// What [`Self::verify`] returns.
+    /// Those of [`Self::verify`].
     pub fn verify_bits(
         &mut self,
         group: &Group<'_>,
@@ -278,7 +278,7 @@ impl PreparedProblem {
             keep_if_lost(executable, outcome.map_err(VerifyError::from))
         })?;
         if group.bound.problem().reference_from().is_nothing() {
-            // Those that a row before computed are none of this one.
+            // The outputs expected by an earlier row do not apply to this one.
             self.expected.clear();
         }
         if let Some(known) = known.filter(|known| known.digest.as_ref() == Some(&digest)) {
@@ -296,7 +296,7 @@ impl PreparedProblem {
     /// Verifies a case by its reference.
     ///
     /// # Errors
-    /// What [`Self::verify`] returns.
+    /// Those of [`Self::verify`].
     pub fn verify_once(
         &mut self,
         group: &Group<'_>,
@@ -308,19 +308,20 @@ impl PreparedProblem {
         Ok(Verified { executable, record, launch: Duration::ZERO })
     }
 
-    /// A comparison with the reference, for the record.
+    /// Makes the record of a comparison with the reference.
     fn verification_record(
         &self,
         comparison: OutputComparison,
         digest: Option<String>,
     ) -> VerificationRecord {
-        let told = digest.is_some() || self.one_data_set;
-        let data_set = told.then(|| self.data_set());
+        let is_identified = digest.is_some() || self.one_data_set;
+        let data_set = is_identified.then(|| self.data_set());
         let allowed = Some((&self.bounds).into());
         VerificationRecord { digest, allowed, data_set, ..comparison.into() }
     }
 
-    /// What tells the inputs from those of another seed.
+    /// Identity of the inputs, which differs between seeds: a hash, or the constant of a problem
+    /// with one data set.
     pub fn data_set(&self) -> String {
         match self.one_data_set {
             true => ONE_DATA_SET.to_owned(),
@@ -328,7 +329,7 @@ impl PreparedProblem {
         }
     }
 
-    /// A hash of the inputs where [`Self::data_set`] tells none.
+    /// Hash of the inputs of a problem with one data set, which [`Self::data_set`] does not return.
     pub fn inputs_of_one_data_set(&self) -> Option<String> {
         self.one_data_set.then(|| verify::digest(&self.inputs))
     }
@@ -402,8 +403,8 @@ pub fn outputs(executable: &mut dyn Executable) -> Result<&Tensors, BackendError
     executable.outputs()
 }
 
-/// What was made, besides the outcome; left alone when the device is lost: to free what a hung
-/// kernel uses is to wait for it.
+/// Passes a result on, but leaks its value if the device is lost: freeing memory that a hung kernel
+/// uses would wait for the kernel.
 fn keep_if_lost<T>(
     executable: Box<dyn Executable>,
     outcome: Result<T, VerifyError>,

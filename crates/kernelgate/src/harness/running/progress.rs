@@ -1,5 +1,4 @@
-//! What a person sees while a bench binary works: lines on standard error, nothing on standard
-//! output.
+//! Progress messages of a bench binary. All lines go to standard error, none to standard output.
 
 use crate::record::text::printable;
 use std::cell::Cell;
@@ -104,7 +103,7 @@ impl BenchProgress {
         ));
     }
 
-    /// What a problem's times do not mean.
+    /// Prints a remark on the times of a problem.
     pub fn remark(&self, problem: &str, remark: &str) {
         self.say(&format!("note: {problem}: {remark}"));
     }
@@ -115,7 +114,7 @@ impl BenchProgress {
         self.say(&format!("[{}/{}] {id}", self.started.get(), self.cases));
     }
 
-    /// Nobody knows of which code the executable is.
+    /// Warns that no commit is recorded for the executable.
     pub fn no_commit(&self) {
         self.say(
             "no commit is recorded: there is no git checkout, or this executable neither was \
@@ -123,17 +122,17 @@ impl BenchProgress {
         );
     }
 
-    /// Cases that do not begin.
+    /// Reports cases that do not run.
     pub fn skipped(&self, cases: usize, why: &str) {
         self.say(&format!("{cases} cases {why}"));
     }
 
-    /// How long it takes at least.
+    /// Prints the least time that the run takes.
     pub fn estimate(&self, text: &str) {
         self.say(text);
     }
 
-    /// A case is right.
+    /// Reports that a case passed verification.
     pub fn verified(&self, comparison: &VerificationRecord, elapsed: Duration) {
         let seconds = elapsed.as_secs_f64();
         let (checked, total) = (comparison.checked, comparison.total);
@@ -157,14 +156,14 @@ impl BenchProgress {
         self.say(&format!("      verified in {seconds:.1} s: {share}; {error}"));
     }
 
-    /// What was timed is right on other inputs too.
+    /// Reports that the timed launch computes correct outputs from other inputs too.
     pub fn checked(&self, after: &AfterTiming, elapsed: Duration) {
         let (seconds, how) = (elapsed.as_secs_f64(), after.inputs.words());
         self.say(&format!("      checked after timing in {seconds:.2} s, {how}"));
     }
 
-    /// Where the time went, the longest activities first; those of checks after timing are among
-    /// them.
+    /// Prints the seconds of each activity, longest first, including those of the checks after
+    /// timing.
     pub fn spent(&self, spent_s: &BTreeMap<&'static str, f64>, checks: Duration, whole: Duration) {
         let mut longest: Vec<_> = spent_s.iter().filter(|(_, seconds)| **seconds >= 0.1).collect();
         longest.sort_by(|a, b| b.1.total_cmp(a.1));
@@ -182,7 +181,7 @@ impl BenchProgress {
         ));
     }
 
-    /// Where the results are, and where their page would be.
+    /// Prints the path of the results and of their page.
     pub fn end(&self, path: &Path, page: &Path, baseline: Option<&str>) {
         self.say(&format!("recorded in {}", path.display()));
         self.say(&format!("`kernelgate report` draws it in {}", page.display()));

@@ -1,8 +1,8 @@
-//! By default the output of `cargo bench` is ours: Criterion's lines would come between, and
-//! say the same. Its store and its reports stay; `--verbose` shows its lines.
+//! Silences Criterion: by default only our table appears in the output of `cargo bench`.
+//! Criterion's store and reports stay, and `--verbose` shows its lines.
 //!
-//! Criterion has no such setting. Its briefest format prints a line a case to standard output,
-//! which leads nowhere meanwhile.
+//! Criterion has no such setting. Its briefest format prints a line for each case to standard
+//! output, which is redirected to the null device meanwhile.
 
 #[cfg(unix)]
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -10,10 +10,10 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 #[cfg(unix)]
 use rustix::stdio;
 
-/// Criterion's flag.
+/// Flag that selects Criterion's briefest format.
 pub const FLAG: [&str; 2] = ["--output-format", "bencher"];
 
-/// Does something while standard output leads nowhere.
+/// Runs `work` while standard output is redirected to the null device.
 #[cfg(unix)]
 pub fn without_output<T>(work: impl FnOnce() -> T) -> T {
     use std::io::Write;
@@ -42,7 +42,7 @@ fn led_away<T>(
     done
 }
 
-/// Where a stream leads now, and nowhere.
+/// A copy of the stream's descriptor and one of the null device.
 #[cfg(unix)]
 fn here_and_nowhere(stream: BorrowedFd<'_>) -> Option<(OwnedFd, OwnedFd)> {
     let nowhere = std::fs::File::options().write(true).open("/dev/null").ok()?;
@@ -67,7 +67,7 @@ impl WithoutAdvice {
     /// Does something with standard error as it was.
     pub fn aloud<T>(&self, work: impl FnOnce() -> T) -> T {
         let Some((kept, nowhere)) = &self.ends else { return work() };
-        // Where either fails, standard error stays where it led.
+        // If either call fails, standard error stays as it is.
         let _ = stdio::dup2_stderr(kept);
         let done = work();
         let _ = stdio::dup2_stderr(nowhere);

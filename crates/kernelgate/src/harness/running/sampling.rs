@@ -102,7 +102,7 @@ pub fn new_criterion(store: &Store, effort: Effort, elapsed: Elapsed) -> Criteri
         .with_measurement(elapsed)
         .output_directory(&store.criterion)
         .configure_from_args();
-    // Plots of a case take as long as a quick look at it.
+    // Drawing the plots of a case takes as long as a quick measurement of it.
     if effort == Effort::Quick { criterion.without_plots() } else { criterion }
 }
 

@@ -1,4 +1,4 @@
-//! What differs between processes that go through cases.
+//! The steps in which bench, test and trial processes differ while they run cases.
 
 use super::case_error::CaseError;
 use super::problem::{PreparedProblem, Verified};

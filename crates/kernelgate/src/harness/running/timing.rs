@@ -113,11 +113,12 @@ pub fn run<M: Measurement<Value = f64>>(
         true => Lead::run(executable, stopwatch, plan.power)?,
         false => Lead::none(),
     };
-    let taken = RefCell::new(Vec::<Taken>::new());
+    let timed = RefCell::new(Vec::<TimedSample>::new());
     let started = Instant::now();
     let failure = RefCell::new(None);
     let (start, end) = (CpuTime::now(), Cell::new(None));
-    // Criterion cannot be told of a failed launch: unwind out of it, without a panic message.
+    // A failed launch cannot be reported to Criterion, so the closure unwinds out of it without a
+    // panic message.
     let advice = WithoutAdvice::new(settings.process.silent_criterion);
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         group.bench_function(function, |bencher| {
@@ -129,7 +130,7 @@ pub fn run<M: Measurement<Value = f64>>(
                     Range::new(if started.elapsed() < plan.warm_up { "warm-up" } else { "sample" });
                 match advice.aloud(|| lead.sample(executable, stopwatch, launches)) {
                     Ok(one) => {
-                        taken.borrow_mut().push(one);
+                        timed.borrow_mut().push(one);
                         end.set(CpuTime::now());
                         // Criterion counts its own iterations; a sample may hold another number.
                         one.sample.elapsed_ns / one.sample.launches as f64 * launches as f64
@@ -152,10 +153,10 @@ pub fn run<M: Measurement<Value = f64>>(
     if !measures {
         return Ok(Samples::default());
     }
-    let taken = taken.into_inner();
+    let timed = timed.into_inner();
     // Criterion warms up through the same closure: the samples are the last calls.
-    let first = taken.len().saturating_sub(plan.samples);
-    Ok(collect(&taken[first..], stopwatch, &lead, contention(start, end.get())))
+    let first = timed.len().saturating_sub(plan.samples);
+    Ok(collect(&timed[first..], stopwatch, &lead, contention(start, end.get())))
 }
 
 /// Times a case of a trial: warm-up, then samples of the same number of launches. On a GPU the
@@ -176,14 +177,14 @@ pub fn trial(
     let start = CpuTime::now();
     let lead = Lead::run(executable, stopwatch, power)?;
     let begun = Instant::now();
-    let mut taken = Vec::with_capacity(sampling.most);
-    while taken.len() < sampling.fewest
-        || (taken.len() < sampling.most && begun.elapsed().as_secs_f64() < sampling.measurement_s)
+    let mut timed = Vec::with_capacity(sampling.most);
+    while timed.len() < sampling.fewest
+        || (timed.len() < sampling.most && begun.elapsed().as_secs_f64() < sampling.measurement_s)
     {
         let _range = Range::new("sample");
-        taken.push(lead.sample(executable, stopwatch, 1)?);
+        timed.push(lead.sample(executable, stopwatch, 1)?);
     }
-    Ok(collect(&taken, stopwatch, &lead, contention(start, CpuTime::now())))
+    Ok(collect(&timed, stopwatch, &lead, contention(start, CpuTime::now())))
 }
 
 /// Times a case of a trial on the host, or launches it once in a verification pass. `launch` is the
@@ -218,22 +219,22 @@ fn trial_on_host(
     let samples =
         ((sampling.measurement_s / launch_s) as usize).clamp(sampling.fewest, sampling.most);
     let launches = ((sampling.measurement_s / samples as f64 / launch_s) as u64).max(1);
-    let mut taken = Vec::with_capacity(samples);
+    let mut timed = Vec::with_capacity(samples);
     for _ in 0..samples {
         let _range = Range::new("sample");
-        taken.push(Taken::new(|| stopwatch.time(executable, launches))?);
+        timed.push(TimedSample::new(|| stopwatch.time(executable, launches))?);
     }
-    Ok(collect(&taken, stopwatch, &Lead::none(), contention(start, CpuTime::now())))
+    Ok(collect(&timed, stopwatch, &Lead::none(), contention(start, CpuTime::now())))
 }
 
 /// A sample, and the wall time that it took with everything around its launches.
 #[derive(Debug, Clone, Copy)]
-struct Taken {
+struct TimedSample {
     sample: Sample,
     wall: Duration,
 }
 
-impl Taken {
+impl TimedSample {
     fn new(take: impl FnOnce() -> Result<Sample, BackendError>) -> Result<Self, BackendError> {
         let started = Instant::now();
         let sample = take()?;
@@ -308,13 +309,13 @@ impl Lead {
         executable: &mut dyn Executable,
         stopwatch: &mut dyn Stopwatch,
         launches: u64,
-    ) -> Result<Taken, BackendError> {
+    ) -> Result<TimedSample, BackendError> {
         std::thread::sleep(self.pause);
-        Taken::new(|| stopwatch.time(executable, self.launches.unwrap_or(launches)))
+        TimedSample::new(|| stopwatch.time(executable, self.launches.unwrap_or(launches)))
     }
 
     /// Power state of the samples; absent for a verification pass.
-    fn power(&self, taken: &[Taken], stopwatch: &dyn Stopwatch) -> Option<PowerRecord> {
+    fn power(&self, timed: &[TimedSample], stopwatch: &dyn Stopwatch) -> Option<PowerRecord> {
         let Some(meter) = stopwatch.power() else {
             return Some(PowerRecord::not_applicable("the host computes"));
         };
@@ -328,7 +329,7 @@ impl Lead {
         };
         let mut windows = Settling::while_sampling();
         let mut launches_ns = Vec::new();
-        for Taken { sample, wall } in taken {
+        for TimedSample { sample, wall } in timed {
             launches_ns.push(sample.elapsed_ns / sample.launches as f64);
             windows.add(*wall, sample.launches, sample.elapsed_ns, sample.clock_mhz);
         }
@@ -347,8 +348,8 @@ struct CaseLoad<'a> {
 
 impl Load for CaseLoad<'_> {
     fn sample(&mut self) -> Result<LoadSample, BackendError> {
-        let Taken { sample, wall } =
-            Taken::new(|| self.stopwatch.time(self.executable, self.launches))?;
+        let TimedSample { sample, wall } =
+            TimedSample::new(|| self.stopwatch.time(self.executable, self.launches))?;
         // By the wall: what a launch costs besides its own time (the flush of a cold one) is part of
         // the load.
         let launch_s = wall.as_secs_f64() / sample.launches as f64;
@@ -403,14 +404,14 @@ fn contention(start: Option<CpuTime>, end: Option<CpuTime>) -> Option<f64> {
 }
 
 fn collect(
-    taken: &[Taken],
+    timed: &[TimedSample],
     stopwatch: &dyn Stopwatch,
     lead: &Lead,
     contention: Option<f64>,
 ) -> Samples {
     let technique = stopwatch.technique();
-    let kept: Vec<Sample> = taken.iter().map(|taken| taken.sample).collect();
-    let power = lead.power(taken, stopwatch);
+    let kept: Vec<Sample> = timed.iter().map(|timed| timed.sample).collect();
+    let power = lead.power(timed, stopwatch);
     let slowed = power.as_ref().is_some_and(|power| power.slowed);
     Samples {
         batch: technique.batch,

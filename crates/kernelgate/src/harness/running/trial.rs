@@ -20,12 +20,11 @@ use crate::workload::Tensors;
 /// Outputs of one build as the reference of another, by case: folders.
 #[derive(Debug, Clone, Default)]
 pub struct BuildOutputs {
-    /// Where this build's are left.
+    /// Folder for this build's outputs.
     pub keep: Option<PathBuf>,
-    /// Where the base's are.
+    /// Folder of the base's outputs.
     pub base: Option<PathBuf>,
-    /// Whether this build's outputs are left of verified cases too: for another build that cannot
-    /// verify them.
+    /// Whether verified outputs are saved too, for another build that cannot verify them.
     pub keep_verified: bool,
 }
 
@@ -34,8 +33,8 @@ impl BuildOutputs {
         folder.join(format!("{}.tensors", file::text_hash(id)))
     }
 
-    /// Leaves a case's outputs where they are wanted. Where they cannot be written, the other
-    /// build's are unverified.
+    /// Saves a case's outputs if they are requested. If they cannot be written, the other build's
+    /// outputs stay unverified.
     pub fn save(&self, id: &str, outputs: &Tensors) {
         if let Some(folder) = &self.keep {
             let _ = std::fs::create_dir_all(folder)
@@ -43,14 +42,14 @@ impl BuildOutputs {
         }
     }
 
-    /// Leaves the outputs of a case that the reference verified, where the other build asks for it.
+    /// Saves the outputs of a case that the reference verified, if the other build needs them.
     pub fn save_verified(&self, id: &str, outputs: &Tensors) {
         if self.keep_verified {
             self.save(id, outputs);
         }
     }
 
-    /// The base's outputs of a case.
+    /// Reads the base's outputs of a case.
     pub fn base_outputs(&self, id: &str) -> Option<Tensors> {
         tensors::read(&Self::file(self.base.as_deref()?, id))
     }

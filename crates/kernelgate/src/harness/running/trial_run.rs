@@ -39,7 +39,7 @@ pub struct TrialSession<'a> {
     pub inputs: Option<PathBuf>,
     /// Outputs of builds that no reference verifies.
     pub outputs: BuildOutputs,
-    /// Where references are kept.
+    /// Folder of stored references.
     pub references: Option<References>,
     /// The trial's record.
     pub recorder: Recorder,

@@ -72,7 +72,7 @@ pub enum CaseOrder {
     Reverse,
 }
 
-/// What was selected.
+/// Result of a selection.
 #[derive(Default)]
 pub struct Selection<'a> {
     /// Problems with at least one case to run.
@@ -143,7 +143,7 @@ pub struct Choice<'c> {
 /// Selects cases of all problems.
 ///
 /// # Errors
-/// As [`Choice::select`].
+/// Those of [`Choice::select`].
 pub fn select<'a>(
     suites: impl IntoIterator<Item = &'a Suite>,
     effort: Effort,
@@ -278,11 +278,11 @@ pub fn check_overrides<'a>(
             .filter_map(|suite| suite.points(Effort::Thorough, Scale::Host, one).err())
             .collect();
         if with_axis.is_empty() {
-            let known: BTreeSet<&str> =
+            let axes: BTreeSet<&str> =
                 suites.iter().flat_map(|suite| suite.axes()).map(|axis| axis.name).collect();
-            let known = known.into_iter().collect::<Vec<_>>().join(", ");
+            let axes = axes.into_iter().collect::<Vec<_>>().join(", ");
             return Err(HarnessError::Usage(format!(
-                "no workload has an axis `{}`; axes are {known}",
+                "no workload has an axis `{}`; axes are {axes}",
                 wanted.axis
             )));
         }
@@ -359,8 +359,8 @@ pub fn in_short(text: &str) -> String {
     }
 }
 
-/// What a mistyped filter may have meant: the closest ids, or leading parts of them where these
-/// would do, best first.
+/// Suggestions for a mistyped filter: the closest ids, or leading parts of ids if these are as
+/// close, best first.
 pub fn suggestions(filter: &Filter, ids: &[String]) -> Vec<String> {
     let Some(text) = filter.text().filter(|text| text.len() <= MAX_COMPARED) else {
         return Vec::new();
@@ -403,7 +403,7 @@ mod tests {
         assert_eq!(suggestions("s1024_d64_ful_f32", false)[0], "s1024_d64_full_f32");
         assert_eq!(suggestions("stbif", false)[0], "st_bif");
         assert!(suggestions("zzzzzz", false).is_empty());
-        // Part of an id is no id.
+        // A part of an id is not an id itself.
         assert_eq!(suggestions("st_bif/backward/n4_f32/cpu", true), [&ids[1][..]]);
         assert!(suggestions("st_bif", true).is_empty());
         // Without comparing, which would take minutes.
@@ -412,9 +412,9 @@ mod tests {
     }
 
     #[test]
-    fn a_workload_that_refuses_a_value_is_left_out_with_what_it_says() {
+    fn workload_that_rejects_a_value_is_skipped_with_its_reason() {
         let place = Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0 };
-        let of = |suites: &[Suite], overrides: &[&str], filter: Option<&str>| {
+        let select_with = |suites: &[Suite], overrides: &[&str], filter: Option<&str>| {
             let overrides: Vec<_> = overrides.iter().map(|item| item.parse().unwrap()).collect();
             let filter = Filter::parse(filter, false).unwrap();
             let suites = suites.iter();
@@ -425,12 +425,15 @@ mod tests {
         let reason = "no gradients at level 16";
         let skipped = |id: &str| (id.to_owned(), reason.to_owned());
         let backward = skipped("spike/backward/n8_t4_level16");
-        assert_eq!(of(&own(), &["level=16"], None), Ok((2, vec![backward.clone()])));
-        assert_eq!(of(&own(), &["level=16"], Some("forward")), Ok((2, vec![])));
-        assert_eq!(of(&own(), &["level=16"], Some("backward")), Ok((0, vec![backward.clone()])));
-        assert_eq!(of(&own(), &["level=4"], None), Ok((3, vec![])));
-        // Nobody else takes it.
-        let refused = of(&own()[1..], &["level=16"], None);
+        assert_eq!(select_with(&own(), &["level=16"], None), Ok((2, vec![backward.clone()])));
+        assert_eq!(select_with(&own(), &["level=16"], Some("forward")), Ok((2, vec![])));
+        assert_eq!(
+            select_with(&own(), &["level=16"], Some("backward")),
+            Ok((0, vec![backward.clone()]))
+        );
+        assert_eq!(select_with(&own(), &["level=4"], None), Ok((3, vec![])));
+        // No other workload accepts the value.
+        let refused = select_with(&own()[1..], &["level=16"], None);
         assert_eq!(refused, Err(format!("{}: {reason}", backward.0)));
     }
 
@@ -440,13 +443,13 @@ mod tests {
         let suites = huge();
         let suites = suites.iter();
         let refused = select(suites, Effort::Default, &place, &[], &Filter::All).err().unwrap();
-        let wanted = "spike/huge/n8: declared work: more work than any machine does: read \
+        let expected = "spike/huge/n8: declared work: more work than any machine does: read \
                       18446744073709551615 B, write 1 B";
-        assert_eq!(refused.to_string(), wanted);
+        assert_eq!(refused.to_string(), expected);
     }
 
     #[test]
-    fn what_is_to_be_first_comes_before_the_rest() {
+    fn cases_to_run_first_come_before_the_rest() {
         let suites = all();
         let place = Place { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0 };
         let suites = suites.iter();

@@ -22,10 +22,10 @@ pub enum Filter {
 }
 
 impl Filter {
-    /// From what the user wrote.
+    /// Parses the user's filter.
     ///
     /// # Errors
-    /// When the text is no regular expression.
+    /// When the text is not a regular expression.
     pub fn parse(text: Option<&str>, exact: bool) -> Result<Self, HarnessError> {
         match text {
             None => Ok(Self::All),
@@ -56,7 +56,7 @@ impl Filter {
         }
     }
 
-    /// What the user wrote, if anything.
+    /// The user's filter, if there is one.
     pub fn text(&self) -> Option<&str> {
         match self {
             Self::All | Self::None | Self::OneOf(_) => None,

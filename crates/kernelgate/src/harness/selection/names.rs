@@ -76,13 +76,13 @@ mod tests {
     }
 
     #[test]
-    fn what_a_bench_declares_is_refused_by_name() {
+    fn rejects_invalid_declared_names() {
         let suites = all();
         assert!(check("all", suites.iter()).is_ok());
-        let of = |suite: &Named| {
+        let check_suite = |suite: &Named| {
             check("b", [&suite.into()].into_iter()).map_err(|error| error.to_string())
         };
-        assert_eq!(of(&FINE), Ok(()));
+        assert_eq!(check_suite(&FINE), Ok(()));
         for (wrong, wanted) in [
             (
                 Named { workload: "a\n/b", ..FINE },
@@ -99,7 +99,7 @@ mod tests {
                 "a/b: a value of axis `m`: `\\u{1b}` holds a control character",
             ),
         ] {
-            let message = of(&wrong).unwrap_err();
+            let message = check_suite(&wrong).unwrap_err();
             assert!(message.starts_with(wanted), "{message}");
         }
         let message = check("a/b", std::iter::empty()).unwrap_err().to_string();

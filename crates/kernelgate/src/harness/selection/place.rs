@@ -9,7 +9,7 @@ use kernelgate_cuda::{DeviceOptions, Devices};
 
 /// Longer than any sensible launch.
 pub const DEFAULT_TIMEOUT_S: u64 = 60;
-/// The same of launches on the host, which may be of a single core.
+/// Timeout of launches on the host, where a launch may use a single core.
 pub const HOST_TIMEOUT_S: u64 = 600;
 
 /// Which backend the process runs on, and why not on the other.
@@ -23,7 +23,7 @@ pub struct Place {
     pub l2_bytes: u64,
 }
 
-/// What the user asked for.
+/// Device requested by the user.
 #[derive(Debug, Clone)]
 pub struct DeviceRequest {
     /// The backend; `None`: a GPU if there is one, else the CPU.
@@ -60,7 +60,7 @@ impl DeviceRequest {
         match self.backend {
             Some(BackendKind::Cpu) => Ok(cpu("this run is on the CPU, as asked".to_owned())),
             Some(BackendKind::Cuda) => gpu().map_err(refused).map(|()| cuda()),
-            // A GPU was named: not to use it is no answer.
+            // The user named a GPU, so falling back to the host is not an option.
             None if self.devices.is_some() => gpu().map_err(refused).map(|()| cuda()),
             None => {
                 if !suites.any(|suite| {
@@ -72,7 +72,7 @@ impl DeviceRequest {
                 }
                 match gpu() {
                     Ok(()) => Ok(cuda()),
-                    // The user set it: not to follow it is no answer.
+                    // The user set the architecture, so ignoring it is not an option.
                     Err(error @ DeviceError::Architecture(_)) => Err(refused(error)),
                     Err(error) => Ok(cpu(format!("no GPU: {error}"))),
                 }

@@ -127,7 +127,7 @@ pub struct Flags {
         conflicts_with_all = ["baseline_lenient", "discard_baseline"]
     )]
     pub baseline: Option<String>,
-    /// As --baseline, without an error where there is none
+    /// Like --baseline, but a missing baseline is not an error
     #[arg(long, value_name = "NAME", conflicts_with = "discard_baseline")]
     pub baseline_lenient: Option<String>,
     /// With --baseline: compare Criterion's stored results of NAME instead of measuring
@@ -204,16 +204,15 @@ pub fn command() -> clap::Command {
     variables::without_empty(command)
 }
 
-/// Reads the arguments, those of ours and Criterion's.
+/// Parses our arguments and Criterion's.
 ///
 /// # Errors
-/// What is wrong with them, or the help that was asked for.
+/// The problem with the arguments, or the requested help.
 pub fn parse(arguments: &[OsString]) -> Result<Flags, clap::Error> {
     Flags::from_arg_matches(&command().try_get_matches_from(arguments)?)
 }
 
-/// What is wrong with the variables that stand for flags, one after the other: a bench says the
-/// first when it is run.
+/// Problems of all variables that stand for flags. A bench reports the first one when it runs.
 pub fn wrong_variables() -> Vec<String> {
     let flags = Flags::command();
     let with_variable = flags.get_arguments().filter(|flag| flag.get_env().is_some());
@@ -344,7 +343,7 @@ impl Flags {
         }
     }
 
-    /// Where to run.
+    /// Requested device.
     pub fn device(&self) -> DeviceRequest {
         DeviceRequest {
             backend: self.backend.into(),
@@ -373,7 +372,7 @@ impl Flags {
     /// Which ids to run.
     ///
     /// # Errors
-    /// When the filter is no regular expression.
+    /// When the filter is not a regular expression.
     pub fn filter(&self) -> Result<Filter, HarnessError> {
         if self.ignored {
             return Ok(Filter::None);

@@ -71,7 +71,7 @@ pub struct Settings {
     pub filter: Filter,
     /// Part of the problems that runs.
     pub shard: Option<Shard>,
-    /// Where cases run.
+    /// Requested device.
     pub device: DeviceRequest,
     /// Launches on the host that take longer are treated as hung.
     pub host_timeout: Duration,

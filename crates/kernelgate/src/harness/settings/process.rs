@@ -112,7 +112,7 @@ fn executable() -> Option<PathBuf> {
 /// Name of the session that the user chose.
 ///
 /// # Errors
-/// When it is no plain file name.
+/// When it is not a plain file name.
 fn session() -> Result<Option<String>, HarnessError> {
     let Some(given) = variable(invocation::VARIABLE) else { return Ok(None) };
     let session = given.to_string_lossy().into_owned();

@@ -56,8 +56,8 @@ pub fn without_empty(command: Command) -> Command {
     command.mut_args(ignoring).mut_subcommands(without_empty)
 }
 
-/// What is wrong with a command line. A value that came from a variable is blamed on that variable:
-/// nobody wrote the flag.
+/// Explains a command-line error. If the value came from a variable, the message names that
+/// variable, because nobody wrote the flag.
 pub fn explain(error: &clap::Error, command: &Command, arguments: &[OsString]) -> String {
     let mut text = error.to_string();
     let written = |flag: &str| {

@@ -1,4 +1,4 @@
-//! What a baseline holds of its runs and cases.
+//! Content of a baseline: its process runs and its cases.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::record::work::WorkRecord;
 use crate::stats::half_range;
 use crate::workload::SampleUnit;
 
-/// Where and of what a process run was.
+/// Environment and provenance of one process run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BaselineRun {
     /// When it started, RFC 3339, UTC.
@@ -45,7 +45,7 @@ pub struct BaselineRun {
     pub problems_s: BTreeMap<String, f64>,
 }
 
-/// What runs without the field were drawn from.
+/// Seed of runs whose record has no seed field.
 const fn first_seed() -> u64 {
     1
 }
@@ -65,7 +65,7 @@ pub struct BaselineCase {
     /// Unit of these samples.
     #[serde(default, skip_serializing_if = "SampleUnit::is_default")]
     pub sample_unit: SampleUnit,
-    /// What each run measured, at least one, by the key of the run.
+    /// Measurements of the case by run key; at least one run.
     pub runs: BTreeMap<String, CaseRun>,
     /// How far the outputs were verified, in the run that verified least.
     #[serde(default, skip_serializing_if = "Verification::is_unknown")]
@@ -73,7 +73,7 @@ pub struct BaselineCase {
     /// How far the outputs of this code are from the reference, where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numerics: Option<CaseNumerics>,
-    /// What is kept of the runs that these replaced, where there were several.
+    /// Summary of the earlier runs that these replaced, if there were several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub earlier: Option<EarlierRuns>,
 }

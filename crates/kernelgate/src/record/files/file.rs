@@ -25,7 +25,7 @@ pub trait Record: Serialize + DeserializeOwned {
     const SCHEMA: &'static str;
     /// Version that this build writes, and the newest that it reads.
     const VERSION: u64;
-    /// What a person calls such a file: "baseline".
+    /// Name of such a file in messages: "baseline".
     const KIND: &'static str;
     /// Whether the file carries a checksum of its content, so that an edit by hand is noticed.
     /// Files without one are read too.
@@ -37,14 +37,14 @@ pub trait Record: Serialize + DeserializeOwned {
     /// Fields whose entries take a line each in the file, however much is in them.
     const LINES: &'static [&'static str] = &[];
 
-    /// What the types alone do not enforce: a fragment that says what is wrong.
+    /// Checks the facts that the types alone do not enforce. The error is a fragment of a sentence.
     ///
     /// # Errors
     /// When the content contradicts itself.
     fn validate(&self) -> Result<(), String>;
 }
 
-/// What a file may grow by before a folder counts as full.
+/// Growth of a file beyond which a folder counts as full, bytes.
 const MORE_BYTES: u64 = 1 << 16;
 /// First characters of temporary files.
 const TEMPORARY: &str = ".kernelgate-";
@@ -63,7 +63,7 @@ pub enum FileError {
         action: &'static str,
         /// Which file.
         path: PathBuf,
-        /// What it said.
+        /// Error of the operating system.
         cause: std::io::Error,
     },
     /// Not JSON, or cut short.
@@ -71,7 +71,7 @@ pub enum FileError {
     Json {
         /// Which file.
         path: PathBuf,
-        /// Where it broke.
+        /// Position and reason of the syntax error.
         cause: serde_json::Error,
     },
     /// JSON, but of something else.
@@ -79,7 +79,7 @@ pub enum FileError {
     Foreign {
         /// Which file.
         path: PathBuf,
-        /// What was wanted.
+        /// Name of the kind of file that was expected.
         kind: &'static str,
     },
     /// From a later version of this program.
@@ -101,7 +101,7 @@ pub enum FileError {
     Locked {
         /// Which file.
         path: PathBuf,
-        /// What is locked in its place.
+        /// Lock file.
         lock: PathBuf,
         /// For how long.
         waited_s: u64,
@@ -122,9 +122,9 @@ pub enum FileError {
         action: &'static str,
         /// Which file.
         path: PathBuf,
-        /// What it is.
+        /// Name of the kind of file, as messages use it.
         kind: &'static str,
-        /// What is wrong.
+        /// Fragment of a sentence that names the problem.
         problem: String,
     },
 }
@@ -150,10 +150,10 @@ pub fn read<T: Record>(path: &Path) -> Result<T, FileError> {
     read_checked(path, true)
 }
 
-/// The same, whatever the checksum says.
+/// Reads a record without checking its checksum.
 ///
 /// # Errors
-/// As [`read()`], without that of an edit.
+/// Those of [`read()`], except an edit by hand.
 pub fn read_unsealed<T: Record>(path: &Path) -> Result<T, FileError> {
     read_checked(path, false)
 }
@@ -171,8 +171,8 @@ pub fn text_of(path: &Path, most: u64) -> std::io::Result<String> {
     Ok(text)
 }
 
-/// In two passes, so that no more of a file is held than the record that comes of it: the first
-/// looks at the envelope, the checksum and the text.
+/// Reads the file twice, so that memory holds no more than the record: the first pass checks the
+/// envelope, the checksum and the text.
 fn read_checked<T: Record>(path: &Path, check: bool) -> Result<T, FileError> {
     let io = |cause| FileError::Io { action: "read", path: path.to_owned(), cause };
     let broken = |cause: serde_json::Error| match cause.is_io() {
@@ -232,7 +232,7 @@ fn buffered(file: &File) -> BufReader<&File> {
     BufReader::with_capacity(1 << 16, file)
 }
 
-/// When a record says that it was started, told without holding the rest of it.
+/// Start time in a record, read without holding the rest of the record.
 pub(in crate::record) fn started(path: &Path) -> Option<String> {
     #[derive(serde::Deserialize)]
     struct Started {
@@ -300,7 +300,7 @@ pub fn write<T: Record>(path: &Path, record: &T) -> Result<(), FileError> {
 /// be lost.
 ///
 /// # Errors
-/// As [`write()`].
+/// Those of [`write()`].
 pub fn write_unsynced<T: Record>(path: &Path, record: &T) -> Result<(), FileError> {
     let io = |cause| FileError::Io { action: "write", path: path.to_owned(), cause };
     let text = readable_text(path, record)?;
@@ -357,7 +357,7 @@ fn text_of_value<T: Record>(value: &Value) -> String {
 /// Replaces a file atomically: a temporary file in the same folder, synced, then renamed.
 ///
 /// # Errors
-/// As [`write()`].
+/// Those of [`write()`].
 pub fn write_text(path: &Path, text: &str) -> Result<(), FileError> {
     write_texts([(path, text)])
 }
@@ -397,10 +397,10 @@ pub(super) fn write_synced(mut file: &File, content: impl AsRef<[u8]>) -> std::i
     file.sync_all()
 }
 
-/// Writes a record that is not there yet, at once: of two processes one does.
+/// Creates a record atomically: of two processes that create the same file, one succeeds.
 ///
 /// # Errors
-/// As [`write()`], and when there is a file of that name, which is left as it is.
+/// Those of [`write()`], and when a file of that name exists, which stays unchanged.
 pub fn write_new<T: Record>(path: &Path, record: &T) -> Result<(), FileError> {
     let io = |cause| FileError::Io { action: "write", path: path.to_owned(), cause };
     match prepared(path, readable_text(path, record)?)?.persist_noclobber(path) {

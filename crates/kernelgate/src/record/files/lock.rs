@@ -70,11 +70,11 @@ impl Lock {
     }
 }
 
-/// Opens a file that is locked, made where there is none. Git and others may have put something
-/// else there, which is neither followed nor waited for.
+/// Opens a lock file and creates it if it does not exist. Git or another program may have put
+/// something else there; a symbolic link is not followed and a pipe is not waited for.
 ///
 /// # Errors
-/// When something else is there, which is named, or the file cannot be made.
+/// When the path is not a regular file, or the file cannot be created.
 pub fn open(path: &Path) -> std::io::Result<File> {
     let other = |what: &str| {
         std::io::Error::other(format!(
@@ -106,8 +106,9 @@ pub fn open(path: &Path) -> std::io::Result<File> {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // While it is still locked, so that nobody else's is removed. Elsewhere than on Unix nobody
-        // could tell a removed file from a new one: there it stays.
+        // The file is removed while it is still locked, so that the lock of another process is
+        // never removed. Outside of Unix a removed file cannot be distinguished from a new one, so
+        // the file stays.
         if cfg!(unix) || self.held.is_none() {
             let _ = std::fs::remove_file(&self.path);
         }
@@ -169,7 +170,7 @@ mod tests {
         );
         assert!(message.contains(".a.json.lock"), "{message}");
         drop(first);
-        // What a killed process left is no hindrance.
+        // The lock file of a killed process does not block the next one.
         std::fs::write(folder.path().join(".a.json.lock"), "").unwrap();
         drop(Lock::within(&path, Duration::ZERO).unwrap());
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);

@@ -15,8 +15,8 @@ const MARK: &str = "kernelgate inputs 1";
 /// Longest first line that is read.
 const MAX_LINE: u64 = 1 << 20;
 
-/// What is in a file; none where there is nothing usable. Nothing is allocated for what the file
-/// cannot hold: another process may have written it.
+/// Reads the tensors in a file; `None` if the content is not usable. Another process may have
+/// written the file, so no allocation is larger than the file.
 pub fn read(path: &Path) -> Option<Tensors> {
     let file = regular_file::open(path).ok()?;
     let mut left = usize::try_from(file.metadata().ok()?.len()).ok()?;
@@ -74,7 +74,7 @@ mod tests {
             std::fs::write(&path, broken).unwrap();
             assert_eq!(read(&path), None);
         }
-        // Of more elements than there is memory, or numbers.
+        // Shapes with more elements than fit in memory or in an integer.
         let huge = ["1099511627776", "4294967296,4294967296", "3,3,6148914691236517205"];
         for shape in huge {
             std::fs::write(&path, format!("{MARK}|x f64 {shape}\n12345678")).unwrap();

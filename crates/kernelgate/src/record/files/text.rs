@@ -148,8 +148,8 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// The same below other lines: no line of it begins where theirs do, so that none is taken for one
-/// of theirs.
+/// Indents every line of a text, so that no line of it can be taken for a line of the surrounding
+/// output.
 pub fn indented(text: &str) -> String {
     let text = printable(text);
     let lines = text.split('\n').map(str::trim_end).filter(|line| !line.is_empty());
@@ -178,8 +178,8 @@ pub fn one_line(text: &str) -> String {
     printable(text).split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// What follows a whole control sequence (ECMA-48, 5.4) that the text starts with: colours, and
-/// movements of the cursor.
+/// Rest of the text after a whole control sequence at its start (ECMA-48, 5.4), such as colours and
+/// cursor movements.
 fn after_control_sequence(text: &str) -> Option<&str> {
     let rest = text.strip_prefix("\u{1b}[").or_else(|| text.strip_prefix('\u{9b}'))?;
     let rest = rest.trim_start_matches(|c| ('0'..='?').contains(&c));
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_quoted_is_cut() {
+    fn quoted_text_is_cut_to_a_maximum_length() {
         assert_eq!(quoted(&"ü".repeat(200)), "ü".repeat(200));
         assert_eq!(quoted(&"ü".repeat(201)), format!("{}…", "ü".repeat(200)));
         let long = format!("a number is `{}`, wanted text at line 3", "9".repeat(100_000));

@@ -27,11 +27,11 @@ pub struct Session {
 }
 
 impl Store {
-    /// The last `count` sessions with runs of this package, in the order of their starts; of every
-    /// package where this store is of none. A session may hold runs of other packages too.
+    /// The last `count` sessions with runs of this package, oldest first; sessions of every package
+    /// if this store has no package. A session may hold runs of other packages too.
     ///
     /// # Errors
-    /// When there are fewer, a run is broken, or the last one has not started yet.
+    /// When there are fewer sessions, a run is invalid, or the last session starts in the future.
     pub fn last_sessions(&self, count: usize) -> Result<Vec<Session>, StoreError> {
         let mut sessions: Vec<(Timestamp, PathBuf)> = entries(&self.runs)
             .into_iter()
@@ -177,7 +177,7 @@ mod tests {
         };
         assert_eq!(last(1), ["newer"]);
         assert_eq!(last(4), ["old", &named, "new", "newer"]);
-        // A copy is no other process run, whatever its name.
+        // A copy counts as the same process run, whatever its file name.
         for copy in [store.run_path("newer", "copy"), store.run_path("20260102T030407Z-1", "b")] {
             std::fs::create_dir_all(copy.parent().unwrap()).unwrap();
             std::fs::copy(store.run_path("newer", "b"), &copy).unwrap();

@@ -13,7 +13,7 @@ const MAX: u32 = 1000;
 pub struct Shard {
     /// Which, from 1.
     pub index: u32,
-    /// Of how many.
+    /// Number of shards.
     pub count: u32,
 }
 
@@ -24,7 +24,7 @@ impl Shard {
         items.into_iter().skip(skipped).step_by(step)
     }
 
-    /// What deserialising does not enforce.
+    /// Checks the facts that deserialising does not enforce.
     ///
     /// # Errors
     /// A fragment that says what is wrong.

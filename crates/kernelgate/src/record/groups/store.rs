@@ -1,4 +1,4 @@
-//! Where files lie: baselines in the package, runs and Criterion's data in the target folder.
+//! Paths of all files: baselines in the package, runs and Criterion's data in the target folder.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ pub struct Store {
     /// Runs: `<session>/<bench>.json`; outside the target folder where `KERNELGATE_HISTORY` names
     /// a folder that keeps them.
     pub runs: PathBuf,
-    /// What is made of the package and may be deleted: comparisons, calibrations.
+    /// Folder of derived files that may be deleted: comparisons, calibrations.
     pub work: PathBuf,
     /// Errors of cases for several seeds: `<bench>.json`.
     pub numerics: PathBuf,
@@ -66,9 +66,9 @@ pub enum StoreError {
         name: String,
         /// The device's folder.
         device: String,
-        /// Where baselines lie.
+        /// Folder of the baselines.
         folder: PathBuf,
-        /// What is there instead, as `<device>/<name>`.
+        /// Baselines that exist instead, as `<device>/<name>`.
         others: Vec<String>,
     },
     /// Nothing has been measured yet.
@@ -82,7 +82,7 @@ pub enum StoreError {
     OtherPackages {
         /// The package where the program was called.
         package: Package,
-        /// Where the runs lie.
+        /// Folder of the runs.
         folder: PathBuf,
         /// The packages that the runs are of.
         others: BTreeSet<Package>,
@@ -94,7 +94,7 @@ pub enum StoreError {
         found: usize,
         /// How many were asked for.
         wanted: usize,
-        /// Where runs lie.
+        /// Folder of the runs.
         folder: PathBuf,
     },
     /// A run and its copy.
@@ -105,7 +105,7 @@ pub enum StoreError {
         /// The other.
         second: PathBuf,
     },
-    /// Which session is the last cannot be told.
+    /// The last session cannot be determined.
     #[error(
         "the last session, {folder}, starts in the future ({started}): the clock was changed; \
          name the one that is meant with --session, or remove it"
@@ -124,7 +124,7 @@ fn list(packages: &BTreeSet<Package>) -> String {
 
 fn list_others(others: &[String]) -> String {
     if others.is_empty() {
-        " (there are none)".to_owned()
+        " (found none)".to_owned()
     } else {
         format!(" (found: {})", others.join(", "))
     }
@@ -143,13 +143,13 @@ impl Store {
         let package = process::variable("CARGO_MANIFEST_DIR").map(PathBuf::from);
         package
             .filter(|folder| folder.is_dir())
-            .map_or_else(|| Self::around(&process::working_folder()), Self::of_package)
+            .map_or_else(|| Self::around(&process::working_folder()), Self::for_package)
     }
 
     /// The store of the package that a folder belongs to: the nearest folder upwards with a
     /// `Cargo.toml`, else the folder itself.
     pub fn around(folder: &Path) -> Self {
-        Self::of_package(
+        Self::for_package(
             folder
                 .ancestors()
                 .find(|folder| folder.join("Cargo.toml").is_file())
@@ -158,7 +158,7 @@ impl Store {
         )
     }
 
-    fn of_package(root: PathBuf) -> Self {
+    fn for_package(root: PathBuf) -> Self {
         Self::at(&root, &target_folder(&root))
     }
 
@@ -179,7 +179,7 @@ impl Store {
         }
     }
 
-    /// The page that `kernelgate report` writes, unless told otherwise.
+    /// The page that `kernelgate report` writes by default.
     pub fn page(&self) -> PathBuf {
         self.work.join("report").join("index.html")
     }
@@ -259,8 +259,8 @@ impl Store {
 
     /// The calibrations of all devices, sorted.
     pub fn calibrations(&self) -> Vec<PathBuf> {
-        let of = |device: PathBuf| device.join(format!("{CALIBRATION}.json"));
-        entries(&self.baselines).into_iter().map(of).filter(|path| path.is_file()).collect()
+        let file_of = |device: PathBuf| device.join(format!("{CALIBRATION}.json"));
+        entries(&self.baselines).into_iter().map(file_of).filter(|path| path.is_file()).collect()
     }
 
     /// The file of a bench binary's errors.

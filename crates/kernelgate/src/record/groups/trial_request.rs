@@ -10,12 +10,11 @@ use serde::{Deserialize, Serialize};
 pub struct TrialRequest {
     /// The comparison: session of the run.
     pub session: String,
-    /// Where the run is recorded.
+    /// Path of the run record.
     pub record: PathBuf,
-    /// The cases to run, none of which the flags would leave out; absent where the flags alone
-    /// choose.
+    /// Cases to run, all of which the flags select; absent if only the flags select cases.
     pub cases: Option<BTreeSet<String>>,
-    /// Of these, the ones to run before the others, since their code changed.
+    /// Subset of the cases to run first because their code changed.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub first: BTreeSet<String>,
     /// Run of an earlier process of the same executable: a case whose outputs have the bits that
@@ -31,8 +30,8 @@ pub struct TrialRequest {
     /// Whether outputs of verified cases are left there too, for a head that cannot verify them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keep_verified: bool,
-    /// That folder of the base: what outputs without a reference are compared with, in the head's
-    /// first process.
+    /// Folder of the base's outputs. The head's first process compares outputs that have no
+    /// reference with them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base_outputs: Option<PathBuf>,
     /// Whether to measure the anchors.
@@ -93,13 +92,13 @@ impl TrialSampling {
     /// The verification pass of a process: one sample, so that every case is seen to run.
     pub const VERIFICATION_PASS: Self =
         Self { warm_up_s: 0.0, measurement_s: 0.0, fewest: 1, most: 1 };
-    /// Of a process whose median counts, on a GPU: there the samples of a process differ less than
-    /// processes do.
+    /// Sampling plan of a process whose median counts, on a GPU: samples of one process vary less
+    /// there than processes do.
     pub const MEASURED_ON_GPU: Self =
         Self { warm_up_s: 0.05, measurement_s: 0.2, fewest: 2, most: 50 };
-    /// Of a process that is there to keep the device busy until it is ended.
+    /// Sampling plan of a process that keeps the device busy until it is ended.
     pub const ENDLESS: Self =
         Self { warm_up_s: 0.0, measurement_s: 600.0, fewest: 1, most: 1_000_000 };
-    /// As [`Self::MEASURED_ON_GPU`], on the host.
+    /// Sampling plan of a process whose median counts, on the host.
     pub const MEASURED: Self = Self { warm_up_s: 0.1, measurement_s: 0.3, fewest: 2, most: 20 };
 }

@@ -12,7 +12,7 @@ use crate::record::files::text;
 /// A comparison while it grows.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Trials {
-    /// What must be the same for the comparison to be resumed: executables, settings, by name.
+    /// Executables and settings, by name, that must be unchanged to resume the comparison.
     pub identity: BTreeMap<String, String>,
     /// Every trial, in time order.
     pub trials: Vec<TrialRecord>,
@@ -33,7 +33,7 @@ pub struct TrialRecord {
     pub head: bool,
     /// Wall time of the process, seconds.
     pub wall_s: f64,
-    /// What it found, by case.
+    /// Times by case.
     pub cases: BTreeMap<String, Timing>,
     /// Cases that failed in it, with the error.
     pub failed: BTreeMap<String, String>,

@@ -1,4 +1,4 @@
-//! Where a run was measured: the facts that make two results comparable.
+//! Environment of a run: the facts that make two results comparable.
 
 use std::collections::BTreeMap;
 
@@ -133,7 +133,7 @@ impl Environment {
         self.device_kind == BackendKind::Cpu.name()
     }
 
-    /// Whether the card, on the CPU the host, can be told from others of its model.
+    /// Whether the card (on the CPU, the host) is distinguishable from others of its model.
     pub const fn is_identified(&self) -> bool {
         !self.gpus.is_empty() || self.machine.is_some()
     }
@@ -147,8 +147,9 @@ impl Environment {
         }
     }
 
-    /// Whether a process here can take over what one found there. Libraries are left out: what a
-    /// process has opened is known at its end, and what it computed by them shows in its outputs.
+    /// Whether a process here can reuse the results of the other environment. Libraries are
+    /// ignored: the list of a process is complete only at its end, and their effect shows in its
+    /// outputs.
     pub fn same_place(&self, other: &Self) -> bool {
         let without_libraries = |environment: &Self| Self {
             gpus: environment.gpus.without_libraries(),

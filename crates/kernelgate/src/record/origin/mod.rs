@@ -59,9 +59,9 @@ impl Origin<'_> {
         }
     }
 
-    /// The executables, where they differ although they should be one. Two machines build a clean
-    /// commit each for themselves, as do machines that share the cases (`sharded`). Where two
-    /// machines cannot be told apart, another executable is other code.
+    /// The executables, if they differ although they should be identical. Two machines may each
+    /// build a clean commit, as machines that share the cases do (`sharded`). If the machines
+    /// cannot be distinguished, another executable is other code.
     pub fn other_build(self, other: Self, sharded: bool) -> Option<Mismatch> {
         let clean = self.is_clean_commit();
         let is_identified = |it: &Self| it.environment.is_identified();

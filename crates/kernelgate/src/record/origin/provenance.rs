@@ -18,9 +18,10 @@ pub struct Provenance {
     pub dirty: bool,
 }
 
-/// What git is asked for changes.
+/// Arguments of git that list changed files.
 const STATUS: [&str; 6] = ["status", "--porcelain", "--untracked-files=no", "--", ":/", BASELINES];
-/// What is no change of the code: committed baselines, of whichever package of a workspace.
+/// Path of committed baselines of every package of the workspace: a change of theirs is not a
+/// change of the code.
 const BASELINES: &str = ":(top,exclude,glob)**/baselines/*/*.json";
 
 impl Provenance {
@@ -37,20 +38,21 @@ impl Provenance {
         }
     }
 
-    /// Commits from this one to what a repository has checked out; none where git does not know one
-    /// of them, or this one is no commit id. It may come from a file: data, never an option of git.
+    /// Number of commits from this one to the commit that a repository has checked out; `None` if
+    /// git does not know one of them or this commit id is malformed. The id may come from a file,
+    /// so it is never passed as an option of git.
     pub fn commits_behind(&self, root: &Path) -> Option<u64> {
         let commit = self.commit.as_deref().filter(|commit| is_hash(commit))?;
         let range = format!("{commit}..HEAD");
         git(root, &["rev-list", "--count", "--end-of-options", &range, "--"])?.parse().ok()
     }
 
-    /// As [`Self::detect`], for a process that a person or a script started: what is stated must be a
-    /// commit, and a repository is asked only about an executable that belongs to it, because cargo
-    /// started it, or it lies where cargo built it. With whether the commit was stated.
+    /// Provenance of a process that a person or a script started, and whether `KERNELGATE_COMMIT`
+    /// states it. A stated commit must be a commit id. A repository is asked only about an
+    /// executable that cargo started, or that lies where cargo built it.
     ///
     /// # Errors
-    /// When `KERNELGATE_COMMIT` is no commit.
+    /// When `KERNELGATE_COMMIT` is not a commit id.
     pub fn detect_for_process(root: &Path) -> Result<(Self, bool), String> {
         let Some(given) = variable("KERNELGATE_COMMIT") else {
             let by_cargo = variable("CARGO_MANIFEST_DIR").is_some();
@@ -75,8 +77,8 @@ impl Provenance {
         Self { commit: Some(commit.unwrap_or(&given).to_owned()), dirty: commit.is_some() }
     }
 
-    /// Whether it is code of a commit that a file names by its first digits. With changes it is
-    /// code of none, and a record's commit that is a word, or too short, is none.
+    /// Whether this is the clean code of the commit with these first digits. Code with changes
+    /// belongs to no commit, and neither does a record whose commit is a word or too short.
     pub fn is_of(&self, first_digits: &str) -> bool {
         let commit = self.commit.as_deref().filter(|commit| is_commit(commit) && !self.dirty);
         is_commit(first_digits) && commit.is_some_and(|commit| commit.starts_with(first_digits))
@@ -110,7 +112,7 @@ fn is_hash(commit: &str) -> bool {
 pub const WITHOUT_HOOKS: [&str; 4] =
     ["-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false"];
 
-/// What git prints about a folder; none where it fails.
+/// Output of git in a folder; `None` if git fails.
 fn git(folder: &Path, arguments: &[&str]) -> Option<String> {
     let mut command = Command::new("git");
     // Reading takes no lock in the repository either.

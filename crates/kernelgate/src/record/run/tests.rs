@@ -3,7 +3,7 @@ use crate::measure::Cache;
 use crate::measure::limits::{MemoryLimit, Traffic};
 
 #[test]
-fn what_names_files_is_a_name_and_errors_are_numbers_from_0() {
+fn rejects_names_with_separators_and_invalid_errors() {
     let run = ProcessRun::start("b c", "s1", Environment::cpu(), Provenance::default());
     assert_eq!(run.validate(), Ok(()));
     for (bench, session, started, wanted) in [
@@ -19,15 +19,15 @@ fn what_names_files_is_a_name_and_errors_are_numbers_from_0() {
     }
     for bad in [-1.0, f64::INFINITY, f64::NAN] {
         let after = AfterTiming { relative_l2: bad, ..AfterTiming::SAME_BITS };
-        let of = |verification| {
+        let validate_with = |verification| {
             let case = CaseRecord { verification, ..CaseRecord::from_samples(vec![1.0]) };
             ProcessRun { cases: [("a".to_owned(), case)].into(), ..run.clone() }.validate()
         };
         let default = VerificationRecord::default;
-        let wanted = Err(format!("case a: an error of {bad}"));
-        assert_eq!(of(VerificationRecord { max_error: bad, ..default() }), wanted);
-        assert_eq!(of(VerificationRecord { after: Some(after), ..default() }), wanted);
-        assert_eq!(of(default()), Ok(()));
+        let expected = Err(format!("case a: an error validate_with {bad}"));
+        assert_eq!(validate_with(VerificationRecord { max_error: bad, ..default() }), expected);
+        assert_eq!(validate_with(VerificationRecord { after: Some(after), ..default() }), expected);
+        assert_eq!(validate_with(default()), Ok(()));
     }
 }
 
@@ -55,7 +55,7 @@ fn impossible_samples_are_invalid() {
     assert!(Samples { contention: Some(1.5), ..samples(&[1], &[1.0]) }.validate().is_err());
 }
 
-/// What a run may hold is what a baseline of it may hold.
+/// A baseline accepts exactly the runs that are valid themselves.
 #[test]
 fn a_run_is_as_strict_as_the_baseline_of_it() {
     let start = ProcessRun::start("b", "s1", Environment::cpu(), Provenance::default());
@@ -64,8 +64,8 @@ fn a_run_is_as_strict_as_the_baseline_of_it() {
         let mut case = CaseRecord::from_samples(vec![100.0, 101.0]);
         change(&mut run, &mut case);
         run.cases.insert("a".to_owned(), case);
-        let said = run.validate();
-        if said.is_ok() {
+        let result = run.validate();
+        if result.is_ok() {
             let mut baseline = crate::record::Baseline::new("main");
             baseline.add(&run).unwrap();
             assert_eq!(baseline.validate(), Ok(()));

@@ -7,7 +7,7 @@ use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
 use crate::record::text;
 
-/// What the pass found.
+/// Result of the pass over a file.
 #[derive(Default)]
 pub(super) struct Scanned {
     /// Value of `schema`, if that is a string.
@@ -23,16 +23,16 @@ pub(super) struct Scanned {
     /// has a name twice.
     pub refused: Option<String>,
     hasher: Option<Xxh3Default>,
-    /// Of the value that is hashed.
+    /// Canonical text of the value that is hashed.
     text: Vec<u8>,
 }
 
 impl Scanned {
-    /// Goes through a value to its end. `kind` is what errors call it, `free` are the fields that
-    /// may hold any text, `sealed` says that the hash is wanted.
+    /// Reads a value to its end. `kind` names it in errors, `free` lists the fields that may hold
+    /// any text, and `sealed` requests the hash.
     ///
     /// # Errors
-    /// When it is no JSON.
+    /// When the input is not JSON.
     pub fn read<'de, D: Deserializer<'de>>(
         input: D,
         kind: &str,

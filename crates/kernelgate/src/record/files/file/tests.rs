@@ -42,7 +42,7 @@ fn control_characters_are_refused_but_in_messages() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.json");
     let map = |name: &str, value: &str| [(name.to_owned(), vec![value.to_owned()])].into();
-    let told = |[id, item, name, value, case, message]: [&str; 6]| FreeTextRecord {
+    let record_of = |[id, item, name, value, case, message]: [&str; 6]| FreeTextRecord {
         id: id.to_owned(),
         list: vec!["x".to_owned(), item.to_owned()],
         nested: map(name, value),
@@ -51,26 +51,26 @@ fn control_characters_are_refused_but_in_messages() {
     let read_back = |record: &FreeTextRecord| {
         std::fs::write(&path, to_text(record)).unwrap();
         let read = read::<FreeTextRecord>(&path).map_err(|error| error.to_string());
-        // What nobody reads, nobody writes.
+        // A record that cannot be read is not written either.
         let written = write(&path, record).map_err(|error| error.to_string());
-        let wanted = read.as_ref().map(drop).map_err(|why| why.replacen("read", "write", 1));
-        assert_eq!(written, wanted);
+        let expected = read.as_ref().map(drop).map_err(|why| why.replacen("read", "write", 1));
+        assert_eq!(written, expected);
         read
     };
     let bad = "a\u{1b}[2J";
     for (place, field) in [(0, "id"), (1, "list"), (2, "the name"), (3, "n"), (4, "the name")] {
         let mut strings = ["i", "l", "n", "v", "c", "m"];
         strings[place] = bad;
-        let message = read_back(&told(strings)).unwrap_err();
-        let wanted = format!("invalid free text: {field}");
+        let message = read_back(&record_of(strings)).unwrap_err();
+        let expected = format!("invalid free text: {field}");
         assert!(
-            message.contains(&wanted) && message.contains("`a\\u{1b}[2J` holds a control"),
+            message.contains(&expected) && message.contains("`a\\u{1b}[2J` holds a control"),
             "{message}"
         );
         assert!(!message.contains('\u{1b}'));
     }
-    let fine = told(["i", "l", "n", "v", "c", bad]);
-    assert_eq!(read_back(&fine), Ok(fine));
+    let valid = record_of(["i", "l", "n", "v", "c", bad]);
+    assert_eq!(read_back(&valid), Ok(valid));
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -117,7 +117,7 @@ fn sample() -> TestRecord {
 }
 
 #[test]
-fn what_is_written_is_read_back_and_bytes_are_stable() {
+fn records_round_trip_and_their_bytes_are_stable() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("deep/er/file.json");
     write(&path, &sample()).unwrap();
@@ -175,11 +175,11 @@ fn an_invalid_record_replaces_no_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.json");
     let invalid = TestRecord { values: Vec::new(), ..sample() };
-    let wanted = format!("write {}: invalid sample: no values", path.display());
-    assert_eq!(write_new(&path, &invalid).unwrap_err().to_string(), wanted);
+    let expected = format!("write {}: invalid sample: no values", path.display());
+    assert_eq!(write_new(&path, &invalid).unwrap_err().to_string(), expected);
     assert!(!path.exists());
     write(&path, &sample()).unwrap();
-    assert_eq!(write(&path, &invalid).unwrap_err().to_string(), wanted);
+    assert_eq!(write(&path, &invalid).unwrap_err().to_string(), expected);
     assert_eq!(read::<TestRecord>(&path).unwrap(), sample());
 }
 
@@ -193,7 +193,7 @@ fn a_failed_write_leaves_the_old_file() {
     assert_eq!(std::fs::read_to_string(&blocked).unwrap(), "old");
 }
 
-/// A file is looked at in a pass of its own, which must see what the whole content says.
+/// The first pass over a file must read all of its content.
 #[test]
 fn the_order_of_names_is_no_edit_and_a_changed_value_is_one() {
     let folder = tempfile::tempdir().unwrap();
@@ -216,7 +216,7 @@ fn the_order_of_names_is_no_edit_and_a_changed_value_is_one() {
 /// A commit may hold a link to a device, and a bench may leave a pipe where its response belongs.
 #[cfg(unix)]
 #[test]
-fn what_is_no_file_is_not_read() {
+fn rejects_paths_that_are_not_regular_files() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.json");
     std::os::unix::fs::symlink("/dev/null", &path).unwrap();

@@ -25,7 +25,7 @@ fn shard(index: u32, count: u32) -> ProcessRun {
     }
 }
 
-/// What keeps a run of session `t` out of the measurement that another run begins.
+/// Reason why a run of session `t` cannot join the measurement that another run begins.
 fn refusal(first: ProcessRun, second: ProcessRun) -> Option<Differing> {
     let second = ProcessRun { session: "t".to_owned(), ..second };
     Measurement::from_runs(vec![first, second]).err().map(|differing| *differing)
@@ -178,13 +178,13 @@ fn another_bench_or_another_machine_may_have_its_own_build() {
 }
 
 #[test]
-fn runs_are_split_into_the_measurements_that_they_make() {
-    let of = |session: &str, hash: &str| ProcessRun {
+fn runs_of_one_build_are_split_into_one_measurement() {
+    let run_of = |session: &str, hash: &str| ProcessRun {
         session: session.to_owned(),
         provenance: commit(hash),
         ..whole()
     };
-    let split = Measurement::split([of("1", "aaaa"), of("2", "bbbb"), of("3", "aaaa")]);
+    let split = Measurement::split([run_of("1", "aaaa"), run_of("2", "bbbb"), run_of("3", "aaaa")]);
     let sessions = |it: &Measurement| -> Vec<String> {
         it.runs().iter().map(|run| run.session.clone()).collect()
     };
