@@ -34,7 +34,7 @@ pub mod harness;
 
 pub use harness::gpu_time;
 
-/// What a bench binary of your own needs.
+/// Imports of a bench binary.
 pub mod prelude {
     pub use crate::backend::cpu::CpuTask;
     pub use crate::backend::{BackendError, Implementation, Prepare, cuda};

@@ -1,4 +1,4 @@
-//! What a recorded stretch of time went to: the device's by kernel, the host's by phase.
+//! Sums of a recorded stretch of time: the device's time by kernel, the host's time by phase.
 
 use std::collections::BTreeMap;
 
@@ -13,11 +13,11 @@ pub struct KernelTime {
     pub name: String,
     /// How often it ran.
     pub count: usize,
-    /// Of all its launches, nanoseconds; launches that overlapped count each in full.
+    /// Time of all launches, nanoseconds; launches that overlapped count each in full.
     pub total_ns: u64,
-    /// Of its shortest launch, nanoseconds.
+    /// Time of the shortest launch, nanoseconds.
     pub shortest_ns: u64,
-    /// Of its longest launch, nanoseconds.
+    /// Time of the longest launch, nanoseconds.
     pub longest_ns: u64,
 }
 
@@ -26,7 +26,7 @@ pub struct KernelTime {
 pub struct KernelSummary {
     /// From the first kernel's start to the last one's end, nanoseconds.
     pub span_ns: u64,
-    /// Of that, with at least one kernel running, nanoseconds.
+    /// Time with at least one kernel running, nanoseconds.
     pub busy_ns: u64,
     /// Longest first.
     pub kernels: Vec<KernelTime>,
@@ -48,7 +48,7 @@ impl KernelSummary {
         each.map(|number| number as f64).try_for_each(check)
     }
 
-    /// Of what was recorded, whose kernels are in the order of their start.
+    /// Sums a recorded activity whose kernels are ordered by their start.
     pub fn from_activity(activity: &Activity) -> Self {
         let mut kernels: BTreeMap<&str, KernelTime> = BTreeMap::new();
         let (mut busy_ns, mut busy_until) = (0, 0);
@@ -83,14 +83,14 @@ pub struct PhaseTime {
     pub name: String,
     /// How often it was measured.
     pub count: usize,
-    /// Of all of them, nanoseconds.
+    /// Sum, nanoseconds.
     pub total_ns: f64,
-    /// Of the shortest, nanoseconds.
+    /// Shortest, nanoseconds.
     pub shortest_ns: f64,
-    /// Of the longest, nanoseconds.
+    /// Longest, nanoseconds.
     pub longest_ns: f64,
-    /// CPU time of this process over the time that passed: how many of its threads were busy, with
-    /// those that wait by spinning. Absent where the system does not tell.
+    /// CPU time of this process over the elapsed time: the average number of busy threads,
+    /// including those that wait by spinning. Absent if the system does not report it.
     pub busy_threads: Option<f64>,
 }
 
@@ -111,7 +111,7 @@ impl PhaseTime {
             .try_for_each(check)
     }
 
-    /// Of durations in nanoseconds, at least one, during which the process took that much CPU time.
+    /// Sums durations in nanoseconds, at least one, during which the process used this CPU time.
     pub fn from_times(name: &str, elapsed_ns: &[f64], cpu_ns: Option<f64>) -> Self {
         let total_ns: f64 = elapsed_ns.iter().sum();
         Self {

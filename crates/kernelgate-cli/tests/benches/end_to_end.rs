@@ -16,7 +16,7 @@ fn bench_baseline_and_gate() {
         &[
             CASE,
             "fixture/spin/n128_none/cpu/hot",
-            "2 combinations left out that their implementation does not compute",
+            "2 unsupported combinations of problem and implementation skipped",
             "saved as baseline `a`",
         ],
     );

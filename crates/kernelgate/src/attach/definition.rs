@@ -1,4 +1,5 @@
-//! What rows compute: tensors by name, shape and dtype, the reference, work and tolerances.
+//! Definition of a computation: tensors by name, shape and dtype, the reference, work and
+//! tolerances.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,7 +9,7 @@ use crate::workload::{Dtype, Expected, Tensors, Tolerance, Work};
 
 /// Least error that an output may have whose definition declares no tolerance.
 const LEAST_TOLERANCE: f64 = 1e-5;
-/// The same in unit roundoffs of the output's dtype.
+/// Default tolerance in unit roundoffs of the output's dtype.
 const ROUNDOFFS: f64 = 4.0;
 
 /// A tensor by its name, shape and dtype.
@@ -39,17 +40,17 @@ impl TensorSpec {
     }
 }
 
-/// What outputs are compared with.
+/// Source of the expected outputs.
 #[derive(Clone)]
 pub enum Reference {
     /// Nothing: rows are timed and marked as unverified.
     None,
     /// Code, in fp64.
     Code(Code),
-    /// Tensors of a safetensors file: outputs by their names, and where it has them, inputs by
-    /// theirs. That is one data set: without all inputs in the file, its outputs must be of those
-    /// that the default seed draws, and whether the head lost accuracy stays inconclusive where
-    /// their errors grew, because further seeds add nothing.
+    /// Tensors of a safetensors file: outputs by their names, and inputs if the file has them. The
+    /// file is one data set. If it lacks an input, its outputs must belong to the inputs that the
+    /// default seed draws. If errors grew, a verdict on accuracy stays inconclusive, because
+    /// further seeds add nothing.
     Golden(PathBuf),
     /// The outputs of that row, for the same inputs. The row itself is unverified.
     Row(&'static str),
@@ -65,9 +66,10 @@ impl Reference {
     }
 }
 
-/// How far outputs may be from the reference, or in `kernelgate compare` from the base's outputs
-/// where there is none: the largest difference relative to the largest value, and the L2 norm of all
-/// relative to theirs. Bytes (i8, fp8) are compared exactly.
+/// Maximum distance of outputs from the reference, or from the base's outputs in `kernelgate
+/// compare` if there is no reference: the largest difference relative to the largest value, and the
+/// L2 norm of all differences relative to that of all values. Integers and fp8 are compared
+/// exactly.
 #[derive(Debug, Clone, Default)]
 pub struct Tolerances {
     all: Option<Tolerance>,
@@ -76,14 +78,14 @@ pub struct Tolerances {
 
 impl Tolerances {
     /// Both errors are at most the larger of 1e-5 and four unit roundoffs of the output's dtype:
-    /// 1e-5 in f32 and f64, 2.0e-3 in f16, 1.6e-2 in bf16. That is two units in the last place,
-    /// which another order of sums may cost; declare it where an output is of more precise dtype
-    /// than what it is computed with.
+    /// 1e-5 in f32 and f64, 2.0e-3 in f16, 1.6e-2 in bf16. Four roundoffs are two units in the last
+    /// place, the cost of another summation order. Declare a tolerance if an output has a more
+    /// precise dtype than its computation.
     pub fn by_dtype() -> Self {
         Self::default()
     }
 
-    /// The same for every output.
+    /// These two tolerances for every output.
     pub const fn all(max_error: f64, relative_l2: f64) -> Self {
         Self { all: Some(Tolerance { max_error, relative_l2 }), own: BTreeMap::new() }
     }
@@ -110,14 +112,14 @@ impl Tolerances {
     }
 }
 
-/// What one problem computes.
+/// Definition of one problem.
 #[derive(Clone)]
 pub struct Definition {
     /// Tensors that rows read.
     pub inputs: Vec<TensorSpec>,
     /// Tensors that every launch overwrites.
     pub outputs: Vec<TensorSpec>,
-    /// What outputs are compared with.
+    /// Source of the expected outputs.
     pub reference: Reference,
     /// Operations and fewest bytes of a launch.
     pub work: Work,

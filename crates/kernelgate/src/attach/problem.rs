@@ -37,7 +37,7 @@ pub(super) struct Bound {
     pub point: Point,
     pub rows: Arc<[Row]>,
     pub definition: Definition,
-    /// Inputs and outputs of the golden file; empty where there is none.
+    /// Inputs and outputs of the golden file; empty if there is no golden file.
     golden: Result<(Tensors, Tensors), String>,
 }
 
@@ -97,7 +97,7 @@ impl Bound {
     /// Prepares a row over a raw stream.
     ///
     /// # Errors
-    /// What the row returns, or when device memory is short.
+    /// The error of the row, or when device memory is short.
     pub fn prepare(
         &self,
         row: &str,
@@ -203,7 +203,7 @@ impl Problem for Bound {
         self.definition.work.clone()
     }
 
-    /// That of the output which is allowed the most.
+    /// The widest tolerance of all outputs.
     fn tolerance(&self) -> Tolerance {
         let none = Tolerance { max_error: 0.0, relative_l2: 0.0 };
         self.tolerances().into_values().fold(none, |most, of| Tolerance {

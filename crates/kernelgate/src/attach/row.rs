@@ -1,4 +1,5 @@
-//! What a row gets while it is prepared, and what it gives.
+//! Interface of an attached row: `At`, which it gets while it is prepared, and `Launches`, which it
+//! returns.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use crate::backend::cuda::{
 };
 use crate::workload::Point;
 
-/// Where a row launches: point, stream, context and device.
+/// Point, stream, context and device of a row.
 pub struct At<'a> {
     pub(super) point: &'a Point,
     pub(super) device: &'a Arc<Device>,
@@ -21,10 +22,10 @@ pub(super) fn missing(name: &str) -> BackendError {
 }
 
 impl At<'_> {
-    /// The number that an axis has.
+    /// The value of a number axis at this point.
     ///
     /// # Errors
-    /// When there is no such axis, or it is none of numbers.
+    /// When there is no such axis, or its values are not numbers.
     pub fn number(&self, axis: &'static str) -> Result<usize, BackendError> {
         self.point.number(axis).map_err(|error| BackendError::Launch(error.to_string()))
     }
@@ -96,43 +97,43 @@ impl At<'_> {
     }
 }
 
-/// What a row enqueues.
+/// Closures that enqueue one launch and its reset.
 pub struct Launches {
     pub(super) launch: Enqueue,
     pub(super) reset: Option<Enqueue>,
-    /// Inputs that every launch reads, where not all are.
+    /// Inputs that every launch reads; `None` means all.
     pub(super) reads: Option<Vec<String>>,
 }
 
 pub(super) type Enqueue = Box<dyn FnMut() -> Result<(), BackendError>>;
 
-/// A closure whose errors are told in the words of its own code.
-fn told<E: fmt::Display>(mut enqueue: impl FnMut() -> Result<(), E> + 'static) -> Enqueue {
+/// Wraps a closure so that its error keeps the text of the row's own code.
+fn boxed<E: fmt::Display>(mut enqueue: impl FnMut() -> Result<(), E> + 'static) -> Enqueue {
     Box::new(move || enqueue().map_err(|error| BackendError::Launch(error.to_string())))
 }
 
 impl Launches {
     /// `launch` enqueues everything that overwrites the outputs, and returns without waiting.
     pub fn new<E: fmt::Display>(launch: impl FnMut() -> Result<(), E> + 'static) -> Self {
-        Self { launch: told(launch), reset: None, reads: None }
+        Self { launch: boxed(launch), reset: None, reads: None }
     }
 
-    /// The same where launches read only these inputs from the memory that the harness gave, and
-    /// what they need of others was packed, quantised or copied while the row was prepared. After
-    /// timing these inputs are replaced, the others are not; a row that names none is marked. Unless
-    /// this is said, every launch reads all inputs.
+    /// Names the only inputs that launches read from the harness's memory, because the row packed,
+    /// quantised or copied the others while it was prepared. After timing these inputs are replaced
+    /// and the others are not; a row that names no input is marked. By default every launch reads
+    /// all inputs.
     pub fn reading(self, inputs: &[&str]) -> Self {
         Self { reads: Some(inputs.iter().map(|&name| name.to_owned()).collect()), ..self }
     }
 
-    /// The same where launches carry state on from one to the next: `reset` enqueues what brings
-    /// it back. It is called before each launch, outside of the time. What it reads of an input is
-    /// none that launches read ([`Self::reading`]): after timing those are replaced between it and
-    /// the launch.
+    /// Sets the closure that restores the state which launches carry on from one to the next. It is
+    /// called before each launch, outside of the measured time. It must not read an input that
+    /// launches read ([`Self::reading`]): after timing these inputs are replaced between the reset
+    /// and the launch.
     pub fn with_reset<E: fmt::Display>(
         self,
         reset: impl FnMut() -> Result<(), E> + 'static,
     ) -> Self {
-        Self { reset: Some(told(reset)), ..self }
+        Self { reset: Some(boxed(reset)), ..self }
     }
 }

@@ -37,7 +37,7 @@ impl Entry {
         })
     }
 
-    /// Bytes that its shape takes; none where that is no number.
+    /// Bytes of its elements; `None` if the number overflows.
     fn bytes(&self, bits: usize) -> Option<usize> {
         let all = self.shape.iter().try_fold(bits, |all, &of| all.checked_mul(of))?;
         Some(all.div_ceil(8))
@@ -49,8 +49,8 @@ fn short(name: &str) -> String {
     name.chars().take(100).collect()
 }
 
-/// What the format demands: tensors lie one behind the other, from the first byte to the last, and
-/// each has the bytes of its shape.
+/// Checks the layout that the format demands: tensors lie one behind the other, from the first byte
+/// to the last, and each has the bytes of its shape.
 fn check_places(entries: &BTreeMap<String, Entry>, end: usize) -> Result<(), String> {
     let mut by_place: Vec<_> = entries.iter().collect();
     by_place.sort_by_key(|(_, entry)| entry.data_offsets);
@@ -121,7 +121,7 @@ impl<'de> Deserialize<'de> for Header {
 pub struct SafeTensors {
     pub(super) entries: BTreeMap<String, Entry>,
     bytes: Vec<u8>,
-    /// Where the elements begin.
+    /// Offset of the elements in the file.
     elements: usize,
 }
 
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn tensors_lie_one_behind_the_other_and_fill_the_file() {
-        let of = |tensors: &[(&str, &str, &str, [usize; 2])]| {
+        let header_of = |tensors: &[(&str, &str, &str, [usize; 2])]| {
             let each = tensors.iter().map(|(name, dtype, shape, [from, to])| {
                 format!(
                     r#""{name}":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[{from},{to}]}}"#
@@ -215,12 +215,12 @@ mod tests {
         };
         let (x, y) = (("x", "F32", "[4]", [0, 16]), ("y", "I8", "[2,1]", [16, 18]));
         let empty = ("e", "F32", "[0,3]", [16, 16]);
-        assert_eq!(parse(&of(&[y, empty, x]), 18), Ok(()));
+        assert_eq!(parse(&header_of(&[y, empty, x]), 18), Ok(()));
         assert_eq!(parse("{}", 0), Ok(()));
-        let padded = format!("{}   ", of(&[x, ("z", "F4", "[3]", [16, 18])]));
+        let padded = format!("{}   ", header_of(&[x, ("z", "F4", "[3]", [16, 18])]));
         assert_eq!(parse(&padded, 18), Ok(()));
         let other = ("z", "UNKNOWN", "[3]", [16, 18]);
-        assert_eq!(parse(&of(&[x, other]), 18), Ok(()));
+        assert_eq!(parse(&header_of(&[x, other]), 18), Ok(()));
         for (tensors, elements, wanted) in [
             (
                 &[("x", "F32", "[4]", [0, 17])][..],
@@ -237,7 +237,7 @@ mod tests {
             (&[x, x], 16, "it has `x` twice"),
             (&[("x", "F64", "[4611686018427387904,4]", [0, 8])], 8, "`x` has 8 bytes"),
         ] {
-            let error = parse(&of(tensors), elements).unwrap_err();
+            let error = parse(&header_of(tensors), elements).unwrap_err();
             assert!(error.contains(wanted), "{error}");
         }
         assert!(parse("[]", 0).unwrap_err().contains("tensors by name"));

@@ -1,5 +1,5 @@
-//! What launches may do in a timed region besides enqueueing work on the timed stream and on streams
-//! that are joined with it. The audit (`measure`) refuses the rest.
+//! Permissions of a row: actions of its launches in a timed region besides enqueueing work on the
+//! timed stream and on streams that are joined with it. The audit (`measure`) refuses all others.
 
 /// Permissions of the code that is timed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,7 +16,7 @@ impl Allowed {
     /// A row written for this harness. A wait or an allocation in it is a choice of its author, and
     /// part of its time.
     pub const OWN_ROW: Self = Self { allocations: true, waits: true, contexts: true };
-    /// A row that launches other code, of which nothing is known.
+    /// A row that launches other code, about which nothing is known.
     pub const ATTACHED_ROW: Self = Self { allocations: false, waits: false, contexts: false };
     /// The routine of a Criterion bench: the host's work is part of what such a bench measures.
     pub const CRITERION_ROUTINE: Self = Self { allocations: true, waits: true, contexts: true };

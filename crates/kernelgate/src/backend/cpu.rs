@@ -31,8 +31,8 @@ impl CpuTask {
         Self { inputs, read: None, outputs, run: Box::new(run) }
     }
 
-    /// The same where launches read these inputs only, because the others were read while it was
-    /// prepared (packed, quantised).
+    /// Names the only inputs that launches read, because the row packed or quantised the others
+    /// while it was prepared.
     pub fn reading(self, names: &'static [&'static str]) -> Self {
         Self { read: Some(names), ..self }
     }

@@ -91,7 +91,7 @@ impl Output {
         })
     }
 
-    /// Where it lies on the device.
+    /// Address on the device.
     pub fn address(&self) -> u64 {
         self.buffer.address()
     }
@@ -106,7 +106,7 @@ impl Output {
         self.buffer.bytes()
     }
 
-    /// Where a kernel writes it.
+    /// Address that a kernel writes to, as an argument.
     pub fn argument(&self) -> Argument {
         Argument::from(&self.buffer)
     }
@@ -137,7 +137,7 @@ impl Output {
     }
 }
 
-/// Of each output that is looked at for poison: so many intervals between samples, and their size.
+/// Number of intervals between the samples of an output that are checked for poison.
 const SAMPLES: usize = 16;
 const SAMPLE_BYTES: usize = 256;
 
@@ -181,8 +181,8 @@ const CHECKED: u32 = 8;
 
 impl CudaTask {
     /// `launch` enqueues everything that overwrites the outputs on the device's stream, and never
-    /// synchronises. `inputs` are those that every launch reads; inputs that were packed or passed
-    /// by value are left out.
+    /// synchronises. `inputs` are those that every launch reads, without inputs that were packed or
+    /// passed by value.
     pub fn new(
         devices: impl Into<Devices>,
         inputs: impl IntoIterator<Item = Input>,
@@ -203,10 +203,10 @@ impl CudaTask {
         }
     }
 
-    /// The same where launches carry state on from one to the next: `reset` enqueues what brings
-    /// it back, so that the launch after it computes what the reference does. It is called before
-    /// each launch, outside of the time, and launches are not batched. It may read no input that
-    /// launches read: after timing these are replaced between it and the launch.
+    /// Sets the closure that restores the state which launches carry on from one to the next, so
+    /// that the next launch computes the reference again. It is called before each launch, outside
+    /// of the measured time, and launches are not batched. It must not read an input that launches
+    /// read: after timing these inputs are replaced between the reset and the launch.
     pub fn with_reset(self, reset: impl FnMut() -> Result<(), BackendError> + 'static) -> Self {
         Self { state: State::BeforeEachLaunch(Box::new(reset)), ..self }
     }
@@ -220,8 +220,8 @@ impl CudaTask {
         Self { state: State::InOutputs { restore: Box::new(restore), poisoned: false }, ..self }
     }
 
-    /// The same, saying what its device memory is for: uses such as `weights` or `activations`, and
-    /// bytes, each use once.
+    /// Declares the purposes of its device memory: uses such as `weights` or `activations` with
+    /// their bytes, each use once.
     pub fn with_memory_uses(self, memory_uses: Vec<(&'static str, u64)>) -> Self {
         Self { memory_uses, ..self }
     }
@@ -268,7 +268,7 @@ impl Executable for CudaTask {
         } else {
             (self.launch)(&self.outputs)
         };
-        // Other code tells its errors in its own words, of which none says that the device is lost.
+        // The errors of other code are its own texts and do not report whether the device is lost.
         launched.map_err(|error| match self.synchronize() {
             Err(lost @ BackendError::Lost(_)) => lost,
             _ => error,

@@ -1,4 +1,4 @@
-//! What every backend makes of a problem.
+//! A problem prepared on a backend, ready to be launched: the trait that every backend implements.
 
 use kernelgate_cuda::BackendError;
 
@@ -14,8 +14,8 @@ pub trait Executable {
     /// When the device fails.
     fn poison_outputs(&mut self) -> Result<(), BackendError>;
 
-    /// Brings back the state that launches carry on from one to the next, where there is any: the
-    /// launch after it computes what the reference does.
+    /// Restores the state that launches carry on from one to the next, if there is any: the next
+    /// launch computes the reference again.
     ///
     /// # Errors
     /// When the device fails.
@@ -28,7 +28,7 @@ pub trait Executable {
         false
     }
 
-    /// What launches may do in a timed region besides enqueueing work.
+    /// Actions that launches may take in a timed region besides enqueueing work.
     fn allowed(&self) -> Allowed {
         Allowed::OWN_ROW
     }
@@ -45,8 +45,8 @@ pub trait Executable {
     /// When a launch failed on the device.
     fn synchronize(&mut self) -> Result<(), BackendError>;
 
-    /// Brings the state back and waits: nothing runs, and the next launch computes what the reference
-    /// does.
+    /// Restores the state and waits: afterwards nothing runs, and the next launch computes the
+    /// reference.
     ///
     /// # Errors
     /// When the device fails, or a launch failed on it.
@@ -65,7 +65,7 @@ pub trait Executable {
     /// packed, quantised, passed by value.
     fn launch_inputs(&self) -> Vec<&str>;
 
-    /// What device memory is for, and its bytes, where the row says so.
+    /// Purposes of the device memory with their bytes, if the row declares them.
     fn memory_uses(&self) -> &[(&'static str, u64)] {
         &[]
     }
@@ -77,8 +77,8 @@ pub trait Executable {
     /// When no launch reads an input of that name, or the device fails.
     fn replace_input(&mut self, name: &str, values: &Tensor) -> Result<(), BackendError>;
 
-    /// Of each output, whether it still holds what [`Self::poison_outputs`] wrote, as seen without
-    /// waiting for what is queued; none at all where launches are never queued.
+    /// Whether each output still holds the pattern of [`Self::poison_outputs`], read without
+    /// waiting for queued work; empty if launches are never queued.
     ///
     /// # Errors
     /// When the device fails.

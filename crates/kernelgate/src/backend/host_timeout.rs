@@ -72,7 +72,7 @@ impl Watch {
         let mut state = self.lock();
         let begins = state.ends_at.is_none();
         if begins {
-            // A time that no clock reaches is none.
+            // A limit beyond the range of the clock means that there is no limit.
             state.ends_at = Instant::now().checked_add(self.limit);
             self.changed.notify_one();
         }
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_takes_too_long_is_named_and_what_does_not_is_left_alone() {
+    fn reports_the_launch_that_exceeds_the_timeout() {
         let limit = Duration::from_millis(200);
         let watch: &'static Watch = Box::leak(Box::new(Watch::new(limit)));
         let (ended, named) = mpsc::channel();

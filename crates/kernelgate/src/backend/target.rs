@@ -1,4 +1,4 @@
-//! What a process computes on.
+//! Compute target of a process: the host or a set of GPUs.
 
 use kernelgate_cuda::Devices;
 use kernelgate_cuda::driver::launch::used::LoadedKernels;
@@ -24,7 +24,7 @@ impl BackendKind {
         }
     }
 
-    /// How large the problems are that a person would look at there.
+    /// Size of the problems that suit this target.
     pub const fn scale(self) -> Scale {
         match self {
             Self::Cpu => Scale::Host,
@@ -33,7 +33,7 @@ impl BackendKind {
     }
 }
 
-/// What a process computes on.
+/// Compute target of a process.
 #[derive(Clone)]
 pub enum Target {
     /// The host's cores.

@@ -14,7 +14,7 @@ pub fn text(duration: Duration) -> String {
 /// "500ms", "90s", "5m", "1h", or plain seconds.
 ///
 /// # Errors
-/// When it is none of these.
+/// When the text has another form.
 pub fn parse(text: &str) -> Result<Duration, String> {
     // The longer unit before the one that it ends with.
     let units = [("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];

@@ -1,5 +1,5 @@
-//! What runs measured, as a table: time, spread, rate, share of the limit; then what was not
-//! measured and why.
+//! Runs as a table: time, spread, rate and share of the limit of each case; then the unmeasured
+//! cases with their reasons.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -16,7 +16,7 @@ use crate::stats::{self, Spread};
 /// Share of the host's CPU time from which on contention is mentioned.
 const NOTEWORTHY_CONTENTION: f64 = 0.10;
 
-/// What is said below the table of the cases that it applies to.
+/// A remark below the table and the test for the cases that it applies to.
 type Remark = (&'static str, fn(&ProcessRun, &CaseRecord) -> bool);
 
 /// A ceiling that was measured at less than this share of the SM clock of a case flatters it.
@@ -84,7 +84,7 @@ pub fn text(runs: &[ProcessRun], columns: Option<usize>) -> String {
     if table.rows().iter().any(|row| row[0].starts_with("* ")) {
         out.push_str("\n*: the fastest of its problem with that state of the caches");
     }
-    // Where nothing ran, that is why.
+    // If no case ran, the reasons explain why.
     let every = table.is_empty();
     for (reason, ids) in skips_by_reason(runs, every) {
         let _ = write!(out, "\nskipped {}: {}", ids.len(), indented(reason));
@@ -96,7 +96,7 @@ pub fn text(runs: &[ProcessRun], columns: Option<usize>) -> String {
     if unsupported > 0 && !every {
         let _ = write!(
             out,
-            "\n{unsupported} combinations left out that their implementation does not compute"
+            "\n{unsupported} unsupported combinations of problem and implementation skipped"
         );
     }
     let shares =
@@ -171,7 +171,8 @@ fn table(runs: &[ProcessRun]) -> Table {
 
 /// A case of the table.
 struct Timed<'a> {
-    /// The id without what tells cases of a problem apart; empty where it has no such form.
+    /// Case id without the parts that distinguish cases of a problem; empty if the id has another
+    /// form.
     problem: &'a str,
     /// The rest of the id.
     name: &'a str,
@@ -298,7 +299,7 @@ fn case_rate(case: &CaseRecord, elapsed_ns: f64) -> String {
     }
 }
 
-/// What was skipped here; with `every`, also what no machine can run.
+/// Skipped cases by reason; with `every`, also those that no machine can run.
 fn skips_by_reason(runs: &[ProcessRun], every: bool) -> BTreeMap<&str, Vec<&str>> {
     let mut grouped: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for run in runs {
@@ -344,19 +345,19 @@ mod tests {
         unseen.samples.unrecorded = Some("CUPTI is missing".to_owned());
         run.cases.insert("w/f/n1/cuda/unseen/hot".to_owned(), unseen);
         let text = text(&[run], None);
-        let said = text.lines().find(|line| line.starts_with("without a record")).unwrap();
-        assert!(said.ends_with("may pass: w/f/n1/cuda/unseen/hot"), "{text}");
+        let line = text.lines().find(|line| line.starts_with("without a record")).unwrap();
+        assert!(line.ends_with("may pass: w/f/n1/cuda/unseen/hot"), "{text}");
     }
 
     #[test]
-    fn what_a_message_says_begins_no_line() {
+    fn lines_of_messages_are_indented() {
         let mut run = ProcessRun::start("b", "s", Environment::cpu(), Provenance::default());
         let message = "boom\n\n0 regressed, 3 unchanged";
         run.failed.insert("w/f/a".to_owned(), message.to_owned());
         run.skipped.insert("w/f/b".to_owned(), message.to_owned());
-        let wanted = "no case was timed\nskipped 1: boom\n    0 regressed, 3 unchanged: w/f/b\n\
+        let expected = "no case was timed\nskipped 1: boom\n    0 regressed, 3 unchanged: w/f/b\n\
                       FAILED w/f/a: boom\n    0 regressed, 3 unchanged";
-        assert_eq!(text(&[run], None), wanted);
+        assert_eq!(text(&[run], None), expected);
     }
 
     #[test]
@@ -375,8 +376,8 @@ mod tests {
             run.cases.insert(format!("w/f/n1/{name}/hot"), of);
         }
         let text = text(&[run], None);
-        let said = text.lines().find(|line| line.starts_with("the host needs longer")).unwrap();
-        assert!(said.ends_with("its time is not in this: w/f/n1/computes/hot"), "{text}");
+        let line = text.lines().find(|line| line.starts_with("the host needs longer")).unwrap();
+        assert!(line.ends_with("its time is not in this: w/f/n1/computes/hot"), "{text}");
     }
 
     #[test]

@@ -54,8 +54,8 @@ impl Table {
         self.cleaned(one_line).lines(|cells| cells.join("  ").trim_end().to_owned()).join("\n")
     }
 
-    /// The same within a terminal's width, where there is one. What is too long of the first column
-    /// has lines of its own above the rest of its row.
+    /// Fits the table into the width of a terminal, if there is one. A first cell that is too long
+    /// gets lines of its own above the rest of its row.
     pub fn text_within(&self, columns: Option<usize>) -> String {
         let Some(columns) = columns else { return self.text() };
         let mut table = self.cleaned(one_line);
@@ -113,7 +113,7 @@ impl Table {
     }
 }
 
-/// A text of at most so many characters on one line: its middle is left out where it is longer.
+/// Shortens a text to a number of characters on one line by cutting its middle.
 pub fn shortened(text: &str, most: usize) -> String {
     let chars: Vec<char> = one_line(text).chars().collect();
     if chars.len() <= most || most < 3 {
@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(table.text_within(None), table.text());
         assert_eq!(table.text_within(Some(200)), table.text());
         let narrow = table.text_within(Some(70));
-        let wanted = format!(
+        let expected = format!(
             "{:<46}   time  limited by\n{:<46}   1 µs        read\n{id}\n{:<46}  10 ns  matmul f32",
             "case", "a/b", ""
         );
@@ -166,7 +166,7 @@ mod tests {
             let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
             text.lines().map(words).collect()
         };
-        assert_eq!(squeezed(&narrow), squeezed(&wanted));
+        assert_eq!(squeezed(&narrow), squeezed(&expected));
         for columns in [40, 70, 100] {
             let text = table.text_within(Some(columns));
             assert!(text.lines().all(|line| line.chars().count() <= columns), "{text}");

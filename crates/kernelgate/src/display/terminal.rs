@@ -1,15 +1,14 @@
-//! What fits a terminal: its width, and lines broken to it. What is piped, or written to a file, has
-//! no width.
+//! Width of the terminal, and lines broken to it. Output into a pipe or a file has no width.
 
 /// Narrower terminals are written to as if they had this many columns.
 const NARROWEST: usize = 40;
 
-/// Columns of the terminal that standard output is; none where it is no terminal.
+/// Columns of the terminal on standard output; `None` if standard output is not a terminal.
 pub fn columns() -> Option<usize> {
     #[cfg(unix)]
     {
         let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
-        // Without a size, as some serial lines: as if it were none.
+        // A terminal without a size, such as a serial line, counts as no terminal.
         (size.ws_col > 0).then_some(usize::from(size.ws_col).max(NARROWEST))
     }
     #[cfg(not(unix))]

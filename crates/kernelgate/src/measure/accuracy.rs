@@ -20,21 +20,21 @@ use kernelgate_cuda::observe::cupti::Recorded;
 /// A spin, timed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SpinRow {
-    /// What the kernel was asked to spin, nanoseconds.
+    /// Requested length of the spin, nanoseconds.
     pub wanted_ns: u64,
-    /// What it spent by the device's own timer: median.
+    /// Median length by the device's own timer.
     pub spent_ns: f64,
-    /// What the events say: median.
+    /// Median length by the events.
     pub events_ns: f64,
-    /// What the events say of a spin that ends at once: what a kernel takes to begin and end, and
-    /// what the overhead is wrong by.
+    /// Length by the events of a spin that ends at once: the time to begin and end a kernel, plus
+    /// the error of the overhead.
     pub offset_ns: f64,
 }
 
 /// A kernel, timed by events and by the hardware.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TraceRow {
-    /// What ran.
+    /// Name of the measured operation.
     pub what: String,
     /// "hot" or "cold".
     pub cache: String,
@@ -99,7 +99,7 @@ pub struct ColdRow {
     pub hot_ns: f64,
     /// Cold, nanoseconds: median.
     pub cold_ns: f64,
-    /// What memory needs at its best rate, nanoseconds: a cold pass that is faster was not cold.
+    /// Time for the bytes at the best memory rate, nanoseconds: a faster cold pass was not cold.
     pub memory_ns: f64,
 }
 
@@ -159,11 +159,11 @@ pub fn against_cupti(events: &mut EventTimer) -> Result<Option<Vec<TraceRow>>, B
 }
 
 /// Times hot launches of a case, each a few kernels or a graph of the row's own, by events and by
-/// CUPTI, which leaves the process again; `None` where it is missing.
+/// CUPTI, which is detached afterwards; `None` if CUPTI is missing.
 ///
 /// # Errors
-/// When the device or CUPTI fails, a launch is too many commands to queue ahead, or launches cannot
-/// be told from each other.
+/// When the device or CUPTI fails, a launch has too many commands to queue ahead, or the records of
+/// launches cannot be separated.
 pub fn case_against_cupti(
     events: &mut EventTimer,
     what: &str,
@@ -203,12 +203,13 @@ fn trace_row(
     }))
 }
 
-/// What each of some launches in a row took, nanoseconds: from the start of its first operation to
-/// the end of its last. They lie between the last two probes of the clocks, and the copies that read
-/// the probes do not.
+/// Time of each of consecutive launches, nanoseconds: from the start of its first operation to the
+/// end of its last. The launches lie between the last two probes of the clocks. Copies that read
+/// the probes are excluded.
 ///
 /// # Errors
-/// How the record does not hold as many operations of each.
+/// A fragment that explains why the record does not hold the same number of operations for each
+/// launch.
 fn spans_ns(record: &Activity, launches: usize) -> Result<Vec<f64>, String> {
     let name = |kernel: u32| record.names[kernel as usize].as_str();
     let (probes, kernels): (Vec<&KernelRecord>, Vec<&KernelRecord>) =
@@ -286,7 +287,7 @@ mod tests {
             kernel(2, 55, 75),
             kernel(0, 90, 91),
         ];
-        // What reads the probes is no launch's.
+        // The copy that reads the probes belongs to no launch.
         let copies = vec![CopyRecord { start: 95, end: 96, ..Default::default() }];
         let record = Activity { names, kernels, copies, ..Activity::default() };
         assert_eq!(spans_ns(&record, 2), Ok(vec![30.0, 25.0]));

@@ -8,11 +8,11 @@ pub struct CpuTime {
     total: u64,
     /// All cores at work, also for other guests.
     busy: u64,
-    /// What is measured: this process, or the processes that it started and waited for.
+    /// CPU time of the measured processes: this one, or those that it started and waited for.
     own: u64,
 }
 
-/// Whose CPU time is no contention.
+/// Processes whose CPU time does not count as contention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Own {
     This,
@@ -20,7 +20,7 @@ enum Own {
 }
 
 impl CpuTime {
-    /// Now, where the system tells (Linux).
+    /// Current CPU times, if the system reports them (Linux).
     pub fn now() -> Option<Self> {
         Self::read(Own::This)
     }

@@ -10,7 +10,7 @@ use criterion::measurement::{Measurement, ValueFormatter};
 
 use super::limits::TimeLimit;
 
-/// What the formatter needs to know of the case that is being timed.
+/// The case that is being timed, as Criterion's formatter displays it.
 #[derive(Debug, Clone, Default)]
 pub struct DisplayedCase {
     /// The time that the ceilings allow.

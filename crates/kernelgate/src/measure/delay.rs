@@ -22,9 +22,9 @@ use kernelgate_cuda::instruments::spin::Spin;
 const MAX_DELAY_NS: u64 = 1_000_000_000;
 /// Most bytes that are read for it: more than any memory gives in that time.
 const MAX_BYTES: u64 = 100_000 * MAX_DELAY_NS;
-/// What a pass on a GPU goes over at most, bytes: more than its L2.
+/// Maximum bytes that a delaying pass on a GPU reads: more than its L2.
 const PASS_BYTES: u64 = 256 << 20;
-/// What a pass on the host goes over, words: more than a core's own caches.
+/// Maximum words that a delaying pass on the host reads: more than a core's own caches.
 const PASS_WORDS: usize = 1 << 19;
 /// The least work: what one load of a thread takes, bytes.
 const LEAST_BYTES: u64 = 16;
@@ -35,8 +35,7 @@ const HOST_CORRECTIONS: usize = 6;
 /// How often a size is measured on a GPU at most, and how close to the delay is enough, as a share.
 const MEASUREMENTS: usize = 6;
 const CLOSE: f64 = 0.05;
-/// How far off the best of them may be: a delay that is further from what was asked for is none
-/// that anything can be held against.
+/// Maximum relative error of a fitted delay.
 const MOST_OFF: f64 = 0.25;
 /// About how long the launches of a turn take, without the delay or with it, nanoseconds, and how
 /// many they are at most.
@@ -68,15 +67,15 @@ impl FromStr for Delay {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wanted = || {
+        let usage = || {
             format!(
                 "`{text}`: a delay is CASE=NANOSECONDS or CASE=NANOSECONDS:work, with 1 to \
                  {MAX_DELAY_NS} of them, and @SIZE behind it where it was fitted before"
             )
         };
-        let (case, delay) = text.rsplit_once('=').ok_or_else(wanted)?;
+        let (case, delay) = text.rsplit_once('=').ok_or_else(usage)?;
         let (delay, size) = match delay.split_once('@') {
-            Some((delay, size)) => (delay, Some(size.parse().map_err(|_| wanted())?)),
+            Some((delay, size)) => (delay, Some(size.parse().map_err(|_| usage())?)),
             None => (delay, None),
         };
         let (delay_ns, by_work, most) = match delay.strip_suffix(":work") {
@@ -84,23 +83,22 @@ impl FromStr for Delay {
             None => (delay, false, MAX_DELAY_NS),
         };
         if size.is_some_and(|size: u64| size > most) {
-            return Err(wanted());
+            return Err(usage());
         }
         let delay_ns = delay_ns
             .parse()
             .ok()
             .filter(|delay_ns| (1..=MAX_DELAY_NS).contains(delay_ns))
-            .ok_or_else(wanted)?;
+            .ok_or_else(usage)?;
         if case.is_empty() {
-            return Err(wanted());
+            return Err(usage());
         }
         Ok(Self { case: case.to_owned(), delay_ns, by_work, size })
     }
 }
 
 impl Delay {
-    /// What is added to a case: the delay of its whole id, else the last of those whose text it
-    /// contains.
+    /// Delay of a case: the one for its whole id, else the last one whose text the id contains.
     pub fn find<'a>(delays: &'a [Self], id: &str) -> Option<&'a Self> {
         let exact = delays.iter().rfind(|delay| delay.case == id);
         exact.or_else(|| delays.iter().rfind(|delay| id.contains(&delay.case)))
@@ -210,7 +208,7 @@ impl<'a> Delayed<'a> {
         events: &mut EventTimer,
         cache: Cache,
     ) -> Result<f64, BackendError> {
-        // What was captured has the delay of that time in it.
+        // The captured graph includes the delay that was set at that time.
         let mut with = events.plan(self, cache)?;
         let mut turn_ns = |delayed: &mut Self, is_delayed: bool, launches: u64| {
             let sample = match is_delayed {
@@ -449,9 +447,9 @@ mod tests {
                 assert!(off < 0.15 && measured <= MEASUREMENTS, "{delay_ns}, {per_ns}: {off}");
             }
         }
-        // Where nothing makes it longer, nothing is added.
+        // If no size makes the launch longer, nothing is added.
         assert_eq!(fitted(9.0, 9.0, 1.0, |_| Ok(99.0)).unwrap(), (0.0, 9.0));
-        // A size that makes a step over what was asked for is told by what it adds.
+        // If a size step exceeds the requested delay, the result is the added time.
         assert_eq!(fitted(50.0, 9.0, 1.0, |_| Ok(99.0)).unwrap().1, 9.0);
         let fails = fitted(9.0, 1.0, 1.0, |_| Err(BackendError::Lost("gone".to_owned())));
         assert!(matches!(fails, Err(BackendError::Lost(_))));

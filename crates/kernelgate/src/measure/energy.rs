@@ -30,7 +30,7 @@ const FEWEST_STEPS: usize = 8;
 /// Smallest share of the time in which launches run.
 const LEAST_BUSY: f64 = 0.9;
 
-/// Energy of a launch, or why there is none.
+/// Energy of a launch, or the reason why it was not measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Energy {

@@ -1,8 +1,9 @@
 //! CUDA events: the clock of the GPU backend.
 //!
 //! Launches of a burst are queued behind a blocking kernel, so that the host's launch time is not
-//! in the samples; a probe before and after tells the SM clock; in the cold state the L2 cache is
-//! filled with other data before each launch. Everything is allocated here, nothing while timing.
+//! in the samples. A probe before and one after the burst measure the SM clock. In the cold state
+//! the L2 cache is filled with other data before each launch. All memory is allocated here, none
+//! while timing.
 
 mod calibration;
 mod case;
@@ -54,7 +55,7 @@ pub struct EventTimer {
     power: Arc<PowerMeter>,
 }
 
-/// What a burst of launches took.
+/// Times of a burst of launches.
 struct Burst {
     /// Nanoseconds between the events around each launch, overhead included.
     intervals_ns: Vec<f64>,
@@ -150,11 +151,11 @@ impl EventTimer {
         Ok(intervals_ns.into_iter().map(|interval| interval - around_ns).collect())
     }
 
-    /// Launches of a ceiling, ready to be timed as those of a case are: short hot ones captured
-    /// together.
+    /// Prepares launches of a ceiling to be timed as those of a case are: short hot launches are
+    /// captured together.
     ///
     /// # Errors
-    /// As [`Self::launches_ns`].
+    /// Those of [`Self::launches_ns`].
     pub fn ceiling<'a>(
         &'a mut self,
         cache: Cache,
@@ -170,7 +171,7 @@ impl EventTimer {
     /// The median time of a hot launch of one command in the steady power state, nanoseconds.
     ///
     /// # Errors
-    /// As [`Self::launches_ns`].
+    /// Those of [`Self::launches_ns`].
     pub fn typical_ns(
         &mut self,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,

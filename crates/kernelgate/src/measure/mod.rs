@@ -53,7 +53,7 @@ pub struct Sample {
     pub launches: u64,
     /// Time of all of them together, nanoseconds.
     pub elapsed_ns: f64,
-    /// SM clock while they ran, where the device tells: MHz.
+    /// SM clock during the launches, MHz, if the device reports it.
     pub clock_mhz: Option<f64>,
     /// Attempts thrown away before this one, because the device was throttled or its clock not
     /// steady.
@@ -75,12 +75,12 @@ pub struct Technique {
     pub commands: Option<u64>,
 }
 
-/// What was timed, once more.
+/// Result of one more run of the timed graph or launch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Replay {
     /// How long it took, nanoseconds: of the GPU, or of all the host's threads.
     pub elapsed_ns: f64,
-    /// SM clock meanwhile, MHz, where the device tells.
+    /// SM clock during the replay, MHz, if the device reports it.
     pub clock_mhz: Option<f64>,
     /// Launches in it.
     pub launches: u64,
@@ -117,17 +117,17 @@ pub trait Stopwatch {
         launches: u64,
     ) -> Result<Sample, BackendError>;
 
-    /// Runs what was timed once more: the very graph where launches were captured, one launch where
-    /// they were not. What it took, on a GPU with caches that hold other data; none where its time and
-    /// the host's cannot be told apart.
+    /// Runs the timed graph once more, or one launch if launches were not captured. Returns its
+    /// time, on a GPU with caches that hold other data; `None` if its time cannot be separated from
+    /// the host's.
     ///
     /// # Errors
     /// When a launch fails.
     fn replay(&mut self, executable: &mut dyn Executable) -> Result<Option<Replay>, BackendError>;
 
-    /// Runs one launch of a case whose launches are short, alone and with caches that hold other data.
-    /// Its time, nanoseconds; absent for long launches, on the host, where launches carry state on,
-    /// and where its time cannot be told from the host's.
+    /// Runs one launch of a case whose launches are short, alone and with caches that hold other
+    /// data. Returns its time, nanoseconds; `None` for long launches, on the host, if launches
+    /// carry state on, and if its time cannot be separated from the host's.
     ///
     /// # Errors
     /// When a launch fails.
@@ -135,12 +135,12 @@ pub trait Stopwatch {
         Ok(None)
     }
 
-    /// Launches once more where something records what runs elsewhere than where it was timed: after
-    /// the samples, because recording changes times. Why nothing was looked at, where that is so;
-    /// on the host there is nothing to look for.
+    /// Launches once more while a recorder looks for work outside of the timed stream. It runs
+    /// after the samples, because recording changes times. Returns the reason if nothing could be
+    /// recorded; the host needs no such check.
     ///
     /// # Errors
-    /// [`BackendError::NotTimed`] where something does; when a launch fails.
+    /// [`BackendError::NotTimed`] if work ran elsewhere; when a launch fails.
     fn check_elsewhere(
         &mut self,
         _executable: &mut dyn Executable,

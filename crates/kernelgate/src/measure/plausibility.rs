@@ -1,13 +1,13 @@
-//! Numbers that a machine can have measured: what is beyond them is a mistake, or was written into
-//! a file by hand. The bounds are wide; nothing is judged by them.
+//! Plausible ranges of measured numbers: a value outside is a mistake, or was written into a file
+//! by hand. The bounds are wide; they decide no verdict.
 
 use std::ops::RangeInclusive;
 
 /// Times of a launch: from a femtosecond to thirty years, in nanoseconds.
 pub const LAUNCH_NS: RangeInclusive<f64> = 1e-6..=1e18;
-/// Time of the host to start a launch, nanoseconds; 0 where a clock is too coarse to tell.
+/// Time of the host to start a launch, nanoseconds; 0 if its clock is too coarse.
 const HOST_NS: RangeInclusive<f64> = 0.0..=1e18;
-/// Clocks, MHz; 0 where a device says so.
+/// Clocks, MHz; some devices report 0.
 const CLOCK_MHZ: RangeInclusive<f64> = 0.0..=1e6;
 /// Wall times of processes: up to thirty years, seconds.
 const SECONDS: RangeInclusive<f64> = 0.0..=1e9;
@@ -25,7 +25,7 @@ const RATIO: RangeInclusive<f64> = 1e-12..=1e12;
 const SPREAD: RangeInclusive<f64> = 0.0..=1e24;
 /// Bytes, or operations, a second.
 const RATE: RangeInclusive<f64> = 1.0..=1e21;
-/// What launching costs, nanoseconds: a difference of times, which noise may make negative.
+/// Cost of launching, nanoseconds: a difference of times, which noise may make negative.
 const COST_NS: RangeInclusive<f64> = -1e12..=1e12;
 
 /// Accepts the time of a launch; `what` begins the error: "a median".

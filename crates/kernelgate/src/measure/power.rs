@@ -205,8 +205,8 @@ pub trait Load {
     fn cool(&mut self);
 }
 
-/// Runs a load until its samples may begin; it is running when this returns. Where heat slows the
-/// card down, the load pauses and begins again, twice at most.
+/// Runs a load until its samples may begin; the load is running when this returns. If heat slows
+/// the card down, the load pauses and begins again, twice at most.
 ///
 /// # Errors
 /// When a launch fails.

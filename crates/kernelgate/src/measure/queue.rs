@@ -35,11 +35,11 @@ pub fn captured(
     }
 }
 
-/// Sees to it that so many launches can be queued, so that the host's time is in none. What cannot
-/// be captured counts as one command: it replays a graph of its own.
+/// Checks that all launches fit the queue, so that no sample contains the host's time. A launch
+/// that cannot be captured counts as one command: it replays a graph of its own.
 ///
 /// # Errors
-/// [`BackendError::NotTimed`] where they are too many; when the device fails.
+/// [`BackendError::NotTimed`] if there are too many; when the device fails.
 pub fn check_fits(
     device: &Arc<Device>,
     launches: usize,
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_queued_ahead_fits_the_queue() {
+    fn accepts_only_batches_that_fit_the_queue() {
         assert!(fits(1, MAX_BURST - 1) && fits(MAX_QUEUED, 1));
         // A pass of eight kernels, and a denoising step of some hundred.
         assert!(fits(8, 15) && !fits(260, 15));

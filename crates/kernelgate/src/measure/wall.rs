@@ -10,7 +10,7 @@ use crate::backend::{BackendError, Executable, cpu, host_timeout};
 const MORE_OF_LAUNCH: f64 = 1.0;
 const MORE_NS: f64 = 200_000.0;
 
-/// CPU time of this process, all threads; none where the system does not tell.
+/// CPU time of all threads of this process; `None` if the system does not report it.
 pub fn process_time() -> Option<Duration> {
     #[cfg(unix)]
     {

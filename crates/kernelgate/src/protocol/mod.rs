@@ -1,13 +1,13 @@
-//! What the program asks of a bench executable and what it gets: one request in a file, one
-//! response in a file.
+//! Protocol between the program and a bench executable: one request in a file, one response in a
+//! file.
 //!
 //! The program starts the executable with [`VARIABLE`] naming the request; the same flags and
-//! variables as in `cargo bench` select cases. An executable answers the question [`QUESTION`] with
-//! the versions that it speaks, so that the two sides of a comparison may use different releases.
+//! variables as in `cargo bench` select cases. An executable answers the argument [`QUESTION`] with
+//! its protocol versions, so that the two sides of a comparison may use different releases.
 //!
-//! A release that adds a field that others may ignore keeps the version. One that changes a meaning,
-//! or adds a field that must survive, raises it: readers refuse a file of a newer version, and so
-//! never write one without what they do not know.
+//! A release that adds an optional field keeps the version. A release that changes a meaning, or
+//! adds a field that must survive, raises it: readers reject a file of a newer version, and so
+//! never write one back without its unknown fields.
 
 mod recording;
 mod request;
@@ -32,7 +32,7 @@ pub const VERSIONS: (u64, u64) = (1, 1);
 /// Begins the line with the versions.
 const PREFIX: &str = "kernelgate-protocol ";
 
-/// A text in the file of every bench executable, which tells it from other programs without running
+/// A text in the file of every bench executable, by which the program recognizes it without running
 /// it. The NUL bytes keep it out of scripts and other text.
 pub const MARK: &str = "\0kernelgate bench executable\0";
 
@@ -48,8 +48,7 @@ pub fn common_version((oldest, newest): (u64, u64)) -> Option<u64> {
     (version >= oldest.max(VERSIONS.0)).then_some(version)
 }
 
-/// What an executable says when asked: the oldest and the newest version that it speaks, on a line
-/// of its own.
+/// Response to [`QUESTION`]: the oldest and the newest supported version, on a line of its own.
 pub fn answer() -> String {
     format!("{PREFIX}{}-{}", VERSIONS.0, VERSIONS.1)
 }
@@ -127,7 +126,7 @@ mod tests {
         // version 1, which the later one reads with its defaults.
         let later: next::Request = file::read(&path).unwrap();
         assert_eq!((later.priority, later.action.clone()), (0, "list".into()));
-        // What the later one writes as version 1 has a field that version 1 ignores.
+        // A newer executable writes version 1 with a field that version 1 ignores.
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::write(&path, text.replacen('{', "{\n  \"priority\": 7,", 1)).unwrap();
         assert_eq!(file::read::<Request>(&path).unwrap(), request);

@@ -8,11 +8,11 @@ use crate::measure::plausibility;
 use crate::record::file::Record;
 use crate::record::{SampleUnit, WorkRecord};
 
-/// What the process and the GPU did while a case was launched some times, one launch behind the
-/// other, with one wait at the end.
+/// Activity of the process and the GPU during several launches of a case, one behind the other,
+/// with one wait at the end.
 ///
-/// Ranges: the case's id around all; `step` around each launch; `reset` around what brings a state
-/// back before it; `wait` at the end.
+/// Ranges: the case's id around all; `step` around each launch; `reset` around the restoring of
+/// state before it; `wait` at the end.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CaseRecording {
     /// Its id.
@@ -23,7 +23,7 @@ pub struct CaseRecording {
     pub steps: u32,
     /// Host time from before the first launch to the end of the wait, nanoseconds.
     pub wall_ns: u64,
-    /// What recording adds to the host's part of a launch, nanoseconds: the median of pairs of
+    /// Time that recording adds to the host's part of a launch, nanoseconds: the median of pairs of
     /// series of an empty kernel, without and with it.
     pub launch_cost_ns: Option<f64>,
     /// The least times of a launch by the device's measured ceilings, hot.
@@ -43,12 +43,12 @@ pub struct CaseRecording {
     /// Stages inside its kernels, where their rows name some.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<RecordedStages>,
-    /// What its device memory is for, and bytes.
+    /// Purposes of its device memory, with bytes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory_uses: Vec<(String, u64)>,
-    /// Where it ran.
+    /// The device that it ran on.
     pub device: RecordedDevice,
-    /// What was recorded; allocations since the preparation began.
+    /// Recorded operations, and the allocations since the preparation began.
     pub trace: Activity,
 }
 
@@ -57,7 +57,7 @@ pub struct CaseRecording {
 pub struct RecordedPart {
     /// Its table.
     pub table: String,
-    /// What it is called there.
+    /// Label of this part in tables.
     pub label: String,
     /// End of the paths of its ranges.
     pub range: String,
@@ -68,8 +68,8 @@ pub struct RecordedPart {
     pub work: WorkRecord,
 }
 
-/// What the stages of a kernel took, by clocks inside it: launches of another build of the same
-/// source, after those that were recorded.
+/// Times of the stages of a kernel, by clocks inside it. They come from launches of another build
+/// of the same source, after the recorded launches.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RecordedStages {
     /// The kernel.

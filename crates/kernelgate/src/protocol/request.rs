@@ -10,13 +10,12 @@ use crate::record::file::Record;
 /// One thing to do for the program.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Request {
-    /// Where the response goes.
+    /// Path of the response.
     pub response: PathBuf,
-    /// What to do.
     pub action: Action,
 }
 
-/// What to do.
+/// Action of a request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {

@@ -16,16 +16,16 @@ use crate::record::text::check_id;
 use crate::trace::{KernelSummary, PhaseTime};
 use crate::verify::Errors;
 
-/// What came of a request.
+/// Response to a request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Response {
     /// The bench binary, as it calls itself.
     pub bench: String,
-    /// What it found.
+    /// Results of the action.
     pub answer: ResponseBody,
 }
 
-/// What a bench binary found, by action.
+/// Results of a bench binary, by action.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ResponseBody {
@@ -44,11 +44,11 @@ pub enum ResponseBody {
     Verify(Vec<VerifiedCase>),
     /// Each case's kernels as the hardware recorded them, one an implementation.
     Profile(Vec<ProfiledCase>),
-    /// What the compiler made of the kernels.
+    /// Registers, spills and shared memory of the kernels.
     Resources(ResourcesReport),
     /// How good timing is.
     Timing(Box<TimingReport>),
-    /// What cases run on.
+    /// Environment of the cases.
     Environment(Box<Environment>),
     /// Programs for peers.
     Peers(Vec<PeerProgram>),
@@ -56,18 +56,18 @@ pub enum ResponseBody {
     Trial,
 }
 
-/// What the compiler made of a bench binary's kernels.
+/// Compiler output for a bench binary's kernels.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ResourcesReport {
-    /// Of the kernels that the architecture runs.
+    /// Resources of the kernels that the architecture runs.
     pub resources: Resources,
     /// Builds that it does not run, each with what it needs.
     pub left_out: Vec<String>,
-    /// Hash of the machine code of each kernel; empty from executables that do not tell it.
+    /// Hash of the machine code of each kernel; empty from executables that do not report it.
     #[serde(default)]
     pub code: BTreeMap<String, String>,
-    /// Hash of what each kernel is compiled from, and by which compiler; empty from executables
-    /// that do not tell it.
+    /// Hash of the source and the compiler of each kernel; empty from executables that do not
+    /// report it.
     #[serde(default)]
     pub sources: BTreeMap<String, String>,
 }
@@ -129,7 +129,7 @@ pub struct ListedCase {
     pub device_bytes: Option<u64>,
 }
 
-/// What became of a case.
+/// Status of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CaseStatus {
@@ -157,7 +157,6 @@ impl CaseStatus {
 pub struct VerifiedCase {
     /// Its id.
     pub case: String,
-    /// What became of it.
     pub status: CaseStatus,
     /// Elements compared; 0 where it is not ok.
     pub checked: u64,
@@ -167,21 +166,21 @@ pub struct VerifiedCase {
     pub max_error: f64,
     /// ‖out - ref‖₂ / ‖ref‖₂.
     pub relative_l2: f64,
-    /// What rounding the outputs to their dtypes may cost by itself, relative.
+    /// Relative error from rounding the outputs to their dtypes.
     #[serde(default)]
     pub rounding: f64,
-    /// The errors of each output, by its name, where several are compared within bounds; none from
-    /// executables that do not tell them.
+    /// Errors of each output, by name, if several outputs are compared within bounds; empty from
+    /// executables that do not report them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub by_output: BTreeMap<String, Errors>,
-    /// What tells the inputs from those of another seed, as in [`VerificationRecord`], also where
-    /// the case failed; absent from executables that do not tell it.
+    /// Identity of the inputs, which differs between seeds, as in [`VerificationRecord`]. It is
+    /// present even if the case failed, and absent from executables that do not report it.
     ///
     /// [`VerificationRecord`]: crate::record::run::VerificationRecord::data_set
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_set: Option<String>,
-    /// A hash of the inputs of a case whose outputs are known for one seed only, for which `data_set`
-    /// tells none; absent elsewhere, and from executables that do not tell it.
+    /// Hash of the inputs of a case whose outputs are known for one seed only, if `data_set` holds
+    /// no hash; absent otherwise, and from executables that do not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inputs: Option<String>,
     /// Whether a second launch gave the same bits: a fact, not a verdict. Absent where the case
@@ -191,7 +190,7 @@ pub struct VerifiedCase {
     pub reason: Option<String>,
     /// The kernels of its row that were launched on the GPU, each by file, macros and symbol as in
     /// records of resources: `attention/forward_flash DTYPE=Bf16 HEAD_DIM=64 CAUSAL=0`. Kernels of
-    /// libraries and of other code are not known; none from executables that do not tell them.
+    /// libraries and of other code are unknown. Empty from executables that do not report them.
     #[serde(default)]
     pub kernels: Vec<String>,
 }
@@ -201,9 +200,8 @@ pub struct VerifiedCase {
 pub struct ProfiledCase {
     /// Its id.
     pub case: String,
-    /// What became of it.
     pub status: CaseStatus,
-    /// Of the recorded launches; absent where it failed, was skipped, or has no kernels.
+    /// Sums over the recorded launches; absent if the case failed, was skipped, or has no kernels.
     pub summary: Option<KernelSummary>,
     /// Its phases by the host's clock, where no kernels were recorded.
     #[serde(default)]
@@ -224,9 +222,9 @@ pub struct ProfiledCase {
 pub struct TimingReport {
     /// Where.
     pub environment: Environment,
-    /// What the card said of itself, before and after.
+    /// Readings of the card, before and after.
     pub telemetry: Vec<Reading>,
-    /// What launching and timing cost.
+    /// Cost of launching and timing.
     pub overhead: Overhead,
     /// Ceilings.
     pub limits: Option<Limits>,
@@ -236,7 +234,7 @@ pub struct TimingReport {
     pub cold: Option<Vec<ColdRow>>,
     /// Against CUPTI.
     pub cupti: Option<Vec<TraceRow>>,
-    /// What could not be measured, in sentences.
+    /// Unavailable measurements and their reasons, in sentences.
     pub notes: Vec<String>,
 }
 

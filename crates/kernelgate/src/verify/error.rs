@@ -1,4 +1,4 @@
-//! What is wrong with a case, so that it gets no time.
+//! Reasons why a case fails verification and gets no time.
 
 use crate::backend::BackendError;
 use crate::workload::{Dtype, Tolerance};
@@ -16,7 +16,7 @@ pub enum VerifyError {
         output: String,
         /// How many.
         count: u64,
-        /// Of how many.
+        /// Total number of elements.
         total: u64,
         /// Index of the first, row-major.
         first: usize,
@@ -35,7 +35,7 @@ pub enum VerifyError {
         max_error: f64,
         /// ‖out - ref‖₂ / ‖ref‖₂.
         relative_l2: f64,
-        /// What was allowed.
+        /// Allowed errors.
         tolerance: Tolerance,
         /// Index of the worst element, row-major.
         worst: usize,
@@ -56,7 +56,7 @@ pub enum VerifyError {
         output: String,
         /// Its ‖out - ref‖₂ / ‖ref‖₂.
         relative_l2: f64,
-        /// What was allowed.
+        /// Allowed error.
         allowed: f64,
         /// The declared precision.
         declared: Dtype,
@@ -73,7 +73,7 @@ pub enum VerifyError {
         output: String,
         /// How many.
         count: u64,
-        /// Of how many compared.
+        /// Number of compared elements.
         checked: u64,
         /// Index of the first, row-major.
         first: usize,
@@ -87,7 +87,7 @@ pub enum VerifyError {
     Shape {
         /// The output.
         output: String,
-        /// What is wrong.
+        /// Reason, as a fragment.
         problem: String,
     },
     /// The workload's reference contradicts itself.
@@ -95,7 +95,7 @@ pub enum VerifyError {
     Reference {
         /// The output.
         output: String,
-        /// What is wrong.
+        /// Reason, as a fragment.
         problem: String,
     },
     /// Other outputs than those of the base's build, which are all that there is to compare with.

@@ -47,7 +47,7 @@ impl Errors {
         }
     }
 
-    /// What deserialising does not enforce.
+    /// Checks the facts that deserialising does not enforce.
     ///
     /// # Errors
     /// A fragment that says what is wrong.
@@ -63,9 +63,9 @@ impl Errors {
 /// How outputs compared.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct OutputComparison {
-    /// Of all outputs.
+    /// Errors over all outputs.
     pub errors: Errors,
-    /// Of each, by its name, where several are compared within bounds; integers are exact.
+    /// Errors of each output, by name, if several are compared within bounds; integers are exact.
     pub by_output: BTreeMap<String, Errors>,
     /// Elements compared with the reference.
     pub checked: u64,
@@ -106,7 +106,7 @@ pub fn launch_on_poison(executable: &mut dyn Executable) -> Result<(), BackendEr
     executable.synchronize()
 }
 
-/// What can be said of outputs that nothing is known of: every element is finite. None is compared.
+/// Checks outputs without a reference: every element must be finite. No element is compared.
 ///
 /// # Errors
 /// [`VerifyError::NotFinite`]: not written, or overflowed.
@@ -220,7 +220,7 @@ pub fn compare(
 /// Whether every reference holds the values that its shape and rows promise, finite, and no row
 /// twice.
 fn check_reference(expected: &[Expected]) -> Result<(), VerifyError> {
-    // Of each output, the rows that are there: a mark a row, as there may be a hundred thousand.
+    // Rows found per output, one mark for each: an output may have a hundred thousand rows.
     let mut seen: BTreeMap<&str, Vec<bool>> = BTreeMap::new();
     for one in expected {
         let error = |problem: String| VerifyError::Reference { output: one.name.clone(), problem };

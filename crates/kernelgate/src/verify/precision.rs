@@ -23,9 +23,9 @@ const FEW: usize = 64;
 pub struct Bounds {
     /// The workload's tolerance.
     pub tolerance: Tolerance,
-    /// That of outputs which have their own, by name.
+    /// Tolerances of the outputs that have their own, by name.
     pub by_output: BTreeMap<String, Tolerance>,
-    /// What its declared precision asks for, where it declares one.
+    /// Limits from the declared precision, if the problem declares one.
     pub precision: Option<PrecisionLimit>,
 }
 
@@ -47,10 +47,10 @@ impl Bounds {
         Self { by_output: problem.tolerances(), ..problem.tolerance().into() }
     }
 
-    /// Whether tolerances are such.
+    /// Checks that all tolerances are finite and not negative.
     ///
     /// # Errors
-    /// Which is none.
+    /// Names the invalid tolerance.
     pub fn check(&self) -> Result<(), String> {
         let named = self.by_output.iter().map(|(name, it)| (format!(" for output `{name}`"), it));
         for (of, tolerance) in named.chain([(String::new(), &self.tolerance)]) {
@@ -65,13 +65,13 @@ impl Bounds {
         Ok(())
     }
 
-    /// Whether each output that has a tolerance of its own is one of the reference's.
+    /// Checks that each output with a tolerance of its own exists in the reference.
     ///
     /// # Errors
-    /// Which is none.
+    /// Names the output that the reference lacks.
     pub fn check_outputs(&self, expected: &[Expected]) -> Result<(), String> {
-        let known = |name: &&String| expected.iter().any(|one| one.name == **name);
-        match self.by_output.keys().find(|name| !expected.is_empty() && !known(name)) {
+        let has_output = |name: &&String| expected.iter().any(|one| one.name == **name);
+        match self.by_output.keys().find(|name| !expected.is_empty() && !has_output(name)) {
             Some(name) => {
                 Err(format!("a tolerance for output `{name}`, which the reference lacks"))
             }
@@ -97,8 +97,8 @@ impl Bounds {
         self.by_output.get(output).copied().unwrap_or(self.tolerance)
     }
 
-    /// The declared precision, and the ‖out - ref‖₂ / ‖ref‖₂ of an output from which on it is taken to
-    /// be computed in a lower one; none where it cannot be told.
+    /// The declared precision, and the ‖out - ref‖₂ / ‖ref‖₂ above which an output counts as
+    /// computed in a lower precision; `None` if errors cannot distinguish the two.
     pub fn precision_of(&self, output: &str) -> Option<(Dtype, f64)> {
         let limit = self.precision.as_ref()?;
         Some((limit.declared, *limit.relative_l2.get(output)?))
@@ -108,7 +108,7 @@ impl Bounds {
 /// The errors from which on a row is taken to compute in a lower precision than the declared one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PrecisionLimit {
-    /// What is declared.
+    /// Declared precision.
     pub declared: Dtype,
     /// ‖out - ref‖₂ / ‖ref‖₂ that is allowed, by output.
     pub relative_l2: BTreeMap<String, f64>,
@@ -167,8 +167,8 @@ fn round(x: f64, bits: u32) -> f64 {
     if x.is_finite() && y.is_finite() { y } else { x }
 }
 
-/// The limit of a declared precision, from the reference and that of [`rounded`] inputs: none where
-/// rounding moves nothing, so that errors cannot tell precisions apart.
+/// Error limit of a declared precision, from the reference and that of [`rounded`] inputs: `None`
+/// if rounding changes no output, so that errors cannot distinguish precisions.
 pub fn limit(
     declared: Dtype,
     expected: &[Expected],
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_exact_in_a_lower_precision_has_no_limit() {
+    fn outputs_exact_in_a_lower_precision_have_no_limit() {
         let expected = |x: f64| vec![Expected::all("y", [1, 2], vec![x, 2.0])];
         assert_eq!(limit(Dtype::F32, &expected(1.0), &expected(1.0)), None);
         let off = limit(Dtype::F32, &expected(1.0), &expected(1.1)).unwrap();
@@ -226,17 +226,21 @@ mod tests {
     }
 
     #[test]
-    fn each_output_has_the_limit_of_what_rounding_costs_it_and_few_values_the_largest() {
+    fn each_output_is_limited_by_its_own_rounding_error() {
         let expected = |by: [f64; 3]| {
-            let of = |name: &str, len: usize, by: f64| {
+            let output_of = |name: &str, len: usize, by: f64| {
                 Expected::all(name, [1, len], vec![1.0 + by; len])
             };
-            vec![of("much", 64, by[0]), of("little", 64, by[1]), of("sum", 1, by[2])]
+            vec![
+                output_of("much", 64, by[0]),
+                output_of("little", 64, by[1]),
+                output_of("sum", 1, by[2]),
+            ]
         };
         let moved = expected([0.4, 0.04, 1e-9]);
         let limit = limit(Dtype::F32, &expected([0.0; 3]), &moved).unwrap();
         let limits = ["much", "little", "sum"].map(|name| limit.relative_l2[name]);
-        let wanted = [0.1, 0.01, 0.1];
-        assert!(limits.iter().zip(wanted).all(|(a, b)| (a - b).abs() < 1e-9), "{limits:?}");
+        let expected = [0.1, 0.01, 0.1];
+        assert!(limits.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-9), "{limits:?}");
     }
 }

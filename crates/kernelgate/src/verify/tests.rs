@@ -19,7 +19,7 @@ fn close_outputs_pass_with_their_errors() {
     assert_eq!((comparison.checked, comparison.total), (4, 4));
 }
 
-/// What cancels leaves the rounding of its terms, however many elements there are.
+/// Outputs that cancel keep the rounding error of their terms, whatever the number of elements.
 #[test]
 fn against_a_reference_of_zeros_errors_are_absolute_and_their_number_does_not_count() {
     for count in [4, 1 << 20] {
@@ -49,7 +49,7 @@ fn outputs_have_their_own_errors_tolerances_and_precision() {
     ];
     let loose = Tolerance { max_error: 1e-2, relative_l2: 1e-2 };
     let found = compare(&outputs(1.00002, 3), &expected, loose).unwrap();
-    // Integers have no errors, and are told of nowhere.
+    // Integer outputs have no errors, so none are recorded for them.
     assert_eq!(found.by_output.keys().collect::<Vec<_>>(), ["coarse", "fine"]);
     let [coarse, fine] = [found.by_output["coarse"], found.by_output["fine"]];
     assert!((fine.max_error - 1e-5).abs() < 1e-7 && coarse.max_error > 1e-3, "{found:?}");
@@ -68,8 +68,8 @@ fn outputs_have_their_own_errors_tolerances_and_precision() {
     let declared = Bounds { precision, ..loose.into() };
     assert!(compare(&outputs(1.0, 3), &expected, &declared).is_ok());
     let lower = compare(&outputs(1.00002, 3), &expected, &declared).unwrap_err().to_string();
-    let wanted = "output `fine`: relative L2 8.96e-6 (the declared f32 allows 1.0e-6:";
-    assert!(lower.starts_with(wanted), "{lower}");
+    let prefix = "output `fine`: relative L2 8.96e-6 (the declared f32 allows 1.0e-6:";
+    assert!(lower.starts_with(prefix), "{lower}");
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! Axes as plain data: what can vary in a workload, and the points of a sweep.
 //!
-//! A workload lists its [`Axis`]es and writes its selections as lines such as
-//! `"s=512,1024 d=64 mask=full dtype=f32"`. A line is the product of its values; each [`Point`] of
-//! it has one value an axis and names a problem (`s512_d64_full_f32`). What a value means is the
-//! workload's business (its `bind`), not this file's.
+//! A workload lists its [`Axis`]es and writes its selections as lines such as `"s=512,1024 d=64
+//! mask=full dtype=f32"`. A line is the Cartesian product of its values; each [`Point`] has one
+//! value for each axis and names a problem (`s512_d64_full_f32`). The workload's `bind` gives the
+//! values their meaning.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -117,15 +117,15 @@ pub enum AxisError {
     Value {
         /// The axis.
         axis: String,
-        /// What was given.
+        /// Given text.
         value: String,
-        /// What is valid.
+        /// Valid values.
         expected: String,
     },
     /// No such axis in the workload.
     #[error("no axis `{axis}` here; axes are {known}")]
     Unknown {
-        /// What was given.
+        /// Given name.
         axis: String,
         /// The axes there are.
         known: String,
@@ -139,7 +139,7 @@ pub enum AxisError {
     /// An item that is not `axis=value[,value]`.
     #[error("`{item}` is not of the form axis=value[,value]")]
     Syntax {
-        /// What was given.
+        /// Given text.
         item: String,
     },
     /// The values are valid one by one but not together.
@@ -155,7 +155,7 @@ impl Point {
     /// The value of a number axis.
     ///
     /// # Errors
-    /// When the point lacks the axis or its value is no number.
+    /// When the point lacks the axis or its value is not a number.
     pub fn number(&self, axis: &'static str) -> Result<usize, AxisError> {
         let value = self.word(axis)?;
         value.parse().map_err(|_| AxisError::Value {
@@ -226,7 +226,7 @@ impl std::str::FromStr for Override {
 /// Every point of the lines, in order, without repeats.
 ///
 /// Overrides replace the values of their axis, those of one axis together; lines without that axis
-/// are left out.
+/// are skipped.
 ///
 /// # Errors
 /// On an unknown axis, an invalid value or a malformed line.

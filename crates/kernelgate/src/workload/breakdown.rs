@@ -1,4 +1,4 @@
-//! What tables of a profile are made of: named ranges and the work that is done in each.
+//! Named parts of a problem for the tables of a profile: ranges and the work done in each.
 //!
 //! Deliberately absent: times.
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Work;
 
-/// What a problem says of its parts.
+/// Parts of a problem and its launches.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Breakdown {
     /// Samples that one execution computes, for its throughput.
@@ -48,11 +48,11 @@ impl SampleUnit {
 pub struct Part {
     /// The table that it is in, such as `component` or `layer`.
     pub table: &'static str,
-    /// What the table calls it.
+    /// Label in the table.
     pub label: String,
     /// The ranges whose path is this, or ends with it: names with `/` between them. Rows open them
     /// around their launches; what a row does elsewhere it has no such range for.
     pub range: String,
-    /// What the mathematics needs; empty where nothing bounds it.
+    /// Work that the mathematics needs; empty if nothing bounds the part.
     pub work: Work,
 }

@@ -1,7 +1,8 @@
-//! What is computed: problems with seeded inputs, an fp64 reference, declared work and a tolerance.
+//! Definition of a computation: problems with seeded inputs, an fp64 reference, declared work and a
+//! tolerance.
 //!
-//! Deliberately absent: devices, timing, threads of an implementation. A workload knows nothing of
-//! how it is computed; its reference is the only definition of what is right.
+//! Deliberately absent: devices, timing, threads of an implementation. A workload does not know how
+//! it is computed; its reference is the only definition of the correct result.
 
 use std::collections::BTreeMap;
 
@@ -26,8 +27,8 @@ pub trait Problem: Send + Sync + 'static {
     /// The outputs in fp64, or the sampled rows of them.
     fn reference(&self, inputs: &Tensors) -> Vec<Expected>;
 
-    /// What keeps the problem from being computed at all, such as a file that is missing: every
-    /// case of it is then an error.
+    /// Checks whether the problem can be computed at all; an obstacle, such as a missing file, is
+    /// an error of every case.
     ///
     /// # Errors
     /// The reason, as a fragment.
@@ -35,7 +36,7 @@ pub trait Problem: Send + Sync + 'static {
         Ok(())
     }
 
-    /// What outputs are compared with: [`Self::reference`], unless this says otherwise.
+    /// Source of the expected outputs: [`Self::reference`] by default.
     fn reference_from(&self) -> ReferenceFrom {
         ReferenceFrom::Definition
     }
@@ -63,7 +64,8 @@ pub trait Problem: Send + Sync + 'static {
     /// Operations and fewest bytes of one execution.
     fn work(&self) -> Work;
 
-    /// What a reader of its times has to know, a sentence without its end: told before its cases.
+    /// A fact that a reader of its times has to know, a sentence without its end; printed before
+    /// its cases.
     fn remark(&self) -> Option<String> {
         None
     }
@@ -76,15 +78,15 @@ pub trait Problem: Send + Sync + 'static {
     /// How far each output may be from the reference.
     fn tolerance(&self) -> Tolerance;
 
-    /// The same of outputs that are held to another one than [`Self::tolerance`], by their names.
+    /// Tolerances of outputs that differ from [`Self::tolerance`], by name.
     fn tolerances(&self) -> BTreeMap<String, Tolerance> {
         BTreeMap::new()
     }
 
-    /// Precision that rows must compute in, for a tolerance that would let a lower one pass. Rows
-    /// are then wrong that are off by more than a quarter of what rounding the inputs to the next
-    /// lower precision costs that output (tf32 and f16 below f32, bf16 below f16, fp8 below bf16).
-    /// That takes the reference of the rounded inputs, and as much memory again.
+    /// Precision that rows must compute in, if the tolerance would accept a lower one. Rows are
+    /// then wrong if they deviate by more than a quarter of the error from rounding the inputs to
+    /// the next lower precision (tf32 and f16 below f32, bf16 below f16, fp8 below bf16). The check
+    /// computes the reference of the rounded inputs, which needs the same memory again.
     fn precision(&self) -> Option<Dtype> {
         None
     }
@@ -96,7 +98,7 @@ pub trait Problem: Send + Sync + 'static {
     }
 }
 
-/// What outputs are compared with.
+/// Source of the expected outputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReferenceFrom {
     /// [`Problem::reference`].
@@ -170,12 +172,12 @@ pub struct Workload<P> {
     /// revisions are not comparable. References are kept on disk by revision and inputs, so that a
     /// change of the reference without another revision has no effect.
     pub revision: u32,
-    /// What can vary.
+    /// Axes of the workload.
     pub axes: &'static [Axis],
     /// The few problems that are timed by default: lines of [`axis::expand`].
     pub default: &'static [&'static str],
-    /// The same for a device a thousand times faster, whose memory and caches ask for larger
-    /// problems; empty where the same problems do.
+    /// Selections for a device a thousand times faster, whose memory and caches need larger
+    /// problems; empty if the same problems suit it.
     pub accelerator: &'static [&'static str],
     /// The whole sweep.
     pub thorough: &'static [&'static str],

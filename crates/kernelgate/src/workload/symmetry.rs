@@ -1,7 +1,7 @@
-//! Symmetries of a workload: changes of its inputs whose effect on its outputs is known, so that
-//! the outputs for changed inputs, with that effect undone, are those of the inputs as they were.
+//! Symmetries of a workload: changes of its inputs whose effect on its outputs is known. With that
+//! effect undone, the outputs of the changed inputs equal those of the original inputs.
 //!
-//! Deliberately absent: approximate symmetries. What is known here is exact in exact arithmetic.
+//! Deliberately absent: approximate symmetries. Every symmetry here holds in exact arithmetic.
 
 use rayon::prelude::*;
 
@@ -144,7 +144,7 @@ fn roll(tensor: &Tensor, axis: usize, by: usize) -> Option<Tensor> {
     let shape = tensor.shape();
     let inner = shape.get(axis + 1..)?.iter().product::<usize>() * tensor.dtype().bytes();
     let row = shape.get(axis)? * inner;
-    // Of zeros, so that the cores that copy also make the pages.
+    // The tensor begins as zeroed pages, so the cores that copy also map the pages.
     let mut rolled = Tensor::zeroed(shape, tensor.dtype());
     if row > 0 {
         let (by, from) = (by * inner, tensor.as_bytes());
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_rolled_along_any_axis_is_undone() {
+    fn roll_along_any_axis_is_undone() {
         let outputs =
             Tensors::new().with("y", [2, 5, 3], (0..30).map(f64::from).collect::<Vec<_>>());
         let along = [
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_nothing_or_is_not_known_is_none() {
+    fn inputs_that_cannot_be_rolled_are_rejected() {
         let mut inputs = Tensors::new();
         inputs.insert("x", counted([4, 1, 2]));
         assert_eq!(HEADS.changed(&inputs), None);

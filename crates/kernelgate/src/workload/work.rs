@@ -3,7 +3,7 @@
 
 use super::tensor::Dtype;
 
-/// What executes floating-point operations.
+/// Hardware unit that executes floating-point operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Unit {
     /// GEMMs.
@@ -25,7 +25,7 @@ impl Unit {
 /// Floating-point operations of one unit and dtype; a multiply-add counts two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flops {
-    /// What executes them.
+    /// Unit that executes them.
     pub unit: Unit,
     /// Dtype of the operands.
     pub dtype: Dtype,

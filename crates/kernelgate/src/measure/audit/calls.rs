@@ -207,7 +207,7 @@ mod tests {
         const PAGEABLE: u8 = 1;
         const PINNED: u8 = 2;
         const DEVICE: u8 = 3;
-        let of = |name, took, [kind, source, target]: [u8; 3]| {
+        let stall_of_copy = |name, took, [kind, source, target]: [u8; 3]| {
             let calls = [("cuLaunchKernel", HELD_UP_NS), (name, took)];
             let mut record = record(&calls, 1500);
             let correlation = record.calls[1].correlation;
@@ -224,13 +224,16 @@ mod tests {
         let to_pageable = [TO_HOST, DEVICE, PAGEABLE];
         let from_pageable = [TO_DEVICE, PAGEABLE, DEVICE];
         let (sync, asynchronous) = ("cuMemcpyDtoH_v2", "cuMemcpyDtoHAsync_v2");
-        assert_eq!(of(sync, 5_000, to_host), call(sync));
-        assert_eq!(of(asynchronous, 5_000, to_pageable), call(asynchronous));
-        assert_eq!(of(asynchronous, HELD_UP_NS, to_host), HostStall::Queue);
-        assert_eq!(of("cuMemcpyAsync", HELD_UP_NS, [ON_DEVICE, DEVICE, DEVICE]), HostStall::Queue);
+        assert_eq!(stall_of_copy(sync, 5_000, to_host), call(sync));
+        assert_eq!(stall_of_copy(asynchronous, 5_000, to_pageable), call(asynchronous));
+        assert_eq!(stall_of_copy(asynchronous, HELD_UP_NS, to_host), HostStall::Queue);
+        assert_eq!(
+            stall_of_copy("cuMemcpyAsync", HELD_UP_NS, [ON_DEVICE, DEVICE, DEVICE]),
+            HostStall::Queue
+        );
         let upload = "cuMemcpyHtoDAsync_v2";
-        assert_eq!(of(upload, HELD_UP_NS, from_pageable), call(upload));
-        assert_eq!(of(upload, 5_000, from_pageable), HostStall::Queue);
+        assert_eq!(stall_of_copy(upload, HELD_UP_NS, from_pageable), call(upload));
+        assert_eq!(stall_of_copy(upload, 5_000, from_pageable), HostStall::Queue);
     }
 
     #[test]

@@ -74,7 +74,7 @@ impl Drop for Recording<'_> {
 }
 
 /// Launches while the stream is held, and checks CUPTI's record of it. CUPTI is detached
-/// afterwards. Returns the reason if the record is not conclusive, which is no fault of the case:
+/// afterwards. Returns the reason if the record is not conclusive and the case is not at fault:
 /// CUPTI is missing, another program uses it, or the record shows too little.
 ///
 /// # Errors
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_begins_while_the_stream_is_held_or_ends_after_the_mark_is_outside() {
+    fn work_outside_of_the_held_interval_is_reported() {
         assert_eq!(outside(&record(14 * MS, 15 * MS)), Ok(None));
         let jitter = record(14 * MS - 1_000, 15 * MS + 1_000);
         assert_eq!(outside(&jitter), Ok(None), "clocks of hardware");

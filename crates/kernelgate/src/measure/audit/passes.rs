@@ -52,8 +52,8 @@ pub struct Passes {
     last: Duration,
     /// Interval of the first pass, if it outlasted its hold, nanoseconds.
     first_ns: Option<f64>,
-    /// Of the passes in [`SHOWING`], the one that took the least beyond its waits.
-    shown: Option<MaxBeyond>,
+    /// The pass in [`SHOWING`] with the least time beyond its waits.
+    fastest: Option<PassTime>,
     after: AfterStream,
 }
 
@@ -68,7 +68,7 @@ enum Waits {
 
 /// Time of a pass, nanoseconds: all of it, and beyond its waits.
 #[derive(Debug, Clone, Copy)]
-struct MaxBeyond {
+struct PassTime {
     elapsed_ns: f64,
     beyond_ns: f64,
 }
@@ -93,7 +93,7 @@ impl Passes {
             waits: Waits::default(),
             last: Duration::ZERO,
             first_ns: None,
-            shown: None,
+            fastest: None,
             after: AfterStream::new(Subject::Routine),
         }
     }
@@ -149,8 +149,8 @@ impl Passes {
         if SHOWING.contains(&self.passes) {
             let iterations = f64::from(1_u32 << (self.passes - 1));
             let beyond_ns = elapsed_ns - TIMES_THE_WAIT * iterations * readings.waited_ns;
-            if self.shown.is_none_or(|least| beyond_ns < least.beyond_ns) {
-                self.shown = Some(MaxBeyond { elapsed_ns, beyond_ns });
+            if self.fastest.is_none_or(|least| beyond_ns < least.beyond_ns) {
+                self.fastest = Some(PassTime { elapsed_ns, beyond_ns });
             }
             if self.waits == Waits::Yes && self.passes == SHOWING[SHOWING.len() - 1] {
                 self.check_waiting(readings)?;
@@ -163,9 +163,9 @@ impl Passes {
     /// For a routine that waits: whether the stream worked before the first wait.
     fn check_waiting(&self, readings: &EmptyReadings) -> Result<(), Refusal> {
         let first_ns = self.first_ns.filter(|&first_ns| first_ns <= readings.waited_ns);
-        let shown = self.shown.filter(|shown| shown.beyond_ns > SHOWN_LATER);
-        let (Some(held_ns), Some(shown)) = (first_ns, shown) else { return Ok(()) };
-        Err(Refusal::WaitsForWorkElsewhere { elapsed_ns: shown.elapsed_ns, held_ns })
+        let fastest = self.fastest.filter(|fastest| fastest.beyond_ns > SHOWN_LATER);
+        let (Some(held_ns), Some(fastest)) = (first_ns, fastest) else { return Ok(()) };
+        Err(Refusal::WaitsForWorkElsewhere { elapsed_ns: fastest.elapsed_ns, held_ns })
     }
 }
 
@@ -203,8 +203,8 @@ mod tests {
             let elapsed_ns = if hold.is_some() { routine.held_ns } else { free_ns };
             let interval =
                 Interval { elapsed_ns, drained: false, held: hold.map(|_| !routine.waits) };
-            let asked = passes.asks_for_context(&interval);
-            let busy = asked.then(|| Duration::from_micros(routine.busy_us));
+            let is_needed = passes.asks_for_context(&interval);
+            let busy = is_needed.then(|| Duration::from_micros(routine.busy_us));
             let host = Duration::from_nanos(free_ns as u64);
             if let Err(why) = passes.add(Pass { interval, host, busy }, &READINGS) {
                 return (held, Some(why));

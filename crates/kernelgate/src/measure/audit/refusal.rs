@@ -127,7 +127,7 @@ pub enum Refusal {
     /// The host waits for the GPU, or for room in the queue.
     #[error(
         "a launch waits for the GPU: it synchronises, copies to the host, or frees memory; or it is \
-         more commands than can be queued, which CUPTI would tell"
+         more commands than can be queued (CUPTI would show which)"
     )]
     WaitsOrFillsQueue,
     /// Results are returned that an earlier launch computed.

@@ -1,12 +1,12 @@
-//! Results that an earlier launch computed, and a later one returns.
+//! Detects launches that return results which an earlier launch computed.
 //!
-//! After timing the inputs are new and the outputs poisoned. The first replay then has to compute;
-//! the next one finds the same inputs and its own results. A row that reuses results is faster the
-//! second time, and the samples are of such launches.
+//! After timing the inputs are new and the outputs poisoned, so the first replay has to compute.
+//! The next replay finds the same inputs and its own results. A row that reuses results is faster
+//! the second time, and so are its samples.
 //!
-//! One pair of replays tells some microseconds apart, because the first launch after an idle moment
-//! takes longer. That hides reuse by short launches. [`check_short`] therefore repeats pairs of
-//! single launches with equal pauses and compares their medians.
+//! One pair of replays resolves only some microseconds, because the first launch after an idle
+//! moment takes longer. Such noise hides reuse by short launches. [`check_short`] therefore repeats pairs
+//! of single launches with equal pauses and compares their medians.
 
 use super::refusal::Refusal;
 use crate::backend::{BackendError, Executable};
@@ -152,7 +152,8 @@ mod tests {
     use crate::backend::cpu::CpuTask;
     use crate::measure::{Sample, Technique};
 
-    /// Replays take so long, one after the other, nanoseconds; none where it cannot tell.
+    /// Replay that takes these times, one after the other, nanoseconds; `None` is an unmeasured
+    /// replay.
     struct Takes(Vec<Option<f64>>);
 
     fn replay(elapsed_ns: f64) -> Replay {
@@ -224,12 +225,12 @@ mod tests {
         let why = found.unwrap_err().to_string();
         assert!(why.contains("takes 50.0 µs longer") && why.contains("takes 10.0 µs"), "{why}");
         assert_eq!(drawn, 2);
-        // One that does not is enough, and inputs that were drawn are told of.
+        // One pair without reuse is enough, and the result states that the inputs were drawn anew.
         assert_eq!(reuse(150e3, &[short, long, short, short, short]), (Ok(true), 2));
         assert_eq!(reuse(110e3, &[short]), (Ok(false), 0));
         assert_eq!(reuse(150e3, &[None]), (Ok(false), 0));
         assert_eq!(reuse(150e3, &[short, None]), (Ok(true), 1));
-        // Nothing is launched where nothing would be told.
+        // Nothing is launched if the result could not be conclusive.
         assert_eq!(reuse(None, &[]), (Ok(false), 0));
     }
 }

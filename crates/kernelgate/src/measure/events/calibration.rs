@@ -1,4 +1,4 @@
-//! What launching and timing cost on this device, which is taken off every sample.
+//! Cost of launching and timing on this device, which is subtracted from every sample.
 
 use std::time::Instant;
 
@@ -22,14 +22,14 @@ const MANY: usize = 60;
 const CALIBRATION_NS: u64 = 20_000;
 
 impl EventTimer {
-    /// Measures what launching and timing cost.
+    /// Measures the cost of launching and timing.
     ///
-    /// What the events around a launch add is what they read beyond the time that a spinning kernel
-    /// spent by the device's own timer, less what a kernel takes to begin and end: as much as
-    /// one more empty kernel adds to a graph of them.
+    /// The events around a launch add the difference between their interval and the time that a
+    /// spinning kernel spent by the device's own timer, less the time to begin and end a kernel.
+    /// The time to begin and end is the cost of one more empty kernel in a graph of them.
     ///
     /// # Errors
-    /// As [`EventTimer::new`].
+    /// Those of [`EventTimer::new`].
     pub(super) fn calibrate(&mut self) -> Result<Overhead, BackendError> {
         let empty = Empty::new(self.devices.one())?;
         let spin = Spin::new(self.devices.one())?;
@@ -63,10 +63,10 @@ impl EventTimer {
         })
     }
 
-    /// What events read around a spin beyond what it spent by the device's own timer, nanoseconds:
-    /// the median interval in bursts, which are how samples are taken, less the mean of what the
-    /// last spins of the bursts report. On some cards that timer steps by a microsecond; a mean of
-    /// readings that begin anywhere in a step is exact to a small part of one.
+    /// Excess of the events over the device's own timer for a spin, nanoseconds: the median
+    /// interval in bursts, as samples are taken, less the mean of the times that the last spins of
+    /// the bursts report. On some cards that timer steps by a microsecond; a mean of readings that
+    /// begin anywhere in a step is exact to a small part of one.
     fn beyond_spin_ns(
         &mut self,
         spin: &Spin,

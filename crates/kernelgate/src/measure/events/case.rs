@@ -27,8 +27,8 @@ pub struct CasePlan {
     batch: Option<Batch>,
     /// Whether the host's launch time was in a sample, or must be.
     host_bound: bool,
-    /// Whether launches may keep lines in L2. Where they are to be cold, they are then timed one by
-    /// one, and what one kept is released before the next.
+    /// Whether launches may keep lines in L2. Cold launches of such a case are timed one by one,
+    /// and the lines that one kept are released before the next.
     keeps_lines: bool,
 }
 
@@ -39,10 +39,10 @@ pub struct CaseTimer<'a> {
 }
 
 impl EventTimer {
-    /// A stopwatch for a case, with a plan of its own.
+    /// Makes a stopwatch for a case, with a plan of its own.
     ///
     /// # Errors
-    /// As [`Self::plan`].
+    /// Those of [`Self::plan`].
     pub fn case(
         &mut self,
         executable: &mut dyn Executable,

@@ -1,6 +1,6 @@
 //! The host's ceiling of f32 GEMMs: multiply-adds of vectors that never leave registers, on all
-//! threads of the backend. A GEMM of a library is no ceiling: which one is the fastest depends on
-//! its shape.
+//! threads of the backend. A library's GEMM does not serve as the ceiling, because the fastest one
+//! depends on its shape.
 
 use std::hint::black_box;
 

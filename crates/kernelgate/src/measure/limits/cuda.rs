@@ -32,7 +32,7 @@ impl Limits {
     /// distinct traffic and half a second for each dtype that is multiplied.
     ///
     /// # Errors
-    /// When the device fails; a unit whose library is missing is left out.
+    /// When the device fails. A unit whose library is missing is skipped.
     pub fn measure_cuda(events: &mut EventTimer, works: &[CaseWork]) -> Result<Self, BackendError> {
         let mut limits = Self::measure_cuda_in(events, works, PowerMode::Steady)?;
         limits.overhead = Some(events.overhead());
@@ -245,7 +245,7 @@ fn library_matmul(
     };
     let mut tried = Vec::new();
     for algorithm in 0..gemm.algorithms() {
-        // One that the library proposes and then refuses is no ceiling.
+        // An algorithm that the library proposes and then rejects does not count.
         if gemm.launch(algorithm).is_ok() {
             let mut launch = || gemm.launch(algorithm);
             tried.push((events.ceiling(Cache::Hot, &mut launch)?.burst_ns()?, algorithm));

@@ -25,11 +25,11 @@ pub struct Limits {
     pub memory: Vec<MemoryLimit>,
     /// Operations a second, by unit and dtype ("matmul f32").
     pub flops_per_s: BTreeMap<String, f64>,
-    /// What launching costs, on a device that is launched on.
+    /// Cost of a launch on a GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overhead: Option<Overhead>,
-    /// SM clock while the ceilings were measured, MHz, by what a limit is set by ("memory",
-    /// "matmul f32"); empty where the device does not tell.
+    /// SM clock while the ceilings were measured, MHz, by the kind of limit ("memory", "matmul
+    /// f32"); empty if the device does not report it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub clock_mhz: BTreeMap<String, f64>,
 }
@@ -90,7 +90,7 @@ impl MemoryLimit {
     }
 }
 
-/// What launching and timing cost on a GPU, nanoseconds.
+/// Cost of launching and timing on a GPU, nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Overhead {
     /// Between two events with nothing between them.
@@ -101,9 +101,11 @@ pub struct Overhead {
     pub graph_node_ns: f64,
     /// The host's part of a launch.
     pub host_launch_ns: f64,
-    /// What a pair of events adds to a launch between them; subtracted from every such interval.
+    /// Time that a pair of events adds to a launch between them; subtracted from every such
+    /// interval.
     pub around_launch_ns: f64,
-    /// What a pair of events adds to a graph between them; subtracted from every such interval.
+    /// Time that a pair of events adds to a graph between them; subtracted from every such
+    /// interval.
     pub around_graph_ns: f64,
 }
 
@@ -120,7 +122,7 @@ pub struct TimeLimit {
 }
 
 impl TimeLimit {
-    /// What deserialising does not enforce.
+    /// Checks the facts that deserialising does not enforce.
     ///
     /// # Errors
     /// A fragment that says what is wrong.
@@ -168,7 +170,7 @@ impl Overhead {
 }
 
 impl Limits {
-    /// What deserialising does not enforce.
+    /// Checks the facts that deserialising does not enforce.
     ///
     /// # Errors
     /// A fragment that says what is wrong.
@@ -208,7 +210,7 @@ impl Limits {
         bounds
     }
 
-    /// What each unit allows, where its ceiling was measured.
+    /// The limit of each unit whose ceiling was measured.
     fn unit_bounds(&self, work: &Work) -> Vec<TimeLimit> {
         let mut bounds = Vec::new();
         for flops in &work.flops {
@@ -288,13 +290,13 @@ mod tests {
 
     #[test]
     fn each_traffic_is_measured_once() {
-        let of = |read, write, cache| CaseWork { work: Work::bytes(read, write), cache };
+        let case_of = |read, write, cache| CaseWork { work: Work::bytes(read, write), cache };
         let works = [
-            of(8, 0, Cache::Hot),
-            of(4, 4, Cache::Hot),
-            of(8, 0, Cache::Cold),
-            of(8, 0, Cache::Hot),
-            of(0, 0, Cache::Hot),
+            case_of(8, 0, Cache::Hot),
+            case_of(4, 4, Cache::Hot),
+            case_of(8, 0, Cache::Cold),
+            case_of(8, 0, Cache::Hot),
+            case_of(0, 0, Cache::Hot),
         ];
         let distinct: Vec<_> = Traffic::distinct(&works)
             .into_iter()
@@ -304,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn twice_as_fast_as_the_limit_is_no_time() {
+    fn times_beyond_twice_the_limit_are_rejected() {
         let limit = TimeLimit { time_ns: 100.0, by: "memory".to_owned() };
         assert_eq!(limit.broken_by(&[51.0, 60.0, 49.0]), None);
         assert_eq!(limit.broken_by(&[]), None);
