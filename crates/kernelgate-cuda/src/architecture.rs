@@ -1,8 +1,8 @@
-//! What is known of an architecture by its name alone, so that kernels can be judged for it without
-//! such a card.
+//! Limits of an architecture by its name alone, so that kernels can be judged for it without such a
+//! card.
 //!
-//! Limits are those of the "Technical Specifications per Compute Capability" table of NVIDIA's CUDA
-//! C++ Programming Guide. Deliberately absent: what a card is asked for when there is one.
+//! The limits are those of the "Technical Specifications per Compute Capability" table of NVIDIA's
+//! CUDA C++ Programming Guide. Deliberately absent: attributes that a present card reports.
 
 /// Names an architecture to run as, in place of the card's own.
 pub const VARIABLE: &str = "KERNELGATE_ARCH";
@@ -24,7 +24,7 @@ pub const HOPPER: u32 = 90;
 /// Shared memory that the system keeps of each block, bytes.
 pub const SHARED_RESERVED: u32 = 1024;
 
-/// What a multiprocessor of an architecture holds.
+/// Capacity of a multiprocessor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Multiprocessor {
     /// Warps.
@@ -35,8 +35,8 @@ pub struct Multiprocessor {
     pub shared_bytes: u32,
 }
 
-/// Compute capability, major and minor digits together: 90 of "sm_90a"; none where that is no name
-/// of an architecture of NVIDIA's.
+/// Compute capability, major and minor digits together: 90 of "sm_90a"; `None` if the text is not
+/// the name of an NVIDIA architecture.
 pub fn number(arch: &str) -> Option<u32> {
     let digits = arch.strip_prefix("sm_")?;
     let digits = digits.strip_suffix(['a', 'f']).unwrap_or(digits);
@@ -44,7 +44,7 @@ pub fn number(arch: &str) -> Option<u32> {
     digits.parse().ok().filter(|number| plain && (10..1000).contains(number))
 }
 
-/// What a multiprocessor of it holds; none where it is not known here.
+/// Capacity of its multiprocessors; `None` if this table lacks the architecture.
 pub fn multiprocessor(arch: &str) -> Option<Multiprocessor> {
     let (warps, blocks, shared_kib) = match number(arch)? {
         80 | 87 => (64, 32, 164),

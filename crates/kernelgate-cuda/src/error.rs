@@ -17,15 +17,15 @@ pub enum BackendError {
     /// skip, not a fault.
     #[error("{0}")]
     Unsupported(String),
-    /// What the events on the stream enclose is not the computation: no time of it would be true.
+    /// The events on the stream do not enclose the computation, so no time would be correct.
     #[error("has no time: {0}")]
     NotTimed(String),
     /// More memory than there is.
     #[error("needs {needed} of memory, {available} are free")]
     OutOfMemory {
-        /// What the case needs, with its unit.
+        /// Required amount, with its unit.
         needed: String,
-        /// What is there, with its unit.
+        /// Available amount, with its unit.
         available: String,
     },
 }

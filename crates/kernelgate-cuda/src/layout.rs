@@ -1,10 +1,10 @@
-//! The same program at other addresses: what two builds of equal code differ by, made on purpose,
-//! so that a calibration of the gate sees it.
+//! Moves the program to other addresses on purpose. Two builds of equal code differ by their
+//! addresses, so a calibration of the gate must include that effect.
 //!
 //! `KERNELGATE_LAYOUT` numbers a layout. Every module that is compiled gets further functions, so
-//! that kernels lie elsewhere in their module, and the device's memory and the host's heap begin with
-//! an allocation of another size. Deliberately absent: the order of a host executable's functions, which its linker
-//! decides.
+//! that kernels lie elsewhere in their module, and the device's memory and the host's heap begin
+//! with an allocation of another size. Deliberately absent: the order of a host executable's
+//! functions, which its linker decides.
 
 use std::fmt::Write as _;
 

@@ -7,20 +7,20 @@
 //! - [`library`]: where NVIDIA's libraries are found, and how to get what is missing.
 //! - [`layout`]: the same program at other addresses, on purpose.
 //! - [`driver`]: devices, memory, streams, events, graphs, kernels and their launches.
-//! - [`compiler`]: kernel source to machine code, its cache on disk, and what the machine code says
-//!   of itself.
+//! - [`compiler`]: kernel source to machine code, its cache on disk, and facts read from the
+//! machine code.
 //! - [`libraries`]: GEMMs by cuBLASLt, operation graphs by cuDNN.
 //! - [`spec`]: a kernel as one row of data, from which it is loaded, launched, recorded and tested.
 //! - [`instruments`]: the kernels that measuring needs: bandwidth passes, spins, blocker, clock
 //!   probes, L2 flush.
 //! - [`observe`]: what a profiler sees: CUPTI's records, NVML's readings, NVTX ranges.
 //!
-//! This is the only crate of the workspace with `unsafe` code. Its own functions are safe, also
-//! [`Kernel::launch`]: the number and sizes of a launch's arguments are checked against the
-//! compiled kernel. What a kernel does with its pointers is not checked. It writes to device memory
-//! and, where the device can address host memory (HMM, Grace Hopper), could write there too, as any
-//! C function behind a safe wrapper could. Loading a kernel means trusting it; verification finds
-//! out whether it is right.
+//! This is the only crate of the workspace with `unsafe` code. Its own functions are safe,
+//! including [`Kernel::launch`]: the number and sizes of a launch's arguments are checked against
+//! the compiled kernel. Accesses through the pointers that a kernel gets are not checked. A kernel
+//! writes to device memory and, if the device can address host memory (HMM, Grace Hopper), could
+//! write there too, as any C function behind a safe wrapper could. Loading a kernel means trusting
+//! it; verification checks its results.
 //!
 //! Deliberately absent: the CUDA runtime, `nvcc`, toolkit headers (kernels include nothing but
 //! `kernels/common` and what their own package adds), workloads, and timing.

@@ -3,10 +3,11 @@
 use std::io::Read;
 use std::path::Path;
 
-/// Opens one: a device or a pipe in its place would be read, or waited for, without end.
+/// Opens a regular file. A device or a pipe in its place would be read, or waited for, without end.
 ///
 /// # Errors
-/// When it is one, or cannot be opened. A link to nothing is no missing file: somebody meant one.
+/// When the path is not a regular file, or cannot be opened. A dangling link is reported as such,
+/// not as a missing file, because somebody made it on purpose.
 pub fn open(path: &Path) -> std::io::Result<std::fs::File> {
     let kind = std::fs::metadata(path).map_err(|cause| without_target(path, cause))?.file_type();
     if !kind.is_file() && !kind.is_dir() {
@@ -25,10 +26,10 @@ fn without_target(path: &Path, cause: std::io::Error) -> std::io::Error {
     }
 }
 
-/// What is in one.
+/// Reads a regular file.
 ///
 /// # Errors
-/// As [`open()`], and when it cannot be read.
+/// Those of [`open()`], and when it cannot be read.
 pub fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     open(path)?.read_to_end(&mut bytes)?;
@@ -40,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_no_end_is_refused() {
+    fn rejects_files_without_an_end() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("one");
         std::fs::write(&path, [7, 0, 255]).unwrap();

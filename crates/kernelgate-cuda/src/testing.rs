@@ -11,8 +11,8 @@ use cudarc::driver::sys::{CUfunc_cache, CUlimit_enum};
 pub use self::c_library::CLibrary;
 use crate::{BackendError, Device, DeviceOptions};
 
-/// The first GPU, one test of the process at a time: memory is measured for the whole device. Says
-/// so where there is none, which `KERNELGATE_REQUIRE_GPU=1` makes a failure.
+/// The first GPU, for one test of the process at a time, because memory is measured for the whole
+/// device. Without a GPU it prints a message, or fails if `KERNELGATE_REQUIRE_GPU=1`.
 ///
 /// # Panics
 /// When there is no GPU and `KERNELGATE_REQUIRE_GPU` is set.
@@ -31,8 +31,8 @@ pub fn gpu() -> Option<(Arc<Device>, MutexGuard<'static, ()>)> {
     }
 }
 
-/// Opens a second GPU, beside that of [`gpu`]. Says so where there is none, which
-/// `KERNELGATE_REQUIRE_GPUS=2` makes a failure.
+/// Opens a second GPU, beside that of [`gpu`]. Without one it prints a message, or fails if
+/// `KERNELGATE_REQUIRE_GPUS=2`.
 ///
 /// # Panics
 /// When there is one GPU and `KERNELGATE_REQUIRE_GPUS` is set.

@@ -36,7 +36,7 @@ pub struct Reader {
     pub name: &'static str,
     /// Syntax of its files.
     pub syntax: Syntax,
-    /// Of a million.
+    /// Share of the inputs, out of a million.
     pub inputs: u64,
     /// Reads an input of that number, and uses it where it is accepted; returns whether it was.
     pub read: fn(&Path, u64) -> bool,
@@ -94,7 +94,7 @@ fn seeds(reader: &Reader) -> Vec<Seed> {
     paths.iter().map(seed).collect()
 }
 
-/// What became of a reader's inputs.
+/// Result of a reader's inputs.
 struct Outcome {
     inputs: u64,
     accepted: u64,
@@ -145,7 +145,7 @@ fn check(reader: &Reader, inputs: u64, folder: &Path) -> Outcome {
 #[test]
 fn no_reader_panics_on_mutated_files() {
     watch();
-    let asked = std::env::var("MUTATED_INPUTS").map_or(INPUTS, |text| text.parse().unwrap());
+    let requested = std::env::var("MUTATED_INPUTS").map_or(INPUTS, |text| text.parse().unwrap());
     let only = std::env::var("MUTATED_READER").ok();
     let chosen = |reader: &&Reader| only.as_ref().is_none_or(|only| only == reader.name);
     let queue = Mutex::new(READERS.iter().filter(chosen));
@@ -159,7 +159,7 @@ fn no_reader_panics_on_mutated_files() {
     let work = || {
         while let Some(reader) = { queue.lock().unwrap().next() } {
             let folder = new_folder().unwrap();
-            let (inputs, started) = (reader.inputs * asked / SHARED, Instant::now());
+            let (inputs, started) = (reader.inputs * requested / SHARED, Instant::now());
             let Outcome { inputs, accepted, failed: panics } = check(reader, inputs, folder.path());
             let (name, count, s) = (reader.name, panics.len(), started.elapsed().as_secs_f64());
             println!("{name}: {inputs} inputs, {accepted} accepted, {count} panics, {s:.1} s");

@@ -134,7 +134,7 @@ impl Seed {
     }
 }
 
-/// What takes the place of a value.
+/// Replacement for a value.
 fn odd(value: &[u8], random: &mut ChaCha8Rng) -> Vec<u8> {
     let number: Option<f64> = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
     let text = |text: String| format!("\"{text}\"").into_bytes();

@@ -141,7 +141,7 @@ fn trace(path: &Path, number: u64) -> bool {
     true
 }
 
-/// What `kernelgate::peers` printed, as `report --peers` reads it.
+/// Output of `kernelgate::peers`, as `report --peers` reads it.
 fn peers(path: &Path, _: u64) -> bool {
     verbs::read_peers(path).is_ok()
 }
@@ -192,7 +192,7 @@ fn machine_code(path: &Path, _: u64) -> bool {
     let facts = cubin::facts(&bytes, "");
     let _ = (code::hashes(&bytes), mark::of(path));
     let symbols = facts.iter().flat_map(|facts| facts.keys());
-    symbols.for_each(|symbol| drop(code::of_image(&bytes, symbol)));
+    symbols.for_each(|symbol| drop(code::in_image(&bytes, symbol)));
     let image = Image::from_bytes("image", bytes);
     facts.is_ok() && image.is_ok()
 }
@@ -207,7 +207,7 @@ fn index(path: &Path, _: u64) -> bool {
     std::fs::remove_file(aside).is_err()
 }
 
-/// What executables print when they are asked.
+/// Output of executables in response to the version question.
 fn printed(path: &Path, _: u64) -> bool {
     let text = String::from_utf8_lossy(&std::fs::read(path).unwrap()).into_owned();
     let _ = (criterion::parse_list(&text), package::has_manifest(path));

@@ -377,7 +377,7 @@ impl Tensors {
     /// The tensor of that name.
     ///
     /// # Panics
-    /// When there is none: the caller and the workload disagree about their own tensors.
+    /// When it does not exist: the caller and the workload disagree about their own tensors.
     pub fn tensor(&self, name: &str) -> &Tensor {
         self.get(name).unwrap_or_else(|| panic!("tensor `{name}` is part of the workload"))
     }

@@ -58,7 +58,7 @@ __device__ __forceinline__ void send_f32x2(u32 cluster_to, float x, float y, u32
       : "memory");
 }
 
-// The same of 4, 8 and 16 bytes.
+// Sends 4, 8 and 16 bytes.
 __device__ __forceinline__ void send_b32(u32 cluster_to, u32 x, u32 cluster_barrier) {
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(cluster_to),
@@ -86,7 +86,7 @@ __device__ __forceinline__ void prefetch_bulk(const void* from, u32 bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 
-// What this thread stored in shared memory, copies and tensor cores see from here on.
+// Makes this thread's earlier stores to shared memory visible to copies and tensor cores.
 __device__ __forceinline__ void fence_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

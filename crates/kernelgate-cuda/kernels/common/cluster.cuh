@@ -10,7 +10,7 @@ __device__ __forceinline__ u32 cluster_rank() {
   return rank;
 }
 
-// Where block `rank` of the cluster has what lies at `shared` here.
+// Address in block `rank` of the cluster of the variable at `shared` in this block.
 __device__ __forceinline__ u32 cluster_address(u32 shared, u32 rank) {
   u32 address;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared), "r"(rank));

@@ -1,5 +1,5 @@
-// Where the lanes of a warp read mma fragments in swizzled shared-memory tiles. Deliberately
-// absent: GEMMs, copies, barriers.
+// Addresses from which the lanes of a warp read mma fragments in swizzled shared-memory tiles.
+// Deliberately absent: GEMMs, copies, barriers.
 #pragma once
 #include "common/memory.cuh"
 

@@ -1,15 +1,15 @@
-// What the stages of a kernel take, block by block, in a build with their clocks (STAGES): where the
-// row of a kernel names stages, `kernelgate profile` has it built so, once more, and tells them.
-// Without STAGES these functions are nothing.
+// Times of the stages of a kernel, block by block, in a build with clocks (STAGES). If the row of a
+// kernel names stages, `kernelgate profile` builds it a second time with clocks and reports them.
+// Without STAGES these functions do nothing.
 //
 //   stages_begin();
 //   ... stage_ends(kWait); ... stage_ends(kCompute);   as often as they come, in any order
 //   stages_finish();
 //
-// Each cycle from the begin to the finish belongs to the stage that ends next. All are called by
-// thread 0 of a block, and may be by others, for which they do nothing. The sums lie in shared
-// memory until the kernel ends, as a store to device memory for each would delay the fences behind
-// it. A block that is not called to an end has no part in it.
+// Each cycle from the begin to the finish belongs to the stage that ends next. Thread 0 of a block
+// calls all of them; other threads may call them, to no effect. The sums lie in shared memory until
+// the kernel ends, because a store to device memory for each would delay the fences behind it. A
+// block that never calls `stages_finish` is not counted.
 #pragma once
 #include "common/types.cuh"
 

@@ -3,8 +3,8 @@
 //! A file is named by a hash of everything that decides its content: source, headers, options and
 //! the compiler's own file. A file that cannot be read or written only costs a compilation.
 //!
-//! What is loaded from here runs on the GPU, so the files lie in a folder that only this user can
-//! write; in any other nothing is read or kept.
+//! Machine code that is loaded from here runs on the GPU, so the files lie in a folder that only
+//! this user can write; any other folder is neither read nor written.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use super::source::Build;
 /// The machine code of a build, from the cache or the compiler.
 ///
 /// # Errors
-/// As [`nvrtc::compile`].
+/// Those of [`nvrtc::compile`].
 pub fn compile(build: &Build, arch: &str) -> Result<Vec<u8>, CompileError> {
     let path = path(build, arch)?;
     // An ELF file that was cut short by a full disk would not load: the magic and a length at the
@@ -26,10 +26,10 @@ pub fn compile(build: &Build, arch: &str) -> Result<Vec<u8>, CompileError> {
     compile_anew(build, arch)
 }
 
-/// The machine code of a build from the compiler, whatever the cache holds, which is replaced.
+/// Compiles a build whatever the cache holds, and replaces the cached file.
 ///
 /// # Errors
-/// As [`nvrtc::compile`].
+/// Those of [`nvrtc::compile`].
 pub fn compile_anew(build: &Build, arch: &str) -> Result<Vec<u8>, CompileError> {
     let compiled = nvrtc::compile(build, arch)?;
     if let Some(path) = path(build, arch)? {
@@ -38,7 +38,7 @@ pub fn compile_anew(build: &Build, arch: &str) -> Result<Vec<u8>, CompileError> 
     Ok(compiled.cubin)
 }
 
-/// Where the machine code of a build is kept; none where there is no cache.
+/// Path of the machine code of a build; `None` without a cache.
 fn path(build: &Build, arch: &str) -> Result<Option<PathBuf>, CompileError> {
     let name = format!("{}.cubin", content_hash(build, arch)?);
     Ok(folder().filter(|folder| !folder.exists() || is_private(folder)).map(|it| it.join(name)))
@@ -61,8 +61,8 @@ fn key(build: &Build, arch: &str, compiler: &str) -> u64 {
     hasher.finish()
 }
 
-/// Where compiled kernels are kept, in `KERNELGATE_CACHE` or the user's cache folder, and whether
-/// that is used; none where the user has no home.
+/// Folder of compiled kernels, from `KERNELGATE_CACHE` or the user's cache folder, and whether it
+/// is used; `None` if the user has no home.
 pub fn place() -> Option<(PathBuf, bool)> {
     folder().map(|folder| {
         let used = !folder.exists() || is_private(&folder);
@@ -72,7 +72,7 @@ pub fn place() -> Option<(PathBuf, bool)> {
 
 #[allow(clippy::disallowed_methods, reason = "the user's cache folder is not a setting")]
 fn folder() -> Option<PathBuf> {
-    // What is relative depends on where the process was started.
+    // A relative path would depend on the working folder of the process.
     let variable =
         |name| std::env::var_os(name).map(PathBuf::from).filter(|folder| folder.is_absolute());
     let base = variable("KERNELGATE_CACHE")
@@ -150,7 +150,7 @@ mod tests {
         assert_ne!(base, key(&build("A"), "sm_90a", "13.1"));
         assert_ne!(base, key(&Source::new("b", "text").build(&["A"]), "sm_90a", "13.0"));
         assert_ne!(base, key(&Source::new("a", "other").build(&["A"]), "sm_90a", "13.0"));
-        // What decides the code but is no part of the name.
+        // Constants decide the code but are not in the build's name.
         let with_constant = Build { constants: vec![("TILE", 8)], ..build("A") };
         assert_ne!(base, key(&with_constant, "sm_90a", "13.0"));
     }

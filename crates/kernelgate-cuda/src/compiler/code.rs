@@ -1,9 +1,9 @@
-//! What two builds of a kernel are compared by: a hash of its machine code, and what that says of
-//! itself.
+//! Identity of a kernel's machine code: a hash by which two builds are compared, and the facts in
+//! the code.
 //!
-//! The hash covers what the hardware executes and reads: instructions, constants and their
-//! addresses, sizes of shared and global memory. Symbol tables, notes and debug sections are no
-//! part of it, nor is anything of the file's other kernels.
+//! The hash covers everything that the hardware executes and reads: instructions, constants and
+//! their addresses, sizes of shared and global memory. It excludes symbol tables, notes, debug
+//! sections and the file's other kernels.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,17 +17,17 @@ use super::cubin::{self, CubinError, KernelFacts};
 /// A kernel's machine code.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelCode {
-    /// Of machine code, or of PTX for an architecture that is only followed: hexadecimal.
+    /// Hexadecimal hash of the machine code, or of the PTX for an architecture without a cubin.
     pub hash: String,
-    /// What the machine code says of itself, without what only the assembler tells (spills, static
-    /// shared memory); absent of PTX.
+    /// Facts in the machine code, without those that only the assembler reports (spills, static
+    /// shared memory); absent for PTX.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub facts: Option<KernelFacts>,
 }
 
 /// The code of a kernel in a cubin or in PTX; `None` where it cannot be read or holds no such
 /// kernel.
-pub fn of_image(image: &[u8], symbol: &str) -> Option<KernelCode> {
+pub fn in_image(image: &[u8], symbol: &str) -> Option<KernelCode> {
     if image.starts_with(b"\x7fELF") {
         let hash = hashes(image).ok()?.remove(symbol)?;
         let facts = cubin::facts(image, "").ok()?.remove(symbol)?;
@@ -51,7 +51,7 @@ pub fn hashes(cubin: &[u8]) -> Result<BTreeMap<String, String>, CubinError> {
     let mut sections = Vec::new();
     for section in elf.sections() {
         let name = section.name().map_err(failed)?.to_owned();
-        // What is not loaded is not executed.
+        // Only loaded sections are executed.
         if is_loaded(&section) {
             sections.push((name, section));
         }
@@ -122,7 +122,7 @@ mod tests {
         let options = ["--gpu-architecture=sm_90a".to_owned()];
         match nvrtc::compile_text(name, text, &[], &options, "sm_90a") {
             Ok(compiled) => {
-                Some(["reads", "other"].map(|it| of_image(&compiled.cubin, it).unwrap()))
+                Some(["reads", "other"].map(|it| in_image(&compiled.cubin, it).unwrap()))
             }
             Err(CompileError::Missing) => {
                 println!("skipped: NVRTC is missing");
@@ -143,7 +143,8 @@ mod tests {
             compiled(&KERNELS.replace("x * table", "3 * x * table"), "a").unwrap();
         assert_ne!(changed.hash, reads.hash, "a function that it calls");
         assert_eq!(same, other);
-        // Which kernel reads a constant of the module is not told: all of its kernels differ.
+        // The code does not state which kernel reads a constant of the module, so all of its
+        // kernels differ.
         let [changed, _] = compiled(&KERNELS.replace("{1, 2", "{1, 7"), "a").unwrap();
         assert_ne!(changed.hash, reads.hash, "a constant that it reads");
         assert_eq!(changed.facts, reads.facts);
@@ -151,11 +152,11 @@ mod tests {
 
     #[test]
     fn ptx_counts_without_its_comments() {
-        let code = |text: &str| of_image(text.as_bytes(), "reads");
+        let code = |text: &str| in_image(text.as_bytes(), "reads");
         let ptx = code("// Compiler Build ID: 1\n.entry reads { ret; }\n").unwrap();
         assert_eq!(code("// Compiler Build ID: 2\n.entry reads { ret; }\n"), Some(ptx.clone()));
         assert_ne!(code(".entry reads { bar.sync 0; ret; }\n").unwrap().hash, ptx.hash);
         assert_eq!(code(".entry other { ret; }"), None);
-        assert_eq!(of_image(b"\x7fELF and no more", "reads"), None);
+        assert_eq!(in_image(b"\x7fELF and no more", "reads"), None);
     }
 }

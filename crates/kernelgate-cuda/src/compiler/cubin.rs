@@ -1,6 +1,5 @@
-//! What the compiler made of a kernel, read from the cubin (an ELF file) and the assembler's
-//! report: registers, spills, stack, shared memory, instruction mix. No tool of the CUDA toolkit is
-//! needed.
+//! Registers, spills, stack, shared memory and instruction mix of a kernel, read from the cubin (an
+//! ELF file) and the assembler's report. No tool of the CUDA toolkit is needed.
 
 use std::collections::BTreeMap;
 
@@ -24,8 +23,8 @@ pub struct KernelFacts {
     pub instructions: u32,
     /// Instructions by class, absent where none: "fp32", "load_global" and so on.
     pub mix: BTreeMap<String, u32>,
-    /// What the assembler says that it lost: tensor instructions that do not overlap (`wgmma`), and
-    /// why. The kernel is right, and several times slower.
+    /// Performance loss that the assembler reports, with its reason: tensor instructions that do
+    /// not overlap (`wgmma`). The kernel computes correctly, and several times slower.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub performance_loss: Option<String>,
 }
@@ -39,7 +38,7 @@ pub enum CubinError {
     /// A kernel without its code or its register count.
     #[error("cubin holds no {what} of kernel {kernel}")]
     Missing {
-        /// What is missing.
+        /// Name of the missing part.
         what: &'static str,
         /// The kernel.
         kernel: String,
@@ -122,8 +121,8 @@ fn attributes(mut info: &[u8]) -> Vec<(u8, u32, u32)> {
     found
 }
 
-/// What the assembler reports of a kernel: the number before `words` in the kernel's part of the
-/// log, 0 where it says nothing.
+/// A number that the assembler reports: the one before `words` in the kernel's part of the log, 0
+/// if there is no such line.
 fn reported(log: &str, kernel: &str, words: &str) -> u32 {
     let entry = format!("'{kernel}'");
     let is_entry = |line: &&str| line.contains("Compiling entry function");
@@ -252,12 +251,15 @@ mod tests {
                 }
             }
         };
-        let Some(told) = loss(&["-DBETWEEN"]) else {
+        let Some(warning) = loss(&["-DBETWEEN"]) else {
             eprintln!("skipped: NVRTC is missing");
             return;
         };
-        let told = told.unwrap();
-        assert!(told.starts_with("wgmma.mma_async instructions are serialized due to"), "{told}");
+        let warning = warning.unwrap();
+        assert!(
+            warning.starts_with("wgmma.mma_async instructions are serialized due to"),
+            "{warning}"
+        );
         assert_eq!(loss(&[]).unwrap(), None);
     }
 

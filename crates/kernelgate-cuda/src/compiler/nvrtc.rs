@@ -21,7 +21,7 @@ pub enum CompileError {
         kernel: String,
         /// Architecture.
         arch: String,
-        /// What the compiler said.
+        /// Messages of the compiler.
         log: String,
     },
     /// NVRTC itself failed.
@@ -52,7 +52,8 @@ pub fn version() -> Result<(i32, i32), CompileError> {
     Ok((version.major as i32, version.minor as i32))
 }
 
-/// Whether NVRTC generates code for an architecture such as `sm_90a`; true where it does not tell.
+/// Whether NVRTC generates code for an architecture such as `sm_90a`; true if it does not report
+/// its architectures.
 ///
 /// # Errors
 /// When NVRTC is missing.
@@ -71,8 +72,8 @@ pub fn supports(arch: &str) -> Result<bool, CompileError> {
     Ok(number(arch).is_none_or(|number| known.contains(&(number as c_int))))
 }
 
-/// Which NVRTC this is: its version and, where the system tells, size and time of its file. Builds
-/// of one version differ in what they generate. Found out once a process.
+/// Identity of NVRTC: its version and, if the system reports them, size and time of its file.
+/// Builds of one version differ in the code that they generate. Determined once per process.
 ///
 /// # Errors
 /// When NVRTC is missing.
@@ -105,7 +106,7 @@ pub fn compile(build: &Build, arch: &str) -> Result<CompiledCubin, CompileError>
 /// Compiles source text; it can include these headers and no others.
 ///
 /// # Errors
-/// As [`compile`].
+/// Those of [`compile`].
 pub fn compile_text(
     kernel: &str,
     source: &str,
@@ -211,8 +212,8 @@ type Status = c_int;
 const SUCCESS: Status = 0;
 const INVALID_OPTION: Status = 5;
 const COMPILATION: Status = 6;
-/// Tells the size of something of a program, bytes.
-type TellSize = unsafe extern "C" fn(Handle, *mut usize) -> Status;
+/// Reads the size of an object of a program, bytes.
+type ReadSize = unsafe extern "C" fn(Handle, *mut usize) -> Status;
 /// Copies it.
 type Get = unsafe extern "C" fn(Handle, *mut c_char) -> Status;
 
@@ -228,11 +229,11 @@ struct Api {
     ) -> Status,
     compile: unsafe extern "C" fn(Handle, c_int, *const *const c_char) -> Status,
     destroy: unsafe extern "C" fn(*mut Handle) -> Status,
-    cubin_size: TellSize,
+    cubin_size: ReadSize,
     cubin: Get,
-    ptx_size: TellSize,
+    ptx_size: ReadSize,
     ptx: Get,
-    log_size: TellSize,
+    log_size: ReadSize,
     log: Get,
     count_archs: unsafe extern "C" fn(*mut c_int) -> Status,
     archs: unsafe extern "C" fn(*mut c_int) -> Status,

@@ -56,7 +56,7 @@ pub fn included(text: &str, package: &[Header]) -> Vec<Header> {
 /// A kernel file and the headers that it may include.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Source {
-    /// What it goes by in messages and records: `family/implementation`, without `.cu`.
+    /// Name in messages and records: `family/implementation`, without `.cu`.
     pub file: &'static str,
     /// Its text.
     pub text: &'static str,
@@ -132,8 +132,8 @@ impl Build {
         included(&[&self.text(), self.defines.join(" ").as_str()].join(" "), self.source.headers)
     }
 
-    /// What a kernel of it goes by in records: the build, and the symbol where that is not the
-    /// file's name.
+    /// Name of one of its kernels in records: the build, followed by the symbol if that differs
+    /// from the file's name.
     pub fn kernel_name(&self, symbol: &str) -> String {
         let name = self.name();
         if self.source.file.replace('/', "_") == symbol {

@@ -20,9 +20,9 @@ pub enum DeviceError {
     /// The driver is installed and returns an error.
     #[error("the NVIDIA driver failed to {action}: {error}")]
     Driver {
-        /// What was asked.
+        /// Action that failed.
         action: &'static str,
-        /// What it answered.
+        /// Error of the system.
         error: String,
     },
     /// The driver lacks functions that are called.
@@ -36,7 +36,7 @@ pub enum DeviceError {
         .found.display(), .driver.display()
     )]
     Stub {
-        /// What it finds.
+        /// File that the loader finds.
         found: PathBuf,
         /// The driver.
         driver: PathBuf,
@@ -77,7 +77,7 @@ pub enum DeviceError {
     /// Not that GPU.
     #[error("there is no GPU {wanted}: this machine has {count}, counted from 0")]
     NoSuchDevice {
-        /// What was asked for.
+        /// Requested ordinal.
         wanted: usize,
         /// How many there are.
         count: usize,
@@ -103,7 +103,7 @@ pub fn count() -> Result<usize, DeviceError> {
     // SAFETY: the driver is loaded and initialised, and the pointer is valid.
     unsafe { sys::cuDriverGetVersion(&raw mut version) }
         .result()
-        .map_err(failed("tell its version"))?;
+        .map_err(failed("query its version"))?;
     let version = CudaVersion::from_driver(version);
     if version < OLDEST_DRIVER {
         return Err(DeviceError::OldDriver(version));
@@ -126,9 +126,9 @@ fn arch_name(major: i32, minor: i32) -> String {
     format!("sm_{major}{minor}{}", if major >= 9 { "a" } else { "" })
 }
 
-/// Size of a GPU's L2 cache, bytes, without opening it; 0 where the driver does not tell.
+/// Size of a GPU's L2 cache, bytes, without opening the GPU; 0 if the driver does not report it.
 pub fn l2_bytes(ordinal: usize) -> u64 {
-    let tell = || {
+    let query = || {
         let device = result::device::get(i32::try_from(ordinal).ok()?).ok()?;
         // SAFETY: the driver gave that device.
         unsafe {
@@ -136,7 +136,7 @@ pub fn l2_bytes(ordinal: usize) -> u64 {
         }
         .ok()
     };
-    count().ok().and_then(|_| tell()).map_or(0, |bytes| bytes.max(0) as u64)
+    count().ok().and_then(|_| query()).map_or(0, |bytes| bytes.max(0) as u64)
 }
 
 /// Whether there is such a GPU and what running on it needs, perhaps as another architecture; opens
@@ -158,7 +158,7 @@ pub fn check(ordinal: usize, architecture: Option<&str>) -> Result<(), DeviceErr
     }
     let own = result::device::get(ordinal as i32).and_then(own_arch);
     let code =
-        Code::for_architecture(&own.map_err(failed("tell its architecture"))?, architecture)?;
+        Code::for_architecture(&own.map_err(failed("query its architecture"))?, architecture)?;
     check_compiler(&code.arch)
 }
 
@@ -219,18 +219,18 @@ fn bound_file() -> PathBuf {
     address.and_then(library::mapped_file).unwrap_or_else(|| PathBuf::from("libcuda.so"))
 }
 
-/// What kernels are compiled for on a card.
+/// Code that kernels are compiled to for a card.
 pub(super) struct Code {
     /// The architecture: "sm_80".
     pub arch: String,
-    /// What the compiler is asked for: the same, or "compute_80".
+    /// Target of the compiler: the same, or "compute_80".
     pub code: String,
     /// Whether the user named it.
     pub named: bool,
 }
 
 impl Code {
-    /// Of other people's kernels, which are compiled already.
+    /// Kernels of other people, which are compiled already.
     pub fn theirs(own: String) -> Self {
         Self { code: own.clone(), arch: own, named: false }
     }
@@ -265,13 +265,13 @@ mod tests {
 
     #[test]
     fn a_named_architecture_is_one_that_the_card_can_run_as() {
-        let of = |own, named: &str| {
+        let target = |own, named: &str| {
             Code::for_architecture(own, Some(named)).map(|code| (code.arch, code.code))
         };
-        let fine = |arch: &str, code: &str| Ok((arch.to_owned(), code.to_owned()));
-        assert_eq!(of("sm_90a", "sm_80"), fine("sm_80", "compute_80"));
-        assert_eq!(of("sm_90a", "sm_90a"), fine("sm_90a", "compute_90a"));
-        assert_eq!(of("sm_120a", "sm_89"), fine("sm_89", "compute_89"));
+        let accepted = |arch: &str, code: &str| Ok((arch.to_owned(), code.to_owned()));
+        assert_eq!(target("sm_90a", "sm_80"), accepted("sm_80", "compute_80"));
+        assert_eq!(target("sm_90a", "sm_90a"), accepted("sm_90a", "compute_90a"));
+        assert_eq!(target("sm_120a", "sm_89"), accepted("sm_89", "compute_89"));
         for (own, named, problem) in [
             ("sm_90a", "80", "`80` is no architecture such as sm_80"),
             ("sm_90a", "compute_80", "`compute_80` is no architecture such as sm_80"),
@@ -284,11 +284,11 @@ mod tests {
                 "code of sm_90a runs on that architecture only, this GPU is sm_100a",
             ),
         ] {
-            let told = of(own, named).unwrap_err().to_string();
-            assert_eq!(told, format!("KERNELGATE_ARCH: {problem}"));
+            let error = target(own, named).unwrap_err().to_string();
+            assert_eq!(error, format!("KERNELGATE_ARCH: {problem}"));
         }
         let own = Code::for_architecture("sm_86", None).map(|code| (code.arch, code.code));
-        assert_eq!(own, fine("sm_86", "sm_86"));
+        assert_eq!(own, accepted("sm_86", "sm_86"));
         let old = Code::for_architecture("sm_75", Some("sm_80")).map(drop).unwrap_err();
         assert_eq!(old.to_string(), "the GPU is sm_75, sm_80 (Ampere) or later is needed");
     }

@@ -1,7 +1,7 @@
-//! What a launch of other code can set for the whole context, and later launches would find: sizes
-//! of the stack, of the heap and of the printf buffer, how much L2 fetches at once, the preferred
-//! split of L1 and shared memory, the set-aside of L2. Each case begins with the settings that the
-//! device was opened with.
+//! Settings that a launch of other code can change for the whole context, and that later launches
+//! would inherit: sizes of the stack, of the heap and of the printf buffer, the L2 fetch
+//! granularity, the preferred split of L1 and shared memory, the set-aside of L2. Each case begins
+//! with the settings that the device was opened with.
 //!
 //! Deliberately absent: clocks and other settings of the card, which need an administrator.
 
@@ -11,7 +11,7 @@ use cudarc::driver::{CudaContext, DriverError};
 use super::status::failed;
 use crate::BackendError;
 
-/// Limits that are brought back, with their names. Those of launches by kernels count too, where a
+/// Limits that are restored, with their names. Limits of dynamic parallelism are included if the
 /// driver still has them.
 const LIMITS: [(CUlimit, &str); 5] = [
     (Limit::CU_LIMIT_STACK_SIZE, "stack of a thread"),
@@ -45,7 +45,7 @@ impl ContextSettings {
     /// measured otherwise than what came before.
     pub(super) fn restore(&self, context: &CudaContext) -> Result<(), BackendError> {
         self.set(context).map_err(|(name, error)| {
-            let what = format!("bring back the {name} of the context, which an earlier case set");
+            let what = format!("restore the {name} of the context, which an earlier case set");
             failed(&what, &error)
         })
     }
@@ -73,7 +73,7 @@ mod tests {
     use crate::testing::gpu;
 
     #[test]
-    fn what_was_set_for_the_whole_context_is_brought_back() {
+    fn restores_settings_of_the_whole_context() {
         let Some((device, _alone)) = gpu() else { return };
         let context = device.context();
         let opened = device.settings_now();

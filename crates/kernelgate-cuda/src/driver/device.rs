@@ -35,7 +35,7 @@ use crate::compiler::nvrtc::CompileError;
 use crate::compiler::source::Build;
 use crate::layout;
 
-/// What a GPU is.
+/// Properties of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceFacts {
     /// As the device names itself; "NVIDIA H200 as sm_80" where `KERNELGATE_ARCH` is followed, so
@@ -45,7 +45,7 @@ pub struct DeviceFacts {
     pub uuid: String,
     /// Architecture to compile for: "sm_90a"; the one that `KERNELGATE_ARCH` names, if it does.
     pub arch: String,
-    /// What kernels are compiled to: `arch`, or PTX of a named one, "compute_80".
+    /// Target that kernels are compiled to: `arch`, or PTX of a named one, "compute_80".
     pub code: String,
     /// Latest CUDA that the driver supports: 13000 is 13.0.
     pub driver_cuda: i32,
@@ -72,7 +72,8 @@ struct LoadedBuild {
 }
 
 impl LoadedBuild {
-    /// What a kernel of that symbol is to hold, and whether it is the only one.
+    /// Returns the use counter that a kernel of that symbol holds, and whether the kernel is the
+    /// only one.
     fn take(&mut self, symbol: &str) -> (Arc<()>, bool) {
         if let Some(other) = self.in_use.get(symbol).and_then(Weak::upgrade) {
             return (other, false);
@@ -95,7 +96,7 @@ pub struct Device {
     settings: ContextSettings,
     stream_settings: StreamSettings,
     staging: Arc<Staging>,
-    /// Where another layout is asked for, an allocation that moves all later ones.
+    /// Allocation that moves all later ones, if another layout is requested.
     _padding: Option<Arc<CudaSlice<u8>>>,
     /// Kernels that were loaded through this view; `None` where nobody asks for them.
     loaded: Option<LoadedKernels>,
@@ -121,7 +122,7 @@ impl Device {
         let stream = context.new_stream().map_err(failed("make a stream"))?;
         let stream_settings = StreamSettings::read(&stream);
         let device = context.cu_device();
-        let own = own_arch(device).map_err(failed("tell its architecture"))?;
+        let own = own_arch(device).map_err(failed("query its architecture"))?;
         let facts =
             facts_of(device, Code::for_architecture(&own, options.architecture.as_deref())?)
                 .map_err(failed("describe the GPU"))?;
@@ -190,7 +191,7 @@ impl Device {
         }
     }
 
-    /// What the GPU is.
+    /// Properties of the GPU.
     pub fn facts(&self) -> &DeviceFacts {
         &self.facts
     }
@@ -200,17 +201,17 @@ impl Device {
         &self.context
     }
 
-    /// What was set for the whole context when the device was opened.
+    /// Settings of the whole context when the device was opened.
     pub const fn settings(&self) -> &ContextSettings {
         &self.settings
     }
 
-    /// What is set for the whole context now.
+    /// Current settings of the whole context.
     pub fn settings_now(&self) -> ContextSettings {
         ContextSettings::read(&self.context)
     }
 
-    /// Brings back what was set for the whole context and for the stream when the device was opened.
+    /// Restores the settings of the context and of the stream to those when the device was opened.
     ///
     /// # Errors
     /// When the driver refuses.
@@ -248,7 +249,7 @@ impl Device {
     /// When the driver fails.
     pub fn memory(&self) -> Result<(u64, u64), BackendError> {
         let (free, total) =
-            self.context.mem_get_info().map_err(|error| failed("tell free memory", &error))?;
+            self.context.mem_get_info().map_err(|error| failed("query free memory", &error))?;
         Ok((free as u64, total as u64))
     }
 
@@ -260,7 +261,7 @@ impl Device {
         let most = self
             .context
             .attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
-        let most = most.map_err(|error| failed("tell the shared memory of a block", &error))?;
+        let most = most.map_err(|error| failed("query the shared memory of a block", &error))?;
         let named = architecture::shared_bytes_a_block(&self.facts.arch).unwrap_or(u32::MAX);
         Ok((most.max(0) as u32).min(named))
     }
@@ -272,7 +273,7 @@ impl Device {
     pub fn clusters(&self) -> Result<bool, BackendError> {
         let clusters = self.context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH);
         let clusters =
-            clusters.map_err(|error| failed("tell whether there are clusters", &error))? != 0;
+            clusters.map_err(|error| failed("query whether there are clusters", &error))? != 0;
         Ok(clusters && architecture::overlaps_launches(&self.facts.arch))
     }
 
@@ -353,11 +354,11 @@ impl Device {
         Ok(buffer)
     }
 
-    /// Device memory of so many bytes with these over and over; what lies there is copied on the
-    /// device.
+    /// Allocates device memory and fills it with repetitions of a pattern; the repetition is copied
+    /// on the device.
     ///
     /// # Errors
-    /// As [`Self::upload`].
+    /// Those of [`Self::upload`].
     pub fn repeat(&self, pattern: &[u8], bytes: usize) -> Result<Buffer, BackendError> {
         let buffer = self.allocate(bytes)?;
         let mut filled = pattern.len().min(bytes);
@@ -421,7 +422,7 @@ impl Device {
         self.clocks_stages
     }
 
-    /// Where a loaded build with clocks counts.
+    /// Counters of a loaded build with clocks.
     ///
     /// # Errors
     /// When its module has no counters.
@@ -438,7 +439,8 @@ impl Device {
 }
 
 impl Device {
-    /// The module of a build. What the cache holds and the driver does not load is compiled anew.
+    /// Loads the module of a build. If the driver does not load the cached code, it is compiled
+    /// anew.
     fn load(&self, build: &Build) -> Result<LoadedBuild, BackendError> {
         let failed_to_compile = |error: CompileError| BackendError::Compile(error.to_string());
         let load = |cubin: Vec<u8>| {

@@ -35,10 +35,10 @@ impl Graph {
         Self::capture_on(device.stream(), enqueue)
     }
 
-    /// The same of another stream, on which the graph is then launched.
+    /// Captures another stream, on which the graph is then launched.
     ///
     /// # Errors
-    /// As [`Self::capture`].
+    /// Those of [`Self::capture`].
     pub fn capture_on(
         stream: &Arc<CudaStream>,
         enqueue: impl FnOnce() -> Result<(), BackendError>,
@@ -60,15 +60,15 @@ impl Graph {
         Capture::begin(device.stream())?.end(enqueue(), cleared)
     }
 
-    /// Captures so many launches of the same, none of which begins before the one before it has
+    /// Captures several launches of the same work. No launch begins before the one before it has
     /// ended.
     ///
     /// On a stream, a kernel that is launched with programmatic dependent launch (PDL) may overlap
-    /// the kernel before it. Where a launch has such kernels, an empty node between one launch and
-    /// the next keeps the first of them from overlapping the last of the launch before.
+    /// the kernel before it. If a launch has such kernels, an empty node between two launches keeps
+    /// the first kernel of one from overlapping the last kernel of the other.
     ///
     /// # Errors
-    /// As [`Self::capture`].
+    /// Those of [`Self::capture`].
     pub fn capture_repeated(
         device: &Device,
         times: u64,
@@ -139,7 +139,7 @@ impl Graph {
     /// # Errors
     /// When the driver refuses.
     pub fn programmatic_edges(&self) -> Result<usize, BackendError> {
-        let failed = |error: DriverError| failed("tell a graph's edges", &error);
+        let failed = |error: DriverError| failed("query a graph's edges", &error);
         let (graph, mut count) = (self.graph, 0);
         let null = ptr::null_mut();
         if self.nodes < 2 {
@@ -149,7 +149,7 @@ impl Graph {
         unsafe { sys::cuGraphGetEdges_v2(graph, null, null, ptr::null_mut(), &raw mut count) }
             .result()
             .map_err(failed)?;
-        // The driver refuses to tell none of them.
+        // For a graph without edges the driver refuses the second query.
         if count == 0 {
             return Ok(0);
         }
@@ -205,15 +205,15 @@ impl Drop for Graph {
 /// # Errors
 /// When the driver refuses.
 fn allocates(graph: sys::CUgraph) -> Result<bool, BackendError> {
-    let told = |error: DriverError| failed("tell a graph's nodes", &error);
+    let failed_query = |error: DriverError| failed("query a graph's nodes", &error);
     // SAFETY: the graph is alive; the array has room for what is listed.
     let all = listed(|nodes, count| unsafe { sys::cuGraphGetNodes(graph, nodes, count) });
-    for node in all.map_err(told)? {
+    for node in all.map_err(failed_query)? {
         let mut kind = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
         // SAFETY: a node of that graph; the pointer is valid.
         unsafe { sys::cuGraphNodeGetType(node, &raw mut kind) }
             .result()
-            .map_err(|error| failed("tell the kind of a graph's node", &error))?;
+            .map_err(|error| failed("query the kind of a graph's node", &error))?;
         let inside = match kind {
             sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC => true,
             sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_GRAPH => {
@@ -221,7 +221,7 @@ fn allocates(graph: sys::CUgraph) -> Result<bool, BackendError> {
                 // SAFETY: a node of that kind, whose graph lives as long as the node.
                 unsafe { sys::cuGraphChildGraphNodeGetGraph(node, &raw mut child) }
                     .result()
-                    .map_err(told)?;
+                    .map_err(failed_query)?;
                 allocates(child)?
             }
             _ => false,

@@ -58,7 +58,7 @@ pub struct Instruments {
 
 /// Three 64-bit words: nanoseconds, cycles, multiprocessor.
 const PROBE_BYTES: usize = 24;
-/// What the blocker writes when the host released it.
+/// Value that the blocker writes when the host releases it.
 const RELEASED: u32 = 1;
 
 impl Blocker {

@@ -7,7 +7,7 @@ use crate::BackendError;
 use crate::library::{self, Library};
 use crate::{Buffer, Device};
 
-/// What a GEMM multiplies; it always accumulates in f32.
+/// Dtypes of a GEMM; it always accumulates in f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operands {
     /// 8-bit floats of 4 exponent and 3 mantissa bits.

@@ -15,7 +15,7 @@ pub use sys::cudaDataType_t as DataType;
 
 use crate::library::{self, Library};
 
-/// What the library made and destroys: a handle, a description, a layout, a preference.
+/// Object that the library creates and destroys: a handle, a description, a layout, a preference.
 pub type Object = *mut c_void;
 
 /// Why cuBLASLt did not do something: its status. Their numbers are the same in every version.
@@ -139,7 +139,7 @@ const fn done(status: c_int) -> Result<(), LtError> {
     if status == 0 { Ok(()) } else { Err(LtError(status)) }
 }
 
-/// What `make` puts at the address that it is given.
+/// Returns the object that `make` creates at the given address.
 fn create_object(make: impl FnOnce(*mut Object) -> c_int) -> Result<Object, LtError> {
     let mut object = ptr::null_mut();
     done(make(&raw mut object)).map(|()| object)
@@ -214,14 +214,14 @@ pub unsafe fn set<T: Copy>(
     })
 }
 
-/// What an object is.
+/// Kind of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Of [`create`].
+    /// Object from [`create`].
     Handle,
-    /// Of [`layout`].
+    /// Object from [`layout`].
     Layout,
-    /// Of [`description`].
+    /// Object from [`description`].
     Description,
 }
 
@@ -303,7 +303,7 @@ pub unsafe fn propose(
             let value = (&raw const bytes).cast();
             set = (api.set_preference)(preference, attribute, value, size_of::<u32>());
         }
-        let asked = (api.propose)(
+        let proposed = (api.propose)(
             handle,
             description,
             a,
@@ -316,7 +316,7 @@ pub unsafe fn propose(
             &raw mut count,
         );
         let destroyed = (api.destroy_preference)(preference);
-        done(set).and(done(asked)).and(done(destroyed))
+        done(set).and(done(proposed)).and(done(destroyed))
     };
     outcome?;
     let proposals = &proposals[..MAX_ALGORITHMS.min(count.max(0) as usize)];
@@ -357,9 +357,9 @@ impl Scalars {
 /// A GEMM to be enqueued: d = alpha · a·b + beta · c.
 #[derive(Clone, Copy)]
 pub struct Launch {
-    /// Of [`create`].
+    /// Handle from [`create`].
     pub handle: Object,
-    /// Of [`description`].
+    /// Description from [`description`].
     pub description: Object,
     /// alpha and beta.
     pub scalars: Scalars,

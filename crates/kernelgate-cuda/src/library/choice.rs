@@ -26,8 +26,8 @@ pub fn best(
     (0..offered.len()).max_by_key(|&index| rank(index))
 }
 
-/// What is installed; with what `others` finds where none of it is enough. Otherwise `others`, which
-/// may cost a process, is not called.
+/// The installed candidates, followed by those of `others` if no installed one is good enough.
+/// Otherwise `others`, which may start a process, is not called.
 pub fn unless_enough<T, O: Iterator<Item = T>>(
     installed: impl Iterator<Item = T>,
     enough: impl Fn(&T) -> bool,
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_user_names_comes_first_then_what_fits_then_the_newest() {
+    fn prefers_named_then_fitting_then_newest_libraries() {
         let chosen = |offered: &[(Origin, CudaVersion)], driver: CudaVersion| {
             best(offered, |version| fits(version, Some(driver), false)).map(|at| offered[at])
         };

@@ -1,16 +1,16 @@
-//! Which CUDA a cuDNN was built for: its name does not tell.
+//! CUDA version that a cuDNN was built for, which its file name does not contain.
 //!
-//! `cudnnGetCudartVersion` does, but must not be called of a library that may not be used: each
-//! function opens a part of the library (`libcudnn_graph.so.9`) by its name alone, and the part of
-//! the first one that is asked stays in the process and answers for every later one. So the text
-//! that NVIDIA's compiler leaves in the part with kernels is looked for. Where there is none, nothing
-//! is known.
+//! `cudnnGetCudartVersion` returns it, but must not be called on a library that may not be used:
+//! each function opens a part of the library (`libcudnn_graph.so.9`) by its name alone, and the
+//! part of the first one that is called stays in the process and serves every later one. So this
+//! module searches the part with kernels for the text that NVIDIA's compiler leaves there. Without
+//! the text, the version is unknown.
 
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-/// What the compiler writes before its version.
+/// Text that the compiler writes before its version.
 const MARK: &[u8] = b"Cuda compilation tools, release ";
 /// The part with kernels whose text is found early, beside the library.
 const PART: &str = "libcudnn_ops.so.9";
@@ -71,7 +71,7 @@ mod tests {
         assert!(fits(&library, 13) && !fits(&library, 12));
         std::fs::write(folder.path().join(PART), "without a text of the compiler").unwrap();
         assert_eq!(cuda_major_of(&library), None);
-        assert!(fits(Path::new("libcudnn.so.9"), 12), "where the system does not tell the file");
+        assert!(fits(Path::new("libcudnn.so.9"), 12), "the system does not report the file");
     }
 
     #[test]

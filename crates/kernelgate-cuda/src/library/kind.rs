@@ -24,7 +24,7 @@ impl Library {
     pub const ALL: [Self; 6] =
         [Self::Driver, Self::Nvrtc, Self::CublasLt, Self::Cupti, Self::Nvml, Self::Cudnn];
 
-    /// What a person calls it.
+    /// Name in messages.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Driver => "NVIDIA driver (libcuda)",
@@ -36,7 +36,7 @@ impl Library {
         }
     }
 
-    /// What it is called in records.
+    /// Name in records.
     pub const fn key(self) -> &'static str {
         match self {
             Self::Driver => "driver",
@@ -56,7 +56,7 @@ impl Library {
             Self::CublasLt => vec![format!("libcublasLt.so.{major}")],
             Self::Cupti => vec![format!("libcupti.so.{major}")],
             Self::Nvml => vec!["libnvidia-ml.so.1".to_owned()],
-            // Its name does not tell which CUDA it is for.
+            // Its file name does not contain the CUDA version.
             Self::Cudnn => vec!["libcudnn.so.9".to_owned()],
         }
     }
@@ -73,12 +73,13 @@ impl Library {
         }
     }
 
-    /// Whether it comes with the driver, and must match the kernel's module: no wheel carries it.
+    /// Whether it comes with the driver and must match the kernel module, so that no wheel carries
+    /// it.
     pub(super) const fn comes_with_driver(self) -> bool {
         matches!(self, Self::Driver | Self::Nvml)
     }
 
-    /// What is lost without it.
+    /// Features that are unavailable without it.
     pub const fn needed_for(self) -> &'static str {
         match self {
             Self::Driver | Self::Nvrtc => "without it no case runs on a GPU",

@@ -15,15 +15,15 @@ pub struct Opened {
 
 impl Opened {
     /// Opens a file, or a name on the loader's path; `None` where that fails, or it is another
-    /// library.
+    /// An open library with the path of its file.
     pub fn open(library: Library, file: &Path) -> Option<Self> {
         Self::try_open(library, file).ok()
     }
 
-    /// The same.
+    /// Opens a file, or a name on the loader's path.
     ///
     /// # Errors
-    /// Why it cannot be used, a fragment.
+    /// The reason why it cannot be used, a fragment.
     pub fn try_open(library: Library, file: &Path) -> Result<Self, String> {
         let handle = open(file)?;
         let mut opened = Self { library: handle, file: file.to_owned() };
@@ -37,7 +37,7 @@ impl Opened {
         Ok(opened)
     }
 
-    /// Its file; the name that it was opened by where the system does not tell.
+    /// Path of its file; the name that it was opened by if the system does not report the path.
     pub fn file(&self) -> &Path {
         &self.file
     }
@@ -81,7 +81,7 @@ pub fn keep(file: &Path) {
 
 /// Its symbols stay its own: two versions in a process would answer for each other otherwise.
 fn open(file: &Path) -> Result<libloading::Library, String> {
-    // Where the loader will find it, as far as that can be told.
+    // Path at which the loader will find it, if that can be determined.
     let path = if file.is_absolute() { Some(file.to_owned()) } else { search::by_loader(file) };
     path.map_or(Ok(()), |path| whole::check(&path))?;
     #[cfg(unix)]
@@ -99,7 +99,7 @@ fn open(file: &Path) -> Result<libloading::Library, String> {
     }
 }
 
-/// The file that an address of this process was loaded from, as the system tells (Linux).
+/// File that an address of this process was loaded from, if the system reports it (Linux).
 pub fn mapped_file(address: *const c_void) -> Option<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     file_at(&maps, address as u64)

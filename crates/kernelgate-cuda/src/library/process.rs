@@ -1,4 +1,4 @@
-//! What this process has opened.
+//! Libraries that this process has opened.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -15,9 +15,9 @@ use crate::architecture;
 /// A library that this process has opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoadedLibrary {
-    /// Its file, or its name where the system does not tell the file.
+    /// Path of its file, or its name if the system does not report the path.
     pub file: PathBuf,
-    /// Its version, as it tells: "13.0", "9.14.0"; of a cuDNN that is not used which CUDA it is for.
+    /// Its version: "13.0", "9.14.0"; for an unused cuDNN, the CUDA that it was built for.
     pub version: Option<String>,
 }
 
@@ -32,7 +32,7 @@ fn opened(library: Library) -> Option<&'static (Opened, LoadedLibrary)> {
     let find = || {
         let opened = match library {
             Library::Nvrtc => open_nvrtc(),
-            // Where the loader finds them: they must match the kernel's module.
+            // The loader's files, because they must match the kernel module.
             _ if library.comes_with_driver() => {
                 library.files(0).iter().find_map(|name| Opened::open(library, Path::new(name)))
             }
@@ -79,11 +79,11 @@ pub unsafe fn typed<F: Copy>(library: Library, name: &CStr) -> Option<F> {
 
 /// The libraries that this process has opened so far, by their names in records, with versions.
 pub fn loaded() -> impl Iterator<Item = (&'static str, String)> {
-    let told = |library: Library| {
+    let loaded_version = |library: Library| {
         let (_, loaded) = slot(library).get()?.as_ref()?;
         Some((library.key(), loaded.version.clone()?))
     };
-    Library::ALL.into_iter().filter_map(told)
+    Library::ALL.into_iter().filter_map(loaded_version)
 }
 
 /// Files of a library that were found and are not used: another one is newer, or comes first, or the
@@ -101,7 +101,7 @@ pub fn passed_over(library: Library) -> Vec<LoadedLibrary> {
         let Some(opened) = Opened::open(library, &candidate.file) else { continue };
         let file = opened.file().to_owned();
         if !seen.iter().any(|seen| search::same_file(seen, &file)) {
-            // What is loaded would answer for another cuDNN.
+            // The loaded cuDNN would answer for the other one.
             let version = match library {
                 Library::Cudnn => cudnn::cuda_major_of(&file).map(|of| format!("for CUDA {of}")),
                 _ => version(library, &opened),
@@ -115,7 +115,7 @@ pub fn passed_over(library: Library) -> Vec<LoadedLibrary> {
     others
 }
 
-/// What a library says of its version.
+/// Version that a library reports.
 fn version(library: Library, opened: &Opened) -> Option<String> {
     let address = opened.function(library.landmark())?;
     // SAFETY: each is the function's type in every version of the library; they need nothing to be
@@ -157,27 +157,27 @@ pub fn driver_cuda() -> Option<CudaVersion> {
     CudaVersion::parse(load(Library::Driver)?.version.as_ref()?)
 }
 
-/// The NVRTC that is used: what the user names, else the newest of those that are installed that
-/// the driver takes, else the same of wheels. Where the driver takes none, the newest of all, which
-/// compiles and does not run. `None` where there is none.
+/// Selects NVRTC: the one that the user names, else the newest installed one that fits the driver,
+/// else the newest fitting one in wheels. If none fits, the newest of all, whose code compiles but
+/// does not run. `None` if no NVRTC was found.
 pub fn nvrtc() -> Option<NvrtcChoice> {
     let version = CudaVersion::parse(load(Library::Nvrtc)?.version.as_ref()?)?;
     Some(NvrtcChoice { version, fits: driver_accepts(version) })
 }
 
-/// Whether the driver takes what an NVRTC of that version generates.
+/// Whether the driver accepts code that an NVRTC of that version generates.
 fn driver_accepts(nvrtc: CudaVersion) -> bool {
     choice::fits(nvrtc, driver_cuda(), architecture::named().is_some())
 }
 
-/// The major version of CUDA that every library is of: NVRTC's, else the newest that the driver
-/// takes.
+/// Major version of CUDA that all libraries must have: NVRTC's, else the newest that the driver
+/// accepts.
 pub fn cuda_major() -> u32 {
     if let Some(nvrtc) = nvrtc() {
         return nvrtc.version.major;
     }
-    let taken = |major: &u32| driver_cuda().is_none_or(|driver| *major <= driver.major);
-    MAJORS.into_iter().find(taken).unwrap_or(OLDEST_DRIVER.major)
+    let accepted = |major: &u32| driver_cuda().is_none_or(|driver| *major <= driver.major);
+    MAJORS.into_iter().find(accepted).unwrap_or(OLDEST_DRIVER.major)
 }
 
 /// Opens the NVRTC that is used, and what it opens by name alone.

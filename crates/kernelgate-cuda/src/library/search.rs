@@ -1,5 +1,5 @@
-//! Where libraries may lie: the folders that the user names, the loader's path, toolkits, and
-//! wheels of the active Python environment, in this order.
+//! Search order for libraries: the folders that the user names, the loader's path, toolkits, and
+//! wheels of the active Python environment.
 #![allow(clippy::disallowed_methods, reason = "searches where the system loader does")]
 
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ pub const VARIABLE: &str = "KERNELGATE_CUDA_LIBS";
 const LOADER_VARIABLE: &str = "LD_LIBRARY_PATH";
 const TOOLKIT_VARIABLES: [&str; 2] = ["CUDA_HOME", "CUDA_PATH"];
 
-/// Who offers a library.
+/// Origin of a library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Origin {
     /// A folder of `KERNELGATE_CUDA_LIBS`.
@@ -30,9 +30,9 @@ pub struct Candidate {
     pub origin: Origin,
 }
 
-/// What may be a library of one of these names, the best first: `beside`, the folder that another
-/// library came from, is before others of its kind. Python is asked only when what comes before is
-/// not enough.
+/// Candidates for a library with one of these names, best first. `beside`, the folder of another
+/// library, precedes others of its kind. Python is started only if the earlier candidates are not
+/// sufficient.
 pub fn candidates(
     names: &[String],
     beside: Option<&Path>,
@@ -41,7 +41,7 @@ pub fn candidates(
     installed(names, beside).chain(std::iter::once(()).flat_map(move |()| in_wheels(&wheels)))
 }
 
-/// The same without wheels: no process is started.
+/// Candidates without wheels; no process is started.
 pub fn installed(
     names: &[String],
     beside: Option<&Path>,
@@ -64,7 +64,7 @@ pub fn installed(
     })
 }
 
-/// What may be one of wheels. Starts Python, which takes some 50 ms.
+/// Candidates in wheels. Starts Python, which takes some 50 ms.
 pub fn in_wheels(names: &[String]) -> Vec<Candidate> {
     in_folders(names, wheels(), Origin::Wheel)
 }
@@ -76,7 +76,7 @@ fn in_folders(names: &[String], folders: Vec<PathBuf>, origin: Origin) -> Vec<Ca
     files.filter(|file| file.is_file()).map(|file| Candidate { file, origin }).collect()
 }
 
-/// What has one of these names in the folders where libraries are looked for, whatever it is.
+/// Files with one of these names in all searched folders, usable or not.
 pub fn places(names: &[String]) -> Vec<PathBuf> {
     let folders = named().into_iter().chain(loader_path()).chain(toolkits()).chain(wheels());
     let there = |path: &PathBuf| std::fs::symlink_metadata(path).is_ok();
@@ -102,7 +102,7 @@ pub fn same_file(one: &Path, other: &Path) -> bool {
     one == other || real(one).is_some_and(|one| Some(one) == real(other))
 }
 
-/// What the user names, without what is relative.
+/// Folders that the user names, without relative ones.
 fn named() -> Vec<PathBuf> {
     absolute(paths(VARIABLE))
 }
@@ -158,16 +158,17 @@ fn python_packages() -> Vec<PathBuf> {
 pub fn ignored_settings() -> Vec<String> {
     let relative = |variable: &'static str, path: PathBuf| {
         (!path.is_absolute())
-            .then(|| format!("{variable}: `{}` is relative and is not looked in", path.display()))
+            .then(|| format!("{variable}: `{}` is relative and is not searched", path.display()))
     };
-    let of = |variable: &'static str| {
+    let relative_paths = |variable: &'static str| {
         paths(variable).into_iter().filter_map(move |path| relative(variable, path))
     };
     let missing = named().into_iter().filter(|path| !path.is_dir());
-    let missing = missing.map(|path| format!("{VARIABLE}: there is no folder {}", path.display()));
+    let missing =
+        missing.map(|path| format!("{VARIABLE}: the folder {} does not exist", path.display()));
     [VARIABLE, TOOLKIT_VARIABLES[0], TOOLKIT_VARIABLES[1], "VIRTUAL_ENV"]
         .into_iter()
-        .flat_map(of)
+        .flat_map(relative_paths)
         .chain(missing)
         .collect()
 }

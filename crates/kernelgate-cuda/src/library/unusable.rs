@@ -1,4 +1,4 @@
-//! Files that have a library's name and are none that can be used.
+//! Files that have a library's name but cannot be used.
 
 use std::path::{Path, PathBuf};
 
@@ -28,7 +28,7 @@ pub fn unusable(library: Library) -> Vec<(PathBuf, String)> {
 }
 
 fn tried(library: Library, path: &Path) -> Result<(), String> {
-    // Of what a link leads to.
+    // The metadata of a link's target.
     match std::fs::metadata(path) {
         Err(_) => return Err("it is a link that leads nowhere".to_owned()),
         Ok(facts) if facts.is_dir() => return Err("it is a folder".to_owned()),

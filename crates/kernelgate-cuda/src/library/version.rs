@@ -12,13 +12,13 @@ pub struct CudaVersion {
 }
 
 impl CudaVersion {
-    /// Of the driver's number: 12040 is 12.4.
+    /// Converts the driver's number: 12040 is 12.4.
     pub const fn from_driver(number: i32) -> Self {
         let number = number.unsigned_abs();
         Self { major: number / 1000, minor: number % 1000 / 10 }
     }
 
-    /// Of a text: "12.4".
+    /// Parses a text: "12.4".
     pub fn parse(text: &str) -> Option<Self> {
         let (major, minor) = text.split_once('.')?;
         Some(Self { major: major.parse().ok()?, minor: minor.parse().ok()? })

@@ -8,11 +8,11 @@ use object::{Endianness, ReadCache, elf};
 
 use crate::regular_file;
 
-/// Accepts a file that holds all that the loader maps of it, and what is no ELF file, of which the
-/// loader says what it is.
+/// Accepts a file that contains all bytes that the loader maps. Also accepts a file that is not
+/// ELF, because the loader's message explains that.
 ///
 /// # Errors
-/// A fragment: it cannot be read, or is cut.
+/// A fragment: the file cannot be read, or is truncated.
 pub fn check(file: &Path) -> Result<(), String> {
     let opened = regular_file::open(file).map_err(|cause| cause.to_string())?;
     let length = opened.metadata().map_err(|cause| cause.to_string())?.len();

@@ -15,7 +15,7 @@ use cudarc::driver::sys::CUdevice_attribute as Attribute;
 pub struct Activity {
     /// The process.
     pub pid: u32,
-    /// What every `name` is an index into.
+    /// Texts; every `name` is an index into this list.
     pub names: Vec<String>,
     /// Kernels, in order of their start.
     pub kernels: Vec<KernelRecord>,
@@ -39,7 +39,7 @@ pub struct Activity {
     pub dropped: u64,
 }
 
-/// Where an operation ran.
+/// Place of an operation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamId {
     /// The device as the process counts them.
@@ -171,7 +171,7 @@ pub struct RangeRecord {
     pub thread: u32,
 }
 
-/// Where a node of a graph was created.
+/// Origin of a node of a graph.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GraphNodeRecord {
     /// Its id, as in [`KernelRecord::graph_node`]; clones of it have theirs.
@@ -193,7 +193,7 @@ pub struct AllocationRecord {
     pub bytes: i64,
 }
 
-/// What launch shapes are held against.
+/// Limits of the device that launch shapes are compared with.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordedDevice {
     /// The device as the process counts them.
@@ -217,7 +217,7 @@ pub struct RecordedDevice {
 impl RecordedDevice {
     /// Asks a device.
     ///
-    /// # Errors
+    /// Reads the limits of a device.
     /// When the driver refuses.
     pub fn read(device: &Device) -> Result<Self, BackendError> {
         let ask = |attribute| {
@@ -255,13 +255,13 @@ impl Activity {
         kernels.chain(copies).chain(sets).filter(|&node| node != 0)
     }
 
-    /// Leaves out what began before a time, and allocations before another. Operations without
-    /// times stay: who reads them counts them.
+    /// Removes records that began before a time, and allocations before another. Operations without
+    /// times stay, because readers count them.
     pub(super) fn forget_before(&mut self, time: u64, allocations: u64) {
-        let wanted = |start, end| start >= time || (start, end) == (0, 0);
-        self.kernels.retain(|record| wanted(record.start, record.end));
-        self.copies.retain(|record| wanted(record.start, record.end));
-        self.sets.retain(|record| wanted(record.start, record.end));
+        let is_kept = |start, end| start >= time || (start, end) == (0, 0);
+        self.kernels.retain(|record| is_kept(record.start, record.end));
+        self.copies.retain(|record| is_kept(record.start, record.end));
+        self.sets.retain(|record| is_kept(record.start, record.end));
         self.calls.retain(|record| record.start >= time);
         self.waits.retain(|record| record.start >= time);
         self.ranges.retain(|record| record.start >= time);
@@ -269,7 +269,7 @@ impl Activity {
         self.overhead.retain(|[start, _]| *start >= time);
     }
 
-    /// Brings every list in the order of its times; outer ranges come first.
+    /// Sorts every list by its times; outer ranges come first.
     pub(super) fn sort(&mut self) {
         self.kernels.sort_by_key(|record| record.start);
         self.copies.sort_by_key(|record| record.start);
@@ -287,7 +287,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_began_before_a_time_is_left_out_but_for_kernels_without_times() {
+    fn removes_earlier_records_except_kernels_without_times() {
         let kernel = |start, end| KernelRecord { start, end, ..KernelRecord::default() };
         let range = |start| RangeRecord { start, end: 99, ..RangeRecord::default() };
         let allocation = |time| AllocationRecord { time, ..AllocationRecord::default() };

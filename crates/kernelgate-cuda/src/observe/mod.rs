@@ -1,5 +1,4 @@
-//! What a profiler sees: CUPTI's records of what the process does, NVML's readings of the card, NVTX
-//! ranges.
+//! Observation of the process and the card: CUPTI's activity records, NVML's readings, NVTX ranges.
 
 pub mod activity;
 pub mod cupti;

@@ -94,7 +94,7 @@ fn now() -> u64 {
     clock.map_or(0, |clock| clock())
 }
 
-/// The system's id of this thread, as CUPTI's records of calls have it; 0 where there is none.
+/// The system's id of this thread, as in CUPTI's records of calls; 0 if there is no id.
 fn thread_id() -> u32 {
     #[cfg(target_os = "linux")]
     {

@@ -1,4 +1,4 @@
-//! What the card reports while it works: clocks, power, temperature, throttle reasons, and other
+//! Readings of the card while it works: clocks, power, temperature, throttle reasons, and other
 //! processes.
 
 use std::collections::BTreeSet;
@@ -24,7 +24,7 @@ pub struct Reading {
     pub power_limit_mw: Option<u32>,
     /// Temperature of the GPU, °C.
     pub temperature_c: Option<u32>,
-    /// What holds the clock down, by NVML's names: "sw_power_cap".
+    /// Reasons that hold the clock down, by NVML's names: "sw_power_cap".
     pub throttle: Vec<String>,
     /// Other processes that compute on the card.
     pub other_processes: Option<u32>,
@@ -188,7 +188,7 @@ impl Telemetry {
         self.device().and_then(|device| device.total_energy_consumption()).ok()
     }
 
-    /// Other processes that compute on the card, where it tells.
+    /// Number of other processes that compute on the card, if it reports them.
     pub fn other_processes(&self) -> Option<u32> {
         others(&self.device().ok()?)
     }
@@ -225,7 +225,7 @@ fn others(device: &Device<'_>) -> Option<u32> {
     Some(processes.iter().filter(|process| process.pid != own).count() as u32)
 }
 
-/// The reasons that slow a working card; an idle one is no reason.
+/// The reasons that slow a working card, without the idle state.
 fn names(reasons: ThrottleReasons) -> Vec<String> {
     let slowing = reasons - ThrottleReasons::GPU_IDLE;
     slowing.iter_names().map(|(name, _)| name.to_lowercase()).collect()

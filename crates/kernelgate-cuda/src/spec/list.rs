@@ -8,7 +8,7 @@ use crate::compiler::source::Build;
 /// A kernel of a build: the row without its parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListedKernel {
-    /// What is compiled; the kernels of a file share it.
+    /// The build, which the kernels of a file share.
     pub build: Build,
     /// Its `extern "C"` name.
     pub symbol: &'static str,
@@ -20,17 +20,17 @@ pub struct ListedKernel {
     pub cluster: Option<u32>,
     /// The least architecture.
     pub requires: Requires,
-    /// The same with clocks of its stages, where its row names some.
+    /// The build with clocks of its stages, if its row names stages.
     pub with_clocks: Option<Build>,
 }
 
 impl ListedKernel {
-    /// What it goes by in records: the build, and the symbol where that is not the file's name.
+    /// Name in records: the build, followed by the symbol if that differs from the file's name.
     pub fn name(&self) -> String {
         self.build.kernel_name(self.symbol)
     }
 
-    /// What keeps an architecture from running it, a fragment: "needs sm_90 or later".
+    /// Reason why an architecture cannot run it, a fragment: "needs sm_90 or later".
     pub fn unmet_by(&self, arch: &str) -> Option<String> {
         unmet(self.requires, self.shared_bytes, arch, shared_bytes_a_block(arch))
     }
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_architecture_lacks_is_told_by_its_name_alone() {
+    fn reports_unmet_requirements_by_architecture_name() {
         let row = KernelSpec { shared_bytes: |_| 150 << 10, ..FILE };
         let large = &list(&[row])[0];
         assert_eq!((large.unmet_by("sm_80"), large.unmet_by("sm_100a")), (None, None));
@@ -94,7 +94,7 @@ mod tests {
             large.unmet_by("sm_120a").unwrap(),
             "needs 153600 bytes of shared memory a block, sm_120a has 101376"
         );
-        // What is not known is left to the card.
+        // An unknown limit is left to the card.
         assert_eq!(large.unmet_by("sm_88"), None);
         let newer = &list(&[KernelSpec { requires: Requires::AtLeast(90), ..row }])[0];
         assert_eq!(newer.unmet_by("sm_89").unwrap(), "needs sm_90 or later");

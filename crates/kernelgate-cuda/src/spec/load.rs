@@ -23,15 +23,16 @@ impl<P> KernelSpec<P> {
     /// Compiles it for `p` (or takes it from the cache), loads it, gives it its shared memory.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] where the GPU is not of an architecture that it runs on, has
-    /// less shared memory than it needs, or does not hold all of its blocks at once where they
-    /// have to be; others when a grid does not hold its blocks, or it does not compile or load.
+    /// [`BackendError::Unsupported`] if the GPU's architecture does not suit it, if the GPU has too
+    /// little shared memory, or if it cannot hold all blocks at once although they must be
+    /// co-resident; other errors when a grid cannot hold its blocks, or the kernel does not compile
+    /// or load.
     pub fn load(&self, device: &Device, p: &P) -> Result<LoadedKernel, BackendError> {
         let arch = &device.facts().arch;
         if let Some(unmet) = self.unmet_by(p, arch, device.shared_bytes_a_block()?) {
-            let known = self.requires.met_by(arch);
-            let told = if known { unmet } else { format!("{unmet}, this GPU is {arch}") };
-            return Err(BackendError::Unsupported(told));
+            let arch_fits = self.requires.met_by(arch);
+            let reason = if arch_fits { unmet } else { format!("{unmet}, this GPU is {arch}") };
+            return Err(BackendError::Unsupported(reason));
         }
         let shape = self.shape(p)?;
         let with_clocks = device.clocks_stages() && !self.stages.is_empty();
@@ -55,7 +56,7 @@ impl<P> KernelSpec<P> {
 }
 
 impl LoadedKernel {
-    /// The same kernel for launches on another stream.
+    /// This kernel for launches on another stream.
     pub fn on_stream(&self, stream: &Arc<CudaStream>) -> Self {
         Self { kernel: self.kernel.on_stream(stream), launch: self.launch }
     }
@@ -68,10 +69,10 @@ impl LoadedKernel {
         self.kernel.launch(self.launch, arguments)
     }
 
-    /// Prepares a launch. Where the device decides how many blocks there are, so many in x.
+    /// Prepares a launch. If the device decides the number of blocks, `blocks` are those in x.
     ///
     /// # Errors
-    /// As [`PreparedLaunch::new`].
+    /// Those of [`PreparedLaunch::new`].
     pub fn prepare(
         self,
         device: &Device,

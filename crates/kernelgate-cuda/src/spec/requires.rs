@@ -7,22 +7,22 @@ use crate::architecture::number;
 /// Architectures that a kernel compiles for and runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Requires {
-    /// That compute capability, major and minor digits together, and every later one: 80 is sm_80.
+    /// The compute capability, major and minor digits together, and every later one: 80 is sm_80.
     AtLeast(u32),
     /// From the first on, before the second: for those from the second on there is another build.
     Between(u32, u32),
-    /// That one only, for instructions that no other has: "sm_90a" has `wgmma`.
+    /// One architecture only, for instructions that no other has: "sm_90a" has `wgmma`.
     Exactly(&'static str),
 }
 
 impl Requires {
     /// Whether a GPU of that architecture ("sm_90a") runs it.
     pub fn met_by(self, arch: &str) -> bool {
-        let of = |holds: &dyn Fn(u32) -> bool| number(arch).is_some_and(holds);
+        let matches = |holds: &dyn Fn(u32) -> bool| number(arch).is_some_and(holds);
         match self {
             Self::Exactly(wanted) => arch == wanted,
-            Self::AtLeast(least) => of(&|number| number >= least),
-            Self::Between(least, end) => of(&|number| (least..end).contains(&number)),
+            Self::AtLeast(least) => matches(&|number| number >= least),
+            Self::Between(least, end) => matches(&|number| (least..end).contains(&number)),
         }
     }
 }

@@ -21,9 +21,9 @@ pub struct KernelSpec<P: 'static> {
     /// Macros that select the variant, `NAME` or `NAME=VALUE`: part of the build's name. The same
     /// for all kernels of a file.
     pub defines: fn(&P) -> Vec<String>,
-    /// Numbers that the source takes as macros, so that they are written on this side only: block
-    /// sizes, tiles, capacities, shared bytes to assert. The same for all kernels of a file; they
-    /// must follow from the build's name, of which they are no part.
+    /// Numbers that the source gets as macros, so that they are written on this side only: block
+    /// sizes, tiles, capacities, shared bytes to assert. All kernels of a file share them. They are
+    /// not in the build's name but must follow from it.
     pub constants: fn(&P) -> Vec<(&'static str, usize)>,
     /// Threads a block.
     pub threads: usize,
@@ -44,7 +44,7 @@ pub struct KernelSpec<P: 'static> {
     pub requires: Requires,
     /// One `P` for each build that is recorded and tested; its grid does not matter.
     pub variants: fn() -> Vec<P>,
-    /// What it does in turn, where one launch is more than a reader can see through: the stages
+    /// Stages of the kernel, in order, if one launch is too large to understand as a whole: those
     /// that the source ends with `stage_ends` of `common/stages.cuh`, by their numbers there.
     pub stages: &'static [&'static str],
 }
@@ -92,7 +92,7 @@ impl<P> KernelSpec<P> {
         }
     }
 
-    /// What is compiled for `p`.
+    /// The build for `p`.
     pub fn build(&self, p: &P) -> Build {
         Build {
             defines: (self.defines)(p),
@@ -101,7 +101,7 @@ impl<P> KernelSpec<P> {
         }
     }
 
-    /// The same with clocks of its stages, for a grid of so many blocks.
+    /// The build with clocks of its stages, for a grid of this many blocks.
     pub(super) fn build_with_clocks(&self, p: &P, blocks: u64) -> Build {
         let build = self.build(p);
         let clocks = [format!("STAGES={}", self.stages.len()), format!("STAGE_BLOCKS={blocks}")];
@@ -117,14 +117,14 @@ impl<P> KernelSpec<P> {
         Ok(Launch { shared_bytes: (self.shared_bytes)(p) as u32, ..launch })
     }
 
-    /// What keeps a GPU of that architecture, whose blocks may have that much shared memory, from
-    /// running it for `p`: a fragment.
+    /// Reason why a GPU of that architecture, with this much shared memory per block, cannot run it
+    /// for `p`: a fragment.
     pub fn unmet_by(&self, p: &P, arch: &str, shared_bytes: u32) -> Option<String> {
         unmet(self.requires, (self.shared_bytes)(p) as u32, arch, Some(shared_bytes))
     }
 }
 
-/// What keeps an architecture from running a kernel; shared memory that is not known keeps nothing.
+/// Reason why an architecture cannot run a kernel; an unknown shared-memory limit excludes nothing.
 pub(super) fn unmet(
     requires: Requires,
     needed: u32,

@@ -1,4 +1,4 @@
-//! What other people's code does to the driver that nothing here has a name for: calls as they are.
+//! Direct driver calls for tests: actions of other people's code that this crate does not wrap.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -63,7 +63,7 @@ pub fn end_capture(stream: RawStream) {
 /// Whether that stream is in capture.
 ///
 /// # Errors
-/// When the driver refuses to tell.
+/// When the query fails.
 pub fn is_capturing(stream: RawStream) -> Result<bool, BackendError> {
     thread_state::capturing(handle(stream))
 }
@@ -71,7 +71,7 @@ pub fn is_capturing(stream: RawStream) -> Result<bool, BackendError> {
 /// Whether everything on that stream has finished.
 ///
 /// # Errors
-/// When the driver refuses to tell.
+/// When the query fails.
 pub fn is_done(stream: RawStream) -> Result<bool, BackendError> {
     // SAFETY: the handle is of a stream that lives.
     match unsafe { sys::cuStreamQuery(handle(stream)) }.result() {
@@ -81,10 +81,10 @@ pub fn is_done(stream: RawStream) -> Result<bool, BackendError> {
     }
 }
 
-/// Allocates in the order of that stream, enqueues what uses it, and frees it there.
+/// Allocates in the order of that stream, enqueues work that uses the memory, and frees it there.
 ///
 /// # Errors
-/// What `between` returns, and when the driver refuses.
+/// The error of `between`, and when the driver refuses.
 pub fn allocate_in_order(
     stream: RawStream,
     bytes: usize,
@@ -102,10 +102,10 @@ pub fn allocate_in_order(
     freed.map_err(|error| failed("free in order", &error))
 }
 
-/// Allocates, enqueues what uses it, and frees it, which waits for that.
+/// Allocates, enqueues work that uses the memory, and frees it, which waits for the work.
 ///
 /// # Errors
-/// What `between` returns, and when the driver refuses.
+/// The error of `between`, and when the driver refuses.
 pub fn allocate_and_free(
     bytes: usize,
     between: impl FnOnce(u64) -> Result<(), BackendError>,
@@ -145,7 +145,7 @@ unsafe impl Send for Pinned {}
 // SAFETY: as above.
 unsafe impl Sync for Pinned {}
 
-/// What a host function gets.
+/// Argument of a host function.
 struct Tripled(Pinned);
 
 impl Pinned {
@@ -204,7 +204,8 @@ impl Pinned {
             .map_err(|error| failed("copy to the GPU", &error))
     }
 
-    /// What [`Self::triple`] enqueues, which has to live until it has run: for ever.
+    /// Argument of the function that [`Self::triple`] enqueues. It is leaked, because it has to
+    /// live until the function has run.
     fn tripled(self) -> *mut c_void {
         Box::into_raw(Box::new(Tripled(self))).cast()
     }

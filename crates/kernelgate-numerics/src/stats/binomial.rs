@@ -28,7 +28,7 @@ pub fn interval(hits: usize, trials: usize) -> (f64, f64) {
     (lower(hits, trials, 0.025), upper(hits, trials, 0.025))
 }
 
-/// Where a condition that holds at 0 ceases to hold.
+/// Largest argument for which a condition that holds at 0 still holds.
 fn bisect(holds: impl Fn(f64) -> bool) -> f64 {
     let (mut low, mut high) = (0.0, 1.0);
     for _ in 0..HALVINGS {

@@ -1,27 +1,28 @@
-//! Where the level of a sequence changed: process medians of one case over commits, say.
+//! Positions at which the level of a sequence changed, such as process medians of one case over
+//! commits.
 //!
 //! The sequence is cut so that the sum over its segments of |value − the segment's median|, in
 //! units of the noise, plus [`PENALTY`] a cut is least: the objective of PELT with the cost of a
-//! Laplace distribution, minimised exactly. Medians and absolute deviations, because process
-//! medians have outliers, and a mean or a square would follow each of them. A cut by this rule
-//! needs no threshold in per cent and no assumption on where a change lies; a permutation test
-//! (E-divisive) needs twenty values before its smallest p value is small enough to be looked at
-//! after every run, and a history is shorter for long.
+//! Laplace distribution, minimised exactly. It uses medians and absolute deviations because process
+//! medians have outliers, and a mean or a square would follow each of them. This rule needs no
+//! threshold in per cent and no assumption about the place of a change. A permutation test
+//! (E-divisive) needs twenty values before its smallest p value is small enough to be tested after
+//! every run, and histories stay shorter than that for a long time.
 //!
-//! Deliberately absent: commits, times; values are logarithms where changes are relative.
+//! Deliberately absent: commits and times. Callers pass logarithms if changes are relative.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::{median, normal, quantile};
 
-/// What a cut must gain, in standard deviations of the noise.
+/// Minimum gain of a cut, in standard deviations of the noise.
 pub const PENALTY: f64 = 9.5;
 /// Values that a segment has at least.
 pub const SHORTEST: usize = 4;
-/// Values below which nothing is said.
+/// Minimum number of values for any result.
 pub const FEWEST: usize = 8;
-/// Longest sequence that is to be looked at: the time grows with its square.
+/// Maximum length of a sequence: the time grows with its square.
 pub const LONGEST: usize = 2000;
 /// Distances at which values are compared to estimate the noise.
 const LAGS: [usize; 4] = [1, 2, 4, 8];
@@ -41,7 +42,7 @@ pub struct ChangePoint {
     pub low: f64,
     /// Upper end.
     pub high: f64,
-    /// What the cut gains, in standard deviations of the noise; at least [`PENALTY`].
+    /// Gain of the cut, in standard deviations of the noise; at least [`PENALTY`].
     pub gain: f64,
     /// 1 less the probability that values in random order are divided as clearly anywhere between
     /// the neighbouring changes: a rank-sum test (normal approximation, which is on the safe side
@@ -49,9 +50,9 @@ pub struct ChangePoint {
     pub confidence: f64,
 }
 
-/// The changes of a sequence of at most [`LONGEST`] finite values, in order; those smaller than
-/// `smallest` are none. `least_noise` is the standard deviation that the noise has at least: values
-/// may be rounded, or repeat by chance.
+/// The changes of a sequence of at most [`LONGEST`] finite values, in order; smaller ones than
+/// `smallest` are dropped. `least_noise` is a lower bound of the noise's standard deviation,
+/// because values may be rounded, or repeat by chance.
 pub fn change_points(values: &[f64], smallest: f64, least_noise: f64) -> Vec<ChangePoint> {
     if values.len() < FEWEST {
         return Vec::new();
@@ -140,7 +141,7 @@ impl Ranked {
         self.costs_from(from).nth(to - from - 1).unwrap_or(0.0)
     }
 
-    /// The same for segments of 1, 2, … values that begin there.
+    /// Costs of the segments of 1, 2, … values that begin there.
     fn costs_from(&self, from: usize) -> impl Iterator<Item = f64> {
         let mut halves = Halves::default();
         self.ranks[from..].iter().map(move |rank| halves.add(*rank, &self.sorted))
@@ -149,8 +150,8 @@ impl Ranked {
     /// The indices at which segments begin, the first apart, of the cheapest division.
     fn cuts(&self, penalty: f64) -> Vec<usize> {
         let count = self.ranks.len();
-        // Of the cheapest division of the values before each index, and where its last segment
-        // begins.
+        // For each index: the cost of the cheapest division of the values before it, and the start
+        // of its last segment.
         let mut cheapest = vec![(f64::INFINITY, 0); count + 1];
         cheapest[0] = (-penalty, 0);
         for from in 0..=count - SHORTEST {
@@ -159,9 +160,9 @@ impl Ranked {
                 continue;
             }
             for (length, cost) in self.costs_from(from).enumerate().skip(SHORTEST - 1) {
-                let known = &mut cheapest[from + length + 1];
-                if before + cost + penalty < known.0 {
-                    *known = (before + cost + penalty, from);
+                let best = &mut cheapest[from + length + 1];
+                if before + cost + penalty < best.0 {
+                    *best = (before + cost + penalty, from);
                 }
             }
         }

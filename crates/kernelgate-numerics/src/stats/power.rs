@@ -1,16 +1,16 @@
-//! What a paired comparison could have found, and how many pairs it takes to find something.
+//! Detectable effect of a paired comparison, and the number of pairs that a given effect needs.
 
 use super::{Walsh, normal};
 
 /// Smallest upward shift that the one-sided signed-rank test at `level` finds with probability
-/// `power` (at least ½), in the unit of the differences and as far as their own spread tells.
+/// `power` (at least ½), in the unit of the differences, estimated from their own spread.
 ///
 /// A sample of this shape is rejected at the shift that lifts the lower end of its exact one-sided
 /// interval to zero: half of all samples at the distance between estimate and end. The rest of the
-/// power is bought with standard errors. This holds for few pairs and strict levels too, where the
-/// end is the smallest difference and the usual (z + z)·σ/√n promises far too much.
+/// power adds standard errors. This holds for few pairs and strict levels too, where the end is the
+/// smallest difference and the usual (z + z)·σ/√n promises far too much.
 ///
-/// None where no outcome of so few differences reaches the level.
+/// `None` if no outcome of so few differences reaches the level.
 pub fn detectable(walsh: &Walsh, level: f64, power: f64) -> Option<f64> {
     // The mean of both sides: one end alone is the luck of one difference.
     let (low, high) = walsh.interval(level)?;
@@ -63,7 +63,7 @@ mod tests {
     /// Among 400 samples each: the median of what they call detectable is found in 80 %, give or
     /// take ten points.
     #[test]
-    fn what_is_called_detectable_is_detected() {
+    fn detectable_shifts_are_detected_with_the_given_power() {
         let mut random = rand_chacha::ChaCha8Rng::seed_from_u64(1);
         for (pairs, level) in [(8, 0.01), (14, 1.25e-4), (24, 1e-3), (40, 0.01)] {
             let mut samples: Vec<Vec<f64>> = Vec::new();

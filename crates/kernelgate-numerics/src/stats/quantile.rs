@@ -58,7 +58,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of values that are not empty and hold no NaN.
+    /// Computes the spread of a non-empty slice without NaNs.
     pub fn from_values(values: &[f64]) -> Self {
         Self { q1: quantile(values, 0.25), median: median(values), q3: quantile(values, 0.75) }
     }

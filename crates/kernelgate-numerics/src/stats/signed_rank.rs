@@ -13,9 +13,9 @@ pub const EXACT: usize = 128;
 /// One-sided p value of "symmetric about at most zero" against "shifted upwards": the probability,
 /// over all signs, of rank sums of the positive differences at least as large as seen.
 ///
-/// Zeros are left out, as Wilcoxon did; equal sizes share the mean of their ranks, and the
-/// distribution is that of these ranks. More than [`EXACT`] differences: normal, with continuity
-/// and tie correction. A difference that is NaN, or none at all, gives 1.
+/// Zeros are dropped, as Wilcoxon did; equal sizes share the mean of their ranks, and the
+/// distribution is that of these ranks. More than [`EXACT`] differences use the normal
+/// approximation with continuity and tie correction. A NaN, or no difference at all, gives 1.
 pub fn greater(differences: &[f64]) -> f64 {
     if differences.iter().any(|difference| difference.is_nan()) {
         return 1.0;
@@ -63,12 +63,12 @@ fn lower_tail(doubled: &[usize], sum: usize) -> f64 {
     if sum >= total {
         return 1.0;
     }
-    let of = |sum: usize| match untied {
+    let at_most = |sum: usize| match untied {
         true => without_ties(doubled.len())[sum],
         false => sums(doubled.iter().copied(), sum).iter().sum(),
     };
     let above = total - sum - 1;
-    if above < sum { 1.0 - of(above) } else { of(sum).min(1.0) }
+    if above < sum { 1.0 - at_most(above) } else { at_most(sum).min(1.0) }
 }
 
 /// Probabilities of rank sums of at most 0, 1, 2, … with so many ranks and no ties, at most
@@ -98,8 +98,8 @@ fn sums(ranks: impl IntoIterator<Item = usize>, most: usize) -> Vec<f64> {
     probability
 }
 
-/// Twice the rank of each size, halves being whole then, with whether the difference is positive;
-/// zeros left out.
+/// Twice the rank of each size, so that half ranks are whole numbers, and whether the difference is
+/// positive; zeros are dropped.
 fn doubled_ranks(differences: &[f64]) -> Vec<(usize, bool)> {
     let mut sorted: Vec<f64> =
         differences.iter().copied().filter(|difference| *difference != 0.0).collect();

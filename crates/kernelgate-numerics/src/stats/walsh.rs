@@ -16,7 +16,8 @@ pub struct Walsh {
 }
 
 impl Walsh {
-    /// Of differences; NaNs are left out. Memory grows with the square of their number.
+    /// Computes the averages of all pairs of differences and drops NaNs. Memory grows with the
+    /// square of their number.
     pub fn new(differences: &[f64]) -> Self {
         let values: Vec<f64> =
             differences.iter().copied().filter(|value| !value.is_nan()).collect();

@@ -35,7 +35,7 @@ impl Kernel {
         };
         use sys::CUresult::{CUDA_ERROR_INVALID_CLUSTER_SIZE, CUDA_ERROR_INVALID_VALUE};
         match counted.result() {
-            // What drivers say of clusters that are too large.
+            // Errors of drivers for clusters that are too large.
             Err(DriverError(CUDA_ERROR_INVALID_CLUSTER_SIZE | CUDA_ERROR_INVALID_VALUE))
                 if large =>
             {

@@ -1,8 +1,8 @@
 //! Machine code and PTX that other tools made: cubin, fatbin, PTX, from a file or from memory.
 //!
-//! The driver decides what it loads. What is read of an image here is what a message needs: which
-//! kind it is, and for which architectures. Deliberately absent: source
-//! ([`crate::compiler`] has it).
+//! The driver decides which images it loads. This module reads only the facts that messages need:
+//! the kind of an image and its architectures. Deliberately absent: source ([`crate::compiler`] has
+//! it).
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use crate::driver::device::Device;
 use crate::driver::status::{describe, failed};
 use crate::regular_file;
 
-/// Why bytes are no image.
+/// Reasons why bytes are not an image.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     /// The file cannot be read.
@@ -26,26 +26,26 @@ pub enum ImageError {
     Io {
         /// Which.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         cause: std::io::Error,
     },
     /// Not a kind that the driver loads.
     #[error("{name}: {problem}")]
     Unknown {
-        /// What the image is called.
+        /// Name of the image.
         name: String,
-        /// What it is, or is not.
+        /// The kind of content, or the defect.
         problem: &'static str,
     },
-    /// Less than its headers tell of: the driver would read on behind its end.
-    #[error("{name}: is cut short: it has {bytes} bytes, and its headers tell of {told}")]
+    /// The image is shorter than its headers declare, so the driver would read beyond its end.
+    #[error("{name}: is cut short: it has {bytes} bytes, and its headers declare {declared}")]
     CutShort {
-        /// What the image is called.
+        /// Name of the image.
         name: String,
         /// Bytes that are there.
         bytes: usize,
-        /// Bytes that its headers tell of.
-        told: u64,
+        /// Bytes that its headers declare.
+        declared: u64,
     },
 }
 
@@ -55,10 +55,10 @@ impl From<ImageError> for BackendError {
     }
 }
 
-/// What an image holds.
+/// Kind of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ImageKind {
-    /// Machine code for one architecture, where the file tells which: "sm_90".
+    /// Machine code for one architecture, if the file names it: "sm_90".
     Cubin(Option<String>),
     /// Several images, each as it is called: "sm_80", "PTX for compute_80".
     Fatbin(Vec<String>),
@@ -88,10 +88,10 @@ pub struct Image {
 }
 
 impl Image {
-    /// What a file holds; its path is the image's name in messages.
+    /// Reads an image from a file; its path is the image's name in messages.
     ///
     /// # Errors
-    /// When it cannot be read, or is no image.
+    /// When the file cannot be read, or is not an image.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, ImageError> {
         let path = path.as_ref();
         let io = |cause| ImageError::Io { path: path.to_owned(), cause };
@@ -99,10 +99,10 @@ impl Image {
         Self::from_bytes(path.display().to_string(), bytes)
     }
 
-    /// The same of bytes: `include_bytes!`, or what another compiler returned.
+    /// Takes an image from bytes: `include_bytes!`, or the output of another compiler.
     ///
     /// # Errors
-    /// When they are no image.
+    /// When they are not an image.
     pub fn from_bytes(
         name: impl Into<String>,
         bytes: impl Into<Vec<u8>>,
@@ -110,13 +110,13 @@ impl Image {
         let (name, mut bytes) = (name.into(), bytes.into());
         match kind(&bytes) {
             Ok(kind) => {
-                let told = match kind {
+                let declared = match kind {
                     ImageKind::Cubin(_) => cubin_bytes(&bytes),
                     ImageKind::Fatbin(_) => fatbin_bytes(&bytes),
                     ImageKind::Ptx(_) => 0,
                 };
-                if told > bytes.len() as u64 {
-                    return Err(ImageError::CutShort { name, bytes: bytes.len(), told });
+                if declared > bytes.len() as u64 {
+                    return Err(ImageError::CutShort { name, bytes: bytes.len(), declared });
                 }
                 if matches!(kind, ImageKind::Ptx(_)) && bytes.last() != Some(&0) {
                     // The driver reads text to its NUL.
@@ -128,7 +128,7 @@ impl Image {
         }
     }
 
-    /// What it holds.
+    /// Kind of the image.
     pub const fn kind(&self) -> &ImageKind {
         &self.kind
     }
@@ -185,7 +185,7 @@ fn refused(image: &Image, device: &Device, error: &DriverError) -> BackendError 
     let (name, kind, arch) = (&image.name, &image.kind, &device.facts().arch);
     let text = format!("failed to load {name}, {kind}, on {arch}: {}", describe(error));
     match error.0 {
-        // What is there is in order, and for other GPUs.
+        // The image is intact but built for other GPUs.
         R::CUDA_ERROR_NO_BINARY_FOR_GPU | R::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => {
             BackendError::Unsupported(text)
         }
@@ -195,7 +195,7 @@ fn refused(image: &Image, device: &Device, error: &DriverError) -> BackendError 
 
 const ELF: &[u8] = b"\x7fELF";
 const FATBIN: u32 = 0xba55_ed50;
-/// What surrounds a fatbin in an object file: it holds addresses.
+/// Magic number of the wrapper around a fatbin in an object file, which holds addresses.
 const FATBIN_WRAPPER: u32 = 0x4662_43b1;
 const LTO_IR: u32 = 0x7f4e_43ed;
 
@@ -243,14 +243,15 @@ fn elf(bytes: &[u8]) -> Option<ImageKind> {
     Some(ImageKind::Cubin((number > 0).then(|| format!("sm_{number}"))))
 }
 
-/// Bytes that the headers of a cubin tell of: its tables of sections and of segments, and what is
-/// in these. The driver is told no length.
+/// Number of bytes that the headers of a cubin declare: its tables of sections and segments, and
+/// their contents. The driver is not given a length.
 fn cubin_bytes(bytes: &[u8]) -> u64 {
     const HEADER: u64 = 64;
-    /// Of the ELF standard, with content in the file. What NVIDIA adds may be without.
+    /// Section types of the ELF standard with content in the file. NVIDIA's own types may have
+    /// none.
     const CONTENT: std::ops::Range<u32> = 1..8;
     let at = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
-    // Where a table begins, the size of its entries, and their number.
+    // Start of a table, size of its entries, and their number.
     let table = |start: usize, size: usize| {
         Some((long(bytes, start)?, half(bytes, size)?, half(bytes, size + 2)?))
     };
@@ -272,7 +273,7 @@ fn cubin_bytes(bytes: &[u8]) -> u64 {
     [HEADER, end(sections), end(segments), sections_end, segments_end].into_iter().fold(0, u64::max)
 }
 
-/// Bytes that the header of a fatbin tells of: itself, and what follows it.
+/// Number of bytes that the header of a fatbin declares: itself, and the data behind it.
 fn fatbin_bytes(bytes: &[u8]) -> u64 {
     match (half(bytes, 6), long(bytes, 8)) {
         (Some(header), Some(payload)) => payload.saturating_add(header),
@@ -280,8 +281,8 @@ fn fatbin_bytes(bytes: &[u8]) -> u64 {
     }
 }
 
-/// The images of a fatbin, as far as they can be told: a header of 16 bytes, then an entry each
-/// with its kind, the size of its header and of its payload, and its architecture.
+/// The readable images of a fatbin: a header of 16 bytes, then an entry for each image with its
+/// kind, the sizes of its header and payload, and its architecture.
 fn images(bytes: &[u8]) -> Vec<String> {
     const PTX: u16 = 1;
     let mut images = Vec::new();
@@ -369,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_image_is_named_with_what_it_is() {
+    fn rejects_bytes_that_are_not_an_image() {
         for (bytes, words) in [
             (&b""[..], "mine: is empty"),
             (b"extern \"C\" __global__ void k() {}", "no PTX; source goes through `Source`"),
@@ -378,8 +379,8 @@ mod tests {
             (&LTO_IR.to_le_bytes(), "has to be linked first"),
             (b"\x7fELF\x02\x01\x01", "is an ELF file, and no cubin"),
         ] {
-            let told = kind_of(bytes).unwrap_or_else(|error| error);
-            assert!(told.contains(words), "{told}");
+            let text = kind_of(bytes).unwrap_or_else(|error| error);
+            assert!(text.contains(words), "{text}");
         }
         let error = Image::from_file("/no/such/kernel.cubin").unwrap_err().to_string();
         assert!(error.starts_with("failed to read /no/such/kernel.cubin: "), "{error}");
@@ -394,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_short_is_refused_with_both_lengths() {
+    fn rejects_a_truncated_image_with_both_lengths() {
         let whole = fatbin(&[(2, 80), (1, 90)]);
         // A table of two sections, the second with bytes behind it, then a table of one segment.
         let mut elf = cubin(8, 0x640a);
@@ -421,7 +422,7 @@ mod tests {
             for end in [64, len / 2, len - 1] {
                 let error = kind_of(&bytes[..end]).unwrap_err();
                 let lengths =
-                    format!("mine: is cut short: it has {end} bytes, and its headers tell");
+                    format!("mine: is cut short: it has {end} bytes, and its headers declare");
                 assert!(error.starts_with(&lengths), "{error}");
             }
         }
@@ -434,10 +435,10 @@ mod tests {
             bytes[88..104].copy_from_slice(&[0xff; 16]);
             kind_of(&bytes).unwrap_err()
         };
-        assert!(of_section.ends_with(&format!("tell of {}", u64::MAX)), "{of_section}");
+        assert!(of_section.ends_with(&format!("declare {}", u64::MAX)), "{of_section}");
         let magic = kind_of(&FATBIN.to_le_bytes()).unwrap_err();
-        assert!(magic.ends_with("it has 4 bytes, and its headers tell of 16"), "{magic}");
-        // One that a compiler made.
+        assert!(magic.ends_with("it has 4 bytes, and its headers declare 16"), "{magic}");
+        // The driver must accept an image that a compiler made.
         let path = "../../examples/attached/kernels/axpy.sm_90.cubin";
         let axpy = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap();
         assert_eq!(kind_of(&axpy).unwrap(), "a cubin for sm_90");

@@ -25,11 +25,11 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// A function of a module that it keeps loaded, for launches on that stream, the first of which
-    /// sets `launched`; `in_use` is held meanwhile.
+    /// Takes a function of a module, which it keeps loaded, for launches on that stream. The first
+    /// launch sets `launched`; `in_use` is held meanwhile.
     ///
     /// # Errors
-    /// When the driver does not tell its parameters, or they are too many.
+    /// When the driver does not report its parameters, or there are too many.
     pub(crate) fn new(
         function: CudaFunction,
         stream: &Arc<CudaStream>,
@@ -41,7 +41,7 @@ impl Kernel {
         Ok(Self { function, stream, name, parameter_bytes, launched, in_use })
     }
 
-    /// The same kernel for launches on another stream.
+    /// This kernel for launches on another stream.
     pub fn on_stream(&self, stream: &Arc<CudaStream>) -> Self {
         Self {
             function: self.function.clone(),
@@ -66,8 +66,8 @@ impl Kernel {
         self.function.cu_function()
     }
 
-    /// Allows launches with that much dynamic shared memory. What was allowed before stays: other
-    /// launches of the same function may rely on it.
+    /// Allows launches with that much dynamic shared memory. A larger allowance stays, because
+    /// other launches of the same function may rely on it.
     ///
     /// # Errors
     /// When the device has less.
@@ -105,7 +105,7 @@ impl Kernel {
         const CARVEOUT: attribute = attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
         // SAFETY: the function belongs to a module that `self` keeps loaded.
         unsafe { result::function::get_function_attribute(self.function.cu_function(), CARVEOUT) }
-            .map_err(|error| failed(&format!("tell the carve-out of {}", self.name), &error))
+            .map_err(|error| failed(&format!("query the carve-out of {}", self.name), &error))
     }
 
     /// Leaves the carve-out to the driver again.
@@ -142,7 +142,7 @@ impl Kernel {
         // SAFETY: the function belongs to a module that `self` keeps loaded.
         unsafe { result::function::get_function_attribute(self.function.cu_function(), attribute) }
             .map(|value| value.max(0) as u32)
-            .map_err(|error| failed(&format!("tell the {what} of {}", self.name), &error))
+            .map_err(|error| failed(&format!("query the {what} of {}", self.name), &error))
     }
 
     /// How many blocks of a launch without clusters a multiprocessor runs at once where nothing else
@@ -220,13 +220,13 @@ const CHOSEN_BY_DRIVER: i32 = -1;
 /// Parameters whose addresses are put together without an allocation.
 const FEW_PARAMETERS: usize = 64;
 
-/// The size of each parameter of a kernel, as the driver tells.
+/// Size of each parameter of a kernel, as the driver reports it.
 fn parameter_bytes(function: &CudaFunction, name: &str) -> Result<Vec<usize>, BackendError> {
     let mut sizes = Vec::new();
     loop {
         let (mut offset, mut bytes) = (0, 0);
         // SAFETY: the function belongs to a loaded module; both pointers are valid.
-        let told = unsafe {
+        let queried = unsafe {
             sys::cuFuncGetParamInfo(
                 function.cu_function(),
                 sizes.len(),
@@ -235,11 +235,11 @@ fn parameter_bytes(function: &CudaFunction, name: &str) -> Result<Vec<usize>, Ba
             )
         }
         .result();
-        match told {
+        match queried {
             // The documented answer to an index beyond the last parameter.
             Err(DriverError(sys::CUresult::CUDA_ERROR_INVALID_VALUE)) => return Ok(sizes),
             other => {
-                other.map_err(|error| failed(&format!("tell the parameters of {name}"), &error))?
+                other.map_err(|error| failed(&format!("query the parameters of {name}"), &error))?
             }
         }
         sizes.push(bytes);

@@ -40,7 +40,7 @@ const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
 /// Most blocks of a grid in x, y, z: the same for every architecture.
 const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
 
-/// What a GPU has for a block.
+/// Resources that a GPU offers a block.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Offered {
     /// Shared memory, bytes.
@@ -63,10 +63,10 @@ impl Launch {
         }
     }
 
-    /// So many blocks in x, y and z of `threads` threads.
+    /// A grid of these blocks in x, y and z, each of `threads` threads.
     ///
     /// # Errors
-    /// When a grid does not hold them, or there is none.
+    /// When a grid cannot hold them, or has no blocks.
     pub fn with_blocks(blocks: [usize; 3], threads: u32) -> Result<Self, BackendError> {
         if blocks.contains(&0) {
             return Err(BackendError::Launch("needs no block at all".to_owned()));
@@ -109,7 +109,7 @@ impl Launch {
         Ok(())
     }
 
-    /// What keeps a GPU from running a kernel with so much shared memory of its own: a fragment.
+    /// Reason why a GPU cannot run a kernel with this much static shared memory: a fragment.
     pub(super) fn unmet(&self, static_shared: u32, offered: Offered) -> Option<String> {
         if self.cluster.is_some() && !offered.clusters {
             return Some("needs clusters, which this GPU has not".to_owned());

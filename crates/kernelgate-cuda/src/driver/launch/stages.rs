@@ -1,4 +1,4 @@
-//! What the stages of a kernel take, block by block: counters of builds that have clocks of them
+//! Times of the stages of a kernel, block by block: counters of builds that have clocks
 //! (`kernels/common/stages.cuh`).
 
 use std::sync::Arc;

@@ -90,7 +90,7 @@ impl LoadedKernels {
     /// Reads their code: milliseconds a kernel.
     pub fn describe(&self) -> UsedKernels {
         let described = |kernel: &LoadedCode| UsedKernel {
-            code: code::of_image(&kernel.image, &kernel.symbol),
+            code: code::in_image(&kernel.image, &kernel.symbol),
             shapes: kernel.shapes.clone(),
         };
         let loaded = self.lock();
@@ -101,7 +101,7 @@ impl LoadedKernels {
     pub fn local_bytes(&self) -> BTreeMap<String, BTreeSet<u32>> {
         let mut all: BTreeMap<String, BTreeSet<u32>> = BTreeMap::new();
         for LoadedCode { image, symbol, .. } in self.lock().kernels.values() {
-            if let Some(facts) = code::of_image(image, symbol).and_then(|code| code.facts) {
+            if let Some(facts) = code::in_image(image, symbol).and_then(|code| code.facts) {
                 all.entry(symbol.clone()).or_default().insert(facts.stack_bytes);
             }
         }
@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(used.len(), 1);
         assert_eq!(used["f X=1: k"].shapes, [shape(8), shape(16)]);
         assert!(used["f X=1: k"].code.is_some());
-        assert!(loaded.local_bytes().is_empty(), "PTX does not tell");
+        assert!(loaded.local_bytes().is_empty(), "PTX does not report it");
         loaded.add("f X=2: k".to_owned(), "k", &image);
         assert!(loaded.launched().is_empty());
         launched[2].store(true, Ordering::Relaxed);

@@ -77,7 +77,7 @@ impl Buffer {
             .map_err(|error| failed("copy on the GPU", &error))
     }
 
-    /// Where a range begins.
+    /// Address of a range.
     ///
     /// # Errors
     /// When it is not in the buffer.
@@ -160,7 +160,7 @@ impl Buffer {
     }
 }
 
-/// The error for too little memory; `available` where the driver tells it.
+/// Error for too little memory; `available` if the driver reports it.
 pub fn short(bytes: u64, available: Option<u64>) -> BackendError {
     let gigabytes = |bytes: u64| format!("{:.2} GB", bytes as f64 / 1e9);
     BackendError::OutOfMemory {

@@ -47,20 +47,20 @@ pub fn settled(device: &Device) -> Result<(u64, u64), BackendError> {
     device.memory()
 }
 
-/// What is taken of the device's memory, bytes.
+/// Use of the device's memory, bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MemoryUsage {
-    /// Allocated from the device's pool, as every [`Buffer`](crate::Buffer) is: what was asked
-    /// for, without the pieces of 32 MiB that the pool takes it from. 0 where there is no pool.
+    /// Allocated from the device's pool, as every [`Buffer`](crate::Buffer) is: the requested
+    /// bytes, without the unused part of the pool's pieces of 32 MiB. 0 if there is no pool.
     pub pool: u64,
-    /// The most of it since [`forget_peak`].
+    /// Maximum of `pool` since [`forget_peak`].
     pub pool_peak: u64,
-    /// All else that is not free, in pages of 2 MiB: other allocations, modules, what the context
-    /// and libraries need, other processes.
+    /// All other memory that is not free, in pages of 2 MiB: other allocations, modules, memory of
+    /// the context and of libraries, other processes.
     pub outside: u64,
 }
 
-/// What is taken now. Nothing is waited for.
+/// Reads the current use, without waiting for anything.
 ///
 /// # Errors
 /// When the driver fails.
@@ -68,7 +68,7 @@ pub fn usage(device: &Device) -> Result<MemoryUsage, BackendError> {
     let (free, total) = device.memory()?;
     let of_pool = |attribute| {
         let bytes = pool_attribute(device, attribute);
-        bytes.map_err(|error| failed("tell the memory of the pool", &error))
+        bytes.map_err(|error| failed("query the memory of the pool", &error))
     };
     let pool = of_pool(PoolAttribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
     let peak = of_pool(PoolAttribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)?;
@@ -77,7 +77,7 @@ pub fn usage(device: &Device) -> Result<MemoryUsage, BackendError> {
     Ok(MemoryUsage { pool, pool_peak: peak.max(pool), outside })
 }
 
-/// A number of the device's pool, 0 where there is none.
+/// A number of the device's pool, 0 if there is no pool.
 fn pool_attribute(device: &Device, attribute: CUmemPool_attribute) -> Result<u64, DriverError> {
     // SAFETY: the device of an open context.
     let Ok(pool) = (unsafe { result::device::get_mem_pool(device.context().cu_device()) }) else {
@@ -90,7 +90,7 @@ fn pool_attribute(device: &Device, attribute: CUmemPool_attribute) -> Result<u64
     Ok(bytes)
 }
 
-/// From now on [`MemoryUsage::pool_peak`] is of what comes.
+/// Begins a new maximum for [`MemoryUsage::pool_peak`].
 ///
 /// # Errors
 /// When the driver fails.
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_taken_of_the_pool_is_told_to_the_byte_and_so_is_its_peak() {
+    fn reports_use_and_peak_of_the_pool() {
         let Some((device, _alone)) = crate::testing::gpu() else { return };
         const MIB: u64 = 1 << 20;
         settled(&device).unwrap();
@@ -131,10 +131,10 @@ mod tests {
         let now = usage(&device).unwrap();
         eprintln!("{before:?} {now:?}");
         // An allocation is rounded up to half a kilobyte or so.
-        let of = |bytes: u64, wanted: u64| (wanted..wanted + MIB).contains(&bytes);
-        assert!(of(now.pool - before.pool, 96 * MIB));
-        assert!(of(now.pool_peak - before.pool, 160 * MIB));
-        // Tests that are about to begin open the device meanwhile.
+        let is_about = |bytes: u64, expected: u64| (expected..expected + MIB).contains(&bytes);
+        assert!(is_about(now.pool - before.pool, 96 * MIB));
+        assert!(is_about(now.pool_peak - before.pool, 160 * MIB));
+        // Tests that are about to begin may open the device meanwhile.
         assert!(now.outside.abs_diff(before.outside) <= 32 * MIB);
         forget_peak(&device).unwrap();
         assert_eq!(usage(&device).unwrap().pool_peak, now.pool);
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_named_with_both_sizes() {
+    fn reports_both_sizes_of_memory_that_does_not_fit() {
         assert_eq!(check(1 << 30, 2 << 30, 80 << 30), Ok(()));
         let error = check(18_000_000_000, 2_000_000_000, 80_000_000_000).unwrap_err();
         assert_eq!(error.to_string(), "needs 18.00 GB on the GPU of memory, 2.00 GB are free");

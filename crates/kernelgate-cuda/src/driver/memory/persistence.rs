@@ -1,9 +1,8 @@
-//! What one case leaves to the next one in the context and on the stream, and a range of memory kept
-//! in L2 between kernels: the set-aside.
+//! Settings that one case could leave to the next in the context and on the stream, and a range of
+//! memory kept in L2 between kernels: the set-aside.
 //!
-//! The set-aside belongs to the whole context, so it is taken by a value that gives it back when
-//! dropped. Deliberately absent: windows on the stream, which would last beyond the launches they
-//! are for.
+//! The set-aside belongs to the whole context, so a value owns it and frees it when dropped.
+//! Deliberately absent: windows on the stream, which would outlast the launches that they are for.
 
 use std::sync::Arc;
 
@@ -76,11 +75,12 @@ impl SetAside {
 /// # Errors
 /// When the driver fails.
 pub fn set_aside(device: &Device) -> Result<usize, BackendError> {
-    device.context().get_limit(LIMIT).map_err(|error| failed("tell the set-aside of L2", &error))
+    device.context().get_limit(LIMIT).map_err(|error| failed("query the set-aside of L2", &error))
 }
 
-/// Brings back what an earlier case set for the whole context and for the stream, the set-aside of
-/// L2 and a window that fills it among them, so that the next one finds what every other does.
+/// Restores the settings of the whole context and of the stream that an earlier case changed,
+/// including the set-aside of L2 and a window that fills it. Every case then begins with the same
+/// settings.
 ///
 /// # Errors
 /// When the driver refuses.
@@ -89,7 +89,7 @@ pub fn restore(device: &Device) -> Result<(), BackendError> {
     reset(device)
 }
 
-/// What is set for the whole context and for the stream.
+/// Settings of the whole context and of the stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     pub(crate) context: ContextSettings,
@@ -98,7 +98,7 @@ pub struct Settings {
     aside: Option<usize>,
 }
 
-/// What is set now, by the case that is alive.
+/// Reads the current settings, made by the case that is alive.
 pub fn settings(device: &Device) -> Settings {
     Settings {
         context: device.settings_now(),
@@ -107,7 +107,7 @@ pub fn settings(device: &Device) -> Settings {
     }
 }
 
-/// Sets again what was set before another row was prepared beside the case that is alive.
+/// Restores settings that were read before another row was prepared beside the case that is alive.
 ///
 /// # Errors
 /// When the driver refuses.
@@ -115,13 +115,13 @@ pub fn restore_settings(device: &Device, before: &Settings) -> Result<(), Backen
     before.context.restore(device.context())?;
     if let (Some(aside), true) = (before.aside, set_aside(device).ok() != before.aside) {
         let set = device.context().set_limit(LIMIT, aside);
-        set.map_err(|error| failed("bring back the set-aside of L2", &error))?;
+        set.map_err(|error| failed("restore the set-aside of L2", &error))?;
     }
     before.stream.restore(device.stream())
 }
 
-/// Gives back what earlier launches set aside of L2 and releases the lines that they kept, so that
-/// the next case finds L2 as every other does.
+/// Frees the set-aside of L2 that earlier launches made and releases the lines that they kept, so
+/// that every case begins with the same L2.
 ///
 /// # Errors
 /// When the driver fails.
@@ -194,7 +194,7 @@ mod tests {
             Window { address: 4096, bytes: 18 << 20, lines: Lines::Keep(1.0) }
         );
         assert_eq!(window(60 << 20).lines, Lines::Keep(0.5));
-        // What lies beyond the largest window is not controlled.
+        // Bytes beyond the largest window are not controlled.
         assert_eq!(
             window(1 << 30),
             Window { address: 4096, bytes: 128 << 20, lines: Lines::Keep(30.0 / 128.0) }
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_set_aside_is_given_back() {
+    fn frees_the_set_aside_of_l2() {
         let Some((device, _alone)) = gpu() else { return };
         let limit = || device.context().get_limit(LIMIT).unwrap();
         let before = limit();

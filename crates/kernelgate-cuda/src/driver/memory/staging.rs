@@ -112,7 +112,7 @@ impl Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        // What frees the blocks needs the context, which may be another thread's.
+        // Freeing the blocks needs the context, which may be current on another thread.
         let _ = self.context.bind_to_thread();
     }
 }

@@ -14,16 +14,16 @@ pub enum Lines {
 /// Accesses of a launch to a range of memory.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Window {
-    /// Where it begins.
+    /// Start address.
     pub address: u64,
     /// Its bytes.
     pub bytes: usize,
-    /// What becomes of its lines.
+    /// Handling of its lines.
     pub lines: Lines,
 }
 
 impl Window {
-    /// The same range, released.
+    /// This range, released.
     pub const fn released(self) -> Self {
         Self { lines: Lines::Release, ..self }
     }

@@ -38,7 +38,7 @@ pub enum StreamError {
     NoStream {
         /// The handle.
         handle: RawStream,
-        /// What the driver said.
+        /// Error of the driver.
         error: String,
     },
     /// The device failed.

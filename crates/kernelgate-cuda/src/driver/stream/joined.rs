@@ -35,7 +35,7 @@ impl JoinedStream {
         let own = current()?;
         if !theirs.follows_context() {
             let context = context_of(theirs)
-                .map_err(|error| failed(&format!("tell the context of {theirs:?}"), &error))?;
+                .map_err(|error| failed(&format!("query the context of {theirs:?}"), &error))?;
             if context != own {
                 let ordinal = TimedStream::Theirs { stream: theirs, context }.device();
                 let ordinal = ordinal.map_or_else(|_| "?".to_owned(), |it| it.to_string());
@@ -48,8 +48,8 @@ impl JoinedStream {
         }
         let event = || {
             let untimed = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
-            let made = device.context().new_event(Some(untimed));
-            made.map_err(|error| failed("make an event", &error))
+            let event = device.context().new_event(Some(untimed));
+            event.map_err(|error| failed("make an event", &error))
         };
         Ok(Self { ours: Arc::clone(device.stream()), theirs, there: event()?, back: event()? })
     }
@@ -59,10 +59,11 @@ impl JoinedStream {
         self.theirs
     }
 
-    /// Enqueues on it, after what is on the device's stream and before what comes there next.
+    /// Enqueues on the joined stream, between the work already on the device's stream and the work
+    /// that follows there.
     ///
     /// # Errors
-    /// What `enqueue` returns, or when the driver refuses.
+    /// The error of `enqueue`, or when the driver refuses.
     pub fn around<E>(&self, enqueue: impl FnOnce() -> Result<(), E>) -> Result<(), BackendError>
     where
         E: Into<BackendError>,
@@ -96,7 +97,7 @@ mod tests {
     use crate::testing::{gpu, second_gpu};
 
     #[test]
-    fn what_runs_on_a_joined_stream_lies_between_what_runs_on_ours() {
+    fn joined_work_runs_between_work_on_our_stream() {
         let Some((device, _alone)) = gpu() else { return };
         let other = device.another_stream().unwrap();
         let joined = JoinedStream::new(&device, other.cu_stream()).unwrap();

@@ -8,8 +8,7 @@ use cudarc::driver::sys;
 /// Handle of a stream, as the driver knows it: `CUstream`, `cudaStream_t`.
 ///
 /// A handle is trusted, as the addresses that a kernel gets are: it must be that of a stream that
-/// lives as long as it is used here. The driver tells of most handles that they are none, not of
-/// all.
+/// outlives its use here. The driver recognizes many invalid handles, but not all.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RawStream(usize);
 

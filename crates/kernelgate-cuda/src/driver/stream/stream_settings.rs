@@ -1,8 +1,8 @@
-//! What a launch of other code can set for the stream that it is handed, and later launches there
-//! would find: a window of memory that L2 keeps, how the host waits, the priority, the domain of
-//! memory synchronisation. Each case begins with the settings that the stream was made with.
+//! Settings that a launch of other code can change on the stream that it gets, and that later
+//! launches would inherit: a window of memory that L2 keeps, how the host waits, the priority, the
+//! memory synchronisation domain. Each case begins with the settings that the stream was made with.
 //!
-//! Deliberately absent: streams that other code made, which are its own.
+//! Deliberately absent: streams that other code made.
 
 use std::ffi::c_char;
 
@@ -27,27 +27,27 @@ type Bytes = [c_char; 64];
 /// The settings of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamSettings {
-    /// In the order of [`OTHERS`]; absent where the driver does not tell.
+    /// Values in the order of [`OTHERS`]; absent if the driver does not report them.
     others: [Option<Bytes>; OTHERS.len()],
-    /// Absent where there is none, as when a stream is made.
+    /// The window; absent if no window is set, as on a new stream.
     window: Option<Bytes>,
 }
 
 impl StreamSettings {
     /// As they are now.
     pub(crate) fn read(stream: &CudaStream) -> Self {
-        let told = |(id, _)| get(stream, id).ok().map(|value| settable(id, bytes(value)));
+        let read = |(id, _)| get(stream, id).ok().map(|value| settable(id, bytes(value)));
         let window = get(stream, WINDOW).ok().filter(|value| window_bytes(*value) != 0);
-        Self { others: OTHERS.map(told), window: window.map(bytes) }
+        Self { others: OTHERS.map(read), window: window.map(bytes) }
     }
 
-    /// Sets those that are otherwise now, and takes a window away that was not there.
+    /// Sets the values that differ from now, and removes a window that was not there.
     ///
     /// # Errors
     /// When the driver refuses: what follows would be measured otherwise than what came before.
     pub(crate) fn restore(&self, stream: &CudaStream) -> Result<(), BackendError> {
         self.set(stream).map_err(|(name, error)| {
-            let what = format!("bring back the {name} of the stream, which an earlier case set");
+            let what = format!("restore the {name} of the stream, which an earlier case set");
             failed(&what, &error)
         })
     }
@@ -55,7 +55,7 @@ impl StreamSettings {
     fn set(&self, stream: &CudaStream) -> Result<(), (&'static str, DriverError)> {
         let now = Self::read(stream);
         if now.window != self.window {
-            // Where L2 keeps nothing the driver does not tell, and both are absent.
+            // If L2 keeps nothing, the driver reports neither, and both are absent.
             let mut value =
                 CUstreamAttrValue { pad: self.window.or(now.window).unwrap_or([0; 64]) };
             if self.window.is_none() {
@@ -73,13 +73,13 @@ impl StreamSettings {
     }
 }
 
-/// A setting as the driver takes it: the way to wait of a stream for which none was set is told as
-/// -1, which is no way to set.
-fn settable(id: CUstreamAttrID, told: Bytes) -> Bytes {
+/// Converts a setting to a value that the driver accepts: it reports the wait policy of a stream
+/// without one as -1, which cannot be set.
+fn settable(id: CUstreamAttrID, value: Bytes) -> Bytes {
     // Characters are unsigned on some processors.
-    let policy = i32::from_ne_bytes(std::array::from_fn(|index| told[index] as u8));
+    let policy = i32::from_ne_bytes(std::array::from_fn(|index| value[index] as u8));
     if id != OTHERS[0].0 || policy != -1 {
-        return told;
+        return value;
     }
     let mut value = CUstreamAttrValue { pad: [0; 64] };
     value.syncPolicy = sys::CUsynchronizationPolicy::CU_SYNC_POLICY_AUTO;
@@ -107,7 +107,7 @@ const fn bytes(value: CUstreamAttrValue) -> Bytes {
     unsafe { value.pad }
 }
 
-/// Bytes of a window; 0 is none.
+/// Bytes of a window; 0 means that no window is set.
 const fn window_bytes(value: CUstreamAttrValue) -> usize {
     // SAFETY: every byte was written when the value was made, and any are a number.
     unsafe { value.accessPolicyWindow.num_bytes }
@@ -121,10 +121,10 @@ mod tests {
     use crate::testing::gpu;
 
     #[test]
-    fn what_was_set_for_the_stream_is_brought_back() {
+    fn restores_settings_of_the_stream() {
         let Some((device, _alone)) = gpu() else { return };
         let stream = device.stream();
-        let made = StreamSettings::read(stream);
+        let original = StreamSettings::read(stream);
         eprintln!("{made:?}");
         let kept = device.allocate(1 << 20).unwrap();
         let window = Window { address: kept.address(), bytes: 1 << 20, lines: Lines::Keep(1.0) };
@@ -144,8 +144,8 @@ mod tests {
         let (id, _) = OTHERS[0];
         set(stream, id, policy).unwrap();
         let with_policy = StreamSettings::read(stream);
-        assert_ne!(with_policy, made);
-        // The highest that there is.
+        assert_ne!(with_policy, original);
+        // The highest possible priority.
         let (id, _) = OTHERS[1];
         let (mut least, mut greatest) = (0, 0);
         // SAFETY: the context is current, and the pointers are valid.
@@ -155,14 +155,14 @@ mod tests {
         assert!(greatest < least);
         set(stream, id, CUstreamAttrValue { priority: greatest }).unwrap();
         assert_ne!(StreamSettings::read(stream), with_policy);
-        let of_a_case = persistence::settings(&device);
-        assert_eq!(of_a_case.stream.window.is_some(), has_window);
+        let case_settings = persistence::settings(&device);
+        assert_eq!(case_settings.stream.window.is_some(), has_window);
         persistence::restore(&device).unwrap();
-        assert_eq!(StreamSettings::read(stream), made);
+        assert_eq!(StreamSettings::read(stream), original);
         assert_eq!(get(stream, WINDOW).map_or(0, window_bytes), 0);
-        // Around a row that another case is compared with.
-        persistence::restore_settings(&device, &of_a_case).unwrap();
-        assert_eq!(persistence::settings(&device), of_a_case);
+        // Restores them around a row that another case is compared with.
+        persistence::restore_settings(&device, &case_settings).unwrap();
+        assert_eq!(persistence::settings(&device), case_settings);
         persistence::restore(&device).unwrap();
     }
 }

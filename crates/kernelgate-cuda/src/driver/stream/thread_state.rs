@@ -49,7 +49,7 @@ pub(crate) fn current() -> Result<sys::CUcontext, BackendError> {
     // SAFETY: the pointer is valid.
     unsafe { sys::cuCtxGetCurrent(&raw mut context) }
         .result()
-        .map_err(|error| failed("tell the current context", &error))?;
+        .map_err(|error| failed("query the current context", &error))?;
     Ok(context)
 }
 

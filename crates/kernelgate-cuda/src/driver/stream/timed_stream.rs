@@ -12,9 +12,9 @@ use crate::driver::status::failed;
 /// A stream and its context.
 #[derive(Clone)]
 pub(crate) enum TimedStream {
-    /// Of an open device: its context stays current on the thread.
+    /// Stream of an open device: its context stays current on the thread.
     Ours(Arc<CudaStream>),
-    /// Of other code: the thread's context is restored after each call.
+    /// Stream of other code: the thread's context is restored after each call.
     Theirs { stream: RawStream, context: sys::CUcontext },
 }
 
@@ -37,7 +37,7 @@ impl TimedStream {
         // SAFETY: a context is current and the pointer is valid.
         unsafe { sys::cuCtxGetDevice(&raw mut device) }
             .result()
-            .map_err(|error| failed("tell the stream's GPU", &error))?;
+            .map_err(|error| failed("query the stream's GPU", &error))?;
         Ok(device)
     }
 

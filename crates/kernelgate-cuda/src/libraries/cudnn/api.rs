@@ -25,7 +25,7 @@ impl From<CudnnRefusal> for BackendError {
     }
 }
 
-/// What kind of thing a descriptor describes.
+/// Kind of a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum DescriptorKind {
@@ -116,7 +116,7 @@ pub enum DataType {
     Boolean = 11,
 }
 
-/// What a pointwise operation computes of x, b and t.
+/// Function of a pointwise operation on x, b and t.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum PointwiseMode {
@@ -142,7 +142,7 @@ pub enum PointwiseMode {
     Select = 601,
 }
 
-/// What a reduction computes.
+/// Function of a reduction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 #[expect(missing_docs, reason = "named by what they do")]
@@ -414,7 +414,7 @@ impl Descriptor {
                 (&raw mut value).cast(),
             )
         };
-        self.api.check(status, || format!("tell {attribute:?}"))?;
+        self.api.check(status, || format!("query {attribute:?}"))?;
         Ok(value)
     }
 
@@ -441,7 +441,7 @@ impl Descriptor {
                     values,
                 )
             };
-            self.api.check(status, || format!("tell {attribute:?}"))
+            self.api.check(status, || format!("query {attribute:?}"))
         };
         get(0, &mut count, std::ptr::null_mut())?;
         let descriptors = (0..count).map(|_| Self::new(kind)).collect::<Result<Vec<_>, _>>()?;

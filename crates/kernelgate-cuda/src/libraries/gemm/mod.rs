@@ -143,15 +143,16 @@ pub struct Gemm {
     blas: Rc<Blas>,
     spec: GemmSpec,
     description: lt::Object,
-    /// Of the library's A, B, C and D; C is null where it lies as D does.
+    /// Layouts of the library's A, B, C and D; C is null if it has D's layout.
     layouts: [lt::Object; 4],
     algorithms: Vec<lt::Proposed>,
     chosen: usize,
     tool: Option<Tool>,
 }
 
-/// What is done for compute-sanitizer, by `KERNELGATE_GEMMS`. It does not see the stores of
-/// cuBLASLt's kernels by bulk copies, and would report every read of D: D is filled with NaN first.
+/// Treatment for compute-sanitizer, from `KERNELGATE_GEMMS`. The sanitizer does not see stores of
+/// cuBLASLt's kernels by bulk copies and would report every read of D, so D is filled with NaN
+/// first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Tool {
     /// `seen`: filled, then computed.
@@ -202,7 +203,7 @@ impl Gemm {
         Ok(gemm)
     }
 
-    /// What it computes.
+    /// Specification of the GEMM.
     pub const fn spec(&self) -> &GemmSpec {
         &self.spec
     }

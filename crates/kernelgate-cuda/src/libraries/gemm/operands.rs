@@ -50,7 +50,7 @@ impl<A: Copy> GemmOperands<A> {
         }
     }
 
-    /// The same operands at other addresses.
+    /// These operands at other addresses.
     pub fn map<B>(self, mut address: impl FnMut(A) -> B) -> GemmOperands<B> {
         GemmOperands {
             a: address(self.a),

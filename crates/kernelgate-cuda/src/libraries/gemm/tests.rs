@@ -124,7 +124,7 @@ fn whole_numbers(count: usize, seed: u64) -> Vec<f64> {
     std::iter::repeat_with(number).take(count).map(|number| number as f64 - 2.0).collect()
 }
 
-/// Where the elements of a row-major matrix lie.
+/// Position of the elements of a row-major matrix in memory.
 #[derive(Clone, Copy)]
 struct Place {
     transposed: bool,

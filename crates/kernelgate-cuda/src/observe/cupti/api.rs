@@ -12,7 +12,7 @@ use crate::library::{self, Library};
 pub type GiveBuffer = extern "C" fn(*mut *mut u8, *mut usize, *mut usize);
 /// Takes a buffer back: context, stream, address, size, bytes that hold records.
 pub type TakeBuffer = extern "C" fn(*mut c_void, u32, *mut u8, usize, usize);
-/// Is told of an event: domain, event, its data.
+/// Receives an event: domain, event, its data.
 pub type Callback = extern "C" fn(*mut c_void, u32, u32, *const c_void);
 
 /// The functions; a result of 0 is success. Enumerations are passed as integers: a later CUPTI may
@@ -80,8 +80,8 @@ impl Api {
         let mut text = std::ptr::null();
         // SAFETY: the address is valid; CUPTI's texts live as long as the library.
         let text = unsafe {
-            let told = (self.error_string)(status, &raw mut text) == 0;
-            if told { text_of(text) } else { String::new() }
+            let has_text = (self.error_string)(status, &raw mut text) == 0;
+            if has_text { text_of(text) } else { String::new() }
         };
         Err(refusal(status, action, &text))
     }
@@ -90,8 +90,8 @@ impl Api {
     pub fn now(&self) -> u64 {
         let mut time = 0;
         // SAFETY: the address is valid.
-        let told = unsafe { (self.timestamp)(&raw mut time) } == 0;
-        if told { time } else { 0 }
+        let has_time = unsafe { (self.timestamp)(&raw mut time) } == 0;
+        if has_time { time } else { 0 }
     }
 }
 
@@ -108,7 +108,7 @@ fn refusal(status: c_int, action: &str, text: &str) -> BackendError {
     })
 }
 
-/// A text of CUPTI's; empty where there is none.
+/// A text from CUPTI; empty if the address is null.
 ///
 /// # Safety
 /// The address is null or that of a string.

@@ -57,7 +57,7 @@ impl Collected {
         new
     }
 
-    /// Adds a record; one of a kind that is not known is left out.
+    /// Adds a record and ignores records of unknown kinds.
     ///
     /// # Safety
     /// The address is that of a whole record of CUPTI's, which begins with its kind.
@@ -174,10 +174,10 @@ impl Collected {
         }
         let mut text = std::ptr::null();
         // SAFETY: the address is valid; CUPTI's names live as long as the library.
-        let told = api().map(|api| unsafe {
+        let named = api().map(|api| unsafe {
             ((api.call_name)(domain, function, &raw mut text) == 0).then(|| text_of(text))
         });
-        let text = told.flatten().filter(|text| !text.is_empty());
+        let text = named.flatten().filter(|text| !text.is_empty());
         let name = self.name(&text.unwrap_or_else(|| format!("function {function}")));
         self.functions.insert((domain, function), name);
         name

@@ -1,6 +1,6 @@
-//! Which ranges were open when a node of a graph was created, on_callback by CUPTI at that moment: while a
-//! stream is captured, or a graph is built. A graph is instantiated by cloning its nodes, maybe much
-//! later; a clone has the ranges of what it was cloned from.
+//! Ranges that were open when a node of a graph was created, which CUPTI reports at that moment:
+//! while a stream is captured, or a graph is built. A graph is instantiated by cloning its nodes,
+//! maybe much later; a clone has the ranges of its original.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -16,10 +16,10 @@ const RESOURCE: u32 = sys::CUpti_CallbackDomain::CUPTI_CB_DOMAIN_RESOURCE as u32
 const CREATED: u32 = sys::CUpti_CallbackIdResource::CUPTI_CBID_RESOURCE_GRAPHNODE_CREATED as u32;
 const CLONED: u32 = sys::CUpti_CallbackIdResource::CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED as u32;
 
-/// The ranges of nodes by their id; nodes that were created outside of all ranges are left out.
+/// Ranges of nodes by node id; nodes that were created outside of all ranges are absent.
 static NODES: LazyLock<Mutex<HashMap<u64, OpenRanges>>> = LazyLock::new(Mutex::default);
 
-/// CUPTI tells of nodes until this is dropped.
+/// Subscription to CUPTI's events of nodes, until this value is dropped.
 pub struct Subscription(sys::CUpti_SubscriberHandle);
 
 // SAFETY: the handle is used to unsubscribe only, which any thread may do.
@@ -38,7 +38,7 @@ pub fn subscribe(api: &Api) -> Result<Subscription, BackendError> {
     for event in [CREATED, CLONED] {
         // SAFETY: the handle is that of the subscription.
         let status = unsafe { (api.enable_callback)(1, handle, RESOURCE, event) };
-        api.check(status, "tell of graphs")?;
+        api.check(status, "subscribe to events of graphs")?;
     }
     Ok(subscription)
 }

@@ -18,14 +18,14 @@ use super::activity::{Activity, GraphNodeRecord, RangeRecord};
 use super::range;
 use crate::BackendError;
 
-/// What is recorded.
+/// Extent of a recording.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Recorded {
     /// Kernels.
     Kernels,
-    /// What runs on a GPU: kernels, copies, sets.
+    /// Operations on a GPU: kernels, copies, sets.
     Operations,
-    /// The same, and the calls of the driver and of the runtime.
+    /// Operations, and the calls of the driver and of the runtime.
     Calls,
     /// All that [`Activity`] has.
     Everything,
@@ -49,8 +49,8 @@ const SYSTEM_THREAD_IDS: u32 = 1;
 /// Also buffers that are not full.
 const EVERY_BUFFER: u32 = 1;
 
-/// What the process does is recorded until this is dropped; one at a time. It slows launches: never
-/// while timing for a result. Graphs that were captured before are without ranges.
+/// Records the activity of the process until it is dropped; only one may exist. It slows launches,
+/// so it must not run while results are timed. Graphs that were captured before have no ranges.
 pub struct Recorder {
     kinds: Recorded,
     _graphs: Option<Subscription>,
@@ -64,7 +64,7 @@ impl Recorder {
     pub fn start(recorded: Recorded) -> Result<Option<Self>, BackendError> {
         let Some(api) = api() else { return Ok(None) };
         let everything = recorded == Recorded::Everything;
-        // First: this tells whether another profiler is there.
+        // The subscription comes first: it fails if another profiler is attached.
         let subscribed = recorded != Recorded::Kernels;
         let graphs = subscribed.then(|| graph_nodes::subscribe(api)).transpose()?;
         // SAFETY: the callbacks live as long as the process, and the value is one that every
@@ -86,8 +86,8 @@ impl Recorder {
         Ok(Some(recorder))
     }
 
-    /// What was recorded since the start or the last call. What the GPU has not ended yet, or a
-    /// range that is open, is in a later one: wait for the device before.
+    /// Returns the records since the start or the last call. Unfinished operations and open ranges
+    /// are in a later result, so wait for the device before.
     ///
     /// # Errors
     /// When CUPTI fails.
@@ -95,10 +95,11 @@ impl Recorder {
         self.take_since(0, 0)
     }
 
-    /// The same without what began before a time of CUPTI's clock ([`Self::now`]), and without
-    /// allocations before another: what was allocated earlier is held still. CUPTI takes new
-    /// buffers for the first records after a call, which takes a third of a millisecond: what is
-    /// to be undisturbed begins at a time, and not behind a call.
+    /// Returns the records without those that began before a time of CUPTI's clock ([`Self::now`]),
+    /// and without allocations before another time, because earlier allocations are still held.
+    /// After a call CUPTI allocates new buffers for the first records, which takes a third of a
+    /// millisecond; so a measurement that must not be disturbed begins at a time, not behind a
+    /// call.
     ///
     /// # Errors
     /// When CUPTI fails.
@@ -165,8 +166,8 @@ fn now() -> u64 {
 fn count_dropped(api: &Api) {
     let mut dropped = 0;
     // SAFETY: no context stands for the queue that all share; the address is valid.
-    let told = unsafe { (api.dropped)(std::ptr::null_mut(), 0, &raw mut dropped) } == 0;
-    if told {
+    let has_count = unsafe { (api.dropped)(std::ptr::null_mut(), 0, &raw mut dropped) } == 0;
+    if has_count {
         collected().activity.dropped += dropped as u64;
     }
 }

@@ -1,4 +1,4 @@
-//! What is recorded on a GPU.
+//! Tests of recordings on a GPU.
 
 use std::time::Instant;
 

@@ -35,7 +35,7 @@ fn finds_step(mut values: Vec<f64>, at: usize) -> bool {
     })
 }
 
-/// Whether anything is found in values that nothing happened to, looked at after each.
+/// Whether a change is found in values without one, when the sequence is tested after each value.
 fn false_alarm(values: &[f64]) -> bool {
     (FEWEST..=values.len()).any(|count| !detect_all(&values[..count]).is_empty())
 }
@@ -105,11 +105,11 @@ proptest! {
         let places = |values: &[f64]| -> Vec<usize> {
             change_points(values, 0.0, 0.0).iter().map(|change| change.at).collect()
         };
-        let wanted = places(&values);
+        let expected = places(&values);
         let scaled: Vec<f64> = values.iter().map(|value| level + scale * value).collect();
-        prop_assert_eq!(&places(&scaled), &wanted);
+        prop_assert_eq!(&places(&scaled), &expected);
         let negated: Vec<f64> = values.iter().map(|value| -value).collect();
-        prop_assert_eq!(&places(&negated), &wanted);
+        prop_assert_eq!(&places(&negated), &expected);
     }
 
     /// The heaps against the definition.
@@ -118,8 +118,8 @@ proptest! {
         let ranked = Ranked::new(&values);
         for (length, cost) in ranked.costs_from(0).enumerate() {
             let part = &values[..=length];
-            let wanted: f64 = part.iter().map(|value| (value - median(part)).abs()).sum();
-            prop_assert!((cost - wanted).abs() < 1e-9, "{} {}", cost, wanted);
+            let expected: f64 = part.iter().map(|value| (value - median(part)).abs()).sum();
+            prop_assert!((cost - expected).abs() < 1e-9, "{} {}", cost, expected);
         }
     }
 }

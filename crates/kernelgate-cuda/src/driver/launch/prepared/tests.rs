@@ -86,9 +86,9 @@ fn launches_of_every_kind_reach_the_device() {
         let ranks = |launch: PreparedLaunch| {
             out.overwrite(&[0; 16]).unwrap();
             launch.launch().unwrap();
-            let told = words(&out);
+            let written = words(&out);
             let rank = |word: &[u8]| u32::from_ne_bytes(word.try_into().unwrap());
-            told.chunks(4).map(rank).collect::<Vec<u32>>()
+            written.chunks(4).map(rank).collect::<Vec<u32>>()
         };
         let pairs = [200, 201, 200, 201];
         assert_eq!(ranks(prepare("clustered", dims, clustered()).unwrap()), pairs);
@@ -99,10 +99,10 @@ fn launches_of_every_kind_reach_the_device() {
             assert_eq!(ranks(launch), pairs, "{cluster:?}");
         }
         let refused = |dims, words: &str| {
-            let told = prepare("compiled_in_pairs", dims, clustered()).err();
+            let error = prepare("compiled_in_pairs", dims, clustered()).err();
             assert!(
-                matches!(&told, Some(BackendError::Launch(why)) if why.contains(words)),
-                "{told:?}"
+                matches!(&error, Some(BackendError::Launch(why)) if why.contains(words)),
+                "{error:?}"
             );
         };
         let others = Launch { cluster: Some([4, 1, 1]), ..dims };
@@ -113,17 +113,17 @@ fn launches_of_every_kind_reach_the_device() {
 }
 
 #[test]
-fn what_a_gpu_does_not_hold_is_unsupported() {
+fn reports_launches_beyond_the_gpu_as_unsupported() {
     let Some((device, _alone)) = gpu() else { return };
     let build = Source::new("prepared", KERNELS).build(&["MANY=int a", "SUM=a"]);
     let prepare = |symbol, dims, parameters| {
         PreparedLaunch::new(&device, device.kernel(&build, symbol).unwrap(), dims, parameters)
     };
     let unsupported = |launch: Result<PreparedLaunch, BackendError>, words: &str| {
-        let told = launch.err();
+        let error = launch.err();
         assert!(
-            matches!(&told, Some(BackendError::Unsupported(why)) if why.contains(words)),
-            "{told:?}"
+            matches!(&error, Some(BackendError::Unsupported(why)) if why.contains(words)),
+            "{error:?}"
         );
     };
     let mapped = || Arguments::new().bytes(&[0; 128]).address(0);
