@@ -8,7 +8,7 @@ use kernelgate::prelude::*;
 
 const A: f32 = 2.5;
 
-/// What is computed: the definition, without any device.
+/// Definition of the computation, without any device.
 struct Saxpy {
     n: usize,
 }

@@ -25,12 +25,14 @@ fn linked(executable: &[u8]) -> BTreeSet<String> {
 
 #[test]
 fn every_driver_function_that_is_called_is_in_cuda_12_4() {
-    let known: BTreeSet<&str> = include_str!("driver-12.4.txt")
+    let available: BTreeSet<&str> = include_str!("driver-12.4.txt")
         .lines()
         .filter(|line| !line.starts_with('#'))
         .flat_map(str::split_whitespace)
         .collect();
-    assert!(known.contains("cuFuncGetParamInfo") && !known.contains("cuEventElapsedTime_v2"));
+    assert!(
+        available.contains("cuFuncGetParamInfo") && !available.contains("cuEventElapsedTime_v2")
+    );
     // Links everything that a bench does.
     std::hint::black_box(crate::bench as *const ());
     let executable = std::fs::read(std::env::current_exe().unwrap()).unwrap();
@@ -45,6 +47,6 @@ fn every_driver_function_that_is_called_is_in_cuda_12_4() {
     for expected in ["cuLaunchKernelEx", "cuGraphLaunch", "cuModuleLoadData"] {
         assert!(linked.contains(expected), "{expected} is not seen among {linked:?}");
     }
-    let unknown: Vec<_> = linked.iter().filter(|name| !known.contains(name.as_str())).collect();
+    let unknown: Vec<_> = linked.iter().filter(|name| !available.contains(name.as_str())).collect();
     assert!(unknown.is_empty(), "CUDA 12.4 has no {unknown:?}");
 }

@@ -4,7 +4,7 @@
 
 /// The largest value.
 pub const LARGEST: f32 = 448.0;
-/// What the exponent's bits are above the exponent.
+/// Exponent bias: the exponent's bits minus the exponent.
 const BIAS: i32 = 7;
 
 /// The nearest code, to even between two; beyond the largest that one; of NaN a NaN.

@@ -1,4 +1,4 @@
-//! What a bench of the suite needs of a family.
+//! Parts of a family that a bench of the suite needs.
 
 use kernelgate::harness::Peers;
 use kernelgate::suite::Suite;

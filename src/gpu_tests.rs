@@ -1,4 +1,4 @@
-//! What the GPU tests of the launchers share.
+//! Helpers that the GPU tests of the launchers share.
 
 use std::sync::Arc;
 

@@ -15,7 +15,8 @@ pub fn each<T: Send>(tasks: Vec<T>, f: &(dyn Fn(usize, T) + Sync)) {
     each_with_scratch(tasks, &|_, number, task| f(number, task));
 }
 
-/// The same with scratch memory that tasks hand on to each other: a task finds what another left.
+/// Runs tasks in parallel with scratch memory that is passed from task to task: a task gets the
+/// content that another left.
 pub fn each_with_scratch<T: Send>(tasks: Vec<T>, f: &(dyn Fn(&mut Vec<f32>, usize, T) + Sync)) {
     let tasks: Vec<Mutex<Option<T>>> =
         tasks.into_iter().map(|task| Mutex::new(Some(task))).collect();
@@ -32,7 +33,7 @@ pub fn chunks_mut<T: Send>(values: &mut [T], len: usize, f: &(dyn Fn(usize, &mut
     each(values.chunks_mut(len).collect(), &|number, chunk: &mut [T]| f(number, chunk));
 }
 
-/// What `f` returns of `0..count`, in that order.
+/// The results of `f` for `0..count`, in that order.
 pub fn map<T: Send + Sync>(count: usize, f: &(dyn Fn(usize) -> T + Sync)) -> Vec<T> {
     let results: Vec<OnceLock<T>> = (0..count).map(|_| OnceLock::new()).collect();
     numbers(count, &|_, number| {

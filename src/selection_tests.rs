@@ -1,5 +1,5 @@
-//! The selections of all families together: ids that Criterion can store, defaults that a person
-//! would look at.
+//! Tests of the selections of all families together: Criterion can store the ids, and a person can
+//! survey the defaults.
 
 use std::collections::BTreeSet;
 

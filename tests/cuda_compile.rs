@@ -99,7 +99,8 @@ fn warpgroup_gemms_overlap_with_what_follows_them() {
         build.source.file.ends_with("_wgmma") && build.name().contains("DTYPE=Bf16")
     }) {
         let compiled = compile(&build, "sm_90a").unwrap();
-        // What the compiler cannot prove or has no registers for, it waits for: C7510 and others.
+        // The assembler serializes tensor instructions that it cannot prove independent or has no
+        // registers for (C7510 and others).
         assert!(!compiled.log.contains("serialized"), "{}: {}", build.name(), compiled.log);
     }
 }
@@ -121,7 +122,7 @@ fn tensor_cores_show_in_the_mix_of_the_kernels_that_use_them() {
 }
 
 #[test]
-fn what_a_row_requires_is_what_its_file_needs_and_no_more() {
+fn rows_require_exactly_what_their_files_need() {
     if !compiler() {
         return;
     }
@@ -134,8 +135,8 @@ fn what_a_row_requires_is_what_its_file_needs_and_no_more() {
         let first = !files.contains(&of_file);
         files.push(of_file);
         match requires {
-            // Nothing here is for less. What a file needs shows in one of its builds; every build is
-            // compiled where its resources are checked.
+            // No kernel supports less than sm_80. One build of a file shows the file's needs; every
+            // build is compiled where its resources are checked.
             Requires::AtLeast(80) | Requires::Between(80, 90) if first => {
                 cases.push((build, "sm_80", true))
             }
@@ -150,8 +151,8 @@ fn what_a_row_requires_is_what_its_file_needs_and_no_more() {
         }
     }
     wrong.par_extend(cases.into_par_iter().filter_map(|(build, arch, compiles)| {
-        let told = compile(build, arch).map(drop);
-        (told.is_ok() != compiles).then(|| format!("{} for {arch}: {told:?}", build.name()))
+        let result = compile(build, arch).map(drop);
+        (result.is_ok() != compiles).then(|| format!("{} for {arch}: {result:?}", build.name()))
     }));
     assert!(wrong.is_empty(), "{wrong:#?}");
 }

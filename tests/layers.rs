@@ -236,7 +236,8 @@ fn no_two_files_need_each_other() {
         for (name, code) in &sources {
             graph.insert(module_of(name), references(&module_of(name), code, &modules));
         }
-        // What uses nothing that is left, or is used by nothing that is left, is in no circle.
+        // A module that uses no remaining module, or that no remaining module uses, is in no
+        // circle.
         loop {
             let left: BTreeSet<String> = graph.keys().cloned().collect();
             graph.values_mut().for_each(|used| used.retain(|module| left.contains(module)));

@@ -8,16 +8,16 @@
 //   finish:   dq = dq_sum / sqrt(d), dk is scaled where it is stored
 //
 // Threads of main: eight warps, one block an SM. Four score warps compute P^T and own dv; four
-// gradient warps compute dP^T and dS^T and own dk; each warp 32 keys x d of its gradient, in
+// gradient warps compute dP^T and dS^T and own dk; each warp holds 32 keys x d of its gradient in
 // registers. Everything is transposed (keys are rows), so that P^T and dS^T are A operands straight
 // from the accumulators. P^T goes to the partner warp through shared memory in fragment order
 // (16-bit), dS^T to all warps, swizzled, because dq sums over all keys of the block: each of the
-// eight warps computes a 32x32 piece of it, one step late: the gradient warps first, while the
-// score warps make P^T; the score warps after, while the gradient warps make dS^T.
+// eight warps computes a 32x32 piece of it, one step late. The gradient warps do so while the score
+// warps compute P^T, the score warps while the gradient warps compute dS^T.
 // Shared memory, 16-bit, XOR-swizzled: k, v [128][d]; q, dout [2 stages][M][d]; P^T; dS^T
-// [2][128][M]; lse and delta; M, the queries a step, is 64 at d = 128 and 128 at d = 64. One block
-// barrier a step, one pair barrier for P^T. Where a block has less than that (sm_80), there is one
-// stage: a step's tiles are copied when the last step's have been read.
+// [2][128][M]; lse and delta; M, the queries a step, is 64 at d = 128 and 128 at d = 64. There is
+// one block barrier a step and one pair barrier for P^T. If a block has less memory (sm_80), there
+// is one stage: a step's tiles are copied once the tiles of the step before have been read.
 // Order of addition: dk and dv are the same bits each run. dq is summed by fp32 reductions in the
 // L2, whose order is not fixed: its low bits may differ between runs. (dq by a kernel of its own
 // would be repeatable at seven GEMMs instead of five.)
@@ -27,7 +27,7 @@
 // those of the rows of q and dout as constants. The statistics and the dq accumulator are dense.
 // Bound: tensor cores, 10 b h s^2 d FLOPs (half if causal). Shared-memory bandwidth is close
 // behind: one mma reads 128 to 256 bytes of it.
-// Against naive: no s^2 traffic, tensor cores, one pass; P is recomputed from lse, as there.
+// Against naive: no s^2 traffic, tensor cores, one pass; P is recomputed from lse too.
 #include "attention/shape.cuh"
 #include "attention/warp_gemm.cuh"
 #include "common/math.cuh"

@@ -26,15 +26,16 @@
 // Layout: tensor maps have the strides of batches, heads and rows of each tensor.
 //
 // Overlap: the exponentials are computed while dp runs, ds while dv does, and dq is added while dk
-// does; what is left, the other warpgroup fills. To start the next step's q k^T before this one's
-// dq takes more registers than there are, and with dk's operand in shared memory instead is slower.
-// Order of addition: as in backward_flash_mma, dq's is not fixed, nor that of dk and dv of blocks
-// that add to the same sums. With -DDETERMINISTIC=1 it is: each step of queries has a turn in
-// memory, the block of keys that may add to it next. A thread beside the one that copies waits for
-// the turn and passes it on, so that those that compute wait only if it is not theirs yet. Turns go
-// from a block to one that starts later, so that no block waits for one that cannot start: upwards,
-// where a block is a step behind the one before. Where causal they go downwards from the diagonal,
-// where every block starts and no block waits.
+// does; the other warpgroup fills the remaining gaps. Starting the next step's q k^T before this
+// step's dq needs more registers than there are; with dk's operand in shared memory instead it is
+// slower.
+// Order of addition: as in backward_flash_mma, dq's order is not fixed, nor that of dk and dv in
+// blocks that add to the same sums. With -DDETERMINISTIC=1 it is fixed: each step of queries has a
+// counter in memory that names the block of keys which may add to it next. A thread beside the
+// copying one waits for the counter and advances it, so that computing threads wait only if another
+// block is next. The order goes from a block to one that starts later, so that no block waits for
+// one that cannot start: upwards, one step behind the block before. With a causal mask the order
+// goes downwards from the diagonal, where every block starts and no block waits.
 //
 // Bound: tensor cores, 10 b h s^2 d FLOPs (half if causal), with shared memory close behind: a GEMM
 // of 64 columns reads 128 bytes of it a cycle, or half where one operand is in registers, as keys
@@ -54,8 +55,8 @@ constexpr bool kWhole = WHOLE != 0;      // a block has all keys of a head
 constexpr int kKeys = TILE_KEYS, kQueries = 64;  // of a block, of a step
 // Rows of the tiles of row statistics and of dq_sum: two steps where d = 64.
 constexpr int kTileRows = TILE_QUERIES;
-// Where d = 64 leaves registers, warpgroups keep their keys and values there as operands, and take
-// turns with dq. Else they read both where the copies put them, and share each step's dq.
+// At d = 64 registers are left: warpgroups keep their keys and values there as operands, and
+// alternate in adding dq. Otherwise they read both from shared memory, and share each step's dq.
 constexpr bool kRegistersLeft = kHeadDim == 64;
 constexpr int kDqGroups = kRegistersLeft ? 1 : kGroups;  // of a step
 constexpr int kDqColumns = kHeadDim / kDqGroups;         // of a warpgroup
@@ -108,8 +109,9 @@ struct Step {
 
 // A block of keys, with the steps of queries that see some of them: the work of a block.
 //
-// Where causal, blocks have work for one step to all of them. Those that run together are of a few
-// heads, and of all of these the longest go first, so that few multiprocessors are idle at the end.
+// With a causal mask, the work of a block is between one step and all steps. Blocks that run
+// together belong to a few heads, and the longest of these start first, so that few multiprocessors
+// are idle at the end.
 struct Work {
   int head;               // of keys, among those of all batches
   int first_head, heads;  // of queries that read it, those of the block
@@ -171,9 +173,9 @@ struct Work {
     return static_cast<i64>(head) * tiles * kTileRows + query;
   }
   // Blocks of a head start at different steps, so that they do not all add to the same rows of dq.
-  // Those of long heads of their own start at the same step: L2 then reads each tile of queries once
-  // for all blocks, which saves more time than additions to the same rows cost. Where causal that is
-  // the last step, which all blocks see, and each goes down to its diagonal.
+  // Blocks of long heads with keys of their own start at the same step: L2 then reads each tile of
+  // queries once for all blocks, which saves more time than additions to the same rows cost. With a
+  // causal mask that is the last step, which all blocks see, and each goes down to its diagonal.
   __device__ __forceinline__ Step step(int n) const {
     const int of_heads = heads == 1 ? 0 : n / count;
     int index = n - of_heads * count;
@@ -440,8 +442,8 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& dk_
     }
     store_operand<kKeys>(gradients, ds, group * kGroupRows);
     fence_async();
-    // Of two in turn, the one that does not add goes on. Its part of the next step, which the other
-    // one waits for, says that this step's tile may be written again.
+    // If two warpgroups alternate, the one that does not add goes on. Its part of the next step,
+    // for which the other one waits, signals that this step's tile may be overwritten.
     const bool adds = kDqGroups == kGroups || n % kGroups == group;
     const u32 written = kWrittenBarrier + (kDqGroups == kGroups ? 0 : n % 2);
     if (adds) {

@@ -50,8 +50,8 @@ static_assert(kStepKeys % kCopyRows == 0, "a warp copies whole rows");
 static_assert(kWarps * (kStages * kStageBytes + kRows * (kPitch + 2) * 4) == SHARED_BYTES,
               "the row declares what the tiles take");
 
-// What is to be computed: `units` tiles of rows, each with `tiles` of keys, dealt out to the blocks
-// in equal parts.
+// Total work: `units` tiles of rows, each with `tiles` of keys, dealt out to the blocks in equal
+// parts.
 struct Work {
   int units, tiles;
   __device__ __forceinline__ i64 total() const { return static_cast<i64>(units) * tiles; }

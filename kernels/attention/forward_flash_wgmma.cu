@@ -61,8 +61,8 @@ constexpr int kKeysOffset = 2 * kGroups * kQueriesBytes;
 constexpr int kValuesOffset = kKeysOffset + kStages * kBlockBytes;
 constexpr int kBarriersOffset = kValuesOffset + kStages * kBlockBytes;
 constexpr int kSharedBytes = kBarriersOffset + 16 * (kQueryStages + 2 * kStages);
-// The largest weight is 2^8. Where o is not rescaled, a row's top may have grown by 2^kGrowth, so
-// that weights are computed for a top that is 2^kGrowth below it: in fp8 small ones vanish.
+// The largest weight is 2^8. Until o is rescaled, a row's maximum may grow by 2^kGrowth, so weights
+// are computed relative to a maximum that is 2^kGrowth lower: in fp8 small weights vanish.
 constexpr float kGrowth = kFp8 ? 2.f : 8.f, kTopWeight = 8.f - kGrowth;
 
 static_assert(kThreads == (kGroups + 1) * kGroupThreads, "a warpgroup copies, the others compute");

@@ -1,5 +1,4 @@
-// What happens to a row of actions between two passes through the layers: everything there is row
-// by row.
+// Work on each row of actions between two passes through the layers.
 //
 //   begin  x = noise;  h = x action_in + b
 //   end    velocity = (h / rms (1 + scale) + shift) action_out + b in fp32;  x += dt velocity;

@@ -3,7 +3,7 @@
 #pragma once
 #include "common/types.cuh"
 
-// Where element k of a row lies: [rows / 64][depth / 64 panels][64 rows][64], 16-byte chunks
+// Offset of element k of a row: [rows / 64][depth / 64 panels][64 rows][64], 16-byte chunks
 // XOR-swizzled by row.
 __device__ __forceinline__ i64 panel_at(i64 row, int k, int depth) {
   const i64 panel = row / 64 * ((depth + 63) / 64) + k / 64;

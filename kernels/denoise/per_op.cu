@@ -1,4 +1,4 @@
-// The expert's operations that are no GEMMs, one kernel each: what a framework launches in eager
+// Operations of the expert other than GEMMs, one kernel each, as a framework launches them in eager
 // mode.
 //
 // Activations are bf16 in memory, arithmetic is fp32; styles, norms, scores and the Euler state are
@@ -23,9 +23,9 @@ __device__ __forceinline__ i64 thread_index() {
 constexpr int kPacket = PACKET;
 static_assert(kPacket == 8, "a packet is one 16-byte access");
 
-// Every kernel begins with it: under programmatic dependent launch (PDL) its blocks start early,
-// and wait here. What kernels before wrote is not __restrict__: as constants, its loads could move
-// above the wait.
+// Every kernel begins with this wait: under programmatic dependent launch (PDL) its blocks start
+// early, and wait here. Pointers to the results of earlier kernels are not __restrict__, because
+// loads of constants could move above the wait.
 __device__ __forceinline__ void wait_for_previous() {
   allow_next_kernel();
   wait_for_previous_kernels();
@@ -307,9 +307,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   gate[i] = packet_of(x);
 }
 
-// velocity [rows, 32] = y [rows, width] out [width, 32] + bias; a block a row. Of eight
-// neighbouring rows of `out` a lane takes a packet of one; what the lanes and warps have is summed
-// up at the end.
+// velocity [rows, 32] = y [rows, width] out [width, 32] + bias; a block a row. A lane takes a
+// packet of one row out of eight neighbouring rows of `out`; the sums of lanes and warps are added
+// at the end.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_action_out(const float* y, const uint4* out, const float* __restrict__ bias,
                               float* velocity, int width) {
@@ -371,8 +371,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   values[i] = packet_of(x);
 }
 
-// The same of int4: numbers of four bits, 8 added to each, times the scale of their column and of
-// their group of k, which is exact. Scales are [k / INT4_GROUP][columns], the last row of fewer k.
+// Decodes int4: four-bit numbers, 8 added to each, times the scale of their column and of their
+// group of k, which is exact. Scales are [k / INT4_GROUP][columns], the last row of fewer k.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_dequantize_int4(const u32* codes, const uint4* scales, uint4* values,
                                    int columns, int packets) {

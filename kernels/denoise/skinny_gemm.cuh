@@ -52,7 +52,7 @@ struct SkinnyGemm {
                 "a block has 227 KiB of shared memory, some of it static");
 };
 
-// What a block of a GEMM works on, and its barriers.
+// Tile of a block of a GEMM, and its barriers.
 template <typename P>
 struct Work {
   int tile, rank, k0, row0, rows_left;
@@ -248,7 +248,7 @@ __device__ __forceinline__ void multiply(const Work<P>& work, X& x) {
   barrier_wait(work.parts_come, 0);
 }
 
-// Where an element of the parts lies in each: row of this block's rows.
+// Offset of an element of the parts in each part: row of this block's rows.
 template <typename P>
 __device__ __forceinline__ u32 part_at(const Work<P>& work, int row, int column) {
   return work.base + P::kPartsOffset + row * P::kPartRowBytes +

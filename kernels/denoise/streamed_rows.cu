@@ -82,7 +82,7 @@ struct Tasks {
   }
 };
 
-// The ring: pieces in turn, and for each a barrier that it is full and one that it is free.
+// Ring of pieces; each piece has one barrier for full and one for free.
 template <int kSlots>
 struct Ring {
   u32 pieces, full, free;
@@ -100,7 +100,7 @@ struct Ring {
   }
 };
 
-// Where a chunk of eight k of a step lies in a part of x: rows of odd steps have the halves of a
+// Offset of a chunk of eight k of a step in a part of x: rows of odd steps have the halves of a
 // panel exchanged, so that neighbouring rows are in different banks.
 __device__ __forceinline__ u32 x_at(u32 step, u32 chunk) {
   return step * kRowBytes + (chunk ^ (step % 2 * 4)) * 16;
@@ -279,7 +279,7 @@ struct Shifts {
   }
 };
 
-// Of the GEMMs after the norms before attention and before the feed-forward; sets the persistent
+// GEMMs after the norms before attention and before the feed-forward; resets the persistent
 // kernel's counter to 0.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     denoise_streamed_shifts(const float* styles1, const float* styles2, const u16* qkv,

@@ -7,9 +7,9 @@
 //   logits = weight · scale · Σ_t spikes + share · bias
 //
 // A pixel is 16 rows: all time steps of 16 / T images. A block has some pixels and filters of each
-// layer and all of its neurons' steps; whoever has the spikes that its part of the next layer reads
-// begins with that. So all blocks have to be resident at once; they take images in turn.
-// Threads: four warpgroups multiply, by 32 or 64 filters, a warp a pixel; they share the pixels and
+// layer and all time steps of its neurons; it begins a layer as soon as the spikes that its part
+// reads are there. So all blocks have to be resident at once; they process images one after
+// another.
 // the depth; then a thread has the neurons of two filters. One more warp has weights copied to a
 // ring of slots, 32 filters by 64 channels each, ahead of all layers.
 // Shared memory: the ring; sums, of each part of the depth; three packed maps, which take turns; the
@@ -84,7 +84,8 @@ __device__ __forceinline__ void multiply(float (&sums)[Share<kSide>::kFilters / 
     const int side = operand.side, steps = operand.steps();
     const int row = pixel / kSide * operand.stride, column = pixel % kSide * operand.stride;
     const u32 map = map_at(operand.map + kMaps) + lane_words(lane);
-    // Where a step's spikes are, and whether there are any: zeros are read from any pixel.
+    // Address of a step's spikes, and whether the pixel exists: outside of the map zeros are used,
+    // and any pixel is read.
     bool exists;
     u32 words;
     const auto find = [&](int number) {
@@ -102,8 +103,8 @@ __device__ __forceinline__ void multiply(float (&sums)[Share<kSide>::kFilters / 
       int tile[kOfStep];
 #pragma unroll
       for (int k = 0; k < kOfStep; ++k) {
-        // Where a tap has one group of channels the second is none: zeros by the weights of the
-        // first.
+        // If a tap has one group of channels, there is no second one: it gets zeros, with the
+        // weights of the first.
         tile[k] = k / kOfTile < operand.step_groups ? k / kOfTile : 0;
         const u32 bits = exists && tile[k] == k / kOfTile ? kTopBits : 0;
         load_spikes(a[k], (words + tile[k] * kGroupBytes) ^ (k % kOfTile * 16), factor, bits);
@@ -123,7 +124,7 @@ __device__ __forceinline__ void multiply(float (&sums)[Share<kSide>::kFilters / 
   }
 }
 
-// Where a sum is: of a part of the depth, a pixel of the block, a row, a filter of the block. The
+// Address of a sum, by part of the depth, pixel of the block, row, and filter of the block. The
 // order of filters depends on the row, so that the rows of a fragment are in different banks.
 template <int kSide>
 __device__ __forceinline__ float2* sums_at(int part, int pixel, int row, int filter) {
@@ -148,7 +149,8 @@ __device__ __forceinline__ void spread(const float (&sums)[Share<kSide>::kFilter
           make_float2(sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]);
 }
 
-// Where the words of a layer's output are that this block's group sends: of a map of so many pixels.
+// Address of the words of a layer's output that this block's group sends: a map of this many
+// pixels.
 __device__ __forceinline__ u64* sent_at(const Layer& layer, int pixels, int channels) {
   const i64 map_words = static_cast<i64>(pixels) * channels;
   return layer.sent + blockIdx.x / kRanks * map_words;
@@ -363,7 +365,7 @@ extern "C" __global__ void __launch_bounds__(STEM_THREADS)
   const int channel = static_cast<int>(i - position * channels);
   const int pixel = static_cast<int>(position - image * out_side * out_side);
   const int first_row = pixel / out_side * 2 - 1, first_column = pixel % out_side * 2 - 1;
-  // Taps in the padding read the centre, and are no candidates: so no load is behind a branch.
+  // Taps in the padding read the centre, and are not candidates, so no load is behind a branch.
   float2 sums[9];
   bool inside[9];
 #pragma unroll

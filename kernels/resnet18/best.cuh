@@ -1,5 +1,5 @@
-// What a block of resnet18_best_layers has: of shared memory, of each layer, of the depth of its
-// sums. Deliberately absent: what is done with it.
+// Shares of a block of resnet18_best_layers: its shared memory, its part of each layer, the depth
+// of its sums. Deliberately absent: the computation.
 #pragma once
 #include "common/bulk.cuh"
 #include "common/memory.cuh"
@@ -22,7 +22,7 @@ struct Layer {
                              // first live one are not held
   const float* bias;         // [filters]
   const u16* second_weight;  // [filters, second_channels] of a 1x1 convolution of the map before
-  const float* second_bias;  // the layer's input; both null where there is none
+  const float* second_bias;  // the layer's input; both are null without a 1x1 convolution
   u16* spikes;               // [T, B, side², filters] where they are kept, else null
   float* currents;           // the same
   i64 depth;                 // of a filter, in 64 channels of a tap
@@ -55,7 +55,7 @@ static_assert(kBarriersAt + 2 * kSlots * 8 <= SHARED_BYTES, "all of it fits");
 __device__ __forceinline__ const Layer& layer_at(int n) {
   return reinterpret_cast<const Layer*>(shared + kLayersAt)[n];
 }
-// What the currents of the block's filters of a layer get in a step that is fed.
+// Addends of the currents of the block's filters of a layer in a step that is fed.
 __device__ __forceinline__ float* shifts_at(int layer) {
   return reinterpret_cast<float*>(shared + kShiftsAt) + layer * kMostFilters;
 }
@@ -68,7 +68,7 @@ __device__ __forceinline__ u32 map_at(int n) {
 }
 __device__ __forceinline__ void multiplying_barrier() { barrier_sync(1, kMultiplying); }
 
-// What a block has of a layer whose output has so many pixels a side; 512 / side filters.
+// A block's share of a layer whose output has this many pixels a side; 512 / side filters.
 template <int kSide>
 struct Share {
   static constexpr int kParts = kSide == 8 ? 8 : kSide == 4 ? 2 : 1;  // of the pixels
@@ -99,10 +99,10 @@ __device__ __forceinline__ int operands_of(int number) {
   return kSide < 8 && number % kOfStage == 1 ? 2 : 1;
 }
 
-// What a layer's sums are of, its convolution, then that of the shortcut, if it has one; in steps of
-// some channels of a tap. Taps are those that read a pixel somewhere: a window of `kernel`² from
-// `first` off the pixel on. All of it follows from the layer's number, so that the compiler sees
-// that a warpgroup does not diverge.
+// Operand of a layer's sums: its convolution, then that of the shortcut, if it has one, in steps of
+// some channels of a tap. Only taps that read a pixel somewhere count: a window of `kernel`² that
+// begins at offset `first` from the pixel. All of it follows from the layer's number, so that the
+// compiler sees that a warpgroup does not diverge.
 template <int kSide>
 struct Operand {
   int first, kernel, stride, side, groups, map;
@@ -124,7 +124,7 @@ struct Operand {
   __device__ __forceinline__ int steps() const { return kernel * kernel << steps_shift; }
 };
 
-// Where a step is.
+// Position of a step.
 struct Piece {
   int down, right, group;  // off the pixel; its first 64 channels
   int tile;                // of a row of the weight's tiles

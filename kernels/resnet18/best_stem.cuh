@@ -63,7 +63,7 @@ __device__ __forceinline__ void load_images(const float* images, int rank, int c
   }
 }
 
-// Of the sums of a row tile's pixel, those of a filter.
+// Address of a filter's sum for a pixel of a row tile.
 __device__ __forceinline__ float* stem_sums_at(int tile, int pixel, int filter) {
   return reinterpret_cast<float*>(shared + kSumsAt) + (tile * kConvSide + pixel) * kStemPitch +
          filter;

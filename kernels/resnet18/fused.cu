@@ -13,7 +13,7 @@
 // Every kernel is launched with programmatic dependent launch: its blocks start while those of the
 // layer before end, and wait for them.
 // Changed from per_op: no operand or membrane in memory, currents only where the backward pass
-// needs them, a launch a layer in place of T + 4, multiplications with the padding left out.
+// needs them, a launch a layer in place of T + 4, no multiplications with the padding.
 #include "common/cluster.cuh"
 #include "common/reduce.cuh"
 #include "resnet18/neurons.cuh"
@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   rows.image0 = blockIdx.x % groups * kImages;
   const int filter0 = blockIdx.y * kTile;
 
-  // What is added to the sums is on its way while they are computed.
+  // The addends of the sums are loaded while the sums are computed.
   using Own = Pair<kSteps>;
   const i64 step_elements = static_cast<i64>(images) * pixels * filters;
   u32 residual[Own::kOfThread][kSteps] = {};
@@ -128,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const int channel = static_cast<int>(i - position * channels);
   const int pixel = static_cast<int>(position - image * out_side * out_side);
   const int first_row = pixel / out_side * 2 - 1, first_column = pixel % out_side * 2 - 1;
-  // Taps in the padding read the centre, and are no candidates: so no load is behind a branch.
+  // Taps in the padding read the centre, and are not candidates, so no load is behind a branch.
   const u16* from[9];
   bool inside[9];
 #pragma unroll

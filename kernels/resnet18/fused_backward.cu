@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   rows.image0 = blockIdx.x % groups * kImages;
   const int channel0 = blockIdx.y * kTile;
 
-  // What the sums meet is on its way while they are computed.
+  // The operands that the sums are combined with are loaded while the sums are computed.
   using Own = Pair<kSteps>;
   const i64 step_elements = static_cast<i64>(images) * pixels * channels;
   u32 residual[Own::kOfThread][kSteps] = {};
@@ -93,10 +93,10 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 #ifndef GROUPS  // blocks of more groups are for the layers above alone
 // Gradient of the stem's currents, summed over the steps that are fed, in which they are the same:
 // bf16, a thread two neurons of [B, side², channels]. `spikes_gradient` is that of the pooled
-// spikes, [T, B, out_side², channels], whose sources say where they are from; where there are none,
-// that of the stem's spikes.
-// A spike counts in the sums of all later steps, so what the pooling of a step gets goes, less what
-// that of the next step gets, to the spikes before it.
+// spikes, [T, B, out_side², channels], with the source pixel of each; without pooling it is that of
+// the stem's spikes.
+// A spike counts in the sums of all later steps. So the gradient at the pooling of a step, less
+// that of the next step, goes to the spikes before it.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_fused_stem_backward(const float* conv, const float* bias,
                                  const float* spikes_gradient, const unsigned char* sources,

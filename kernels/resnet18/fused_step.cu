@@ -1,6 +1,6 @@
-// What a training step does with all parameters at once: weights rounded to bf16, gradients of all
-// weights and biases, SGD. Each kernel has a list of jobs, and a list that says whose job a block
-// is: a launch in place of one a parameter.
+// Work of a training step on all parameters at once: weights rounded to bf16, gradients of all
+// weights and biases, SGD. Each kernel has a list of jobs, and a list with the job of each block:
+// one launch instead of one for each parameter.
 //
 //   weight gradient [filters, taps, channels] = Σ over frames and pixels of g · what the tap read
 //   m' = momentum · m + factor · Σ over parts of gradient ; p' = p - rate · m'
@@ -83,7 +83,7 @@ __device__ __forceinline__ void sum_rows(const Gradient& job, float* sums, int f
                                          int begin, int end) {
   const int steps = job.steps, images = job.images, pixels = job.out_side * job.out_side;
   const int groups = ceil_div(images * steps, kTile);
-  // Of eight filters, every 16th row.
+  // Eight filters of every 16th row.
   const int chunk = threadIdx.x % 8, first_row = threadIdx.x / 8;
   float sum[8] = {};
   for (int tile = begin; tile < end; ++tile) {

@@ -16,7 +16,7 @@ __device__ __forceinline__ u32 spike_pair(float low, float high) {
   return Bf16::pack(low * kPerQuantum, high * kPerQuantum);
 }
 
-// What the stem's neurons get in a step that is fed.
+// Current of the stem's neurons in a step that is fed.
 __device__ __forceinline__ float stem_current(float conv, float bias, float divisor) {
   return __fdiv_rn(conv + bias, divisor);
 }

@@ -33,12 +33,12 @@ __device__ __forceinline__ u32 unpacked_pair(u32 word, int row) {
   return word << (2 * (kOctet - 1 - row)) & kTopBits;
 }
 
-// Where a lane's words of the first 16 channels are, from those of a pixel's group on; moving on by
+// Offset of a lane's words of the first 16 channels from the start of a pixel's group; moving on by
 // n times 16 channels is then `^ (n * 16)`.
 __device__ __forceinline__ u32 lane_words(u32 lane) { return lane % 4 * 64 + lane % 4 / 2 * 16; }
 
-// What brings the rows of a lane's fragments to the top of a word, as a factor: multiplications are
-// on another pipe than the logic beside them.
+// Factor that moves the rows of a lane's fragments to the top of a word: multiplications run on
+// another pipe than the logic beside them.
 __device__ __forceinline__ u32 lane_factor(u32 lane) { return 1u << 2 * (kOctet - 1 - lane / 4); }
 
 // An A fragment, 16 rows by 16 channels, of doubled spikes; `bits` are kTopBits, or none for zeros.
@@ -58,8 +58,8 @@ __device__ __forceinline__ float2 spike_sums(u32 word, u32 rows) {
                      static_cast<float>(__popc(second) - 2 * minus_second));
 }
 
-// A word goes to other blocks through device memory, as 64 bits with a tag that tells this round
-// from all before: who reads the tag has the word, without a fence.
+// Sends a word to other blocks through device memory, as 64 bits with a tag that differs in every
+// round: a reader that sees the tag has the word, without a fence.
 __device__ __forceinline__ void send_word(u64* to, u32 word, u32 tag) {
   asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to),
                "l"(static_cast<u64>(tag) << 32 | word)

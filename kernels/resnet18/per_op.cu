@@ -19,7 +19,7 @@ __device__ __forceinline__ i64 thread_index() {
   return static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
 }
 
-// What an output pixel reads, of a window centred on every stride-th pixel.
+// Source pixel of an output pixel, in a window centred on every stride-th pixel.
 struct Source {
   int row;
   int column;
@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                        Bf16::pack(x[6], x[7]));
 }
 
-// The same of spikes, for the taps from `first` on; a thread eight channels of a row
+// Gathers spikes, for the taps from `first` on; a thread copies eight channels of a row.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_per_op_gather_spikes(const uint2* __restrict__ spikes, uint4* __restrict__ rows,
                                   i64 packets, int side, int channels, int out_side, int kernel,

@@ -32,8 +32,8 @@ __device__ __forceinline__ int group() { return threadIdx.x / kGroupThreads; }
 __device__ __forceinline__ int group_thread() { return threadIdx.x % kGroupThreads; }
 __device__ __forceinline__ int group_warp() { return group_thread() / 32; }
 
-// The rows of a tile: all steps of some images. What this thread copies is settled once, as steps
-// of a GEMM leave no time for divisions.
+// Rows of a tile: all steps of some images. The addresses that this thread copies are computed
+// once, because steps of a GEMM leave no time for divisions.
 struct Rows {
   int images, chunk, shared_offset;
   int step, local, apart;  // of this thread's first row: its step and image; images between rows
@@ -140,7 +140,7 @@ struct Walk {
     right = 0;
     ++down;
   }
-  // The pixel along an axis that a tap reads, negative where there is none.
+  // Pixel along an axis that a tap reads; negative outside of the map.
   __device__ __forceinline__ int source(int at, int offset) const {
     offset -= operand.kernel / 2;
     if constexpr (!kTransposed) return at * operand.stride + offset;

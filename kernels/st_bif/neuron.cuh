@@ -37,8 +37,8 @@ struct Neuron {
         tmax(tmax_) {}
 };
 
-/// What one step leaves behind besides v and u. `spike` is s·q; `up` and `down` are [H >= θ] and
-/// [H < 0] as 0.0 or 1.0.
+/// Results of one step besides v and u. `spike` is s·q; `up` and `down` are [H >= θ] and [H < 0] as
+/// 0.0 or 1.0.
 struct Step {
   float membrane;
   float spike;

@@ -157,8 +157,8 @@ impl Problem for Scores {
     }
 
     fn tolerance(&self) -> Tolerance {
-        // Whatever the inputs' dtype, their products are exact and their sums f32: ten times what
-        // the CPU backend measures.
+        // For every dtype of the inputs, products are exact and sums are f32. The bounds are ten
+        // times the error that the CPU backend measures.
         Tolerance { max_error: 4e-6, relative_l2: 1.5e-6 }
     }
 

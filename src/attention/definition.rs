@@ -115,7 +115,7 @@ const SCAN_LINES: [&str; 3] = [
     "s=4096 d=128 mask=causal dtype=bf16 b=1 h=64 h_kv=8",
 ];
 
-/// As [`SCAN`], shorter sequences, and one query a sequence over a long cache of keys.
+/// The scan of [`SCAN`] with shorter sequences, and one query a sequence over a long cache of keys.
 pub const FORWARD_SCAN: AxisScan = AxisScan {
     lines: &[
         "s=256 d=128 mask=full,causal dtype=bf16",
@@ -127,8 +127,8 @@ pub const FORWARD_SCAN: AxisScan = AxisScan {
     rows: &["cuda/flash_wgmma", "cuda/flash_decode", "cuda/cudnn"],
 };
 
-/// What both directions share. Tensors are `[b, h, s, d]`, keys and values `[b, h_kv, keys, d]`, all
-/// contiguous.
+/// Parameters that both directions share. Tensors are `[b, h, s, d]`, keys and values `[b, h_kv,
+/// keys, d]`, all contiguous.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Attention {
     /// Batch.
@@ -188,12 +188,12 @@ impl Attention {
         Ok(attention)
     }
 
-    /// Of queries and outputs: `[b, h, s, d]`.
+    /// Shape of queries and outputs: `[b, h, s, d]`.
     pub fn shape(&self) -> [usize; 4] {
         [self.b, self.h, self.s, self.d]
     }
 
-    /// Of keys and values: `[b, h_kv, keys, d]`.
+    /// Shape of keys and values: `[b, h_kv, keys, d]`.
     pub fn key_shape(&self) -> [usize; 4] {
         [self.b, self.h_kv, self.keys, self.d]
     }
@@ -226,7 +226,7 @@ impl Attention {
         Rows { heads: self.b * self.h, s: self.s, keys: self.keys, causal: self.causal }
     }
 
-    /// As [`Self::rows`], of keys and values.
+    /// The selected rows ([`Self::rows`]) of keys and values.
     pub(super) fn key_rows(&self) -> Rows {
         Rows { heads: self.b * self.h_kv, s: self.keys, ..self.rows() }
     }
@@ -360,10 +360,10 @@ pub(super) fn tolerance(dtype: Dtype) -> Tolerance {
     }
 }
 
-/// Tolerance of outputs in fp8, of the operands as they were rounded: two to three times the error
-/// of rounding probabilities, which a test emulates. What rounding the operands costs is a property
-/// of the format and of the inputs, not of a row: with outliers it grows with the keys, and a score
-/// may lose to another.
+/// Tolerance of outputs in fp8, relative to rounded operands: two to three times the error of
+/// rounding probabilities, which a test emulates. The error from rounding the operands is a
+/// property of the format and of the inputs, not of a row: with outliers it grows with the keys,
+/// and a score may lose to another.
 const FP8_TOLERANCE: Tolerance = Tolerance { max_error: 1.2e-1, relative_l2: 6e-2 };
 
 /// Tensors of one problem, read in fp64 by head and position.

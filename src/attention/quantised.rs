@@ -5,8 +5,8 @@
 use crate::e4m3::{LARGEST, encode};
 use crate::parallel;
 
-/// Of each of the parts, so many elements long, the bits of x / scale and the scale with which the
-/// largest magnitude becomes the largest number; 1 of zeros.
+/// Quantises each part of this many elements: the bits of x / scale, and the scale that maps the
+/// largest magnitude to the largest number of the format; 1 for zeros.
 pub fn quantised(values: &[half::bf16], part: usize) -> (Vec<i8>, Vec<f32>) {
     let parts = parallel::map(values.len().div_ceil(part), &|number| {
         let values = &values[number * part..];

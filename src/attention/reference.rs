@@ -9,7 +9,7 @@ use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f64};
 
 use crate::parallel;
 
-/// What the heads of a problem share.
+/// Parameters that the heads of a problem share.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HeadConfig {
     /// Elements of a query, key or value.

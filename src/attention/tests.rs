@@ -328,7 +328,7 @@ fn gradients_of_shared_keys_are_the_sums_over_the_heads_that_share_them() {
     }
 }
 
-/// What an implementation on tensor cores computes: fp32 or better inside, but operands of GEMMs
+/// Computation of an implementation on tensor cores: fp32 or better inside, but operands of GEMMs
 /// and results in the dtype.
 struct Rounded {
     head: HeadConfig,
@@ -442,8 +442,8 @@ fn rounding_to_16_bits_stays_well_within_the_tolerance() {
     }
 }
 
-/// As [`errors_of_rounding`], of a forward that rounds operands and probabilities to e4m3, these
-/// times 2^6.
+/// The errors ([`errors_of_rounding`]) of a forward pass that rounds operands and probabilities to
+/// e4m3, the probabilities times 2^6.
 fn errors_of_fp8(attention: Attention) -> OutputComparison {
     let Attention { h, s, .. } = attention;
     let problem = AttentionForward { attention };
@@ -495,7 +495,7 @@ fn rounding_probabilities_to_fp8_stays_well_within_the_tolerance() {
     }
 }
 
-/// Of no row: outputs of the rounded operands against those of what was rounded.
+/// Tests no row: compares outputs of rounded operands with those of the original ones.
 #[test]
 fn rounding_operands_to_fp8_costs_what_the_results_say() {
     for (s, causal, outliers, most) in [
@@ -509,11 +509,11 @@ fn rounding_operands_to_fp8_costs_what_the_results_say() {
         let rounded = AttentionForward { attention: rounded };
         let values = |problem: &AttentionForward| -> Vec<f64> {
             let bands = problem.reference(&problem.inputs(9)).into_iter();
-            let of = |band: Expected| match band.values {
+            let values_of = |band: Expected| match band.values {
                 Data::F64(values) => values,
                 other => panic!("{other:?}"),
             };
-            bands.flat_map(of).collect()
+            bands.flat_map(values_of).collect()
         };
         let (mut error, mut all) = (0.0, 0.0);
         for (x, y) in values(&rounded).into_iter().zip(values(&before)) {

@@ -7,11 +7,11 @@
 //! layer is the gradient of what its convolution read and of the neurons that wrote that.
 //!
 //! Deliberately absent: the guides' ranges around a launch (session, loading, warm-up runs, memory
-//! and layer profiling), as one launch is what is recorded. The host's row opens those of its
-//! forward pass, stages, backward and optimiser, for a profiler that listens to NVTX. No row opens
-//! Model_Reset and Output_Processing, and Time_Encoding only those that launch an operation each:
-//! for the others nothing is launched there. `cuda/best` opens no stage's range, as its layers are
-//! one launch; what they take inside it is told by the kernel's stages.
+//! and layer profiling), because one launch is recorded. The host's row opens those of its forward
+//! pass, stages, backward and optimiser, for a profiler that listens to NVTX. No row opens
+//! Model_Reset and Output_Processing, and only rows that launch an operation each open
+//! Time_Encoding: the others launch nothing there. `cuda/best` opens no stage's range, because its
+//! layers are one launch; the kernel's stages show their times.
 
 use super::network::{Block, CLASSES, Conv, Map};
 use super::shape::NetworkShape;
@@ -20,24 +20,24 @@ use kernelgate::workload::{Breakdown, Dtype, Part, Unit, Work};
 const LAYERS: &str = "layer";
 const BACKWARD_LAYERS: &str = "layer backward";
 
-/// Of images to logits.
+/// Parts of inference, from images to logits.
 pub(super) fn inference(shape: &NetworkShape) -> Breakdown {
     let parts = [components(shape), Parts::new(shape).forward()].concat();
     Breakdown { samples: Some(shape.b as u64), parts, ..Breakdown::default() }
 }
 
-/// Of a training step.
+/// Parts of a training step.
 pub(super) fn train_step(shape: &NetworkShape) -> Breakdown {
-    let of = Parts::new(shape);
-    let backward = of.backward();
-    let parameters = of.network.parameters as u64;
+    let costs = Parts::new(shape);
+    let backward = costs.backward();
+    let parameters = costs.network.parameters as u64;
     let f32s = parameters * Dtype::F32.bytes() as u64;
-    let rounded: usize = of.network.convolutions().map(weights_read).sum();
-    let [read, write] = [Dtype::F32, Dtype::Bf16].map(|of| (rounded * of.bytes()) as u64);
+    let rounded: usize = costs.network.convolutions().map(weights_read).sum();
+    let [read, write] = [Dtype::F32, Dtype::Bf16].map(|dtype| (rounded * dtype.bytes()) as u64);
     let rounding = Work::bytes(read, write);
     let optimizer =
         Work::bytes(2 * f32s, 2 * f32s).with_flops(Unit::Vector, Dtype::F32, 4 * parameters);
-    let gradients = of.weight_gradients();
+    let gradients = costs.weight_gradients();
     let own = backward.iter().filter(|part| !part.range.ends_with("_ResBlocks"));
     let all = sum(own.map(|part| &part.work).chain([&gradients]));
     let parts = [
@@ -48,7 +48,7 @@ pub(super) fn train_step(shape: &NetworkShape) -> Breakdown {
             component("Weight_Gradients", gradients),
             component("Optimizer", optimizer),
         ],
-        of.forward(),
+        costs.forward(),
         backward,
     ];
     Breakdown { samples: Some(shape.b as u64), parts: parts.concat(), ..Breakdown::default() }
@@ -59,7 +59,7 @@ fn weights_read(conv: &Conv) -> usize {
     conv.window.output.channels * conv.window.reading_taps() * conv.window.input.channels
 }
 
-/// What the guides name around the forward pass.
+/// Parts that the guides name around the forward pass.
 fn components(shape: &NetworkShape) -> Vec<Part> {
     let forward = shape.forward_work(&shape.sizes.network());
     vec![
@@ -118,7 +118,7 @@ impl Layers {
     }
 }
 
-/// What the layers' work follows from.
+/// Network and shape from which the layers' work is computed.
 struct Parts<'a> {
     shape: &'a NetworkShape,
     network: super::network::Network,
@@ -271,24 +271,29 @@ mod tests {
         }
         for point in TRAIN_STEP.points(Effort::Default, Scale::Accelerator, &[]).unwrap() {
             let problem = (TRAIN_STEP.bind)(&point).unwrap();
-            let of = problem.breakdown();
+            let breakdown = problem.breakdown();
             let others = ["Weight_Gradients", "Optimizer"];
-            let others = of.parts.iter().filter(|part| others.contains(&part.range.as_str()));
-            let layers = innermost(&of, &[LAYERS, BACKWARD_LAYERS]).chain(others);
+            let others =
+                breakdown.parts.iter().filter(|part| others.contains(&part.range.as_str()));
+            let layers = innermost(&breakdown, &[LAYERS, BACKWARD_LAYERS]).chain(others);
             let work = Part { work: problem.work(), ..of.parts[0].clone() };
             assert_eq!(matmul_and_vector(layers), matmul_and_vector([&work]), "{point:?}");
         }
     }
 
     #[test]
-    fn ranges_are_told_apart() {
+    fn ranges_of_parts_are_distinct() {
         let point = &TRAIN_STEP.points(Effort::Default, Scale::Accelerator, &[]).unwrap()[0];
-        let of = (TRAIN_STEP.bind)(point).unwrap().breakdown();
-        for (i, part) in of.parts.iter().enumerate() {
+        let breakdown = (TRAIN_STEP.bind)(point).unwrap().breakdown();
+        for (i, part) in breakdown.parts.iter().enumerate() {
             let same = |other: &Part| other.range.ends_with(&format!("/{}", part.range));
-            assert!(!of.parts.iter().any(same), "{}", part.range);
-            assert!(of.parts[..i].iter().all(|other| other.range != part.range), "{}", part.range);
+            assert!(!breakdown.parts.iter().any(same), "{}", part.range);
+            assert!(
+                breakdown.parts[..i].iter().all(|other| other.range != part.range),
+                "{}",
+                part.range
+            );
         }
-        assert_eq!(of.samples, Some(32));
+        assert_eq!(breakdown.samples, Some(32));
     }
 }

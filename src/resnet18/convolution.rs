@@ -14,8 +14,8 @@ fn frames_a_task(window: &Window) -> usize {
     (ROWS / window.output.pixels()).max(1)
 }
 
-/// What a tap reads of some frames, a row of channels an output pixel and zeros in the padding;
-/// `None` where it reads the padding only.
+/// Inputs of a tap for some frames, a row of channels per output pixel and zeros in the padding;
+/// `None` if the tap reads only padding.
 fn gather<T: Copy + Into<f64>>(window: &Window, input: &[T], tap: usize) -> Option<Vec<f64>> {
     let sources: Vec<_> =
         (0..window.output.pixels()).map(|pixel| window.source(pixel, tap)).collect();

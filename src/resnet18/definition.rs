@@ -113,7 +113,7 @@ pub const INFERENCE_SCAN: AxisScan = AxisScan {
 };
 
 /// Two batches, one step of SGD: the reference of more than 32 takes the host minutes, and
-/// `kernelgate profile` tells the curve of more batches.
+/// `kernelgate profile` shows the curve of more batches.
 pub const TRAIN_STEP_SCAN: AxisScan = AxisScan {
     lines: &["stem=imagenet w=64 b=8,32 t=8 level=8 weights=dyadic dtype=bf16"],
     rows: &["cuda/fused", "cuda/best"],
@@ -204,9 +204,9 @@ pub struct TrainStep {
 }
 
 impl TrainStep {
-    /// Whether rows can be held to the reference. Where sums are not exact, one moved spike changes
-    /// gradients by more than any precision does. In f32 none moved (see [`Problem::tolerance`]); in
-    /// bf16 how many do was not measured.
+    /// Whether rows can be compared with the reference. If sums are not exact, one moved spike
+    /// changes gradients by more than any precision does. In f32 no spike moved (see
+    /// [`Problem::tolerance`]); the number in bf16 was not measured.
     pub fn comparable(&self) -> Result<(), String> {
         match (self.shape.draw, self.shape.dtype) {
             (Draw::Dyadic, _) | (_, Dtype::F32) => Ok(()),

@@ -19,7 +19,7 @@ pub enum Stem {
     Cifar,
 }
 
-/// What a network is made from.
+/// Sizes that define a network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sizes {
     /// How it begins.
@@ -53,7 +53,7 @@ impl Map {
     }
 }
 
-/// What each output pixel of a convolution or pooling reads.
+/// Source pixels of each output pixel of a convolution or pooling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
     /// Frame read.
@@ -123,7 +123,7 @@ impl Window {
 pub struct Conv {
     /// As in torchvision: `layer1.0.conv1`.
     pub name: String,
-    /// What it reads.
+    /// Source pixels.
     pub window: Window,
     /// First element of its weight among the parameters.
     pub weight: usize,
@@ -165,7 +165,7 @@ pub struct Block {
 /// A whole network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Network {
-    /// Of the image.
+    /// Convolution of the image.
     pub stem: Conv,
     /// Max-pooling behind the stem's neurons.
     pub pool: Option<Window>,

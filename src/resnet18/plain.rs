@@ -74,7 +74,7 @@ pub struct Plain<'a> {
     pub logits: Vec<f64>,
     /// Mean cross-entropy.
     pub loss: f64,
-    /// Of each parameter.
+    /// Gradient of each parameter.
     pub gradient: Vec<f64>,
 }
 

@@ -32,7 +32,7 @@ pub struct Neurons {
     pub spikes: Vec<i8>,
 }
 
-/// What a forward pass computes.
+/// Results of a forward pass.
 pub struct Forward {
     /// The stem's neurons, then two layers a block.
     pub layers: Vec<Neurons>,

@@ -25,7 +25,7 @@ pub enum Draw {
     Dyadic,
 }
 
-/// What inference and training share: a network, images and time steps.
+/// Parameters that inference and training share: a network, images and time steps.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NetworkShape {
     /// The network.
@@ -38,7 +38,7 @@ pub struct NetworkShape {
     pub level: usize,
     /// How weights and images are drawn.
     pub draw: Draw,
-    /// What weights and images are exact in, and the least precision of GEMM operands.
+    /// Dtype that represents weights and images exactly, and the least precision of GEMM operands.
     pub dtype: Dtype,
 }
 
@@ -67,8 +67,8 @@ impl NetworkShape {
         self.t * self.b
     }
 
-    /// Steps over which image and biases are spread: `level/2 - 1`. With fewer time steps than
-    /// these the network never sees the whole image, and its time is all that such a case tells.
+    /// Steps over which image and biases are spread: `level/2 - 1`. With fewer time steps the
+    /// network never sees the whole image, and only the time of such a case is meaningful.
     pub fn steps(&self) -> usize {
         self.level / 2 - 1
     }
@@ -137,7 +137,7 @@ impl NetworkShape {
     /// negative biases against the growth of the residual sum.
     fn parameters(&self, network: &Network, seed: u64) -> Vec<f32> {
         if self.draw == Draw::File {
-            // What keeps it from being read was told before anything is drawn.
+            // Errors of the file were reported before anything is drawn.
             let read = |path: PathBuf| weights_file::read(&path, network);
             let parameters = weights_file::path().and_then(read).unwrap_or_default();
             return parameters.into_iter().map(|value| self.rounded(value)).collect();
@@ -206,7 +206,7 @@ impl NetworkShape {
         let elements = network.parameters + self.b * self.sizes.image().elements();
         let neurons = self.neuron_steps(network);
         let logits = self.b * CLASSES * Dtype::F32.bytes();
-        // Of a neuron: v += x, θ·s, v -= θ·s, c += s, and the bias.
+        // Operations of a neuron: v += x, θ·s, v -= θ·s, c += s, and the bias.
         Work::bytes((elements * self.dtype.bytes()) as u64, logits as u64)
             .with_flops(
                 Unit::Matmul,

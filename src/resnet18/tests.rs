@@ -221,9 +221,10 @@ fn few_operands_are_without_a_spike() {
         .collect();
     let mut sums = vec![(0, 0); shape.t + 1];
     for (number, (layer, map)) in forward.layers.iter().zip(maps).enumerate().skip(1) {
-        let of = |tiles: &[Vec<usize>]| silent(&shape, (&layer.spikes, map), tiles);
-        let whole = of(&pairs);
-        let steps = (0..shape.t).map(|t| of(&[(t * shape.b..(t + 1) * shape.b).collect()]));
+        let silent_share = |tiles: &[Vec<usize>]| silent(&shape, (&layer.spikes, map), tiles);
+        let whole = silent_share(&pairs);
+        let steps =
+            (0..shape.t).map(|t| silent_share(&[(t * shape.b..(t + 1) * shape.b).collect()]));
         let shares: Vec<(usize, usize)> = std::iter::once(whole).chain(steps).collect();
         let percent: Vec<String> =
             shares.iter().map(|of| format!("{:.2}", 100.0 * of.0 as f64 / of.1 as f64)).collect();

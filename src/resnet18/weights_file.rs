@@ -23,16 +23,16 @@ pub(super) fn path() -> Result<PathBuf, String> {
 /// The network's parameters as they lie, channels innermost.
 ///
 /// # Errors
-/// A fragment that names the file: it is no safetensors file, cut short, lacks a parameter, holds
-/// another tensor, or one of another shape or dtype, or a number that is no finite f32.
+/// A fragment that names the file: it is not a safetensors file, is truncated, lacks a parameter,
+/// holds another tensor, or one of another shape or dtype, or a number that is not a finite f32.
 pub(super) fn read(path: &Path, network: &Network) -> Result<Vec<f32>, String> {
     let of_file = |why: String| format!("weights {}: {why}", path.display());
     let file = SafeTensors::read(path).map_err(of_file)?;
     let shapes = shapes(network);
-    let known = |name: &&str| shapes.iter().all(|(known, ..)| known != name);
-    if let Some(other) = file.names().find(known) {
+    let is_other = |name: &&str| shapes.iter().all(|(parameter, ..)| parameter != name);
+    if let Some(other) = file.names().find(is_other) {
         return Err(of_file(format!(
-            "`{other}` is no parameter of the network (BatchNorm is folded into weights and biases)"
+            "`{other}` is not a parameter of the network (BatchNorm is folded into weights and biases)"
         )));
     }
     let mut parameters = vec![0.0; network.parameters];

@@ -121,7 +121,7 @@ impl State32 {
         (0.5 + self.prefire) * self.threshold
     }
 
-    /// What the membrane pays back after step `t`.
+    /// Repayment of the membrane after step `t`.
     fn repayment(&self, t: usize) -> f32 {
         if self.prefire != 0.0 && (t as i64) < i64::from(self.tracer_max) {
             self.prefire * self.threshold / self.tracer_max as f32

@@ -72,7 +72,7 @@ pub const FORWARD_SCAN: AxisScan = AxisScan {
     rows: &["cuda/fused", "cuda/vectorized"],
 };
 
-/// The same of the backward.
+/// The scan of the backward pass.
 pub const BACKWARD_SCAN: AxisScan = AxisScan {
     lines: &[
         "layer=conv1 b=8,16,32 t=8 level=8 dtype=f32",
@@ -138,7 +138,7 @@ pub const BACKWARD: Workload<StBifBackward> = Workload {
     bind: |point| Ok(StBifBackward { neurons: Neurons::bind(point)? }),
 };
 
-/// What both directions share: how many neurons, for how long, in which dtype.
+/// Parameters that both directions share: number of neurons, time steps, dtype.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Neurons {
     /// Neurons.

@@ -14,7 +14,7 @@ pub struct Parameters {
     pub prefire: f64,
 }
 
-/// What one time step leaves behind.
+/// Results of one time step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NeuronStep {
     /// s in {-1, 0, 1}.

@@ -1,5 +1,5 @@
-//! What a source file uses, read from its text: enough for this workspace's style, in which paths
-//! begin with `crate::` or `super::`.
+//! Imports of a source file, read from its text. The parser is sufficient for this workspace's
+//! style, in which paths begin with `crate::` or `super::`.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ pub fn sources(folder: &Path) -> Vec<PathBuf> {
         let is_test =
             path.file_stem().is_some_and(|stem| stem.to_string_lossy().ends_with("tests"));
         if path.is_dir() {
-            // What was built is nobody's source: an example is a package with a target folder.
+            // Build outputs are not sources: an example is a package with a target folder.
             if !path.ends_with("target") {
                 files.extend(sources(&path));
             }
@@ -62,9 +62,9 @@ pub fn module_of(file: &str) -> String {
     if ["lib", "main", "mod"].contains(&path) { String::new() } else { path.replace('/', "::") }
 }
 
-/// The other modules that a module uses: every path from `crate` or `super`, and what a `mod.rs`
-/// uses of its children. That a module declares its children, or hands on what they have (`pub
-/// use`), needs nothing of them.
+/// The other modules that a module uses: every path from `crate` or `super`, and the paths through
+/// which a `mod.rs` uses its children. A declaration of a child module and a `pub use` of its items
+/// do not count as uses.
 pub fn references(module: &str, code: &str, modules: &BTreeSet<String>) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let here: Vec<&str> = module.split("::").filter(|part| !part.is_empty()).collect();
@@ -119,7 +119,7 @@ fn paths(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// What follows a path: nothing, or the names of the list in braces after it.
+/// Rest of a path: nothing, or the names of the list in braces after it.
 fn ends_of(text: &str, path_len: usize) -> Vec<Vec<&str>> {
     let Some(list) = text[path_len..].strip_prefix("::{") else { return vec![vec![]] };
     let (mut depth, mut names, mut start) = (0, Vec::new(), 0);

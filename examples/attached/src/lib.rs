@@ -1,4 +1,5 @@
-//! What the benches beside this have in common: `out = 2.5 x + y`, what is right, and the PTX.
+//! Shared parts of the benches beside this file: the definition `out = 2.5 x + y`, its reference,
+//! and the PTX.
 
 use std::ffi::{c_int, c_void};
 

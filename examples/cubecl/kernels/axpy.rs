@@ -8,7 +8,7 @@ use cubecl_core::frontend::ArrayCompilationArg;
 use cubecl_core::prelude::*;
 use cubecl_cuda::{CudaCompiler, CudaRuntime};
 
-/// What `x` is multiplied with.
+/// Factor of `x`.
 pub const A: f32 = 2.5;
 
 /// Threads of a block.

@@ -2,10 +2,10 @@
 // head of 128. A row of 128 elements is a tile's only column.
 //
 // Such operands lie along k: keys do for the scores, values are stored transposed, a row for each
-// element of the head. A block of them is a column of 32 keys after the other, whose rows of 32
-// bytes are swizzled. Where the accumulator of the scores has its elements is not where the operand
-// of the values needs them: of 16 keys, a lane has 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 and would need
-// four neighbours, q = lane % 4. The stored values are in that order of keys, so that nothing
+// element of the head. A block of them is a sequence of columns of 32 keys, whose rows of 32 bytes
+// are swizzled. The accumulator of the scores holds its elements in another order than the operand
+// of the values needs: of 16 keys, a lane has 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 and would need four
+// neighbours, q = lane % 4. The values are stored in the accumulator's order of keys, so no element
 // moves.
 #pragma once
 #include "attention/warpgroup/gemm.cuh"

@@ -1,5 +1,5 @@
-// Stages of shared memory that copies fill and warps empty, in turn: fill n goes to stage
-// n % kCount. A stage has two barriers, full and empty.
+// Stages of shared memory that copies fill and warps empty alternately: fill n goes to stage n %
+// kCount. A stage has two barriers, full and empty.
 #pragma once
 #include "common/bulk.cuh"
 

@@ -11,7 +11,7 @@ use crate::attention::definition::Attention;
 use crate::parallel;
 use kernelgate::workload::{Data, Tensors};
 
-/// What the forward leaves for the backward.
+/// State that the forward pass saves for the backward pass.
 pub(super) struct SavedForward {
     out: Vec<f32>,
     normalisers: Vec<f32>,
@@ -76,7 +76,7 @@ struct HeadInputs<'a> {
 }
 
 impl HeadInputs<'_> {
-    /// What the queries from `first` contribute; `grad_q` is theirs alone.
+    /// Adds the contribution of the queries from `first` on; `grad_q` belongs to them alone.
     fn queries(&self, first: usize, grad_q: &mut [f32], grad_k: &mut [f32], grad_v: &mut [f32]) {
         let (arch, d) = (Arch::new(), self.attention.d);
         let rows = grad_q.len() / d;

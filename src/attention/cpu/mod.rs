@@ -54,7 +54,7 @@ pub const BACKWARD: &[Implementation<AttentionBackward>] = &[Implementation {
         let task = CpuTask::new(inputs, outputs, move |inputs, outputs| {
             backward::launch(&attention, inputs, &saved, outputs)
         });
-        // What the forward saved follows from the others.
+        // The saved outputs of the forward pass follow from the other inputs.
         task.reading(&["grad_out"])
     }),
 }];

@@ -1,6 +1,6 @@
-//! What is done to rows of scores between the GEMMs. Each step is a type of its own with its work
-//! in an inlined `call`, because `Arch::dispatch` compiles for the widest SIMD only what it can
-//! inline, and a closure of any size is not.
+//! Operations on rows of scores between the GEMMs. Each step is a type of its own with its work in
+//! an inlined `call`, because `Arch::dispatch` compiles for the widest SIMD only code that it can
+//! inline, and a large closure is not inlined.
 //!
 //! Exponentials are powers of two, the factor log2(e) folded into the scaling that every score
 //! needs anyway.

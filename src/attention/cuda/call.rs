@@ -19,7 +19,8 @@ pub enum SumOrder {
     /// Whichever block comes first: low bits may differ between launches. Gradients of keys and
     /// values of grouped heads too.
     Any,
-    /// The same in every launch, which all gradients repeat bit by bit. [`Technique::FlashWgmma`] only.
+    /// A fixed order in every launch, so that all gradients are the same bit by bit.
+    /// [`Technique::FlashWgmma`] only.
     Fixed,
 }
 

@@ -258,7 +258,7 @@ pub fn boxes(extents: &Extents, strides: &Strides, box_rows: usize) -> TensorBox
     boxes_of(extents, [extents.heads_a_batch(), extents.s], strides, box_rows)
 }
 
-/// The same of the keys or values.
+/// Tensor boxes of the keys or values.
 pub fn key_boxes(extents: &Extents, strides: &Strides, box_rows: usize) -> TensorBoxes {
     boxes_of(extents, [extents.key_heads_a_batch(), extents.keys], strides, box_rows)
 }

@@ -61,8 +61,8 @@ impl Forward {
     /// The launch over tensors at these addresses.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] where an address is no multiple of 16; others when device memory
-    /// is short.
+    /// [`BackendError::Unsupported`] if an address is not a multiple of 16; others when device
+    /// memory is short.
     pub fn launches(&self, addresses: &ForwardAddresses) -> Result<Launches, BackendError> {
         let Self { device, shape, layout, .. } = self;
         let ForwardAddresses { q, k, v, out, .. } = *addresses;

@@ -1,10 +1,10 @@
 //! Attention on the GPU: the ladder from three kernels with the scores in memory to one on the
 //! tensor cores.
 //!
-//! What each kernel does, its thread mapping and its bound are in its file under
-//! `kernels/attention`. `forward` and `backward` are the ladders; [`Forward`] and [`Backward`] launch
-//! the fast kernels over a network's own tensors. Everything but the launches happens while a case
-//! is prepared. Deliberately absent: f32, which no kernel here computes.
+//! Each kernel's file under `kernels/attention` explains its computation, thread mapping and bound.
+//! `forward` and `backward` are the ladders; [`Forward`] and [`Backward`] launch the fast kernels
+//! over a network's own tensors. Everything but the launches happens while a case is prepared.
+//! Deliberately absent: f32, which no kernel here computes.
 
 mod append;
 mod backward;

@@ -135,8 +135,7 @@ fn declared_memory_is_what_the_shapes_say() {
     assert_eq!(declared(VALUES, "cuda/naive", &ValuesMatmul { shape }), 2 * vectors + 2 * pairs);
 }
 
-/// The library's row, which tests of its own look at: what it gets wrong must not hide what is
-/// right here.
+/// The library's row, which has tests of its own: its errors must not hide the results of ours.
 const LIBRARY: &str = "cuda/cudnn";
 const FP8: &str = "cuda/flash_wgmma_fp8";
 const DETERMINISTIC: &str = "cuda/flash_wgmma_deterministic";
@@ -191,14 +190,14 @@ fn tiles_of_several_warpgroups_agree_with_the_reference_at_their_edges() {
             for dtype in [Dtype::Bf16, Dtype::F16] {
                 let attention = Attention { dtype, ..bf16(2, h, s, d, causal) };
                 let name = format!("{attention:?}");
-                let wanted = |row: &str| row == "cuda/flash_wgmma";
+                let selected = |row: &str| row == "cuda/flash_wgmma";
                 let problem = AttentionForward { attention };
-                assert_eq!(check(forward(), wanted, &problem, &device, &name), expected);
+                assert_eq!(check(forward(), selected, &problem, &device, &name), expected);
                 // The reference of the longest one's gradients takes minutes.
                 if s <= 1000 {
                     let problem = AttentionBackward { attention };
-                    let wanted = |row: &str| wanted(row) || row == DETERMINISTIC;
-                    assert_eq!(check(backward(), wanted, &problem, &device, &name), 2 * expected);
+                    let selected = |row: &str| selected(row) || row == DETERMINISTIC;
+                    assert_eq!(check(backward(), selected, &problem, &device, &name), 2 * expected);
                 }
             }
         }
@@ -477,8 +476,8 @@ fn declared_memory_is_within_a_twentieth_of_what_is_used() {
             drop(task);
             let declared = device_bytes(problem) as f64;
             eprintln!("{}: declared {:.1} MB, used {:.1} MB", row.name, declared / 1e6, used / 1e6);
-            // Allocations come from the driver in pieces of 32 MiB. What a library takes for itself
-            // is only shown.
+            // Allocations come from the driver in pieces of 32 MiB. The memory of a library is only
+            // printed.
             let close = (used - declared).abs() <= 0.05 * declared + 64e6;
             assert!(close || row.name == LIBRARY, "{}: declared {declared}, used {used}", row.name);
         }

@@ -1,7 +1,6 @@
 //! Convolutions in f32: GEMMs of gathered rows, a block of frames or of filters a task.
 //!
-//! Taps that read nothing but padding are left out, which are eight of nine where a frame is one
-//! pixel.
+//! Taps that read only padding are skipped: eight of nine if a frame is one pixel.
 
 use std::ops::Range;
 
@@ -18,7 +17,7 @@ const COLUMNS: usize = 64;
 /// Filters of such a task.
 const FILTERS: usize = 128;
 
-/// What a convolution reads: a spike or the value of a pixel.
+/// Input element of a convolution: a spike or the value of a pixel.
 pub trait Element: Copy + Sync {
     /// Its value; that of a spike is a multiple of the threshold.
     fn value(self) -> f32;

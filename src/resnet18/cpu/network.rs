@@ -16,7 +16,8 @@ use kernelgate_cuda::observe::range::{Range, within};
 /// Elements that one task computes where each needs nothing of the others.
 const PIECE: usize = 1 << 14;
 
-/// What a forward pass leaves for the backward: made once, overwritten by every launch.
+/// State that the forward pass saves for the backward pass: allocated once, overwritten by every
+/// launch.
 pub struct CpuNetwork {
     shape: NetworkShape,
     network: Network,
@@ -167,7 +168,7 @@ impl CpuNetwork {
         }
     }
 
-    /// Of a bias, what the steps that there are feed.
+    /// Share of a bias that the existing steps feed.
     fn share(&self) -> f32 {
         self.shape.fed() as f32 / self.shape.steps() as f32
     }
@@ -277,23 +278,23 @@ impl CpuNetwork {
         let theta = self.theta;
         let input = input_of(number, &self.pooled_spikes, &self.spikes);
         let currents = self.through(2 * number + 2, &spikes);
-        let of = |conv: &Conv, input: &[i8], output: &Tensor, gradient: &mut [f32]| {
+        let add_gradients = |conv: &Conv, input: &[i8], output: &Tensor, gradient: &mut [f32]| {
             let weight = &mut gradient[conv.weight..conv.bias()];
             weight_gradient(conv, input, output.f32s(), theta, weight);
             self.bias_gradient(conv, output, gradient);
         };
-        of(&block.second, &self.spikes[2 * number + 1], &currents, gradient);
+        add_gradients(&block.second, &self.spikes[2 * number + 1], &currents, gradient);
         let mut hidden = zeros(&self.currents[2 * number + 1]);
         let second = weight(&block.second, parameters);
         add_input_gradient(&block.second, second, currents.f32s(), theta, values(&mut hidden));
         let inner = self.through(2 * number + 1, &hidden);
-        of(&block.first, input, &inner, gradient);
+        add_gradients(&block.first, input, &inner, gradient);
 
         let mut before = Tensor::zeroed([self.shape.t, input.len() / self.shape.t], Dtype::F32);
         let to = values(&mut before);
         match &block.shortcut {
             Some(conv) => {
-                of(conv, input, &currents, gradient);
+                add_gradients(conv, input, &currents, gradient);
                 add_input_gradient(conv, weight(conv, parameters), currents.f32s(), theta, to);
             }
             None => {

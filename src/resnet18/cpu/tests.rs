@@ -40,9 +40,10 @@ fn spikes_of_every_layer_are_those_of_the_reference() {
     }
 }
 
-/// What the tolerance with normal weights follows from: how many spikes a rounding moves, and what
-/// moved spikes do to logits. Images are nudged by 1e-5 of themselves, a hundred times what fp32
-/// rounds, so that there are any; by 1e-4 the logits move by 0.18, beyond the tolerance.
+/// Basis of the tolerance with normal weights: the number of spikes that a rounding moves, and the
+/// effect of moved spikes on logits. Images are nudged by 1e-5 of themselves, a hundred times the
+/// rounding of fp32, so that some spikes move; by 1e-4 the logits move by 0.18, beyond the
+/// tolerance.
 #[test]
 fn with_normal_weights_few_spikes_move_and_logits_stay_within_the_tolerance() {
     let sizes = Sizes { stem: Stem::ImageNet, width: 16, blocks: 2, side: 32 };
@@ -81,8 +82,8 @@ fn with_normal_weights_few_spikes_move_and_logits_stay_within_the_tolerance() {
     assert!(by_rounding * 100_000 < all && by_nudging > 0 && by_nudging * 1000 < all);
 }
 
-/// How many spikes of each layer fp32 leaves as fp64 has them: with the weights of the file that
-/// RESNET18_WEIGHTS names, told by `--nocapture`, else with seeded ones.
+/// Prints how many spikes of each layer fp32 and fp64 have in common (with `--nocapture`), with the
+/// weights of the file in RESNET18_WEIGHTS, else with seeded ones.
 #[test]
 fn agreement_of_spikes_with_the_reference_by_layer() {
     let named = std::env::var_os("RESNET18_WEIGHTS").is_some();
@@ -133,9 +134,9 @@ fn logits_and_training_steps_are_those_of_the_reference() {
     }
 }
 
-/// What the tolerance of gradients with other than dyadic weights follows from: by rounding no
-/// spike moves and they are as near as with dyadic ones; nudged by 1e-5, where one or two move in
-/// time, they stay within it, and where units end elsewhere they do not.
+/// Basis of the tolerance of gradients with other than dyadic weights. Rounding moves no spike, and
+/// the gradients are as close as with dyadic weights. Nudged by 1e-5, one or two spikes move in
+/// time and the gradients stay within the tolerance; if units end elsewhere, they do not.
 #[test]
 fn with_normal_weights_gradients_are_within_the_tolerance_unless_units_end_elsewhere() {
     let sizes = Sizes { stem: Stem::ImageNet, width: 16, blocks: 2, side: 32 };

@@ -1,10 +1,10 @@
 //! ResNet-18 on the GPU: from a launch an operation and time step to the network in one launch.
 //!
-//! What each kernel does, its thread mapping and its bound are in its file under
-//! `kernels/resnet18`. A rung is a `Program`: its launches and the memory that they work on.
-//! Weights are packed while a case is prepared. Neurons start from their first step, so there is no
-//! reset to launch; frames lie time-major as every kernel reads them, so that only the stem's
-//! operand is gathered. Deliberately absent: f32.
+//! Each kernel's file under `kernels/resnet18` explains its computation, thread mapping and bound.
+//! A rung is a `Program`: its launches and the memory that they work on. Weights are packed while a
+//! case is prepared. Neurons start from their first step, so there is no reset to launch; frames
+//! lie time-major as every kernel reads them, so that only the stem's operand is gathered.
+//! Deliberately absent: f32.
 
 mod best;
 mod fused;

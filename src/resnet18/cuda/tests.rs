@@ -21,7 +21,7 @@ fn shape(stem: Stem, width: usize, b: usize, t: usize, level: usize) -> NetworkS
 }
 
 #[test]
-fn what_rows_cannot_compute_is_refused_with_a_reason() {
+fn rows_reject_unsupported_problems_with_a_reason() {
     let whole = shape(Stem::ImageNet, 64, 8, 8, 8);
     let supports = |row: usize, shape| (INFERENCE[row].supports)(&Inference { shape });
     assert!((0..4).all(|row| supports(row, whole) == Ok(())));
@@ -220,7 +220,7 @@ fn declared_memory_is_within_a_twentieth_of_what_is_used() {
     let inputs = problem.inputs(1);
     let free = || memory::settled(&device).unwrap().0 as f64;
     for row in INFERENCE {
-        // What is loaded once stays: not counted.
+        // Memory that stays loaded after the first use is not counted.
         drop(prepare(row, &problem, &inputs, &device));
         let before = free();
         let Some(task) = prepare(row, &problem, &inputs, &device) else { continue };

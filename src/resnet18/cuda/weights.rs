@@ -182,8 +182,8 @@ pub fn live_columns(conv: &Conv) -> usize {
 mod tests {
     use super::*;
 
-    /// Where `mma.m16n8k16` has B's element of a step's column and of a filter: lane, word of the
-    /// step, half of the word (PTX ISA, "Matrix Fragments for mma.m16n8k16").
+    /// Position of B's element of a step's column and of a filter in `mma.m16n8k16`: lane, word of
+    /// the step, half of the word (PTX ISA, "Matrix Fragments for mma.m16n8k16").
     fn place(column: usize, filter: usize) -> (usize, usize, usize) {
         (filter * 4 + column % 8 / 2, column / 8, column % 2)
     }

@@ -1,8 +1,8 @@
 //! ST-BIF on the GPU: the ladder from one launch a time step to vectorised kernels at the memory
 //! limit.
 //!
-//! What each kernel does, its thread mapping and its bound are in its file under `kernels/st_bif`.
-//! A ladder's file has its kernels' rows and its implementations.
+//! Each kernel's file under `kernels/st_bif` explains its computation, thread mapping and bound. A
+//! ladder's file has its kernels' rows and its implementations.
 
 mod backward;
 mod forward;

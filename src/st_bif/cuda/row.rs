@@ -1,4 +1,4 @@
-//! What the rows of the family's kernels share, and the arguments that all of them take.
+//! Parts that the rows of the family's kernels share, and the arguments that all of them take.
 
 use crate::kernel_files::kernel_file;
 use crate::st_bif::definition::Neurons;

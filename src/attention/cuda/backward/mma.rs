@@ -71,8 +71,8 @@ pub const FLASH_MMA_FINISH: KernelSpec<Extents> = KernelSpec {
     ..FLASH_MMA
 };
 
-/// The same with less shared memory, for cards that have less. Those from sm_90 on have enough for
-/// two stages, or too little for one.
+/// The kernel with less shared memory, for cards that have less. Cards from sm_90 on have enough
+/// for two stages, or too little for one.
 const ONE_STAGE: KernelSpec<Extents> =
     KernelSpec { shared_bytes: |extents| flash_mma_shared(extents, 1), ..one_stage(FLASH_MMA) };
 const ONE_STAGE_PREPARE: KernelSpec<Extents> = one_stage(FLASH_MMA_PREPARE);
@@ -90,7 +90,7 @@ const fn one_stage(row: KernelSpec<Extents>) -> KernelSpec<Extents> {
     }
 }
 
-/// One stage is said by the build's name.
+/// A build with one stage has that in its name.
 fn flash_mma_constants(extents: &Extents, stages: usize) -> Vec<(&'static str, usize)> {
     let shared = ("SHARED_BYTES", flash_mma_shared(extents, stages));
     let tiles = [("TILE_QUERIES", step(extents)), ("TILE_KEYS", KEYS)];

@@ -115,7 +115,7 @@ pub const WGMMA_ROW: Implementation<AttentionBackward> = Implementation {
     },
 };
 
-/// The same with the same bits in every launch.
+/// The row whose gradients have the same bits in every launch.
 pub const FIXED_ORDER_ROW: Implementation<AttentionBackward> = Implementation {
     name: "cuda/flash_wgmma_deterministic",
     about: "as flash_wgmma, the sums of dq in a fixed order: a block of keys waits for its turn",

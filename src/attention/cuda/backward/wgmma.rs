@@ -31,7 +31,7 @@ pub const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
     )
 };
 
-/// The same where a block has some of the heads that share keys.
+/// The kernel in which a block has some of the heads that share keys.
 pub const GROUPED: KernelSpec<Extents> = KernelSpec {
     defines: |extents| with(extents, "GROUPED=1"),
     constants: |extents| constants(extents, &["DETERMINISTIC", "WHOLE"]),
@@ -48,7 +48,7 @@ pub const ROUND: KernelSpec<Extents> = KernelSpec {
     ..GROUPED
 };
 
-/// The same where the sums of dq have an order.
+/// The kernel in which the sums of dq have a fixed order.
 const FIXED_ORDER: KernelSpec<Extents> = KernelSpec {
     defines: |extents| with(extents, "DETERMINISTIC=1"),
     constants: |extents| constants(extents, &["GROUPED", "WHOLE"]),
@@ -303,8 +303,8 @@ mod tests {
 
     #[test]
     fn blocks_have_as_many_heads_as_were_fastest() {
-        // What was measured: batch, heads of queries, sequence, mask; the fastest, and those within
-        // 4 % of it.
+        // Measured choices: batch, heads of queries, sequence, mask; the fastest one, and those
+        // within 4 % of it.
         for (b, h, s, causal, good) in [
             (1, 64, 512, true, &[1][..]),
             (1, 64, 1024, true, &[2]),

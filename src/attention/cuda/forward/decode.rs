@@ -22,7 +22,7 @@ const MAX_QUERIES: usize = 64;
 
 const WARPS: usize = 4;
 
-/// What a block holds.
+/// Heads and queries of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Tile {
     /// Rows of queries.
@@ -112,8 +112,8 @@ fn variants(queries: &[usize]) -> Vec<Extents> {
     let mut variants = Vec::new();
     for dtype in [Dtype::Bf16, Dtype::F16] {
         for d in [64, 128] {
-            let of = |&s: &usize| Extents { d, ..Extents::self_attention(1, s, dtype) };
-            variants.extend(queries.iter().map(of));
+            let extents_of = |&s: &usize| Extents { d, ..Extents::self_attention(1, s, dtype) };
+            variants.extend(queries.iter().map(extents_of));
         }
     }
     variants
@@ -140,7 +140,7 @@ pub const ROW: Implementation<AttentionForward> = Implementation {
             Err(format!("takes up to {MAX_QUERIES} queries a head"))
         }
     },
-    // What blocks leave for each other is nine megabytes at most.
+    // Blocks exchange nine megabytes at most.
     prepare: Prepare::CudaWithin { device_bytes: flash_bytes, prepare: flash_decode },
 };
 

@@ -86,10 +86,10 @@ mod tests {
             _ if parameter.contains("Strides") => 24,
             _ => 4,
         };
-        let taken: Vec<usize> = kernel_parameters(&FLASH_MMA).iter().map(bytes).collect();
+        let parameters: Vec<usize> = kernel_parameters(&FLASH_MMA).iter().map(bytes).collect();
         let extents = Extents::new(&shape, layout.rows(&shape));
         let given = arguments(&extents, &layout, &addresses);
-        assert_eq!(given.iter().map(Argument::size).collect::<Vec<_>>(), taken);
+        assert_eq!(given.iter().map(Argument::size).collect::<Vec<_>>(), parameters);
     }
 
     #[test]

@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernels_cannot_do_has_a_reason() {
+    fn kernels_report_unsupported_shapes_with_a_reason() {
         assert_eq!(SMALL.supported(&[FLASH_MMA]), Ok(()));
         let f32 = Extents { dtype: Dtype::F32, ..SMALL };
         assert_eq!(f32.supported(&[FLASH_MMA]), Err("computes bf16 and f16 only".to_owned()));

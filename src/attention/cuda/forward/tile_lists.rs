@@ -33,7 +33,7 @@ pub struct Tile {
     pub groups: usize,
 }
 
-/// What the tiles are of.
+/// Shape from which the tiles are cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tiling {
     /// b·h.
@@ -58,8 +58,8 @@ impl Tiling {
     /// A list of tiles for each of so many blocks; together they hold every query once.
     pub fn lists(&self, blocks: usize) -> Vec<Vec<Tile>> {
         // Rows of equal weight: tiles of two warpgroups beside those of three, so that no block has
-        // a whole tile more than the others. Where causal, weights differ enough, but two of two
-        // warpgroups are better than one of three and one alone.
+        // a whole tile more than the others. With a causal mask the weights differ enough, but two
+        // tiles of two warpgroups are better than one of three and one of one.
         let most = if self.parts != GROUPS {
             0
         } else if !self.causal {
@@ -108,7 +108,7 @@ impl Tiling {
         };
         let (last, first): (Vec<_>, Vec<_>) =
             tiles_of_head.iter().partition(|tile| self.s > SHORT && light(tile));
-        // Of the heads that read the same keys.
+        // Bytes of the heads that read the same keys.
         let bytes = 2 * (self.keys + self.share * self.s) * self.key_bytes;
         let together = (L2_BYTES / bytes).max(1) * self.share;
         let all = |heads: std::ops::Range<usize>, tiles: &[(usize, usize)]| -> Vec<Tile> {

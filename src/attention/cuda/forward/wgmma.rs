@@ -97,10 +97,10 @@ const ANY_KEYS: KernelSpec<Extents> = kernel(
 
 /// Those of the other kernels with few keys, many short heads and many keys, where these differ.
 fn variants() -> Vec<Extents> {
-    let of = |build: Extents| {
+    let lengths_of = |build: Extents| {
         [1, 4096, TURN_KEYS].map(|s| Extents { heads: TURN_HEADS, s, keys: s, ..build })
     };
-    let mut variants: Vec<_> = (ANY_KEYS.variants)().into_iter().flat_map(of).collect();
+    let mut variants: Vec<_> = (ANY_KEYS.variants)().into_iter().flat_map(lengths_of).collect();
     variants.dedup_by_key(|build| (FLASH_WGMMA.defines)(build));
     variants
 }
@@ -155,7 +155,8 @@ fn fp8_variant(causal: bool) -> Extents {
     Extents { d: 128, causal, ..Extents::self_attention(1, 1, Dtype::Fp8) }
 }
 
-/// As [`shared_bytes`]; where queries were, an output of 16 bits follows.
+/// Shared memory of the fp8 kernel, bytes: that of [`shared_bytes`], with a 16-bit output in place
+/// of the queries.
 fn fp8_shared_bytes(extents: &Extents) -> usize {
     let queries = 2 * GROUPS * GROUP_ROWS * extents.d * ELEMENT_BYTES as usize;
     let blocks = 2 * FP8_STAGES * FP8_BLOCK_KEYS * extents.d;
@@ -368,9 +369,9 @@ mod tests {
             };
             let given = operands.arguments(&extents);
             let given: Vec<usize> = given.iter().map(Argument::size).collect();
-            let taken: Vec<usize> =
+            let parameters: Vec<usize> =
                 kernel_parameters(&FLASH_WGMMA).iter().map(|it| bytes(it, fp8)).collect();
-            assert_eq!(given, taken);
+            assert_eq!(given, parameters);
         }
     }
 
