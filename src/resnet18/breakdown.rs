@@ -276,7 +276,7 @@ mod tests {
             let others =
                 breakdown.parts.iter().filter(|part| others.contains(&part.range.as_str()));
             let layers = innermost(&breakdown, &[LAYERS, BACKWARD_LAYERS]).chain(others);
-            let work = Part { work: problem.work(), ..of.parts[0].clone() };
+            let work = Part { work: problem.work(), ..breakdown.parts[0].clone() };
             assert_eq!(matmul_and_vector(layers), matmul_and_vector([&work]), "{point:?}");
         }
     }

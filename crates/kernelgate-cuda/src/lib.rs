@@ -8,7 +8,7 @@
 //! - [`layout`]: the same program at other addresses, on purpose.
 //! - [`driver`]: devices, memory, streams, events, graphs, kernels and their launches.
 //! - [`compiler`]: kernel source to machine code, its cache on disk, and facts read from the
-//! machine code.
+//!   machine code.
 //! - [`libraries`]: GEMMs by cuBLASLt, operation graphs by cuDNN.
 //! - [`spec`]: a kernel as one row of data, from which it is loaded, launched, recorded and tested.
 //! - [`instruments`]: the kernels that measuring needs: bandwidth passes, spins, blocker, clock

@@ -190,11 +190,11 @@ fn open_nvrtc() -> Option<Opened> {
     };
     let found = choice::unless_enough(
         search::installed(&names, None).filter_map(open),
-        |(_, (_, version))| taken(*version),
+        |(_, (_, version))| driver_accepts(*version),
         || search::in_wheels(&names).into_iter().filter_map(open),
     );
     let (mut found, offered): (Vec<Opened>, Vec<(Origin, CudaVersion)>) = found.into_iter().unzip();
-    let best = choice::best(&offered, taken)?;
+    let best = choice::best(&offered, driver_accepts)?;
     let opened = found.swap_remove(best);
     // Some builds of NVRTC open it by name, which finds what is open already.
     let builtins = format!("libnvrtc-builtins.so.{}", offered[best].1);

@@ -10,7 +10,7 @@ use super::version::MAJORS;
 /// Files of the library's names that were found in folders and cannot be loaded, each with the
 /// reason, a fragment. Opens those that can be.
 pub fn unusable(library: Library) -> Vec<(PathBuf, String)> {
-    if library.of_driver() {
+    if library.comes_with_driver() {
         return Vec::new();
     }
     let mut names: Vec<String> = MAJORS.iter().flat_map(|&major| library.files(major)).collect();
@@ -35,5 +35,5 @@ fn tried(library: Library, path: &Path) -> Result<(), String> {
         Ok(_) => {}
     }
     // Not all libraries can be closed again.
-    Opened::try_of(library, path).map(std::mem::forget)
+    Opened::try_open(library, path).map(std::mem::forget)
 }

@@ -38,7 +38,7 @@ pub(super) fn read(
             )));
         }
         let of_tensor = |why: String| of_file(format!("`{name}` {why}"));
-        let tensor = file.tensor(entry).map_err(of_tensor)?;
+        let tensor = file.decode(entry).map_err(of_tensor)?;
         let integer = |dtype| dtype == Dtype::I8;
         let (given, wanted) = (tensor.dtype(), declared.dtype);
         let fits = if is_input { given == wanted } else { integer(given) == integer(wanted) };

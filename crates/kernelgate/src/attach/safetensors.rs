@@ -165,11 +165,11 @@ impl SafeTensors {
         if entry.shape != shape {
             return Err(format!("`{name}` has the shape {:?}, not {shape:?}", entry.shape));
         }
-        self.tensor(entry).map_err(|why| format!("`{name}` {why}"))
+        self.decode(entry).map_err(|why| format!("`{name}` {why}"))
     }
 
-    /// A tensor, where its dtype is known here.
-    pub(super) fn tensor(&self, entry: &Entry) -> Result<Tensor, String> {
+    /// Decodes a tensor whose dtype this module supports.
+    pub(super) fn decode(&self, entry: &Entry) -> Result<Tensor, String> {
         fn all<const N: usize, T>(bytes: &[u8], of: fn([u8; N]) -> T) -> Vec<T> {
             bytes.as_chunks::<N>().0.iter().map(|bytes| of(*bytes)).collect()
         }

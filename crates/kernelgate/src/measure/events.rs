@@ -338,7 +338,7 @@ impl Ceiling<'_> {
     /// # Errors
     /// When a launch fails; [`BackendError::NotTimed`] where the host's time is in them.
     pub fn settled_ns(&mut self) -> Result<f64, BackendError> {
-        power::settle(self)?;
+        power::wait_until_steady(self)?;
         self.burst_ns()
     }
 
@@ -349,7 +349,7 @@ impl Ceiling<'_> {
     /// When a launch fails; [`BackendError::NotTimed`] where the host's time is in them.
     pub fn fastest_window_ns(&mut self) -> Result<f64, BackendError> {
         const WINDOWS: usize = 4;
-        power::settle(self)?;
+        power::wait_until_steady(self)?;
         let mut fastest_ns = f64::INFINITY;
         for _ in 0..WINDOWS {
             let (begun, mut total_ns, mut bursts) = (Instant::now(), 0.0, 0.0);

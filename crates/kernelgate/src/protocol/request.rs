@@ -12,6 +12,7 @@ use crate::record::file::Record;
 pub struct Request {
     /// Path of the response.
     pub response: PathBuf,
+    /// Action to carry out.
     pub action: Action,
 }
 

@@ -113,6 +113,7 @@ pub struct ListedCase {
     /// Its id.
     pub case: String,
     /// Whether it can run here.
+    /// Status of the case.
     pub status: CaseStatus,
     /// Why not, a fragment.
     pub reason: Option<String>,
@@ -157,6 +158,7 @@ impl CaseStatus {
 pub struct VerifiedCase {
     /// Its id.
     pub case: String,
+    /// Status of the case.
     pub status: CaseStatus,
     /// Elements compared; 0 where it is not ok.
     pub checked: u64,
@@ -200,6 +202,7 @@ pub struct VerifiedCase {
 pub struct ProfiledCase {
     /// Its id.
     pub case: String,
+    /// Status of the case.
     pub status: CaseStatus,
     /// Sums over the recorded launches; absent if the case failed, was skipped, or has no kernels.
     pub summary: Option<KernelSummary>,

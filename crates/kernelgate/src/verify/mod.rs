@@ -329,8 +329,10 @@ fn compare_rows(
             }
         }
         Data::F64(values) => {
-            let parts: Vec<Sums> =
-                pieces(expected, values).par_iter().map(|piece| Sums::add(output, piece)).collect();
+            let parts: Vec<Sums> = pieces(expected, values)
+                .par_iter()
+                .map(|piece| Sums::compare(output, piece))
+                .collect();
             // In order, so that the thread count changes no bit of the result.
             let sums = parts.into_iter().fold(Sums::default(), Sums::plus);
             let (max_error, relative_l2) = sums.errors(values.len());
@@ -430,7 +432,7 @@ struct Sums {
 }
 
 impl Sums {
-    fn add(output: &Tensor, piece: &Piece<'_, f64>) -> Self {
+    fn compare(output: &Tensor, piece: &Piece<'_, f64>) -> Self {
         let mut sums = Self::default();
         output.for_blocks_f64(piece.from, piece.expected.len(), &mut |start, actual| {
             sums.add(piece.from + start, actual, &piece.expected[start..][..actual.len()]);

@@ -125,7 +125,7 @@ mod tests {
         let Some((device, _alone)) = gpu() else { return };
         let stream = device.stream();
         let original = StreamSettings::read(stream);
-        eprintln!("{made:?}");
+        eprintln!("{original:?}");
         let kept = device.allocate(1 << 20).unwrap();
         let window = Window { address: kept.address(), bytes: 1 << 20, lines: Lines::Keep(1.0) };
         let has_window = match set(stream, WINDOW, window.attribute().value) {

@@ -29,10 +29,10 @@ pub fn check_memory(device: &Device, executable: &mut dyn Executable) -> Result<
     for _ in 0..LAUNCHES {
         executable.reset_and_wait()?;
         memory::forget_peak(device)?;
-        let ((before, _), pool) = (device.memory()?, memory::taken(device)?.pool);
+        let ((before, _), pool) = (device.memory()?, memory::usage(device)?.pool);
         executable.launch()?;
         executable.synchronize()?;
-        let ((after, _), peak) = (device.memory()?, memory::taken(device)?.pool_peak);
+        let ((after, _), peak) = (device.memory()?, memory::usage(device)?.pool_peak);
         least = least.min(before.saturating_sub(after).max(peak.saturating_sub(pool)));
     }
     match least {

@@ -272,7 +272,7 @@ impl Stopwatch for CaseTimer<'_> {
     }
 
     fn settle_clock(&mut self, clock_mhz: Option<f64>) {
-        self.timer.clock.settle(clock_mhz);
+        self.timer.clock.set_settled(clock_mhz);
     }
 
     fn technique(&self) -> Technique {
