@@ -556,7 +556,7 @@ mod tests {
     fn a_load_begins_again_when_a_hot_card_has_cooled() {
         for (needs, coolings) in [(0, 0), (1, 1), (5, COOLINGS)] {
             let mut card = HotCard { needs, coolings: 0 };
-            let (settling, settled) = super::wait_until_steady(&mut card).unwrap();
+            let (settling, settled) = wait_until_steady(&mut card).unwrap();
             assert_eq!((card.coolings, settled), (coolings, Settled::BelowCap));
             assert_eq!(settling.windows_ns.len(), 1, "windows before a pause do not count");
         }

@@ -70,7 +70,7 @@ fn a_run_is_as_strict_as_the_baseline_of_it() {
             baseline.add(&run).unwrap();
             assert_eq!(baseline.validate(), Ok(()));
         }
-        said
+        result
     };
     assert_eq!(valid(&|_, _| ()), Ok(()));
     let refused = |wanted: &str, change: &dyn Fn(&mut ProcessRun, &mut CaseRecord)| {
