@@ -24,7 +24,7 @@ fn rejects_names_with_separators_and_invalid_errors() {
             ProcessRun { cases: [("a".to_owned(), case)].into(), ..run.clone() }.validate()
         };
         let default = VerificationRecord::default;
-        let expected = Err(format!("case a: an error validate_with {bad}"));
+        let expected = Err(format!("case a: an error of {bad}"));
         assert_eq!(validate_with(VerificationRecord { max_error: bad, ..default() }), expected);
         assert_eq!(validate_with(VerificationRecord { after: Some(after), ..default() }), expected);
         assert_eq!(validate_with(default()), Ok(()));
