@@ -204,7 +204,7 @@ fn a_file_that_cannot_be_loaded_is_named_with_the_reason() {
     told(&[], &named, "it is a folder");
     let escape = [("KERNELGATE_CUDA_LIBS", "/no\u{1b}[2Jwhere")];
     let told = stubs.doctor(&[], &escape).of("setting", "KERNELGATE_CUDA_LIBS");
-    assert!(told[0].contains("there is no folder /nowhere"), "{told:?}");
+    assert!(told[0].contains("the folder /nowhere does not exist"), "{told:?}");
 }
 
 #[test]
