@@ -1,6 +1,9 @@
 //! The reference pages of docs/reference are generated from the program: a stale one fails.
 //! `UPDATE_REFERENCE=1 cargo test -p kernelgate-cli --test program reference` writes them.
 
+mod records;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -80,13 +83,39 @@ fn the_page_of_exit_codes_has_every_code() {
     check("exit-codes.md", "Exit codes", &page);
 }
 
+/// Flags of a command and of those below it that have a variable: variable, flag, help.
+fn flags_with_variables(command: &Command, found: &mut BTreeMap<String, (String, String)>) {
+    for flag in command.get_arguments() {
+        let Some((variable, long)) = flag.get_env().zip(flag.get_long()) else { continue };
+        let help = flag.get_help().map(ToString::to_string).unwrap_or_default();
+        let variable = variable.to_string_lossy().into_owned();
+        found.entry(variable).or_insert_with(|| (format!("--{long}"), help));
+    }
+    command.get_subcommands().for_each(|verb| flags_with_variables(verb, found));
+}
+
 #[test]
-fn every_variable_has_a_line_in_the_reference() {
-    let read = |page: &str| std::fs::read_to_string(docs().join(page)).unwrap();
-    let pages = read("reference/bench.md") + &read("reference/verbs.md") + &read("settings.md");
-    let missing: Vec<_> =
-        variables::names().iter().filter(|name| !pages.contains(**name)).collect();
-    assert!(missing.is_empty(), "docs/settings.md lacks {missing:?}");
+fn the_page_of_variables_has_every_variable() {
+    let mut lines = BTreeMap::new();
+    flags_with_variables(&args::command(), &mut lines);
+    flags_with_variables(&kernelgate_cli::verbs::command(), &mut lines);
+    for (name, meaning) in variables::WITHOUT_FLAG {
+        let line = (String::new(), (*meaning).to_owned());
+        assert!(lines.insert((*name).to_owned(), line).is_none(), "{name} is a flag too");
+    }
+    let names: BTreeSet<String> = variables::names().map(str::to_owned).collect();
+    let ours = lines.keys().filter(|name| name.starts_with("KERNELGATE_")).cloned();
+    assert_eq!(names, ours.collect(), "variables.rs lists each variable once");
+    let mut page =
+        "A flag counts if its variable is set too. An empty variable counts as unset. A variable\n\
+                    `KERNELGATE_…` that nothing reads gets a warning.\n\n\
+                    | variable | flag | meaning |\n|---|---|---|\n"
+            .to_owned();
+    for (name, (flag, meaning)) in &lines {
+        let flag = if flag.is_empty() { String::new() } else { format!("`{flag}`") };
+        let _ = writeln!(page, "| `{name}` | {flag} | {meaning} |");
+    }
+    check("variables.md", "Environment variables", &page);
 }
 
 #[test]

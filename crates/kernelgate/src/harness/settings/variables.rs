@@ -7,44 +7,51 @@ use std::ffi::OsString;
 
 use clap::Command;
 
-/// Every variable that something here reads.
-const KNOWN: &[&str] = &[
-    "KERNELGATE_ARCH",
+/// Variables with the meaning of a flag.
+const OF_FLAGS: &[&str] = &[
     "KERNELGATE_AXIS",
     "KERNELGATE_BACKEND",
-    "KERNELGATE_BISECTIONS",
     "KERNELGATE_BUDGET",
-    "KERNELGATE_CACHE",
-    "KERNELGATE_COMMIT",
-    "KERNELGATE_CUDA_LIBS",
     "KERNELGATE_DELAY",
     "KERNELGATE_DEVICE",
     "KERNELGATE_EFFORT",
-    "KERNELGATE_GEMMS",
-    "KERNELGATE_HISTORY",
-    "KERNELGATE_LAYOUT",
-    "KERNELGATE_LINE_INFO",
     "KERNELGATE_ENERGY",
+    "KERNELGATE_LAYOUT",
     "KERNELGATE_ORDER",
     "KERNELGATE_POWER",
     "KERNELGATE_PYTHON",
-    "KERNELGATE_RECORD",
     "KERNELGATE_REQUEST",
-    "KERNELGATE_REQUIRE_GPU",
     "KERNELGATE_SEED",
-    "KERNELGATE_SESSION",
     "KERNELGATE_SHARD",
-    "KERNELGATE_SHARD_COUNT",
-    "KERNELGATE_SHARD_INDEX",
-    "KERNELGATE_SIMULATIONS",
-    "KERNELGATE_TERSE",
     "KERNELGATE_TIMEOUT",
-    "KERNELGATE_UNFILLED",
+];
+
+/// Variables without a flag, each with its meaning.
+pub const WITHOUT_FLAG: &[(&str, &str)] = &[
+    ("KERNELGATE_ARCH", "run as a card of that architecture, such as `sm_80`"),
+    ("KERNELGATE_BISECTIONS", "number of simulated bisections in tests"),
+    ("KERNELGATE_CACHE", "folder of compiled kernels; only you may write there"),
+    (
+        "KERNELGATE_COMMIT",
+        "commit of an executable that was copied elsewhere; `HEX+changes` if tracked files differed",
+    ),
+    ("KERNELGATE_CUDA_LIBS", "folders with NVIDIA's libraries, searched first"),
+    ("KERNELGATE_GEMMS", "GEMMs under compute-sanitizer: `seen` or `none`"),
+    ("KERNELGATE_HISTORY", "folder that keeps all runs"),
+    ("KERNELGATE_LINE_INFO", "compile kernels with line numbers, for profilers"),
+    ("KERNELGATE_RECORD", "file for the record of a process that the program starts"),
+    ("KERNELGATE_REQUIRE_GPU", "a GPU test fails where it would skip"),
+    ("KERNELGATE_SESSION", "name of a session"),
+    ("KERNELGATE_SHARD_COUNT", "number of parts, for `--shard auto`"),
+    ("KERNELGATE_SHARD_INDEX", "part from 1, for `--shard auto`"),
+    ("KERNELGATE_SIMULATIONS", "number of simulated comparisons in tests"),
+    ("KERNELGATE_TERSE", "quiet output of a bench that the program starts"),
+    ("KERNELGATE_UNFILLED", "leave device memory unfilled, for compute-sanitizer"),
 ];
 
 /// Every variable that something here reads.
-pub const fn names() -> &'static [&'static str] {
-    KNOWN
+pub fn names() -> impl Iterator<Item = &'static str> {
+    OF_FLAGS.iter().copied().chain(WITHOUT_FLAG.iter().map(|(name, _)| *name))
 }
 
 /// A command line whose flags ignore empty variables, subcommands included.
@@ -94,9 +101,9 @@ pub fn has_backtrace() -> bool {
 
 /// A warning for each variable that looks like ours and that nothing reads.
 pub fn warnings() -> Vec<String> {
-    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-    let mut unknown: Vec<String> = names
-        .filter(|name| name.starts_with("KERNELGATE_") && !KNOWN.contains(&name.as_str()))
+    let set = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    let mut unknown: Vec<String> = set
+        .filter(|name| name.starts_with("KERNELGATE_") && !names().any(|known| known == name))
         .collect();
     unknown.sort();
     unknown.iter().map(|name| unknown_variable(name)).collect()
@@ -105,8 +112,7 @@ pub fn warnings() -> Vec<String> {
 fn unknown_variable(name: &str) -> String {
     let close = |known: &&str| strsim::normalized_damerau_levenshtein(name, known);
     // A name may be of any length.
-    let nearest = KNOWN
-        .iter()
+    let nearest = names()
         .filter(|known| name.len() <= 2 * known.len())
         .max_by(|a, b| close(a).total_cmp(&close(b)));
     let hint = nearest
