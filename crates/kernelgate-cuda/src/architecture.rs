@@ -4,11 +4,12 @@
 //! The limits are those of the "Technical Specifications per Compute Capability" table of NVIDIA's
 //! CUDA C++ Programming Guide. Deliberately absent: attributes that a present card reports.
 
-/// Names an architecture to run as, in place of the card's own.
+/// Variable that names an architecture to run as, instead of the card's own.
 pub const VARIABLE: &str = "KERNELGATE_ARCH";
 
-/// The architecture that the user wants in place of the card's own, as it is written: for
-/// [`DeviceOptions`](crate::DeviceOptions), and for the choice of NVRTC, which a process makes once.
+/// Architecture that the user requests instead of the card's own, as written: for
+/// [`DeviceOptions`](crate::DeviceOptions), and for the choice of NVRTC, which a process makes
+/// once.
 #[allow(clippy::disallowed_methods, reason = "the boundary: becomes an option of devices")]
 pub fn named() -> Option<String> {
     let named = std::env::var_os(VARIABLE).filter(|named| !named.is_empty())?;
@@ -57,7 +58,7 @@ pub fn multiprocessor(arch: &str) -> Option<Multiprocessor> {
     Some(Multiprocessor { warps, blocks, shared_bytes: shared_kib * 1024 })
 }
 
-/// Most shared memory that a block may have, bytes; none where it is not known here.
+/// Maximum shared memory of a block, bytes; `None` if this table lacks the architecture.
 pub fn shared_bytes_a_block(arch: &str) -> Option<u32> {
     multiprocessor(arch).map(|limits| limits.shared_bytes - SHARED_RESERVED)
 }

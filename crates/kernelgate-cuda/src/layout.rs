@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 /// The macro and the environment variable that number a layout.
 pub const VARIABLE: &str = "KERNELGATE_LAYOUT";
 
-/// Moves what the process allocates on the host from now on, if it has a layout.
+/// Moves all later host allocations of the process, if it has a layout.
 pub fn pad_heap(layout: Option<u32>) {
     if let Some(layout) = layout {
         std::mem::forget(Vec::<u8>::with_capacity(1040 * (layout as usize % 97 + 1)));

@@ -2,18 +2,18 @@
 //! loaded at run time, so that a machine without them builds and runs every program that links this
 //! crate.
 //!
-//! - [`architecture`]: what is known of one by its name alone.
-//! - [`regular_file`]: files, and nothing that is read without end.
-//! - [`library`]: where NVIDIA's libraries are found, and how to get what is missing.
+//! - [`architecture`]: limits of an architecture by its name alone.
+//! - [`regular_file`]: opens and reads regular files only.
+//! - [`library`]: search for NVIDIA's libraries, and advice for missing ones.
 //! - [`layout`]: the same program at other addresses, on purpose.
 //! - [`driver`]: devices, memory, streams, events, graphs, kernels and their launches.
 //! - [`compiler`]: kernel source to machine code, its cache on disk, and facts read from the
 //!   machine code.
 //! - [`libraries`]: GEMMs by cuBLASLt, operation graphs by cuDNN.
 //! - [`spec`]: a kernel as one row of data, from which it is loaded, launched, recorded and tested.
-//! - [`instruments`]: the kernels that measuring needs: bandwidth passes, spins, blocker, clock
-//!   probes, L2 flush.
-//! - [`observe`]: what a profiler sees: CUPTI's records, NVML's readings, NVTX ranges.
+//! - [`instruments`]: kernels for measuring: bandwidth passes, spins, blocker, clock probes, L2
+//!   flush.
+//! - [`observe`]: CUPTI's activity records, NVML's readings, NVTX ranges.
 //!
 //! This is the only crate of the workspace with `unsafe` code. Its own functions are safe,
 //! including [`Kernel::launch`]: the number and sizes of a launch's arguments are checked against

@@ -1,4 +1,4 @@
-//! Files that somebody else may have put there, or named.
+//! Access to files that other users may have created or named.
 
 use std::io::Read;
 use std::path::Path;

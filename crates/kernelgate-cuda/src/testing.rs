@@ -1,4 +1,4 @@
-//! For tests that need a GPU, here and in packages that use this crate.
+//! Helpers for tests that need a GPU, here and in packages that use this crate.
 #![allow(clippy::disallowed_methods, reason = "variables of tests")]
 
 mod c_library;
@@ -50,8 +50,8 @@ pub fn second_gpu() -> Option<Arc<Device>> {
     }
 }
 
-/// Sets for the whole context what other code may: the stack of a thread, and the split of L1 and
-/// shared memory.
+/// Changes settings of the whole context that other code may change: the stack of a thread, and the
+/// split of L1 and shared memory.
 ///
 /// # Errors
 /// When the driver refuses.

@@ -2,9 +2,9 @@
 //! memory without end.
 //!
 //! Mutations are deterministic: input N of a reader is the same on every machine. 10^5 inputs are
-//! read, in CI 10^6 (`MUTATED_INPUTS=1000000`), and `MUTATED_READER` names a single reader. An input
-//! that a reader fails on is kept in `target/tmp`; with the mend it belongs in `corpus/`, where every
-//! file is read as it is and mutated.
+//! read, in CI 10^6 (`MUTATED_INPUTS=1000000`), and `MUTATED_READER` names a single reader. An
+//! input on which a reader fails is kept in `target/tmp`; the fix adds it to `corpus/`, whose files
+//! are read unchanged and mutated.
 
 #![allow(clippy::unwrap_used)]
 
@@ -38,7 +38,7 @@ pub struct Reader {
     pub syntax: Syntax,
     /// Share of the inputs, out of a million.
     pub inputs: u64,
-    /// Reads an input of that number, and uses it where it is accepted; returns whether it was.
+    /// Reads an input of that number, and uses it if it is accepted; returns whether it was.
     pub read: fn(&Path, u64) -> bool,
 }
 
@@ -75,7 +75,7 @@ fn watch() {
     });
 }
 
-/// The most memory that this process has held, KiB; 0 where the system does not say.
+/// Peak memory of this process, KiB; 0 if the system does not report it.
 fn peak_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -150,7 +150,7 @@ fn no_reader_panics_on_mutated_files() {
     let chosen = |reader: &&Reader| only.as_ref().is_none_or(|only| only == reader.name);
     let queue = Mutex::new(READERS.iter().filter(chosen));
     let (total, failed) = (Mutex::new(0), Mutex::new(Vec::new()));
-    // In memory where the system has such a folder: readers are tested here, not disks.
+    // In memory if the system has such a folder, because readers are tested here, not disks.
     let memory = Path::new("/dev/shm");
     let new_folder = || match memory.is_dir() {
         true => tempfile::tempdir_in(memory),

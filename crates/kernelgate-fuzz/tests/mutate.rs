@@ -11,7 +11,7 @@ use rand_chacha::ChaCha8Rng;
 pub enum Syntax {
     /// JSON: values and members are replaced, removed, repeated and exchanged.
     Json,
-    /// Text of lines: TOML, CSV, what a program prints. Words and lines are.
+    /// Text of lines, such as TOML, CSV and output of a program. Its parts are words and lines.
     Lines,
     /// Anything else: bytes are.
     Bytes,
@@ -171,7 +171,7 @@ impl ChooseMut for Vec<u8> {
     }
 }
 
-/// Changes bytes, whatever they are.
+/// Changes arbitrary bytes.
 pub fn change_bytes(bytes: &mut Vec<u8>, random: &mut ChaCha8Rng) {
     let length = bytes.len();
     let at = random.random_range(0..=length);
@@ -208,7 +208,7 @@ pub fn change_bytes(bytes: &mut Vec<u8>, random: &mut ChaCha8Rng) {
     }
 }
 
-/// Values and members of a JSON text, whatever it is.
+/// Positions of values and members in a JSON text, valid or not.
 fn json(bytes: &[u8]) -> (Vec<Range<usize>>, Vec<Range<usize>>) {
     let (mut values, mut members) = (Vec::new(), Vec::new());
     // Start of each open container, and of the member in it.

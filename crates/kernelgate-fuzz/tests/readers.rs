@@ -1,4 +1,4 @@
-//! Every reader of files that others may have written, with what is done with an accepted file.
+//! Every reader of files that others may have written, with the use of an accepted file.
 
 use std::path::Path;
 

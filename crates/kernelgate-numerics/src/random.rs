@@ -1,4 +1,4 @@
-//! Seeded random inputs: the same seed and name give the same values on every machine, whatever the
+//! Seeded random inputs: the same seed and name give the same values on every machine, for any
 //! thread count. Never zeros: zero inputs hide unwritten outputs and can run faster than real data.
 
 use bytemuck::Zeroable;

@@ -151,8 +151,8 @@ impl Tensor {
         let data = match dtype {
             Dtype::F64 => Data::F64(vec![0.0; len]),
             Dtype::F32 => Data::F32(vec![0.0; len]),
-            // As integers, whose zeros are pages that the system hands out when they are first
-            // touched: by whoever overwrites them.
+            // Integer zeros are pages that the system provides when they are first accessed: by the
+            // thread that overwrites them.
             Dtype::F16 => Data::F16(vec![0_u16; len].reinterpret_into()),
             Dtype::Bf16 => Data::Bf16(vec![0_u16; len].reinterpret_into()),
             Dtype::Fp8 | Dtype::I8 => Data::I8(vec![0; len]),
@@ -391,7 +391,7 @@ impl Tensors {
     /// The f32 elements of a tensor.
     ///
     /// # Panics
-    /// When there is no such tensor, or it is not f32.
+    /// When the tensor does not exist, or is not f32.
     pub fn f32(&self, name: &str) -> &[f32] {
         match self.tensor(name).data() {
             Data::F32(values) => values,

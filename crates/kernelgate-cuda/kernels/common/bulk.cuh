@@ -91,7 +91,7 @@ __device__ __forceinline__ void fence_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// The copies that this thread starts from here on see what it has seen of device memory.
+// Makes device memory that this thread has seen visible to the copies that it starts from here on.
 __device__ __forceinline__ void fence_async_global() {
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }

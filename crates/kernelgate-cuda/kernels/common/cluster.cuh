@@ -17,12 +17,12 @@ __device__ __forceinline__ u32 cluster_address(u32 shared, u32 rank) {
   return address;
 }
 
-// A barrier of all threads of the cluster, in halves: what a thread wrote before arriving, all see
-// after waiting.
+// Barrier of all threads of the cluster, in halves: after waiting, all threads see the writes that
+// each thread made before arriving.
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
-// The same where nothing was written for the others: only that this thread has come here.
+// Arrives without making writes visible: the other threads only learn that this thread is here.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }

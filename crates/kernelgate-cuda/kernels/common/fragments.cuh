@@ -3,9 +3,9 @@
 #pragma once
 #include "common/memory.cuh"
 
-// Addresses: a lane's base address is swizzled(row, chunk) for the first tile, its tile base a
-// multiple of the row length; moving 2n chunks along the row is then `^ (n * 32)`, moving 16 rows
-// is `+ 16 * row bytes`, because row % 8 stays what it was.
+// Addresses: a lane's base address is swizzled(row, chunk) for the first tile; its tile base is a
+// multiple of the row length. Moving 2n chunks along the row is then `^ (n * 32)`, and moving 16
+// rows is `+ 16 * row bytes`, because row % 8 does not change.
 
 // Lane base for an operand stored [rows][k] whose 16x16 block is an A fragment (or, transposed, the
 // [k][columns] B fragment).

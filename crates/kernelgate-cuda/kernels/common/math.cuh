@@ -34,14 +34,14 @@ __device__ __forceinline__ float fma_f32(float a, float b, float c) {
   return y;
 }
 
-// 1.0 where a >= b, else 0.0 (0.0 for NaN).
+// 1.0 if a >= b, else 0.0 (0.0 for NaN).
 __device__ __forceinline__ float one_if_ge(float a, float b) {
   float result;
   asm("set.ge.f32.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
   return result;
 }
 
-// 1.0 where a < b, else 0.0 (0.0 for NaN).
+// 1.0 if a < b, else 0.0 (0.0 for NaN).
 __device__ __forceinline__ float one_if_lt(float a, float b) {
   float result;
   asm("set.lt.f32.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
@@ -75,8 +75,8 @@ __device__ __forceinline__ float bits_to_f32(unsigned int bits) {
 
 __device__ __forceinline__ float negative_infinity() { return bits_to_f32(0xff800000u); }
 
-// Four floats as e4m3, `a` in bits 0-7, rounded to nearest even; what is larger than 448 is 448.
-// From sm_89 on.
+// Four floats as e4m3, `a` in bits 0-7, rounded to nearest even and saturated at 448. From sm_89
+// on.
 __device__ __forceinline__ unsigned int pack_e4m3(float a, float b, float c, float d) {
   unsigned int x;
   asm("{\n"

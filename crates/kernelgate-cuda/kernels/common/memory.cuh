@@ -13,7 +13,7 @@ __device__ __forceinline__ void cp_async_16(u32 shared, const void* global) {
                : "memory");
 }
 
-// The same; when `valid` is false nothing is read and 16 zero bytes are written.
+// Copies 16 bytes; if `valid` is false nothing is read and 16 zero bytes are written.
 __device__ __forceinline__ void cp_async_16_or_zero(u32 shared, const void* global, bool valid) {
   const u32 bytes = valid ? 16u : 0u;
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
@@ -112,7 +112,7 @@ __device__ __forceinline__ u32 load_shared_b32(u32 shared) {
   return x;
 }
 
-// A word that other threads of the block change meanwhile.
+// Loads a word that other threads of the block may change.
 __device__ __forceinline__ u32 load_shared_volatile(u32 shared) {
   u32 x;
   asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(x) : "r"(shared) : "memory");
@@ -204,8 +204,8 @@ __device__ __forceinline__ void load_l2(u32 (&x)[4], const uint4* p) {
                : "memory");
 }
 
-// A word of device memory that orders what blocks do: what was done before the store by a thread
-// that this one has synchronised with is seen after a load that returns the stored value.
+// Loads a word of device memory that orders the work of blocks: work before the store, by a thread
+// that this one has synchronised with, is visible after a load that returns the stored value.
 __device__ __forceinline__ u32 load_acquire(const u32* p) {
   u32 x;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");

@@ -1,10 +1,10 @@
 // Global-memory accesses for data that is touched once: one wrapper an instruction, 1 to 16 bytes
 // wide.
 //
-// A Packet<bytes> is what one thread moves with one instruction. Loads take the read-only path;
-// they are volatile so that the compiler keeps them where they are written, many in flight before
+// A Packet<bytes> holds the bytes that one thread moves with one instruction. Loads take the
+// read-only path; they are volatile so that the compiler keeps their order, many in flight before
 // the first use. They do allocate in L1: with L1::no_allocate the same kernels run up to 6 %
-// slower, or do not, depending on what ran before them.
+// slower, or equally fast, depending on the work before them.
 #pragma once
 
 template <int kBytes>

@@ -33,7 +33,7 @@ struct Choose<false, First, Second> {
 };
 constexpr __host__ __device__ int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// i / d of an index, in 32 bits where it fits: a division of 64 bits is a hundred instructions.
+// i / d of an index, in 32 bits if it fits: a division of 64 bits is a hundred instructions.
 __device__ __forceinline__ i64 quotient(i64 i, int d) {
   return i >> 32 == 0 ? static_cast<u32>(i) / static_cast<u32>(d) : i / d;
 }

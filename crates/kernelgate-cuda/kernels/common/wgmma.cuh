@@ -13,7 +13,7 @@ __device__ __forceinline__ u64 operand(u32 shared) {
          (kSwizzle128 << 62);
 }
 
-// The operand so many bytes further: an addition, where operand() is a chain of operations before
+// The operand at an offset in bytes: one addition, while operand() is a chain of operations before
 // each instruction.
 __device__ __forceinline__ u64 operand_after(u64 operand, u32 bytes) {
   return (operand & 0xffffffff00000000) | (static_cast<u32>(operand) + (bytes >> 4));

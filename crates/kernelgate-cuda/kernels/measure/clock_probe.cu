@@ -3,9 +3,10 @@
 //
 //   out[0] = device-wide timer in ns ; out[1] = cycles of this multiprocessor ; out[2] = its index
 //
-// Threads: one. Waits for the timer to step before reading, so that the pair belongs to one instant
-// whatever the timer's resolution. Cycles of different multiprocessors are unrelated: compare two
-// probes only when out[2] agrees (block 0 of an idle device lands on the same one each time).
+// Threads: one. It waits for the timer to step before reading, so that both values belong to one
+// instant for any resolution of the timer. Cycles of different multiprocessors are unrelated:
+// compare two probes only when out[2] agrees (block 0 of an idle device lands on the same one each
+// time).
 #include "common/device_clock.cuh"
 
 extern "C" __global__ void measure_clock_probe(unsigned long long* out) {

@@ -3,8 +3,8 @@
 //   sum += word[i] for every 4-byte word; the sum is thrown away
 //
 // Threads: a grid-stride loop of 16-byte packets, any grid. Plain loads, so that lines are
-// allocated like any kernel's. Lines that were written before are written back while this runs, and
-// what it leaves is clean: a cold launch pays for its own traffic only.
+// allocated like any kernel's. Dirty lines are written back while this runs, and the flushed lines
+// are clean: a cold launch pays for its own traffic only.
 // Bound: a byte read a byte of buffer.
 #include "common/streaming.cuh"
 

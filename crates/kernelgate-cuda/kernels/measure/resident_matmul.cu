@@ -36,7 +36,7 @@ constexpr int kStepBytes = 32;
   "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111," \
   "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
-// d += a b^T where it `continues`, else d = a b^T.
+// d += a b^T if it `continues`, else d = a b^T.
 __device__ __forceinline__ void multiply(float (&d)[128], u64 a, u64 b, int continues) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"

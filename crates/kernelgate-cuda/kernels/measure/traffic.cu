@@ -8,7 +8,7 @@
 // be dropped.
 //
 // Threads: PACKETS 16-byte packets each in flight; a block loops over its share. The packets of a
-// thread lie a block apart or, where `plane` is not 0, a plane of so many packets.
+// thread lie a block apart or, if `plane` is not 0, a plane of that many packets.
 // Grid: all readers and writers.
 // Bound: 1 byte moved a byte of either buffer.
 //

@@ -81,11 +81,11 @@ fn folder() -> Option<PathBuf> {
     Some(base.join("kernels"))
 }
 
-/// Whether a folder is this user's own and nobody else may write to it.
+/// Whether a folder belongs to this user and no other user may write to it.
 #[cfg(unix)]
 fn is_private(folder: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
-    // A link would be a folder of whoever can change the link.
+    // A link is rejected, because whoever can change the link could change the folder.
     std::fs::symlink_metadata(folder).is_ok_and(|facts| {
         let own = facts.uid() == rustix::process::geteuid().as_raw();
         facts.is_dir() && own && facts.mode() & 0o022 == 0
@@ -199,7 +199,7 @@ mod tests {
         let link = home.path().join("link");
         std::os::unix::fs::symlink(&folder, &link).unwrap();
         assert!(!is_private(&link) && !is_private(&home.path().join("nothing")));
-        // Another user's, where there is one.
+        // Root's folder belongs to another user, unless the test runs as root.
         let root = std::fs::metadata("/").map(|facts| std::os::unix::fs::MetadataExt::uid(&facts));
         let mine = rustix::process::geteuid().as_raw();
         assert!(root.is_ok_and(|root| root == mine) || !is_private(Path::new("/")));

@@ -25,8 +25,7 @@ pub struct KernelCode {
     pub facts: Option<KernelFacts>,
 }
 
-/// The code of a kernel in a cubin or in PTX; `None` where it cannot be read or holds no such
-/// kernel.
+/// Code of a kernel in a cubin or in PTX; `None` if the image cannot be read or lacks the kernel.
 pub fn in_image(image: &[u8], symbol: &str) -> Option<KernelCode> {
     if image.starts_with(b"\x7fELF") {
         let hash = hashes(image).ok()?.remove(symbol)?;
@@ -95,7 +94,7 @@ fn is_loaded<'data>(section: &impl ObjectSection<'data>) -> bool {
     sh_flags.0 & SHF_ALLOC.0 != 0
 }
 
-/// With its length, so that what follows cannot be taken for a part of it.
+/// Adds bytes with their length, so that they cannot be confused with the bytes that follow.
 fn add(hasher: &mut Xxh3Default, bytes: &[u8]) {
     hasher.update(&(bytes.len() as u64).to_le_bytes());
     hasher.update(bytes);
@@ -117,7 +116,7 @@ mod tests {
         extern "C" __global__ void other(float* x) { x[0] = 2 * x[0]; }
     "#;
 
-    /// The kernels of a text; none where there is no NVRTC.
+    /// Compiles both kernels of a text; `None` without NVRTC.
     fn compiled(text: &str, name: &str) -> Option<[KernelCode; 2]> {
         let options = ["--gpu-architecture=sm_90a".to_owned()];
         match nvrtc::compile_text(name, text, &[], &options, "sm_90a") {

@@ -32,7 +32,7 @@ pub struct KernelFacts {
 /// Why a cubin could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CubinError {
-    /// Not an ELF file of the expected kind.
+    /// The bytes are not an ELF file of the expected kind.
     #[error("unreadable cubin: {0}")]
     Elf(String),
     /// A kernel without its code or its register count.
@@ -57,7 +57,7 @@ const INSTRUCTION: usize = 16;
 /// report.
 ///
 /// # Errors
-/// When the cubin is not one, or lacks what a kernel must have.
+/// When the bytes are not a cubin, or lack a part that every kernel has.
 pub fn facts(cubin: &[u8], log: &str) -> Result<BTreeMap<String, KernelFacts>, CubinError> {
     let elf = object::File::parse(cubin).map_err(|error| CubinError::Elf(error.to_string()))?;
     let names: BTreeMap<u32, String> = elf
@@ -158,8 +158,8 @@ fn mix(code: &[u8]) -> BTreeMap<String, u32> {
     mix
 }
 
-/// Class of an instruction by the low nine bits of its encoding, which are the operation whatever
-/// its operands (Volta to Blackwell); `None` for padding.
+/// Class of an instruction by the low nine bits of its encoding, which name the operation for all
+/// operands (Volta to Blackwell); `None` for padding.
 fn class(opcode: u16) -> Option<&'static str> {
     Some(match opcode {
         0x118 => return None,                      // NOP

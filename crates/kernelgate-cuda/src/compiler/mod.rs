@@ -1,5 +1,5 @@
-//! Kernel source to machine code by NVRTC, its cache on disk, and what the machine code says of
-//! itself.
+//! Compilation of kernel source to machine code by NVRTC, its cache on disk, and facts read from
+//! the machine code.
 
 pub mod cache;
 pub mod code;

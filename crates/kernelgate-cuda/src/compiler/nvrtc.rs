@@ -65,7 +65,7 @@ pub fn supports(arch: &str) -> Result<bool, CompileError> {
         return Ok(true);
     }
     let mut known = vec![0; count.max(0) as usize];
-    // SAFETY: there is room for as many as NVRTC has.
+    // SAFETY: the vector has room for all architectures that NVRTC reports.
     if unsafe { (api.archs)(known.as_mut_ptr()) } != SUCCESS {
         return Ok(true);
     }

@@ -106,7 +106,7 @@ pub struct Build {
     pub defines: Vec<String>,
     /// Macros that are not, because they follow from those: name and value.
     pub constants: Vec<(&'static str, usize)>,
-    /// Form of the code, of which its name says nothing.
+    /// Form of the code; the name does not include it.
     pub variant: Variant,
 }
 

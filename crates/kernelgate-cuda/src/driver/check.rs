@@ -1,4 +1,4 @@
-//! Whether there is a GPU that kernels run on, and what they are compiled to there; opens nothing.
+//! Checks whether there is a GPU that kernels run on, and which code it needs; opens nothing.
 
 use std::ffi::c_void;
 use std::path::PathBuf;
@@ -74,7 +74,7 @@ pub enum DeviceError {
     /// No GPU at all.
     #[error("the NVIDIA driver finds no GPU")]
     NoDevice,
-    /// Not that GPU.
+    /// There is no GPU of that ordinal.
     #[error("there is no GPU {wanted}: this machine has {count}, counted from 0")]
     NoSuchDevice {
         /// Requested ordinal.

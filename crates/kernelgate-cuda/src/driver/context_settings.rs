@@ -24,13 +24,13 @@ const LIMITS: [(CUlimit, &str); 5] = [
 /// The settings of a context.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContextSettings {
-    /// In the order of [`LIMITS`]; absent where the driver has no such limit.
+    /// Limits in the order of [`LIMITS`]; absent if the driver lacks a limit.
     limits: [Option<usize>; LIMITS.len()],
     cache: Option<CUfunc_cache>,
 }
 
 impl ContextSettings {
-    /// As they are now.
+    /// Reads the current settings.
     pub(super) fn read(context: &CudaContext) -> Self {
         Self {
             limits: LIMITS.map(|(limit, _)| context.get_limit(limit).ok()),
@@ -41,8 +41,8 @@ impl ContextSettings {
     /// Sets those that are otherwise now.
     ///
     /// # Errors
-    /// When the driver refuses, as it does once kernels have used their heap: what follows would be
-    /// measured otherwise than what came before.
+    /// When the driver refuses, as it does once kernels have used their heap: later cases would be
+    /// measured under other conditions than earlier ones.
     pub(super) fn restore(&self, context: &CudaContext) -> Result<(), BackendError> {
         self.set(context).map_err(|(name, error)| {
             let what = format!("restore the {name} of the context, which an earlier case set");

@@ -38,8 +38,8 @@ use crate::layout;
 /// Properties of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceFacts {
-    /// As the device names itself; "NVIDIA H200 as sm_80" where `KERNELGATE_ARCH` is followed, so
-    /// that nothing compares it with a card that runs all it can.
+    /// Name that the device reports; "NVIDIA H200 as sm_80" if `KERNELGATE_ARCH` limits it, so that
+    /// nothing compares it with the full card.
     pub name: String,
     /// "GPU-…", unique to the card.
     pub uuid: String,
@@ -67,7 +67,7 @@ pub struct DeviceFacts {
 struct LoadedBuild {
     module: Arc<CudaModule>,
     image: Arc<[u8]>,
-    /// By symbol, what is held as long as a kernel of it is in use.
+    /// For each symbol, a token that lives as long as a kernel of it is in use.
     in_use: BTreeMap<String, Weak<()>>,
 }
 
@@ -98,7 +98,7 @@ pub struct Device {
     staging: Arc<Staging>,
     /// Allocation that moves all later ones, if another layout is requested.
     _padding: Option<Arc<CudaSlice<u8>>>,
-    /// Kernels that were loaded through this view; `None` where nobody asks for them.
+    /// Kernels that were loaded through this view; `None` if they are not collected.
     loaded: Option<LoadedKernels>,
     /// Whether kernels are built with clocks of their stages, where their rows name any.
     clocks_stages: bool,
@@ -285,7 +285,7 @@ impl Device {
         wait::finish(&self.stream, &self.marker, self.options.timeout)
     }
 
-    /// Waits for everything on the stream, however long it takes: for what has finished.
+    /// Waits for the end of all work on the stream, without a timeout.
     ///
     /// # Errors
     /// When something that was launched failed.
@@ -306,7 +306,7 @@ impl Device {
         }
     }
 
-    /// Waits for everything in the context, on whatever stream it runs.
+    /// Waits for the end of all work in the context, on all streams.
     ///
     /// # Errors
     /// When something that was launched failed.
@@ -314,9 +314,9 @@ impl Device {
         self.context.synchronize().map_err(|error| failed("wait for the GPU", &error))
     }
 
-    /// Device memory, freed with the buffer. Every byte is 0xff, which is NaN in every float
-    /// format: what a kernel reads there before it was written is never what an earlier case left.
-    /// [`DeviceOptions::fills_memory`] decides whether it is written.
+    /// Allocates device memory, which is freed with the buffer. Every byte is 0xff, which is NaN in
+    /// every float format, so that a kernel that reads unwritten memory never finds results of an
+    /// earlier case. [`DeviceOptions::fills_memory`] decides whether it is filled.
     ///
     /// # Errors
     /// When there is not enough.
@@ -374,9 +374,9 @@ impl Device {
         Ok(buffer)
     }
 
-    /// A kernel, compiled (or taken from the cache) and loaded. One that was asked for before is
-    /// the same function of the driver: a carve-out that was set for it is given back when it is
-    /// asked for while none of it is in use.
+    /// A kernel, compiled (or taken from the cache) and loaded. A repeated request returns the same
+    /// function of the driver. A carve-out that was set for it is reset when it is requested while
+    /// none of it is in use.
     ///
     /// # Errors
     /// When it does not compile or load; the error names it.
@@ -458,7 +458,7 @@ impl Device {
     }
 }
 
-/// The facts of a device, which need no context, and what it is to run.
+/// The facts of a device, which need no context, with the code that kernels are compiled to.
 pub(super) fn facts_of(device: sys::CUdevice, code: Code) -> Result<DeviceFacts, DriverError> {
     let number = |attribute| {
         // SAFETY: the driver gave that device.

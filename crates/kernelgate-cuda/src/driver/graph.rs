@@ -113,7 +113,8 @@ impl Graph {
         self.nodes - self.separators
     }
 
-    /// Nodes that wait for no other node: more than one where a launch begins on several streams.
+    /// Number of nodes that wait for no other node: more than one if a launch begins on several
+    /// streams.
     ///
     /// # Errors
     /// When the driver refuses.
@@ -206,7 +207,7 @@ impl Drop for Graph {
 /// When the driver refuses.
 fn allocates(graph: sys::CUgraph) -> Result<bool, BackendError> {
     let failed_query = |error: DriverError| failed("query a graph's nodes", &error);
-    // SAFETY: the graph is alive; the array has room for what is listed.
+    // SAFETY: the graph is alive; the array has room for all nodes.
     let all = listed(|nodes, count| unsafe { sys::cuGraphGetNodes(graph, nodes, count) });
     for node in all.map_err(failed_query)? {
         let mut kind = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
@@ -245,7 +246,7 @@ impl<'a> Capture<'a> {
         Ok(Self { stream })
     }
 
-    /// Ends it, after what was enqueued, and clears a range first.
+    /// Ends the capture, after the enqueued work, and clears a range first.
     fn end(
         self,
         enqueued: Result<(), BackendError>,
@@ -282,7 +283,7 @@ impl Drop for Capture<'_> {
     }
 }
 
-/// Lets what comes in a capturing stream begin only when all before it has ended.
+/// Makes later work in a capturing stream begin only when all earlier work has ended.
 fn full_edge(stream: &CudaStream) -> Result<(), BackendError> {
     let failed = |error: DriverError| failed("separate the launches of a graph", &error);
     let (mut status, mut graph) = (
@@ -364,7 +365,7 @@ mod tests {
         let spin = Spin::new(&device).unwrap();
         let stream = device.stream().cu_stream();
         let graph = Graph::capture(&device, || {
-            // SAFETY: the stream lives; what is allocated in the capture is freed in it.
+            // SAFETY: the stream is alive; memory that is allocated in the capture is freed in it.
             unsafe {
                 let address = result::malloc_async(stream, 64).unwrap();
                 result::free_async(address, stream).unwrap();

@@ -1,4 +1,4 @@
-//! How a device is opened and what is compiled for it, beside the card's own facts.
+//! Options for opening a device and compiling for it, apart from the card's own facts.
 #![allow(
     clippy::disallowed_methods,
     reason = "the boundary: variables of the process become options here"
@@ -14,7 +14,7 @@ use crate::compiler::source::Variant;
 pub struct DeviceOptions {
     /// A kernel that runs longer is treated as hung.
     pub timeout: Duration,
-    /// Architecture to run as, in place of the card's own.
+    /// Architecture to run as, instead of the card's own.
     pub architecture: Option<String>,
     /// Layout of code and memory, line information of code.
     pub variant: Variant,

@@ -1,4 +1,4 @@
-//! The driver's results as errors, with what was being done.
+//! Errors of the driver, with the action that failed.
 
 use std::ffi::CStr;
 
@@ -20,7 +20,7 @@ fn spelled(code: sys::CUresult, name: Option<String>, text: Option<String>) -> S
     format!("{name} ({})", text.as_deref().unwrap_or("without a text of the driver"))
 }
 
-/// An error of the driver, with what was being done.
+/// An error of the driver, with the action that failed.
 pub fn failed(action: &str, error: &DriverError) -> BackendError {
     use sys::CUresult as R;
     let text = format!("failed to {action}: {}", describe(error));

@@ -72,8 +72,8 @@ impl Passes {
         let arguments = [
             Argument::from(&self.buffer),
             Argument::I64(packets as i64),
-            // The kernel writes its sum where it equals this, so that the loads cannot be left
-            // out.
+            // The kernel writes its sum if it equals this number, so that the compiler cannot drop
+            // the loads.
             Argument::U32(0xdead_beef),
             Argument::from(&self.guard),
         ];

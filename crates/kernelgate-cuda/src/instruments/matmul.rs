@@ -77,7 +77,7 @@ impl ResidentMatmul {
     /// zeros draw less power.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] where the GPU is not of sm_90a; others when the kernel does not
+    /// [`BackendError::Unsupported`] if the GPU is not sm_90a; others when the kernel does not
     /// compile, or memory is short.
     pub fn new(device: &Device, operand: Operand, operands: &[u8]) -> Result<Self, BackendError> {
         let multiprocessors = u64::from(device.facts().multiprocessors);

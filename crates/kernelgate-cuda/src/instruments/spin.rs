@@ -48,7 +48,7 @@ impl Empty {
     }
 }
 
-/// A kernel that spins for a given time, and what it reports.
+/// A kernel that spins for a given time, and its reported time.
 pub struct Spin {
     kernel: LoadedKernel,
     report: Buffer,
@@ -66,7 +66,7 @@ impl Spin {
         Ok(Self { kernel: SPIN.load(device, &())?, report: device.upload(&[0; REPORT_BYTES])? })
     }
 
-    /// Enqueues a spin of so many nanoseconds.
+    /// Enqueues a spin of `duration_ns` nanoseconds.
     ///
     /// # Errors
     /// When the launch is refused.

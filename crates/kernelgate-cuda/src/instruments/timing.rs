@@ -8,7 +8,7 @@ use crate::driver::memory::mailbox::Mailbox;
 use crate::driver::stream::hold::Hold;
 use crate::{Argument, BackendError, Buffer, Device, KernelSpec, LoadedKernel, Source};
 
-/// The rows; what the flush's grid depends on are the device's multiprocessors.
+/// Kernel rows; their parameter is the number of multiprocessors, which sizes the flush's grid.
 pub(super) const KERNELS: &[KernelSpec<usize>] = &[BLOCKER, PROBE, FLUSH];
 
 const BLOCKER: KernelSpec<usize> = KernelSpec {

@@ -1,5 +1,5 @@
 //! Passes that move as many bytes as a case declares: the memory ceiling of that case. Deliberately
-//! absent: which pass is the fastest.
+//! absent: the choice of the fastest pass.
 
 use std::fmt;
 
@@ -79,7 +79,7 @@ enum Order {
 enum Blocks {
     /// One for each round of packets: no block loops over its reads.
     Covering,
-    /// As many as multiprocessors have room for.
+    /// As many blocks as fit on the multiprocessors.
     Resident,
 }
 
@@ -88,7 +88,7 @@ enum Blocks {
 enum Apart {
     /// A block.
     Block,
-    /// One plane of as many as a thread reads packets; for passes that cover.
+    /// One plane with one packet per packet of a thread; for passes that cover the range.
     Plane,
 }
 
@@ -152,7 +152,7 @@ impl fmt::Display for Pass {
     }
 }
 
-/// Blocks of a launch by what they do: the first ones read.
+/// Blocks of a launch by role: the first ones read.
 #[derive(Debug, PartialEq, Eq)]
 struct Roles {
     readers: u64,
@@ -199,7 +199,7 @@ pub struct TrafficPasses {
     multiprocessors: u64,
 }
 
-/// Bytes that a pass moves, and where they begin in both buffers: where data lies decides how well
+/// Bytes that a pass moves, and their offset in both buffers: the position of data decides how well
 /// it fits L2.
 #[derive(Debug, Clone, Copy)]
 pub struct Moved {
@@ -212,8 +212,9 @@ pub struct Moved {
 }
 
 impl TrafficPasses {
-    /// Compiles the kernels, fills a source with `pattern` over and over (random numbers: zeros are
-    /// faster), and allocates a target, for passes of at most so many bytes each, offset included.
+    /// Compiles the kernels, fills a source with repetitions of `pattern` (random numbers, because
+    /// zeros are faster), and allocates a target, for passes of at most this many bytes each,
+    /// including the offset.
     ///
     /// # Errors
     /// When a kernel does not compile or memory is short.
@@ -233,7 +234,7 @@ impl TrafficPasses {
         })
     }
 
-    /// Reads and writes so many bytes.
+    /// Reads and writes bytes.
     ///
     /// # Errors
     /// When the launch is refused, or a buffer is smaller.
@@ -269,7 +270,8 @@ impl TrafficPasses {
             number(roles.first_writer),
             number(roles.writers),
             Argument::U32(0x9e37_79b9),
-            // The kernel writes its sum where it equals this, so that the loads cannot be dropped.
+            // The kernel writes its sum if it equals this number, so that the compiler cannot drop
+            // the loads.
             Argument::U32(0xdead_beef),
             Argument::from(&self.guard),
         ];

@@ -76,10 +76,10 @@ const WORKSPACE_BYTES: usize = 32 << 20;
 
 impl SquareGemm {
     /// Prepares the GEMM of two `size`×`size` matrices, whose elements lie in `a` and `b`; `None`
-    /// where the library is missing, or knows no algorithm for such elements on this GPU.
+    /// if the library is missing, or has no algorithm for these dtypes on this GPU.
     ///
     /// # Errors
-    /// When the elements are not as many as that, the library fails, or memory is short.
+    /// When the buffers have another number of elements, the library fails, or memory is short.
     pub fn new(
         device: &Arc<Device>,
         operands: Operands,

@@ -23,7 +23,7 @@ pub type Object = *mut c_void;
 pub struct LtError(c_int);
 
 impl LtError {
-    /// Asked of what it does not compute, or not on this GPU.
+    /// The library does not support the operation, or not on this GPU.
     pub const NOT_SUPPORTED: Self = Self(15);
     /// The library is missing, or lacks a function.
     pub const NO_FUNCTION: Self = Self(-1);
@@ -293,8 +293,8 @@ pub unsafe fn propose(
         reserved: [0; 4],
     };
     let (mut proposals, mut count) = ([blank; MAX_ALGORITHMS], 0);
-    // SAFETY: what the caller passed is alive; the attributes are a size_t and u32s and copied;
-    // there is room for the proposals asked for.
+    // SAFETY: the caller's objects are alive; the attributes are a size_t and u32s and are copied;
+    // the array has room for the requested proposals.
     let outcome = unsafe {
         let value = (&raw const workspace_bytes).cast();
         let mut set = (api.set_preference)(preference, MAX_WORKSPACE, value, size_of::<usize>());

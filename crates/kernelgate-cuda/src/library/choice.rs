@@ -11,8 +11,8 @@ pub fn fits(nvrtc: CudaVersion, driver: Option<CudaVersion>, as_ptx: bool) -> bo
     driver.is_none_or(|driver| if as_ptx { nvrtc <= driver } else { nvrtc.major <= driver.major })
 }
 
-/// The place of the best of those that are offered: what the user names before all else; then what
-/// fits; then the newest; the first of equals.
+/// Index of the best candidate: one that the user names, then one that fits the driver, then the
+/// newest; the first of equals.
 pub fn best(
     offered: &[(Origin, CudaVersion)],
     fits: impl Fn(CudaVersion) -> bool,
@@ -85,13 +85,15 @@ mod tests {
             [(Installed, version(13, 0)), (Installed, version(12, 4)), (Installed, version(12, 8))];
         assert_eq!(chosen(&both, version(13, 1)), Some(both[0]));
         assert_eq!(chosen(&both, version(12, 4)), Some(both[2]));
-        // Named, although older, and although it does not fit: the device says so.
+        // A named candidate wins although it is older and does not fit; opening the device reports
+        // that.
         let named = (Named, version(12, 4));
         assert_eq!(chosen(&[both[0], named], version(13, 0)), Some(named));
         let unfit = (Named, version(13, 0));
         assert_eq!(chosen(&[both[1], unfit], version(12, 4)), Some(unfit));
         assert_eq!(chosen(&[unfit, named], version(12, 4)), Some(named));
-        // A wheel where what is installed does not fit; nothing fits: the newest.
+        // A fitting wheel wins over installed candidates that do not fit; if none fits, the newest
+        // wins.
         let wheel = (Wheel, version(12, 8));
         assert_eq!(chosen(&[both[0], wheel], version(12, 4)), Some(wheel));
         assert_eq!(chosen(&[both[1], wheel], version(12, 4)), Some(both[1]));

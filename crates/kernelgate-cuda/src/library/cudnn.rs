@@ -12,7 +12,7 @@ use std::path::Path;
 
 /// Text that the compiler writes before its version.
 const MARK: &[u8] = b"Cuda compilation tools, release ";
-/// The part with kernels whose text is found early, beside the library.
+/// Part of the library with kernels, beside the main file; the text lies near its start.
 const PART: &str = "libcudnn_ops.so.9";
 /// Bytes that are searched at once.
 const CHUNK: usize = 1 << 20;

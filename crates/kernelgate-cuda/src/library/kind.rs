@@ -1,4 +1,4 @@
-//! The libraries, by what they are called and needed for.
+//! NVIDIA's libraries: their names and the features that need them.
 
 use std::ffi::CStr;
 

@@ -1,8 +1,8 @@
-//! NVIDIA's libraries: which of those on this machine are used, and how to get what is missing.
+//! NVIDIA's libraries: the choice among those on this machine, and advice for missing ones.
 //!
-//! A library is opened once, by its own path, for the life of the process, and every function is
-//! taken from what was opened; all are of one major version of CUDA, which the driver takes.
-//! Nothing relative is loaded. Deliberately absent: the CUDA runtime, `nvcc`.
+//! A library is opened once, by its own path, for the life of the process, and every function comes
+//! from that handle; all libraries have one major version of CUDA, which the driver supports.
+//! Relative paths are never loaded. Deliberately absent: the CUDA runtime, `nvcc`.
 
 mod choice;
 mod cudnn;

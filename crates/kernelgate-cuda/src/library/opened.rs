@@ -7,15 +7,15 @@ use super::kind::Library;
 use super::version::CudaVersion;
 use super::{search, whole};
 
-/// An open library, and where the system says that it lies.
+/// An open library with the path of its file.
 pub struct Opened {
     library: libloading::Library,
     file: PathBuf,
 }
 
 impl Opened {
-    /// Opens a file, or a name on the loader's path; `None` where that fails, or it is another
-    /// An open library with the path of its file.
+    /// Opens a file, or a name on the loader's path; `None` if that fails or the file is another
+    /// library.
     pub fn open(library: Library, file: &Path) -> Option<Self> {
         Self::try_open(library, file).ok()
     }
@@ -72,7 +72,8 @@ pub unsafe fn cast<F: Copy>(address: *const c_void) -> F {
     unsafe { std::mem::transmute_copy(&address) }
 }
 
-/// Opens what another library opens by name alone, where it is there, for the life of the process.
+/// Opens a library for the life of the process, if it exists, because another library opens it by
+/// name alone.
 pub fn keep(file: &Path) {
     if file.is_file() {
         std::mem::forget(open(file).ok());

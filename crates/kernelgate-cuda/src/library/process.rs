@@ -54,7 +54,7 @@ fn opened(library: Library) -> Option<&'static (Opened, LoadedLibrary)> {
     slot(library).get_or_init(find).as_ref()
 }
 
-/// Opens a library, once, for the life of the process; `None` where it is not found.
+/// Opens a library, once, for the life of the process; `None` if it is not found.
 ///
 /// The folders of `KERNELGATE_CUDA_LIBS` come first, then the loader's path, toolkits, wheels. All
 /// but the driver's own are of one major version of CUDA ([`nvrtc`]).
@@ -86,8 +86,8 @@ pub fn loaded() -> impl Iterator<Item = (&'static str, String)> {
     Library::ALL.into_iter().filter_map(loaded_version)
 }
 
-/// Files of a library that were found and are not used: another one is newer, or comes first, or the
-/// driver does not take them. Opens all of them.
+/// Files of a library that were found but are not used: another one is newer, or precedes them, or
+/// the driver does not support them. Opens all of them.
 pub fn passed_over(library: Library) -> Vec<LoadedLibrary> {
     if library.comes_with_driver() {
         return Vec::new();
@@ -148,11 +148,11 @@ fn version(library: Library, opened: &Opened) -> Option<String> {
 pub struct NvrtcChoice {
     /// Its version.
     pub version: CudaVersion,
-    /// Whether the driver takes what it generates; true where there is no driver.
+    /// Whether the driver accepts its code; true without a driver.
     pub fits: bool,
 }
 
-/// The latest CUDA that the driver supports; none where there is no driver.
+/// Latest CUDA that the driver supports; `None` without a driver.
 pub fn driver_cuda() -> Option<CudaVersion> {
     CudaVersion::parse(load(Library::Driver)?.version.as_ref()?)
 }
@@ -180,7 +180,7 @@ pub fn cuda_major() -> u32 {
     MAJORS.into_iter().find(accepted).unwrap_or(OLDEST_DRIVER.major)
 }
 
-/// Opens the NVRTC that is used, and what it opens by name alone.
+/// Opens the selected NVRTC, and the library that NVRTC opens by name alone.
 fn open_nvrtc() -> Option<Opened> {
     let names: Vec<String> = MAJORS.iter().flat_map(|&major| Library::Nvrtc.files(major)).collect();
     let open = |candidate: Candidate| {
@@ -196,7 +196,7 @@ fn open_nvrtc() -> Option<Opened> {
     let (mut found, offered): (Vec<Opened>, Vec<(Origin, CudaVersion)>) = found.into_iter().unzip();
     let best = choice::best(&offered, driver_accepts)?;
     let opened = found.swap_remove(best);
-    // Some builds of NVRTC open it by name, which finds what is open already.
+    // Some builds of NVRTC open it by name, which then finds the library that is already open.
     let builtins = format!("libnvrtc-builtins.so.{}", offered[best].1);
     if let Some(folder) = opened.file().parent().filter(|folder| folder.is_absolute()) {
         opened::keep(&folder.join(builtins));

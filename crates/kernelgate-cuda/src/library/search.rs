@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 /// Names folders, which come before everything else.
 pub const VARIABLE: &str = "KERNELGATE_CUDA_LIBS";
-/// Names folders where the loader looks first.
+/// Variable with the folders that the loader searches first.
 const LOADER_VARIABLE: &str = "LD_LIBRARY_PATH";
 const TOOLKIT_VARIABLES: [&str; 2] = ["CUDA_HOME", "CUDA_PATH"];
 
@@ -86,8 +86,7 @@ pub fn places(names: &[String]) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The file that the loader takes for a name, where a variable says in which folders it looks
-/// first.
+/// File that the loader finds for a name, if a variable names the folders that it searches first.
 pub fn by_loader(name: &Path) -> Option<PathBuf> {
     loader_path().into_iter().map(|folder| folder.join(name)).find(|file| file.is_file())
 }

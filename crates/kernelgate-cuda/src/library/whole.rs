@@ -1,5 +1,5 @@
-//! Whether a library's file is all there: the loader maps what a cut one has lost, and the process
-//! ends by a signal (SIGBUS) where it is touched.
+//! Checks whether a library's file is complete: the loader maps the missing part of a truncated
+//! file too, and the process ends by a signal (SIGBUS) when it is accessed.
 
 use std::path::Path;
 

@@ -1,8 +1,8 @@
 //! What CUPTI recorded, in a plain form: one list a kind of record, names by number.
 //!
-//! It is what the response to the program and the file of a recording hold, so its fields are a
-//! format: they are added to, not changed. Times are nanoseconds of CUPTI's clock, the same for
-//! the host and every device. Deliberately absent: what the records mean, and which belong
+//! The response to the program and the file of a recording hold this type, so its fields are a
+//! format: fields are added, never changed. Times are nanoseconds of CUPTI's clock, the same for
+//! the host and every device. Deliberately absent: the meaning of the records, and which belong
 //! together.
 
 use serde::{Deserialize, Serialize};
@@ -138,7 +138,7 @@ pub struct CallRecord {
     pub end: u64,
     /// The system's id of its thread.
     pub thread: u32,
-    /// Joins it with what it launched.
+    /// Id that joins the call with the operations that it launched.
     pub correlation: u32,
 }
 
@@ -149,12 +149,11 @@ pub struct WaitRecord {
     pub start: u64,
     /// When it ended.
     pub end: u64,
-    /// The context and, where it is for one, the stream.
+    /// The context and, if the wait is for a stream, the stream.
     pub on: StreamId,
     /// Joins it with its call.
     pub correlation: u32,
-    /// As CUPTI numbers them: 1 for an event, 2 of a stream for an event, 3 for a stream, 4 for a
-    /// context.
+    /// CUPTI's number: 1 for an event, 2 of a stream for an event, 3 for a stream, 4 for a context.
     pub kind: u32,
 }
 
@@ -198,7 +197,7 @@ pub struct AllocationRecord {
 pub struct RecordedDevice {
     /// The device as the process counts them.
     pub id: u32,
-    /// As it names itself.
+    /// Name that the device reports.
     pub name: String,
     /// Compute capability, major and minor.
     pub compute: [u32; 2],
@@ -215,9 +214,9 @@ pub struct RecordedDevice {
 }
 
 impl RecordedDevice {
-    /// Asks a device.
-    ///
     /// Reads the limits of a device.
+    ///
+    /// # Errors
     /// When the driver refuses.
     pub fn read(device: &Device) -> Result<Self, BackendError> {
         let ask = |attribute| {

@@ -1,9 +1,10 @@
 //! Named ranges: session, case, warm-up, sample; the phases of a computation.
 //!
-//! A profiler that listens gets them through NVTX; without one a range costs some nanoseconds.
-//! While [`super::cupti`] records they are also kept here, with CUPTI's clock: CUPTI hands out
-//! NVTX ranges only where it was loaded as NVTX's tool before the first range, which is decided by
-//! an environment variable at the start of a process. Deliberately absent: ranges that other code
+//! An attached profiler receives them through NVTX; without one a range costs some nanoseconds.
+//! While [`super::cupti`] records they are also kept here, with CUPTI's clock, because CUPTI
+//! reports NVTX ranges only if it was loaded as NVTX's tool before the first range, which an
+//! environment variable decides at the start of a process. Deliberately absent: ranges that other
+//! code opens through NVTX.
 //! opens through NVTX.
 
 use std::cell::RefCell;
@@ -73,7 +74,7 @@ pub(super) fn record(clock: fn() -> u64) {
     RECORDING.store(true, Ordering::Relaxed);
 }
 
-/// Records no more ranges; those that are open end unrecorded.
+/// Stops recording ranges; open ranges end unrecorded.
 pub(super) fn stop() {
     RECORDING.store(false, Ordering::Relaxed);
     take();

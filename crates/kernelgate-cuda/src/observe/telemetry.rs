@@ -38,7 +38,7 @@ impl Reading {
     }
 }
 
-/// A card as it is built in and set up. A quantity that the card does not report is absent.
+/// A card's hardware and settings. A quantity that the card does not report is absent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Card {
     /// Model: "NVIDIA H200".
@@ -90,7 +90,7 @@ pub fn cards() -> Vec<Card> {
     devices.flatten().map(card).collect()
 }
 
-/// True if NVML lists a card of that UUID. Absent if NVML cannot say it, and if a card is divided
+/// Whether NVML lists a card with that UUID; `None` if NVML cannot answer, or if a card is divided
 /// into instances, which have UUIDs of their own.
 pub fn is_listed(uuid: &str) -> Option<bool> {
     let nvml = nvml()?;
@@ -119,7 +119,7 @@ fn nvml() -> Option<&'static Nvml> {
 }
 
 impl Telemetry {
-    /// For the card of that UUID; `None` where NVML is missing or does not know it.
+    /// Opens the card of that UUID; `None` if NVML is missing or does not list it.
     pub fn open(uuid: &str) -> Option<Self> {
         let telemetry = Self { nvml: nvml()?, uuid: uuid.to_owned() };
         telemetry.device().ok()?;
@@ -145,15 +145,15 @@ impl Telemetry {
         }
     }
 
-    /// Whether heat or a slow-down of the hardware holds the clock down now; the power cap and clocks
-    /// that were set do not count. Absent where the card does not report reasons.
+    /// Whether heat or a slow-down of the hardware holds the clock down now; the power cap and
+    /// clocks that were set do not count. `None` if the card does not report reasons.
     pub fn slowed(&self) -> Option<bool> {
         let reasons = self.device().and_then(|device| device.current_throttle_reasons());
         reasons.ok().map(slow)
     }
 
-    /// Whether the power cap holds the clock down now; absent where the card does not report
-    /// reasons. One call, in place of the many of [`Self::read`].
+    /// Whether the power cap holds the clock down now; `None` if the card does not report reasons.
+    /// This makes one call instead of the many of [`Self::read`].
     pub fn capped(&self) -> Option<bool> {
         let reasons = self.device().and_then(|device| device.current_throttle_reasons());
         reasons.ok().map(|reasons| reasons.contains(ThrottleReasons::SW_POWER_CAP))
@@ -170,7 +170,7 @@ impl Telemetry {
         mode.is_ok_and(|mode| mode == GpuVirtualizationMode::Vgpu)
     }
 
-    /// Whether only root may set clocks; absent where the card does not report it, as a virtual one.
+    /// Whether only root may set clocks; `None` if the card does not report it, as a virtual one.
     pub fn clocks_need_root(&self) -> Option<bool> {
         self.device().and_then(|device| device.is_api_restricted(Api::ApplicationClocks)).ok()
     }
@@ -182,8 +182,8 @@ impl Telemetry {
         Some((default, device.enforced_power_limit().ok()?))
     }
 
-    /// Energy that the card has taken since its driver was loaded, millijoules; absent where the card
-    /// has no counter. It steps: each 100 ms on an H100.
+    /// Energy that the card has used since its driver was loaded, millijoules; `None` if the card
+    /// has no counter. The counter steps: each 100 ms on an H100.
     pub fn energy_mj(&self) -> Option<u64> {
         self.device().and_then(|device| device.total_energy_consumption()).ok()
     }
@@ -193,9 +193,9 @@ impl Telemetry {
         others(&self.device().ok()?)
     }
 
-    /// Other processes that computed on the card since then, by the share of its time that NVML
-    /// samples for each process, every tenth of a second or so. One that only has memory there does
-    /// not count, nor does one that uses the card too little for a sample of its own. Absent where
+    /// Number of other processes that computed on the card since then, by the share of its time
+    /// that NVML samples for each process, about every tenth of a second. A process that only holds
+    /// memory does not count, nor does one that uses the card too briefly for a sample. `None` if
     /// NVML has no such samples (MIG), and in a container whose process numbers are not NVML's.
     /// Takes some milliseconds.
     pub fn others_computing_since(&self, then: SystemTime) -> Option<u32> {

@@ -1,4 +1,5 @@
-//! Rows of any parameter, for whoever compiles all of them: `kernelgate resources` and the tests.
+//! Rows of any parameter type in one list, for compiling all of them: `kernelgate resources` and
+//! the tests.
 
 use super::requires::Requires;
 use super::row::{KernelSpec, unmet};

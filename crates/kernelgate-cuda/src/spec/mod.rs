@@ -2,8 +2,8 @@
 //! architecture.
 //!
 //! Launchers load and launch a row ([`KernelSpec::load`]), `kernelgate resources` and the tests
-//! list it ([`list()`]); none of them knows anything of a kernel that is not in its row.
-//! Deliberately absent: a registry. Each family has its rows as constants and one slice of them.
+//! list it ([`list()`]); all facts about a kernel that they use are in its row. Deliberately
+//! absent: a registry. Each family has its rows as constants and one slice of them.
 
 mod list;
 mod load;

@@ -9,7 +9,7 @@ use crate::architecture::number;
 pub enum Requires {
     /// The compute capability, major and minor digits together, and every later one: 80 is sm_80.
     AtLeast(u32),
-    /// From the first on, before the second: for those from the second on there is another build.
+    /// From the first on, before the second, from which on another build is used.
     Between(u32, u32),
     /// One architecture only, for instructions that no other has: "sm_90a" has `wgmma`.
     Exactly(&'static str),

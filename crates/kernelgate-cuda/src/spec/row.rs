@@ -31,14 +31,15 @@ pub struct KernelSpec<P: 'static> {
     pub blocks: fn(&P) -> [usize; 3],
     /// Dynamic shared memory a block, bytes.
     pub shared_bytes: fn(&P) -> usize,
-    /// Whether the multiprocessors keep the whole shared memory while it runs (a carve-out of
-    /// 100 %). Kernels that are to run concurrently need the same carve-out: a kernel that wants
-    /// another one waits until the multiprocessor is empty.
+    /// Whether the multiprocessors keep the whole shared memory while it runs (a carve-out of 100
+    /// %). Concurrent kernels need the same carve-out: a kernel with another one waits until the
+    /// multiprocessor is empty.
     pub whole_shared: bool,
-    /// Blocks of a cluster, in x, as `__cluster_dims__` says; `None` where there are no clusters.
+    /// Blocks of a cluster, in x, as in `__cluster_dims__`; `None` without clusters.
     pub cluster: Option<usize>,
     /// Whether blocks wait for each other across the grid, so that all of them must be resident at
-    /// once: launches are cooperative. No other process may compute on the GPU meanwhile.
+    /// once: launches are cooperative. No other process may compute on the GPU during such a
+    /// launch.
     pub co_resident: bool,
     /// The least architecture.
     pub requires: Requires,

@@ -34,7 +34,7 @@ pub fn context_away() -> Result<(), BackendError> {
 /// When the driver refuses.
 pub fn context_away_and_back() -> Result<(), BackendError> {
     let mut context = ptr::null_mut();
-    // SAFETY: the pointer is valid, and what was popped lives.
+    // SAFETY: the pointer is valid, and the popped context is alive.
     unsafe {
         sys::cuCtxPopCurrent_v2(&raw mut context)
             .result()
@@ -133,14 +133,14 @@ pub fn copy(stream: RawStream, to: u64, from: u64, bytes: usize) -> Result<(), B
         .map_err(|error| failed("copy on the GPU", &error))
 }
 
-/// Pinned memory of the host, which lives as long as the process: what is queued may have it.
+/// Pinned memory of the host, which lives as long as the process because queued work may use it.
 #[derive(Clone, Copy)]
 pub struct Pinned {
     floats: *mut f32,
     count: usize,
 }
 
-// SAFETY: those who use it from several threads do so in the order of a stream.
+// SAFETY: users on several threads access it in the order of a stream.
 unsafe impl Send for Pinned {}
 // SAFETY: as above.
 unsafe impl Sync for Pinned {}
@@ -162,21 +162,21 @@ impl Pinned {
             .result()
             .map_err(|error| failed("pin memory", &error))?;
         let floats = memory.cast::<f32>();
-        // SAFETY: so many floats were allocated.
+        // SAFETY: `count` floats were allocated.
         unsafe { ptr::write_bytes(floats, 0, count) };
         Ok(Self { floats, count })
     }
 
     /// All of them.
     pub fn read(&self) -> Vec<f32> {
-        // SAFETY: so many floats were allocated, and written.
+        // SAFETY: `count` floats were allocated, and written.
         unsafe { std::slice::from_raw_parts(self.floats, self.count) }.to_vec()
     }
 
     /// Writes the first of them.
     pub fn write(&self, values: &[f32]) {
         let count = values.len().min(self.count);
-        // SAFETY: so many floats were allocated; the caller's are elsewhere.
+        // SAFETY: `count` floats were allocated; the caller's are elsewhere.
         unsafe { ptr::copy_nonoverlapping(values.as_ptr(), self.floats, count) };
     }
 
@@ -216,7 +216,7 @@ impl Pinned {
             // SAFETY: what `tripled` made, which is never freed.
             let Tripled(pinned) = unsafe { &*data.cast::<Tripled>() };
             for i in 0..pinned.count {
-                // SAFETY: so many floats were allocated.
+                // SAFETY: `count` floats were allocated.
                 unsafe { *pinned.floats.add(i) *= 3.0 };
             }
         }

@@ -111,8 +111,8 @@ fn described(ranked: &Ranked, values: &[f64], cuts: &[usize], noise: f64) -> Vec
     each.collect()
 }
 
-/// Each value after less each before, sorted, and the standard deviation of the number of those
-/// above 0 where nothing changed (Mann and Whitney).
+/// All differences between a value after and a value before, sorted, and the standard deviation of
+/// the number of positive ones if nothing changed (Mann and Whitney).
 fn differences(before: &[f64], after: &[f64]) -> (Vec<f64>, f64) {
     let mut differences: Vec<f64> =
         after.iter().flat_map(|after| before.iter().map(move |before| after - before)).collect();

@@ -5,7 +5,7 @@ use std::f64::consts::PI;
 /// Below this the alternating part of the series loses too many digits and the continued fraction
 /// takes over.
 const SERIES_END: f64 = 4.0;
-/// Terms that bring both expansions below 1e-13 relative where they are used.
+/// Number of terms that brings both expansions below 1e-13 relative in their ranges.
 const TERMS: u32 = 80;
 
 fn density(x: f64) -> f64 {
@@ -38,7 +38,7 @@ pub fn quantile(p: f64) -> f64 {
             _ => f64::NAN,
         };
     }
-    // In the lower half, where the distribution function keeps its relative precision.
+    // In the lower half the distribution function keeps its relative precision.
     if p > 0.5 {
         return -quantile(1.0 - p);
     }

@@ -60,7 +60,7 @@ mod tests {
         assert_eq!(detectable(&Walsh::new(&[1.0; 7]), 0.01, 0.8), Some(0.0));
     }
 
-    /// Among 400 samples each: the median of what they call detectable is found in 80 %, give or
+    /// In 400 samples each, a shift of the median detectable size is found in 80 % of them, give or
     /// take ten points.
     #[test]
     fn detectable_shifts_are_detected_with_the_given_power() {

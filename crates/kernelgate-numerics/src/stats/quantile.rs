@@ -20,12 +20,13 @@ pub fn median(values: &[f64]) -> f64 {
 /// The value at which half of the weight is reached: the middle between its two neighbours where
 /// half is reached between them, so that equal weights give [`median`].
 ///
-/// `values` is not empty, holds no NaN and need not be sorted; as many `weights`, each above 0.
+/// `values` is not empty, holds no NaN and need not be sorted; `weights` has the same length, and
+/// each weight is above 0.
 pub fn weighted_median(values: &[f64], weights: &[f64]) -> f64 {
     let mut sorted: Vec<(f64, f64)> = values.iter().copied().zip(weights.iter().copied()).collect();
     sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
     let half = 0.5 * sorted.iter().map(|(_, weight)| weight).sum::<f64>();
-    // Sums of weights are not exact; halves of equal weights are to be recognised.
+    // Sums of weights are not exact; halves of equal weights must still be recognised.
     let slack = 1e-12 * half;
     let mut below = 0.0;
     for (index, (value, weight)) in sorted.iter().enumerate() {

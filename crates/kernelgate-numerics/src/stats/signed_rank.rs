@@ -71,8 +71,8 @@ fn lower_tail(doubled: &[usize], sum: usize) -> f64 {
     if above < sum { 1.0 - at_most(above) } else { at_most(sum).min(1.0) }
 }
 
-/// Probabilities of rank sums of at most 0, 1, 2, … with so many ranks and no ties, at most
-/// [`EXACT`]. Counted out once in a process: a gate asks for the same ones after every block.
+/// Probabilities of rank sums of at most 0, 1, 2, … for `pairs` ranks without ties, at most
+/// [`EXACT`]. Computed once per process, because a gate needs the same ones after every block.
 fn without_ties(pairs: usize) -> &'static [f64] {
     static COUNTED: [OnceLock<Vec<f64>>; EXACT + 1] = [const { OnceLock::new() }; EXACT + 1];
     COUNTED[pairs].get_or_init(|| {
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// By going through all signs.
+    /// The p value by enumeration of all signs.
     fn counted(differences: &[f64]) -> f64 {
         let ranks = doubled_ranks(differences);
         let sum = |signs: u32| {
@@ -200,7 +200,7 @@ mod tests {
                 |f: &dyn Fn(f64) -> f64| greater(&values.iter().map(|v| f(*v)).collect::<Vec<_>>());
             prop_assert_eq!(map(&|v| 4.0 * v), greater(&values));
             prop_assert!(map(&|v| v + by) <= greater(&values) + 1e-12);
-            // The two directions overlap in the probability of what was seen itself.
+            // The two directions overlap in the probability of the observed sum.
             prop_assert!(greater(&values) + map(&|v| -v) > 1.0 - 1e-12);
         }
 

@@ -36,15 +36,15 @@ impl Walsh {
     }
 
     /// Ends below and above which the center lies with a probability of at most `tail` each, for
-    /// symmetric differences of any distribution; none where so few differences cannot promise
-    /// that.
+    /// symmetric differences of any distribution; `None` if there are too few differences for that
+    /// probability.
     pub fn interval(&self, tail: f64) -> Option<(f64, f64)> {
         let beyond = critical(self.pairs, tail)?;
         let last = self.averages.len().checked_sub(beyond + 1)?;
         (beyond <= last).then(|| (self.averages[beyond], self.averages[last]))
     }
 
-    /// From the smallest to the largest difference; none without.
+    /// From the smallest to the largest difference; `None` without differences.
     pub fn range(&self) -> Option<(f64, f64)> {
         Some((*self.averages.first()?, *self.averages.last()?))
     }
@@ -59,8 +59,8 @@ impl Walsh {
         Some((high - low) / (-2.0 * normal::quantile(tail)))
     }
 
-    /// P(rank sum <= `sum`) of so many pairs, normal with continuity but at the very end, where it
-    /// is known.
+    /// P(rank sum <= `sum`) of this many pairs: normal with continuity correction, exact at the
+    /// very end.
     fn tail_of(&self, sum: usize) -> f64 {
         let n = self.pairs as f64;
         if sum == 0 {
@@ -104,7 +104,7 @@ mod tests {
         assert_eq!(Walsh::new(&[2.0]).range(), Some((2.0, 2.0)));
     }
 
-    /// For normal differences of standard deviation 1 the error is sqrt(pi / (3 n)).
+    /// For normal differences of standard deviation 1, the error is sqrt(pi / (3 n)).
     #[test]
     fn the_standard_error_of_normal_differences() {
         for n in [6, 9, 12, 16, 40] {

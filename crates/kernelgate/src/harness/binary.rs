@@ -153,13 +153,13 @@ impl Harness {
         Ok(exit)
     }
 
-    /// Carries out a trial request; does nothing where none of its cases is here.
+    /// Carries out a trial request; does nothing if this binary has none of its cases.
     fn trial(&self, settings: &Settings, request: TrialRequest) -> Result<Exit, HarnessError> {
         cases::check_overrides(self.everything(), &settings.axes)?;
         let place = settings.device.place(self.own())?;
         let filter = trial::filter(&request, settings);
-        // Both builds of a comparison have one partition, whatever times their baselines hold. Cases
-        // that the request names are of one shard already.
+        // Both builds of a comparison use the same partition, even if their baselines hold
+        // different times. Cases that the request names already belong to one shard.
         let shard = settings.shard.filter(|_| request.cases.is_none());
         let divide = |_: &Selection<'_>| shard.map(Partition::by_hash);
         let Some(mut selection) = self.select(settings, &place, &filter, divide)? else {
@@ -250,8 +250,8 @@ impl Harness {
 
     /// The selected cases; `None` if the filter matches only another bench.
     ///
-    /// A filter that matches no case of the effort is tried on the whole sweep: a user who names a
-    /// case wants that case.
+    /// If a filter matches no case of the effort, the whole sweep is tried, because a user who
+    /// names a case expects it to run.
     fn select(
         &self,
         settings: &Settings,
@@ -309,7 +309,7 @@ impl Harness {
         }
     }
 
-    /// Why no case has the axes, whatever the filter; `None` where some have them.
+    /// Reason why no case has the axes, independent of the filter; `None` if a case has them.
     fn refused_axes(&self, settings: &Settings, place: &Place) -> Option<HarnessError> {
         let axes = &settings.axes;
         if axes.is_empty() {

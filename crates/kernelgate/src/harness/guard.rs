@@ -42,7 +42,7 @@ fn unprinted(message: &str) -> Option<(&str, &str)> {
     message.strip_prefix("failed printing to ")?.split_once(": ")
 }
 
-/// Whether the system's error is that nobody reads.
+/// Whether the system's error is a broken pipe.
 fn is_broken_pipe(cause: &str) -> bool {
     let number = cause.rsplit_once("(os error ").and_then(|(_, end)| end.strip_suffix(')'));
     let error = number.and_then(|number| number.parse().ok());

@@ -1,8 +1,8 @@
 //! A bench binary: selects cases, verifies them, has Criterion time them, and records the run.
 //!
-//! The only module that knows Criterion, with `measure::criterion`. Order of a case: inputs,
-//! reference, verification, timing; a case that is wrong has no time. Deliberately absent: judging
-//! what was measured (the program does).
+//! It is the only module that knows Criterion, with `measure::criterion`. The order of a case is
+//! inputs, reference, verification, timing; a wrong case gets no time. Deliberately absent: judging
+//! the results, which the program does.
 
 mod answer;
 mod auditing;

@@ -15,7 +15,7 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// As the program of `kernelgate peers` gets it.
+    /// The peer program in the form that `kernelgate peers` receives.
     pub(super) fn program(&self) -> PeerProgram {
         let files = self
             .files

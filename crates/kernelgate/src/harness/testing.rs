@@ -100,8 +100,8 @@ impl Bench<'_> {
         )
     }
 
-    /// Verifies and times the first problem of a suite in each state of the caches. Returns the error
-    /// of each case by id; absent where it has a time.
+    /// Verifies and times the first problem of a suite in each cache state. Returns the error of
+    /// each case by id; `None` for a case with a time.
     ///
     /// # Errors
     /// When the device fails.
@@ -152,7 +152,7 @@ struct OneCase {
     sampling: TrialSampling,
     /// Outputs that an earlier process found right.
     verified: Option<fn(&Tensors) -> Tensors>,
-    /// Error of each case; absent where it has a time.
+    /// Error of each case; `None` for a case with a time.
     errors: RefCell<BTreeMap<String, Option<String>>>,
 }
 

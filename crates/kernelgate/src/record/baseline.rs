@@ -82,7 +82,7 @@ impl Baseline {
         }
     }
 
-    /// Takes over what a run measured; cases that the run did not measure stay.
+    /// Replaces the cases that a run measured; other cases stay.
     ///
     /// Runs of the same session, and runs of one executable built from one commit without changes,
     /// add up. All others are replaced, so that a case never mixes commits; of several that are
@@ -91,7 +91,7 @@ impl Baseline {
         self.insert(run, |baseline, key| baseline.belongs(key, run));
     }
 
-    /// The runs that [`Self::merge`] of a run with these cases replaces, by what they are of.
+    /// The runs that a [`Self::merge`] of a run with these cases replaces, grouped by their code.
     pub fn replaced_by<'a>(
         &self,
         run: &ProcessRun,
@@ -137,11 +137,11 @@ impl Baseline {
         }
     }
 
-    /// Adds what a run measured to what is there, so that a case has several process runs.
+    /// Adds the cases of a run to those in the baseline, so that a case has several process runs.
     ///
     /// # Errors
-    /// When the run's cases differ from the baseline's, with every field that differs; nothing is
-    /// then taken over.
+    /// When the run's cases differ from the baseline's, with every field that differs; the baseline
+    /// is then unchanged.
     pub fn add(&mut self, run: &ProcessRun) -> Result<(), Vec<Mismatch>> {
         let both = run.cases.iter().filter_map(|(id, case)| Some((self.cases.get(id)?, case)));
         let mut differing: Vec<Mismatch> = delayed(run).into_iter().collect();
@@ -180,7 +180,7 @@ impl Baseline {
         count
     }
 
-    /// Everything that makes a case of a run another one than this baseline's.
+    /// All facts in which a case of a run differs from the case of this baseline.
     pub fn mismatches(
         &self,
         base: &BaselineCase,

@@ -49,8 +49,8 @@ pub struct CaseRun {
     /// Costs of a launch other than device time.
     #[serde(default, skip_serializing_if = "LaunchCosts::is_empty")]
     pub costs: LaunchCosts,
-    /// The time that the ceilings of the process allowed; absent where they were not known, and in
-    /// files from before it was kept.
+    /// Time that the ceilings of the process allowed; absent if they were not measured, and in
+    /// files from before it was stored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<TimeLimit>,
 }
@@ -83,7 +83,7 @@ impl CaseRun {
         Self { costs: case.into(), limit: case.limit.clone(), ..Self::from_samples(&case.samples) }
     }
 
-    /// With as many digits as say something: seven of times, four of the rest.
+    /// Rounds numbers to their significant digits: seven for times, four for the rest.
     pub fn to_few_digits(mut self) -> Self {
         self.median_ns = digits(self.median_ns, 7);
         self.spread = digits(self.spread, 4);
@@ -99,7 +99,7 @@ impl CaseRun {
     /// Checks the facts that deserialising does not enforce.
     ///
     /// # Errors
-    /// A fragment that says what is wrong.
+    /// A fragment of a sentence that names the problem.
     pub fn validate(&self) -> Result<(), String> {
         plausibility::check_launch_ns("a median", self.median_ns)?;
         plausibility::check_spread(self.spread)?;
@@ -166,7 +166,7 @@ impl From<&PowerRecord> for CasePower {
     }
 }
 
-/// A number to so many significant digits.
+/// Rounds a number to this many significant digits.
 pub(super) fn digits(number: f64, count: usize) -> f64 {
     let rounded: Option<f64> = format!("{number:.*e}", count - 1).parse().ok();
     // The largest may become infinite.

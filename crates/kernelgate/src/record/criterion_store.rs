@@ -1,9 +1,10 @@
-//! Criterion's store: what a process left of each case.
+//! Criterion's store: the results that a process wrote for each case.
 //!
-//! A case has a folder, whose name is its id made fit for file systems, cut and made unique; in it
-//! `new/benchmark.json` has the id as it was and `new/sample.json` the samples. The unit of the
-//! times is that of the bench's measurement, which nothing in the store says: nanoseconds, unless
-//! the bench set another. Deliberately absent: Criterion's estimates, which resample one process.
+//! A case has a folder, whose name is its id in a form that is valid, short and unique in a file
+//! system. In it `new/benchmark.json` has the original id and `new/sample.json` the samples. The
+//! unit of the times is that of the bench's measurement, which the store does not contain:
+//! nanoseconds, unless the bench set another. Deliberately absent: Criterion's estimates, which
+//! resample one process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -26,7 +27,7 @@ const MAX_DEPTH: usize = 6;
 /// Largest file that is read.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// Samples of a case, as many iteration counts as times.
+/// Samples of a case, with an iteration count for each time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredCase {
     /// Name of its group.
@@ -40,7 +41,7 @@ pub struct StoredCase {
 }
 
 impl StoredCase {
-    /// The case as it is recorded, with those samples: no work is declared, no output was compared.
+    /// The record of the case with those samples: no work is declared, no output was compared.
     pub fn record(&self, samples: Samples) -> CaseRecord {
         CaseRecord {
             workload: one_line(&self.group),
@@ -65,7 +66,7 @@ impl StoredCase {
 /// if an earlier case has the same id.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Stored {
-    /// By id.
+    /// Cases by id.
     pub cases: BTreeMap<String, StoredCase>,
     /// Cases whose samples are of no use, with the reason.
     pub unusable: BTreeMap<String, String>,
@@ -76,10 +77,10 @@ pub struct Stored {
 /// Why a store cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The operating system said no.
+    /// An operation of the file system failed.
     #[error("read {0}: {1}")]
     Io(PathBuf, std::io::Error),
-    /// Not what Criterion writes.
+    /// The file does not have Criterion's format.
     #[error("read {0}: not as Criterion writes it ({1})")]
     Json(PathBuf, serde_json::Error),
 }
@@ -156,7 +157,7 @@ fn cases_below(store: &Path) -> Result<Vec<PathBuf>, StoreError> {
             Err(cause) => return Err(StoreError::Io(folder, cause)),
         };
         for entry in entries.flatten() {
-            // Not what a link points to.
+            // A link is not followed.
             if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                 continue;
             }

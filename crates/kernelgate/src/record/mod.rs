@@ -1,9 +1,9 @@
-//! Runs and baselines as versioned files: what was measured, where, of what.
+//! Runs and baselines as versioned files: measured values, environment and code.
 //!
-//! Runs hold raw samples, and statistics are derived when they are read; baselines, which are
-//! committed, hold what a verdict needs of them. Files are deterministic (same
-//! content, same bytes), written atomically, and a broken or foreign file is refused by name, never
-//! overwritten. Deliberately absent: any judgement of what was measured (`gate`).
+//! Runs hold raw samples, and statistics are derived when they are read. Baselines are committed
+//! and hold only the numbers that a verdict needs. Files are deterministic (same content, same
+//! bytes) and written atomically; an invalid or foreign file is refused by name, never overwritten.
+//! Deliberately absent: any judgement of the results (`gate`).
 
 pub mod baseline;
 pub mod case_run;
@@ -43,7 +43,7 @@ pub use work::WorkRecord;
 
 pub use crate::workload::SampleUnit;
 
-/// Now, as records say when: RFC 3339, UTC, whole seconds.
+/// Current time in the format of records: RFC 3339, UTC, whole seconds.
 pub fn timestamp() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }

@@ -13,8 +13,7 @@ use super::origin::provenance::Provenance;
 use super::run::VerificationRecord;
 use crate::verify::Errors;
 
-/// Name of the data set of a case whose inputs, or what they are compared with, do not follow the
-/// seed.
+/// Name of the data set of a case whose inputs or reference do not depend on the seed.
 pub const ONE_DATA_SET: &str = "only";
 
 /// The data sets that cases were verified with: seeds with the same inputs are one.
@@ -131,7 +130,7 @@ impl SeedErrors {
         Errors { max_error, relative_l2, rounding: self.rounding }
     }
 
-    /// Puts errors at a position, in place of those there or before them.
+    /// Puts errors at a position: replaces those there, or inserts before them.
     fn put(&mut self, index: usize, in_place: bool, errors: Errors) {
         let lists =
             [(&mut self.max_error, errors.max_error), (&mut self.relative_l2, errors.relative_l2)];
@@ -150,7 +149,7 @@ impl SeedErrors {
         if seeds != max || seeds != l2 {
             return Err(format!("{seeds} seeds against {max} and {l2} errors"));
         }
-        // The rounding also where there is no seed.
+        // The rounding is checked even without a seed.
         Errors { rounding: self.rounding, ..Errors::default() }.validate()?;
         let each = self.max_error.iter().zip(&self.relative_l2);
         each.map(|(&max_error, &relative_l2)| Errors { max_error, relative_l2, rounding: 0.0 })
@@ -158,7 +157,8 @@ impl SeedErrors {
     }
 }
 
-/// An error to three significant digits: more say nothing, and baselines are committed.
+/// Rounds an error to three significant digits: more are not meaningful, and baselines are
+/// committed.
 fn few_digits(error: f64) -> f64 {
     digits(error, 3)
 }
@@ -197,7 +197,7 @@ impl CaseNumerics {
         self.insert(seed, verification.errors(), &verification.by_output);
     }
 
-    /// Takes over what there is of other seeds.
+    /// Adds or replaces the errors of the other record's seeds.
     pub fn insert_all(&mut self, other: &Self) {
         self.one_data_set |= other.one_data_set;
         for (index, seed) in other.seeds.iter().enumerate() {
@@ -215,7 +215,7 @@ impl CaseNumerics {
     /// Checks the facts that deserialising does not enforce.
     ///
     /// # Errors
-    /// A fragment that says what is wrong.
+    /// A fragment of a sentence that names the problem.
     pub fn validate(&self) -> Result<(), String> {
         let seeds = self.seeds.len();
         self.errors.validate(seeds)?;

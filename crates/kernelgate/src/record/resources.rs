@@ -23,7 +23,7 @@ pub struct Resources {
     pub compiler: String,
     /// Kernels by build and symbol.
     pub kernels: BTreeMap<String, KernelResources>,
-    /// Builds that the architecture does not run, each with what it lacks: "needs sm_90a".
+    /// Builds that the architecture cannot run, each with the unmet requirement: "needs sm_90a".
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub left_out: BTreeMap<String, String>,
 }

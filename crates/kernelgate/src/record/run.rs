@@ -24,17 +24,17 @@ use kernelgate_cuda::observe::telemetry::Reading;
 
 pub use super::verification::{AfterTiming, Allowed, InputChange, VerificationRecord};
 
-/// Start of the reason why a case did not begin, for want of time or of the device.
+/// Start of the reason why a case did not begin: no time was left, or no device.
 pub const NOT_RUN: &str = "not run: ";
 
-/// All that one bench process measured, and what it did not measure and why.
+/// Results of one bench process, including unmeasured cases with their reasons.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProcessRun {
     /// The bench binary.
     pub bench: String,
     /// The invocation it belongs to: runs of one `cargo bench` share it.
     pub session: String,
-    /// The package of the bench; absent where the process ran beside no manifest.
+    /// Package of the bench; absent if the process found no manifest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub package: Option<Package>,
     /// Id of the cargo process that started this one, from its start time and process id, whatever
@@ -49,7 +49,7 @@ pub struct ProcessRun {
     pub effort: String,
     /// Seed of the inputs.
     pub seed: u64,
-    /// The part of the selection that this process measured; absent where it measured all of it.
+    /// Part of the selection that this process measured; absent if it measured the whole selection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shard: Option<Shard>,
     /// The whole of which the shard is a part.
@@ -62,8 +62,8 @@ pub struct ProcessRun {
     pub machine: Option<String>,
     /// Revision of the code.
     pub provenance: Provenance,
-    /// Whether the commit is what `KERNELGATE_COMMIT` said: nobody checked that the executable was
-    /// built from it.
+    /// Whether `KERNELGATE_COMMIT` stated the commit: nobody checked that the executable was built
+    /// from it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stated_commit: bool,
     /// Rates of fixed work, by which shards of several cards are compared; only in shards.
@@ -71,8 +71,8 @@ pub struct ProcessRun {
     pub anchors: Option<AnchorRecord>,
     /// The device's ceilings, as measured by this process.
     pub limits: Limits,
-    /// Delays added on purpose to launches, to see what the gate makes of them: nanoseconds by
-    /// case id. Such times are not the code's.
+    /// Delays added to launches on purpose to test the gate: nanoseconds by case id. Times with a
+    /// delay do not describe the code.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub delays: BTreeMap<String, u64>,
     /// Content hash of the executable; absent where its file could not be read.
@@ -122,12 +122,12 @@ pub struct CaseRecord {
     /// Unit of these samples.
     #[serde(default, skip_serializing_if = "SampleUnit::is_default")]
     pub sample_unit: SampleUnit,
-    /// The time that the measured ceilings allow for that work, where they are known.
+    /// Time that the measured ceilings allow for that work, if they were measured.
     pub limit: Option<TimeLimit>,
     /// The output against the reference.
     pub verification: VerificationRecord,
     /// Device memory that the implementation declares, bytes: inputs, outputs and scratch; absent
-    /// where it declares none.
+    /// if it declares none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_bytes: Option<u64>,
     /// Measured device memory for preparing and launching the implementation, bytes; the same
@@ -176,7 +176,7 @@ impl LaunchCosts {
     /// Checks the facts that deserialising does not enforce.
     ///
     /// # Errors
-    /// A fragment that says what is wrong.
+    /// A fragment of a sentence that names the problem.
     pub fn validate(&self) -> Result<(), String> {
         let bytes = [
             ("device_bytes", self.device_bytes),
@@ -195,7 +195,7 @@ impl LaunchCosts {
         }
     }
 
-    /// Whether nothing is known.
+    /// Whether all facts are unknown.
     #[allow(clippy::trivially_copy_pass_by_ref)]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -211,8 +211,8 @@ pub struct Samples {
     /// Time of all launches of the sample together, nanoseconds.
     #[serde(deserialize_with = "fitted")]
     pub elapsed_ns: Vec<f64>,
-    /// Launches that were timed together, as a graph; 1 for one launch of several commands; absent
-    /// where each was timed as it is.
+    /// Number of launches that were timed together, as a graph; 1 for one launch of several
+    /// commands; absent if each launch was timed directly.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<u64>,
     /// Whether the host's launch time is in the samples.
@@ -232,8 +232,8 @@ pub struct Samples {
     /// 1; absent if the system does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contention: Option<f64>,
-    /// Other processes that computed on the GPU meanwhile; absent on the host, and where NVML does
-    /// not report it.
+    /// Number of other processes that computed on the GPU during the samples; absent on the host,
+    /// and if NVML does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub other_processes: Option<u32>,
     /// Commands that a launch puts into the device's queue, the nodes of its graph; absent where
@@ -241,18 +241,18 @@ pub struct Samples {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commands: Option<u64>,
     /// Time of the host to start a launch on an idle device, nanoseconds: the shortest of a few;
-    /// absent on the host, and where it was not taken.
+    /// absent on the host, and if it was not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_launch_ns: Option<f64>,
-    /// Why no record of a launch says whether it works on another stream; absent where one does, on
-    /// the host, and where an earlier process has looked.
+    /// Reason why no recording shows whether a launch works on another stream; absent if one does,
+    /// on the host, and if an earlier process checked it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unrecorded: Option<String>,
     /// Power state of the card while the samples were taken; absent in the verification pass of a
     /// comparison, which measures no time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power: Option<PowerRecord>,
-    /// Energy of a launch, where a pass measured it (`--energy`).
+    /// Energy of a launch, if a pass measured it (`--energy`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub energy: Option<Energy>,
     /// Size of what launches were delayed by on purpose on a GPU: nanoseconds of a spin, or bytes
@@ -261,7 +261,7 @@ pub struct Samples {
     pub delay_size: Option<u64>,
 }
 
-/// A list that takes no more memory than its items: a record may hold millions.
+/// Deserialises a list into exactly the memory of its items: a record may hold millions.
 fn fitted<'de, T: Deserialize<'de>, D: Deserializer<'de>>(list: D) -> Result<Vec<T>, D::Error> {
     let mut items = Vec::deserialize(list)?;
     items.shrink_to_fit();
@@ -291,7 +291,7 @@ impl Samples {
     /// Checks the facts that deserialising does not enforce.
     ///
     /// # Errors
-    /// A fragment that says what is wrong.
+    /// A fragment of a sentence that names the problem.
     pub fn validate(&self) -> Result<(), String> {
         let times = self.elapsed_ns.len();
         if self.launches.len() != times {
@@ -394,7 +394,8 @@ impl ProcessRun {
         format!("interrupted: bench `{}` did not get to its end", self.process())
     }
 
-    /// The bench binary, with its shard where it has one: "attention", "attention-2-of-4".
+    /// Name of the bench binary, followed by its shard if it has one: "attention",
+    /// "attention-2-of-4".
     pub fn process(&self) -> String {
         process_name(&self.bench, self.shard)
     }
@@ -417,7 +418,7 @@ impl CaseRecord {
     /// demands of the case ([`CaseRun::validate`](super::CaseRun::validate)).
     ///
     /// # Errors
-    /// A fragment that says what is wrong.
+    /// A fragment of a sentence that names the problem.
     pub fn validate(&self) -> Result<(), String> {
         self.samples.validate()?;
         self.work.validate()?;

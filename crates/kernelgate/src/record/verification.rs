@@ -19,7 +19,8 @@ pub struct VerificationRecord {
     pub checked: u64,
     /// Elements of the outputs.
     pub total: u64,
-    /// Whether the elements were compared with the base build's outputs, for want of a reference.
+    /// Whether the elements were compared with the base build's outputs because there is no
+    /// reference.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub with_base: bool,
     /// Relative error from rounding the outputs to their dtypes; 0 if rounding is exact, and in
@@ -43,12 +44,12 @@ pub struct VerificationRecord {
     /// [`ONE_DATA_SET`]: super::numerics::ONE_DATA_SET
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_set: Option<String>,
-    /// The comparison after timing; absent in records of versions that made none, and where nothing
-    /// was timed.
+    /// Result of the comparison after timing; absent in records of versions that made none, and if
+    /// nothing was timed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<AfterTiming>,
-    /// The run whose comparison with the reference holds here, because the outputs have the same
-    /// bits; absent where this run compared.
+    /// The earlier run whose comparison with the reference applies, because the outputs have the
+    /// same bits; absent if this run compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
 }
@@ -57,7 +58,7 @@ impl VerificationRecord {
     /// Checks the facts that deserialising does not enforce.
     ///
     /// # Errors
-    /// A fragment that says what is wrong.
+    /// A fragment of a sentence that names the problem.
     pub fn validate(&self) -> Result<(), String> {
         let Self { checked, total, .. } = *self;
         if checked > total {
@@ -111,7 +112,7 @@ pub enum Verification {
         /// Elements of the outputs.
         total: u64,
     },
-    /// Compared with the base build's outputs, for want of a reference.
+    /// Compared with the base build's outputs, because there is no reference.
     ComparedWithBase {
         /// Elements that were compared.
         checked: u64,
@@ -120,7 +121,7 @@ pub enum Verification {
     },
     /// Compared with nothing.
     Unverified,
-    /// Not recorded.
+    /// The comparison was not recorded.
     #[default]
     Unknown,
 }
@@ -131,7 +132,7 @@ impl Verification {
         matches!(self, Self::Verified { .. })
     }
 
-    /// Whether the record says nothing.
+    /// Whether the verification is unknown.
     #[allow(clippy::trivially_copy_pass_by_ref)]
     pub fn is_unknown(&self) -> bool {
         *self == Self::Unknown
@@ -145,7 +146,7 @@ impl Verification {
         kind < other_kind || (kind == other_kind && shares[0] < shares[1])
     }
 
-    /// The one that says less.
+    /// The weaker of two verifications.
     pub fn least(self, other: Self) -> Self {
         if other.is_less_than(self) { other } else { self }
     }
@@ -163,7 +164,7 @@ impl Verification {
     /// Checks the facts that deserialising does not enforce.
     ///
     /// # Errors
-    /// A fragment that says what is wrong.
+    /// A fragment of a sentence that names the problem.
     pub fn validate(self) -> Result<(), String> {
         match self {
             Self::Verified { checked, total } | Self::ComparedWithBase { checked, total }
@@ -210,12 +211,14 @@ impl From<&Bounds> for Allowed {
     }
 }
 
-/// The outputs of what was timed, run once more after timing, against the reference.
+/// Comparison of the outputs of the timed graph or launch, run once more after timing, with the
+/// reference.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct AfterTiming {
     /// Change of the inputs before this comparison.
     pub inputs: InputChange,
-    /// Largest |out - ref| over the largest |ref|; 0 where the bits of verified outputs came again.
+    /// Largest |out - ref| over the largest |ref|; 0 if the outputs have the bits of the verified
+    /// ones.
     pub max_error: f64,
     /// ‖out - ref‖₂ / ‖ref‖₂; 0 likewise.
     pub relative_l2: f64,
@@ -233,7 +236,7 @@ impl AfterTiming {
 pub enum InputChange {
     /// Rolled along an axis on which the computation does not depend.
     Rolled,
-    /// Negated where the computation is linear.
+    /// Inputs were negated, because the computation is linear.
     Negated,
     /// Drawn anew.
     Redrawn,

@@ -59,7 +59,7 @@ impl WorkRecord {
     /// Checks the facts that deserialising does not enforce: sums of the counts do not overflow.
     ///
     /// # Errors
-    /// A fragment that says what is wrong.
+    /// A fragment of a sentence that names the problem.
     pub fn validate(&self) -> Result<(), String> {
         let counted = self.flops.values().chain([&self.read_bytes, &self.write_bytes]);
         let sum = counted.copied().try_fold(0, u64::checked_add);

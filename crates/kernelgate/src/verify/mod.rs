@@ -50,7 +50,7 @@ impl Errors {
     /// Checks the facts that deserialising does not enforce.
     ///
     /// # Errors
-    /// A fragment that says what is wrong.
+    /// A fragment of a sentence that names the problem.
     pub fn validate(&self) -> Result<(), String> {
         let all = [self.max_error, self.relative_l2, self.rounding];
         match all.into_iter().find(|error| !(0.0..=MOST_ERROR).contains(error)) {

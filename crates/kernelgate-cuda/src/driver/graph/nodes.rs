@@ -54,7 +54,7 @@ pub fn clear_first(
     range: &Range<u64>,
     context: sys::CUcontext,
 ) -> Result<(), DriverError> {
-    // SAFETY: the graph is alive here and below; arrays have room for what is listed.
+    // SAFETY: the graph is alive here and below; arrays have room for all listed nodes.
     let all = listed(|nodes, count| unsafe { sys::cuGraphGetNodes(graph, nodes, count) })?;
     let mut cleared = range.end..range.start;
     for node in all {

@@ -1,4 +1,4 @@
-//! Whether a GPU runs a launch of a kernel, whoever compiled it.
+//! Checks whether a GPU can run a launch of a kernel, from any compiler.
 
 use super::clusters::MAX_PORTABLE_CLUSTER;
 use super::kernel::Kernel;
@@ -7,13 +7,13 @@ use crate::BackendError;
 use crate::driver::device::Device;
 
 impl Launch {
-    /// Checks that a GPU runs such a launch of a kernel, and allows the kernel what it needs for it:
-    /// shared memory and large clusters.
+    /// Checks that a GPU can run this launch of a kernel, and allows the kernel the resources that
+    /// it needs: shared memory and large clusters.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] where the GPU has less shared memory a block, no clusters or
-    /// none as large, or holds fewer blocks at once than wait for each other; others when no launch
-    /// can have these dimensions.
+    /// [`BackendError::Unsupported`] if the GPU has less shared memory per block, no clusters of
+    /// that size, or room for fewer blocks than wait for each other; others when no launch can have
+    /// these dimensions.
     pub(crate) fn admit(&self, device: &Device, kernel: &Kernel) -> Result<(), BackendError> {
         let offered =
             Offered { shared_bytes: device.shared_bytes_a_block()?, clusters: device.clusters()? };
@@ -31,8 +31,8 @@ impl Launch {
         launch.check_residency(device, kernel)
     }
 
-    /// Checks that the GPU runs a cluster of the kernel, where there are clusters, and all blocks at
-    /// once, where they wait for each other.
+    /// Checks that the GPU can run a cluster of the kernel, if it has clusters, and all blocks at
+    /// once, if they wait for each other.
     fn check_residency(&self, device: &Device, kernel: &Kernel) -> Result<(), BackendError> {
         let (needed, held, unit) = match self.cluster {
             Some(cluster) => {

@@ -20,7 +20,7 @@ pub(crate) const fn cooperative() -> CUlaunchAttribute {
     }
 }
 
-/// Clusters of so many blocks in x, y and z.
+/// Attribute for clusters of x, y and z blocks.
 pub(crate) const fn cluster([x, y, z]: [u32; 3]) -> CUlaunchAttribute {
     use cudarc::driver::sys::CUlaunchAttributeValue_union__bindgen_ty_1 as Extents;
     CUlaunchAttribute {

@@ -13,8 +13,8 @@ use crate::driver::status::failed;
 pub(crate) const MAX_PORTABLE_CLUSTER: u64 = 8;
 
 impl Kernel {
-    /// How many clusters of a launch run at once where nothing else does; 0 where the GPU has no
-    /// clusters as large, which every GPU with clusters has up to eight blocks.
+    /// Number of clusters of a launch that an otherwise idle GPU runs at once; 0 if the GPU has no
+    /// clusters of that size. Every GPU with clusters supports up to eight blocks.
     ///
     /// # Errors
     /// When the driver refuses a launch with clusters of eight blocks or fewer, or runs none.
@@ -51,7 +51,7 @@ impl Kernel {
         }
     }
 
-    /// Blocks of a cluster in x, y, z where it was compiled for clusters (`__cluster_dims__`).
+    /// Blocks of a cluster in x, y, z if it was compiled for clusters (`__cluster_dims__`).
     fn compiled_cluster(&self) -> Result<Option<[u32; 3]>, BackendError> {
         use sys::CUfunction_attribute_enum as Attribute;
         let cluster = [
@@ -62,11 +62,11 @@ impl Kernel {
         Ok((!cluster.contains(&0)).then_some(cluster))
     }
 
-    /// Blocks of a cluster in x, y, z: what a launch says, else what it was compiled for. On a GPU
-    /// with clusters.
+    /// Blocks of a cluster in x, y, z: those of the launch, else those that the kernel was compiled
+    /// for. For a GPU with clusters.
     ///
     /// # Errors
-    /// When it was compiled for others than the launch says.
+    /// When the kernel was compiled for clusters of another size.
     pub(crate) fn cluster(&self, said: Option<[u32; 3]>) -> Result<Option<[u32; 3]>, BackendError> {
         match (said, self.compiled_cluster()?) {
             (Some(said), Some(compiled)) if said != compiled => Err(BackendError::Launch(format!(

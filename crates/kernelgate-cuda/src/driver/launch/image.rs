@@ -29,7 +29,7 @@ pub enum ImageError {
         /// Error of the system.
         cause: std::io::Error,
     },
-    /// Not a kind that the driver loads.
+    /// The driver does not load this kind of content.
     #[error("{name}: {problem}")]
     Unknown {
         /// Name of the image.
@@ -60,7 +60,7 @@ impl From<ImageError> for BackendError {
 pub enum ImageKind {
     /// Machine code for one architecture, if the file names it: "sm_90".
     Cubin(Option<String>),
-    /// Several images, each as it is called: "sm_80", "PTX for compute_80".
+    /// Several images, with their names: "sm_80", "PTX for compute_80".
     Fatbin(Vec<String>),
     /// Text that the driver compiles, for this architecture and later ones: "sm_80".
     Ptx(Option<String>),
@@ -145,13 +145,13 @@ impl Module {
     /// One of its kernels, for launches on the device's stream.
     ///
     /// # Errors
-    /// When it has none of that name.
+    /// When the module has no kernel of that name.
     pub fn kernel(&self, symbol: &str) -> Result<Kernel, BackendError> {
         let function = self
             .module
             .load_function(symbol)
             .map_err(|error| failed(&format!("find {symbol} in {}", self.name), &error))?;
-        // It has no name in records: nobody asks whether it was launched.
+        // It has no name in records, because nothing checks whether it was launched.
         Kernel::new(function, &self.stream, symbol, (Arc::default(), Arc::default()))
     }
 }
@@ -160,8 +160,8 @@ impl Device {
     /// Loads an image.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`], which skips the case, where it holds no code for this GPU;
-    /// others when it is broken. Both name the image and what it holds.
+    /// [`BackendError::Unsupported`], which skips the case, if it holds no code for this GPU;
+    /// others when it is invalid. Both errors name the image and its kind.
     pub fn load_image(&self, image: &Image) -> Result<Module, BackendError> {
         let ptx = match image.kind {
             ImageKind::Ptx(_) => {
@@ -408,7 +408,7 @@ mod tests {
         {
             put(at, value, size);
         }
-        // Shared memory takes none of the file, however large it is.
+        // Shared memory takes no bytes of the file, for any size.
         for (at, value) in [(68, 8), (96, 1 << 40), (132, 1), (152, 192), (160, 16)] {
             put(at, value, 8);
         }

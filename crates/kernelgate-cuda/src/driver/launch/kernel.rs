@@ -18,15 +18,15 @@ pub struct Kernel {
     name: String,
     /// Size of each parameter.
     parameter_bytes: Vec<usize>,
-    /// Whether it was launched, for what was asked for by its name.
+    /// Whether a kernel with this name was launched.
     launched: Arc<AtomicBool>,
-    /// Held as long as it is in use, by all that were asked for by its name.
+    /// Token that lives as long as a kernel with this name is in use.
     in_use: Arc<()>,
 }
 
 impl Kernel {
     /// Takes a function of a module, which it keeps loaded, for launches on that stream. The first
-    /// launch sets `launched`; `in_use` is held meanwhile.
+    /// launch sets `launched`; the kernel holds `in_use` while it lives.
     ///
     /// # Errors
     /// When the driver does not report its parameters, or there are too many.
@@ -90,8 +90,9 @@ impl Kernel {
         })
     }
 
-    /// Sets the shared-memory carve-out to 100 %, so that it can be co-resident with kernels that
-    /// do the same: one that wants another share waits until a multiprocessor is empty.
+    /// Sets the shared-memory carve-out to 100 %, so that the kernel can be co-resident with
+    /// kernels that do the same: a kernel with another carve-out waits until a multiprocessor is
+    /// empty.
     ///
     /// # Errors
     /// When the driver refuses.
@@ -99,7 +100,7 @@ impl Kernel {
         self.set_carve_out(100)
     }
 
-    /// The shared-memory carve-out that it asks for, percent; -1 where the driver chooses.
+    /// The shared-memory carve-out that is set, percent; -1 if the driver chooses.
     pub(crate) fn carve_out(&self) -> Result<i32, BackendError> {
         use sys::CUfunction_attribute_enum as attribute;
         const CARVEOUT: attribute = attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
@@ -145,8 +146,8 @@ impl Kernel {
             .map_err(|error| failed(&format!("query the {what} of {}", self.name), &error))
     }
 
-    /// How many blocks of a launch without clusters a multiprocessor runs at once where nothing else
-    /// does.
+    /// Number of blocks of a launch without clusters that an otherwise idle multiprocessor runs at
+    /// once.
     pub(crate) fn blocks_a_multiprocessor(&self, launch: &Launch) -> Result<usize, BackendError> {
         let mut blocks = 0;
         // SAFETY: the pointer is valid; the function belongs to a module that `self` keeps loaded.
@@ -171,8 +172,8 @@ impl Kernel {
 
     /// Launches it on the device's stream; returns before it has run.
     ///
-    /// A kernel launched with PDL touches nothing that is written before it on the stream until it has
-    /// waited for that.
+    /// A kernel launched with PDL must wait for earlier work on the stream before it accesses
+    /// anything that this work writes.
     ///
     /// Number and sizes of the arguments are checked against the compiled kernel. Their order and
     /// meaning, and that the addresses are alive until the launch has finished, are for the
@@ -199,8 +200,8 @@ impl Kernel {
         let mut attributes = launch.attributes();
         let config = launch.config(&self.stream, &mut attributes);
         // SAFETY: the pointers are to values that outlive the call, which copies them; the check
-        // found one of the right size for each parameter; what the kernel does with them happens on
-        // the device. The attributes outlive the call too.
+        // found one of the right size for each parameter; accesses through the kernel's pointers
+        // happen on the device. The attributes outlive the call too.
         unsafe {
             sys::cuLaunchKernelEx(
                 &raw const config,
@@ -260,8 +261,8 @@ mod tests {
         assert_eq!(kernel.carve_out(), Ok(CHOSEN_BY_DRIVER));
         kernel.prefer_shared().unwrap();
         assert_eq!(kernel.carve_out(), Ok(100));
-        // It lasts as long as a kernel of it is in use: one that a reference row asks for meanwhile
-        // takes nothing from the case that it verifies.
+        // The carve-out lasts as long as a kernel of the name is in use: a request by a reference
+        // row does not reset the carve-out of the case that it verifies.
         let beside = device.kernel(&build, "carved").unwrap();
         assert_eq!(beside.carve_out(), Ok(100));
         drop(kernel);

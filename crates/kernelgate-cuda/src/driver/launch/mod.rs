@@ -1,4 +1,5 @@
-//! Kernels: machine code, loaded kernels, their launches, and what a row has loaded.
+//! Kernels: machine code, loaded kernels, their launches, and the list of kernels that a row
+//! loaded.
 
 mod admission;
 pub mod argument;

@@ -17,9 +17,9 @@ impl PreparedLaunch {
     /// Prepares a launch of a kernel on its stream.
     ///
     /// # Errors
-    /// When no launch can have the dimensions, or the arguments are not the kernel's;
-    /// [`BackendError::Unsupported`] where the GPU has less shared memory a block, no clusters or
-    /// none as large, or holds fewer blocks at once than wait for each other.
+    /// When no launch can have the dimensions, or the arguments do not match the kernel;
+    /// [`BackendError::Unsupported`] if the GPU has less shared memory per block, no clusters of
+    /// that size, or room for fewer blocks than wait for each other.
     pub fn new(
         device: &Device,
         kernel: Kernel,

@@ -18,11 +18,11 @@ pub struct Launch {
     pub block: [u32; 3],
     /// Dynamic shared memory a block, bytes.
     pub shared_bytes: u32,
-    /// Blocks of a cluster in x, y, z, where the launch says so and not `__cluster_dims__`.
+    /// Blocks of a cluster in x, y, z, if the launch sets them and not `__cluster_dims__`.
     #[serde(skip)]
     pub cluster: Option<[u32; 3]>,
     /// Whether its blocks wait for each other (`cooperative_groups`), so that all of them have to
-    /// be resident at once. The launch waits until nothing else holds what they need.
+    /// be resident at once. The launch waits until the resources that they need are free.
     #[serde(skip)]
     pub cooperative: bool,
     /// Whether its blocks may start while the kernel before it on the stream still runs
@@ -50,7 +50,7 @@ pub(super) struct Offered {
 }
 
 impl Launch {
-    /// So many blocks of so many threads, without shared memory, clusters or attributes.
+    /// A launch without shared memory, clusters or attributes.
     pub const fn new(grid: [u32; 3], block: [u32; 3]) -> Self {
         Self {
             grid,
@@ -77,7 +77,7 @@ impl Launch {
         Ok(Self::new(blocks.map(|blocks| blocks as u32), [threads, 1, 1]))
     }
 
-    /// As many blocks of `threads` threads as `items` need with `per_thread` items a thread.
+    /// Enough blocks of `threads` threads for `items` items with `per_thread` items a thread.
     ///
     /// # Errors
     /// When that is more blocks than a grid holds, or none.

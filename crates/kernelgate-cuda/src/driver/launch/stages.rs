@@ -45,8 +45,8 @@ impl StagedKernel {
         self.counters.as_ref().map_or(Ok(()), |counters| counters.clear())
     }
 
-    /// Cycles of each stage in each block since they were cleared, by block; nothing where it was
-    /// loaded without clocks.
+    /// Cycles of each stage in each block since the counters were cleared, by block; empty if the
+    /// kernel was loaded without clocks.
     ///
     /// # Errors
     /// When the copy, or anything launched before it, failed.

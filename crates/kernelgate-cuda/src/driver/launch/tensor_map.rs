@@ -34,7 +34,7 @@ const BOX_ROW_BYTES: u64 = 128;
 /// Most rows of a box.
 const MAX_BOX_ROWS: u32 = 256;
 
-/// Addresses and strides that a copy engine reads are multiples of so many bytes.
+/// Alignment of addresses and strides that a copy engine reads, bytes.
 pub const COPY_ALIGNMENT: u64 = 16;
 /// Strides are below this, in bytes.
 const STRIDE_LIMIT: u64 = 1 << 40;
@@ -67,7 +67,7 @@ impl TensorBoxes {
     /// Encodes the map of such a tensor at an address: 128 bytes, a parameter of a kernel.
     ///
     /// # Errors
-    /// When it is no such tensor, or the driver refuses.
+    /// When the tensor is invalid, or the driver refuses.
     pub fn map(&self, address: u64) -> Result<[u8; 128], BackendError> {
         let Encoding { extents, strides, box_extents } =
             self.encoding(address).map_err(|problem| {
@@ -80,8 +80,8 @@ impl TensorBoxes {
         };
         let steps = [1; 4];
         let mut map = sys::CUtensorMap { opaque: [0; 16] };
-        // SAFETY: the arrays have as many entries as the rank asks for and outlive the call, which
-        // writes the map only; the address is not followed.
+        // SAFETY: the arrays have as many entries as the rank requires and outlive the call, which
+        // only writes the map; the call does not access the address.
         unsafe {
             sys::cuTensorMapEncodeTiled(
                 &raw mut map,

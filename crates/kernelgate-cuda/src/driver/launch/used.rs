@@ -1,5 +1,5 @@
-//! Kernels that a row has loaded, with their code, launch shapes and stages: what a case's builds
-//! are compared by.
+//! Kernels that a row has loaded, with their code, launch shapes and stages, by which two builds of
+//! a case are compared.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use crate::compiler::code::{self, KernelCode};
 /// A kernel that was loaded.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct UsedKernel {
-    /// Its machine code; absent where it cannot be read.
+    /// Machine code; absent if it cannot be read.
     pub code: Option<KernelCode>,
     /// The shapes that it was loaded for, each once; empty where its launcher chooses them later.
     #[serde(default)]

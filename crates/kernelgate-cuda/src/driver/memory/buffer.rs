@@ -1,4 +1,4 @@
-//! Device memory, and the error where there is too little of it.
+//! Device memory, and the error if there is too little of it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -118,8 +118,8 @@ impl Buffer {
         stream.synchronize().map_err(failed)
     }
 
-    /// Copies bytes from `offset` on to the host by another stream: what lies there now, whatever
-    /// is still queued on the device's own stream.
+    /// Copies bytes from `offset` on to the host by another stream: the present content, even if
+    /// work is still queued on the device's own stream.
     ///
     /// # Errors
     /// When the range is not in the buffer, or the copy failed.

@@ -17,7 +17,7 @@ use buffer::short;
 /// Memory of the device that a case leaves to the driver and to the harness' own buffers, bytes.
 const RESERVE: u64 = 512 << 20;
 
-/// Checks that so many bytes can be allocated.
+/// Checks that this many bytes can be allocated.
 ///
 /// # Errors
 /// When they cannot, or the driver fails.
@@ -26,18 +26,18 @@ pub fn require(device: &Device, bytes: u64) -> Result<(), BackendError> {
     check(bytes, free, total)
 }
 
-/// Free and total device memory, bytes, once the launches have finished and what was freed has left
+/// Free and total device memory, bytes, once the launches have finished and freed memory has left
 /// the driver's pool.
 ///
 /// # Errors
 /// When the driver fails.
 pub fn settled(device: &Device) -> Result<(u64, u64), BackendError> {
     // First with a timeout, because a hung kernel never finishes; then through the driver, which
-    // only then takes note of what was freed.
+    // registers freed memory only then.
     device.synchronize()?;
     device.stream().synchronize().map_err(|error| failed("wait for the GPU", &error))?;
-    // SAFETY: the device of an open context; the pool releases only what is not in use. A device
-    // without pools keeps nothing back.
+    // SAFETY: the device of an open context; the pool releases only unused memory. A device without
+    // pools retains nothing.
     unsafe {
         if let Ok(pool) = result::device::get_mem_pool(device.context().cu_device()) {
             result::mem_pool::trim_to(pool, 0)

@@ -27,11 +27,11 @@ pub struct SetAside {
 }
 
 impl SetAside {
-    /// Sets aside so many bytes, or as many as the device allows.
+    /// Sets aside this many bytes, or the maximum of the device.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] where it allows none: before compute capability 8, on a MIG
-    /// slice, under MPS; when the driver fails.
+    /// [`BackendError::Unsupported`] if the device allows no set-aside: before compute capability
+    /// 8, on a MIG slice, under MPS; when the driver fails.
     pub fn new(device: &Device, bytes: usize) -> Result<Self, BackendError> {
         let context = Arc::clone(device.context());
         let attribute = |attribute| {
@@ -94,7 +94,7 @@ pub fn restore(device: &Device) -> Result<(), BackendError> {
 pub struct Settings {
     pub(crate) context: ContextSettings,
     pub(crate) stream: StreamSettings,
-    /// Of L2, bytes; absent where the driver has no such limit.
+    /// Set-aside of L2, bytes; absent if the driver has no such limit.
     aside: Option<usize>,
 }
 
@@ -107,7 +107,7 @@ pub fn settings(device: &Device) -> Settings {
     }
 }
 
-/// Restores settings that were read before another row was prepared beside the case that is alive.
+/// Restores the settings of the case that is alive, after another row was prepared beside it.
 ///
 /// # Errors
 /// When the driver refuses.
@@ -146,7 +146,7 @@ pub fn release_lines(device: &Device) -> Result<(), BackendError> {
     released.map_err(|error| failed("release the lines that are kept in L2", &error))
 }
 
-/// Sets as many bytes aside as before, and releases the lines that are kept.
+/// Restores the set-aside to `before` bytes, and releases the kept lines.
 fn give_back(context: &CudaContext, before: usize) -> Result<(), DriverError> {
     context.set_limit(LIMIT, before)?;
     // SAFETY: setting the limit made the context this thread's; no memory is involved.

@@ -27,7 +27,7 @@ pub struct Staging {
 }
 
 impl Staging {
-    /// For copies to and from that context's device.
+    /// Staging for copies to and from that context's device.
     pub const fn new(context: Arc<CudaContext>) -> Self {
         Self { blocks: Mutex::new(None), context }
     }
@@ -52,8 +52,9 @@ impl Staging {
                 copy(from, block);
                 stream.synchronize().map_err(|error| failed("copy to the GPU", &error))?;
                 let to = address + (i * BLOCK) as u64;
-                // SAFETY: the range lies in what the caller vouches for; the block is written again
-                // only after the stream was waited for, two rounds on or with the next copy.
+                // SAFETY: the range lies in memory that the caller guarantees; the block is written
+                // again only after the stream was waited for, two rounds later or with the next
+                // copy.
                 unsafe { result::memcpy_htod_async(to, block, stream.cu_stream()) }
                     .map_err(|error| failed("copy to the GPU", &error))?;
             }
@@ -80,8 +81,8 @@ impl Staging {
             for (i, to) in target.chunks_mut(BLOCK).enumerate() {
                 let block = &mut blocks[i % 2].bytes_mut()[..to.len()];
                 let from = address + (i * BLOCK) as u64;
-                // SAFETY: the range lies in what the caller vouches for; the block is read only
-                // after the stream was waited for.
+                // SAFETY: the range lies in memory that the caller guarantees; the block is read
+                // only after the stream was waited for.
                 unsafe { result::memcpy_dtoh_async(block, from, stream.cu_stream()) }
                     .map_err(|error| failed("copy from the GPU", &error))?;
                 if let Some((before, to)) = arrived.take() {
@@ -131,7 +132,7 @@ struct Block(NonNull<u8>);
 unsafe impl Send for Block {}
 
 impl Block {
-    /// In the current context.
+    /// Allocates in the current context.
     fn new() -> Result<Self, BackendError> {
         // SAFETY: the caller has bound a context to this thread.
         let memory = unsafe { result::malloc_host(BLOCK, sys::CU_MEMHOSTALLOC_PORTABLE) }
@@ -177,7 +178,7 @@ mod tests {
             let mut back = vec![0; len];
             buffer.download(&mut back).unwrap();
             assert!(back == bytes, "{len} bytes");
-            // Over part of what is there: the rest stays.
+            // Overwriting a part leaves the rest unchanged.
             buffer.overwrite(&bytes[1..WORTHWHILE]).unwrap();
             buffer.download(&mut back).unwrap();
             assert!(back[..WORTHWHILE - 1] == bytes[1..WORTHWHILE], "{len} bytes");

@@ -7,7 +7,7 @@ use cudarc::driver::sys;
 pub enum Lines {
     /// This share of them, the same ones each time, is kept before all others; at most 1.
     Keep(f32),
-    /// Their lines have normal priority again, whatever an earlier launch set.
+    /// Lines get normal priority again, whichever priority an earlier launch set.
     Release,
 }
 
@@ -28,7 +28,7 @@ impl Window {
         Self { lines: Lines::Release, ..self }
     }
 
-    /// As a launch takes it.
+    /// The window as a launch attribute.
     pub(crate) fn attribute(self) -> sys::CUlaunchAttribute {
         use sys::CUaccessProperty_enum::{
             CU_ACCESS_PROPERTY_NORMAL as NORMAL, CU_ACCESS_PROPERTY_PERSISTING as PERSISTING,
@@ -66,7 +66,7 @@ mod tests {
                 attribute.id,
                 sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
             );
-            // SAFETY: the id says which field was written.
+            // SAFETY: the id determines which field was written.
             let value = unsafe { attribute.value.accessPolicyWindow };
             (value.base_ptr as u64, value.num_bytes, value.hitRatio, value.hitProp, value.missProp)
         };

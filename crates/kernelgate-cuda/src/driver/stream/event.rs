@@ -78,7 +78,8 @@ impl Drop for EventPool {
     fn drop(&mut self) {
         let Ok(_entered) = self.stream.enter() else { return };
         for &event in &self.events {
-            // SAFETY: made here; the driver keeps what is still enqueued until it has happened.
+            // SAFETY: the event was created here; the driver keeps it until the enqueued work has
+            // run.
             let _ = unsafe { result::event::destroy(event) };
         }
     }
@@ -101,7 +102,7 @@ impl Crossing {
             .map_err(|error| failed("make an event", &error))
     }
 
-    /// Marks what is in the stream so far.
+    /// Marks the work that is in the stream so far.
     ///
     /// # Errors
     /// When the driver refuses.
@@ -109,7 +110,7 @@ impl Crossing {
         self.0.record(stream).map_err(|error| failed("record an event", &error))
     }
 
-    /// Lets what comes in the stream wait for what was marked.
+    /// Makes later work in the stream wait for the marked work.
     ///
     /// # Errors
     /// When the driver refuses.

@@ -1,4 +1,4 @@
-//! Timing a stream that other code made, around whatever that code enqueues.
+//! Timing of a stream that other code made, around the work that this code enqueues.
 //!
 //! The [`StreamTimer`] of such a stream has two events and is held by a function of the host. The
 //! other code's context is current during a call only. Deliberately absent: the meaning of an
@@ -50,7 +50,7 @@ pub enum StreamError {
 /// never subtracted.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EmptyReadings {
-    /// An interval with nothing between the events, the stream held meanwhile: the upper quartile.
+    /// Upper quartile of intervals without work between the events, with the stream held.
     pub nothing_ns: f64,
     /// One with the least command between them, a fill of one byte; held too. The lower quartile.
     pub least_ns: f64,
@@ -61,7 +61,7 @@ pub struct EmptyReadings {
 /// An interval between two events.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Interval {
-    /// From the first event to the last, nanoseconds.
+    /// Time from the first event to the last, nanoseconds.
     pub elapsed_ns: f64,
     /// Whether the GPU had done everything before the last event was enqueued: it then waited for
     /// the host, whose time is in the interval.
@@ -168,7 +168,7 @@ impl ForeignStream {
             }
             Ok(stream.end()?.elapsed_ns)
         };
-        // The first one of a kind may load what it needs.
+        // The first operation of a kind may load code.
         once(self)?;
         let mut readings = (0..READINGS).map(|_| once(self)).collect::<Result<Vec<_>, _>>()?;
         readings.sort_by(f64::total_cmp);
@@ -237,7 +237,7 @@ impl ForeignStream {
         let _entered = self.enter()?;
         match thread_state::capture_status(self.timer.stream().cu()) {
             Ok(false) => Ok(()),
-            // The driver's answer for the legacy stream while another one captures.
+            // The driver's answer for the legacy stream while another stream captures.
             Ok(true) | Err(DriverError(sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)) => {
                 let open = "a capture is open on the stream that is timed";
                 Err(BackendError::NotTimed(open.to_owned()))

@@ -18,7 +18,7 @@ use crate::driver::status::failed;
 
 /// A way to hold a stream. One hold at a time.
 pub trait Hold {
-    /// Enqueues the hold, which ends by itself after `at_most`. The stream's context is current.
+    /// Enqueues the hold, which ends after `at_most` in any case. The stream's context is current.
     ///
     /// # Errors
     /// When the driver refuses.

@@ -11,8 +11,8 @@ use crate::BackendError;
 use crate::driver::device::Device;
 use crate::driver::status::failed;
 
-/// A stream that other code made, joined with the device's own: what is enqueued on it lies between
-/// what comes before and after on the device's.
+/// A stream that other code made, joined with the device's own: work on it runs between earlier and
+/// later work on the device's stream.
 pub struct JoinedStream {
     ours: Arc<CudaStream>,
     theirs: RawStream,

@@ -13,9 +13,9 @@ use cudarc::driver::sys;
 pub struct RawStream(usize);
 
 impl RawStream {
-    /// The legacy default stream of the context that is current, by its explicit handle
-    /// (`CU_STREAM_LEGACY`). The null handle means the same to the driver, and is refused here: it
-    /// is what a handle that was never set looks like.
+    /// The legacy default stream of the current context, by its explicit handle
+    /// (`CU_STREAM_LEGACY`). The null handle means the same to the driver, but is refused here,
+    /// because a handle that was never set looks like it.
     pub const LEGACY_DEFAULT: Self = Self(1);
     /// The default stream of the calling thread in the context that is current
     /// (`CU_STREAM_PER_THREAD`).
@@ -26,8 +26,7 @@ impl RawStream {
         self.0
     }
 
-    /// The handle as a pointer of whatever type a binding has for it:
-    /// `stream.pointer::<sys::CUstream_st>()`.
+    /// The handle as a pointer of the binding's type: `stream.pointer::<sys::CUstream_st>()`.
     pub const fn pointer<T>(self) -> *mut T {
         self.0 as *mut T
     }
@@ -67,7 +66,7 @@ impl RawContext {
         self.0
     }
 
-    /// The handle as a pointer of whatever type a binding has for it.
+    /// The handle as a pointer of the binding's type.
     pub const fn pointer<T>(self) -> *mut T {
         self.0 as *mut T
     }

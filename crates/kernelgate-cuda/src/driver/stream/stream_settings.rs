@@ -13,7 +13,7 @@ use crate::BackendError;
 use crate::driver::status::failed;
 
 const WINDOW: CUstreamAttrID = CUstreamAttrID::CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW;
-/// Settings beside the window, with their names.
+/// Settings other than the window, with their names.
 const OTHERS: [(CUstreamAttrID, &str); 4] = [
     (CUstreamAttrID::CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY, "way of the host to wait"),
     (CUstreamAttrID::CU_LAUNCH_ATTRIBUTE_PRIORITY, "priority"),
@@ -34,7 +34,7 @@ pub struct StreamSettings {
 }
 
 impl StreamSettings {
-    /// As they are now.
+    /// Reads the current settings.
     pub(crate) fn read(stream: &CudaStream) -> Self {
         let read = |(id, _)| get(stream, id).ok().map(|value| settable(id, bytes(value)));
         let window = get(stream, WINDOW).ok().filter(|value| window_bytes(*value) != 0);
@@ -44,7 +44,8 @@ impl StreamSettings {
     /// Sets the values that differ from now, and removes a window that was not there.
     ///
     /// # Errors
-    /// When the driver refuses: what follows would be measured otherwise than what came before.
+    /// When the driver refuses: later cases would be measured under other conditions than earlier
+    /// ones.
     pub(crate) fn restore(&self, stream: &CudaStream) -> Result<(), BackendError> {
         self.set(stream).map_err(|(name, error)| {
             let what = format!("restore the {name} of the stream, which an earlier case set");

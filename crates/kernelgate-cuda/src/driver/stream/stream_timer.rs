@@ -1,8 +1,8 @@
 //! The event timer: events on a stream, and a way to hold it.
 //!
-//! Everything is made in advance: nothing is created between two events. An interval is: hold the
-//! stream, enqueue events and work, release the stream, wait for it. Deliberately absent: the meaning
-//! of an interval, and the order of events, work, probes and flushes in it.
+//! All objects are created in advance, none between two events. An interval is: hold the stream,
+//! enqueue events and work, release the stream, wait for it. Deliberately absent: the meaning of an
+//! interval, and the order of events, work, probes and flushes in it.
 
 use std::time::Duration;
 

@@ -14,7 +14,7 @@ const OLDEST: usize = 91_100;
 /// A pointer as cuDNN hands it out: to a descriptor, a handle, or device memory.
 pub type Raw = *mut c_void;
 
-/// Why cuDNN does not compute something: it is missing, old, or says so itself.
+/// Reason why cuDNN cannot compute an operation: it is missing, too old, or refuses.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct CudnnRefusal(pub String);
@@ -268,7 +268,7 @@ unsafe fn function<F: Copy>(name: &CStr) -> Result<F, CudnnRefusal> {
 }
 
 impl Api {
-    /// Success, or what was being done, with cuDNN's message.
+    /// Turns a status into an error with the failed action and cuDNN's message.
     fn check(&self, status: c_int, action: impl FnOnce() -> String) -> Result<(), CudnnRefusal> {
         if status == 0 {
             return Ok(());
@@ -429,8 +429,8 @@ impl Descriptor {
     ) -> Result<Vec<Self>, CudnnRefusal> {
         let mut count = 0i64;
         let get = |room: i64, count: &mut i64, values: *mut c_void| {
-            // SAFETY: the descriptor is alive, and `values` has room for as many descriptors as are
-            // asked for.
+            // SAFETY: the descriptor is alive, and `values` has room for the requested number of
+            // descriptors.
             let status = unsafe {
                 (self.api.get_attribute)(
                     self.raw,

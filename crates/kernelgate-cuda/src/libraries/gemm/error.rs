@@ -56,7 +56,7 @@ pub enum GemmError {
         /// Whether TF32 is requested.
         tf32: bool,
     },
-    /// cuBLASLt has no such epilogue for this dtype.
+    /// cuBLASLt lacks this epilogue for this dtype.
     #[error("cuBLASLt has no epilogue {epilogue:?} for results in {d}")]
     Epilogue {
         /// The epilogue.

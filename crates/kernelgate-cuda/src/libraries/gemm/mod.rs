@@ -59,10 +59,10 @@ struct Lane {
 }
 
 impl Blas {
-    /// Opens the library with so many lanes, at least one.
+    /// Opens the library with `lanes` lanes, at least one.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] where it is missing; when it fails or memory is short.
+    /// [`BackendError::Unsupported`] if it is missing; when it fails or memory is short.
     pub fn open(device: &Arc<Device>, lanes: usize) -> Result<Rc<Self>, BackendError> {
         Self::with_workspace(device, lanes, WORKSPACE_BYTES)
     }
@@ -70,7 +70,7 @@ impl Blas {
     /// Opens the library with a workspace of another size in each lane.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] where it is missing; when it fails or memory is short.
+    /// [`BackendError::Unsupported`] if it is missing; when it fails or memory is short.
     pub fn with_workspace(
         device: &Arc<Device>,
         lanes: usize,
@@ -104,7 +104,7 @@ impl Blas {
         self.workspace_bytes - self.pieces_bytes()
     }
 
-    /// A piece of so many bytes, where there is room.
+    /// A piece of the workspace of this many bytes, if there is room.
     fn take_piece(&self, bytes: usize) -> Option<u64> {
         let used_bytes = self.used_bytes.get();
         let end = used_bytes + bytes.next_multiple_of(PIECE_ALIGNMENT);
@@ -157,8 +157,8 @@ pub struct Gemm {
 enum Tool {
     /// `seen`: filled, then computed.
     Seen,
-    /// `none`: filled only, so that what is computed of it is wrong. Under racecheck 2025.3 those
-    /// kernels break down, or take minutes.
+    /// `none`: D is only filled, so that results computed from it are wrong. Under racecheck 2025.3
+    /// cuBLASLt's kernels crash, or take minutes.
     None,
 }
 
@@ -173,21 +173,21 @@ impl Tool {
     }
 }
 
-/// How much faster another algorithm than the library's first must be to be chosen: less could be
-/// noise, and the choice another one in the next process.
+/// Relative time below which another algorithm than the library's first is chosen: a smaller gain
+/// could be noise, and the next process could choose differently.
 const CLEARLY_FASTER: f64 = 0.97;
 /// Rounds of which the fastest counts.
 const ROUNDS: usize = 3;
 
 impl Gemm {
-    /// Describes a GEMM and asks for its algorithms; the library's first is used until another one
+    /// Describes a GEMM and requests its algorithms; the library's first is used until another one
     /// is chosen.
     ///
     /// # Errors
     /// When the description is wrong, the library fails or knows no algorithm.
     pub fn new(blas: &Rc<Blas>, spec: GemmSpec) -> Result<Self, GemmError> {
         spec.check()?;
-        // From here on the destructor gives back what was made.
+        // From here on the destructor frees the objects.
         let mut gemm = Self {
             blas: Rc::clone(blas),
             spec,
@@ -315,8 +315,8 @@ impl Gemm {
     /// fastest from here on. Many different operands are as cold as they will be when the GEMM is
     /// one of many.
     ///
-    /// The contents of what it writes are lost. Under a tool nothing is timed and the library's
-    /// first is kept.
+    /// The launches overwrite D. Under a tool nothing is timed and the library's first algorithm is
+    /// kept.
     ///
     /// # Errors
     /// When the device fails. An algorithm that does not run is passed over.
@@ -334,7 +334,7 @@ impl Gemm {
             let operands: Vec<_> =
                 operands.iter().map(|operands| self.with_own_workspace(operands)).collect();
             let enqueue = || operands.iter().try_for_each(|operands| self.launch(0, operands));
-            // One launch first: what it loads cannot be loaded during a capture.
+            // One launch first: code that it loads cannot be loaded during a capture.
             if enqueue().is_err() {
                 times.push(f64::INFINITY);
                 continue;
@@ -436,7 +436,7 @@ impl Gemm {
     }
 }
 
-/// The first, unless another one is clearly faster.
+/// Index of the fastest algorithm; the first one unless another is clearly faster.
 fn fastest(times: &[f64]) -> usize {
     let Some(&first) = times.first() else { return 0 };
     let (best, &time) =

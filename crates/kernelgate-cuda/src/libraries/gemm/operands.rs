@@ -12,7 +12,7 @@ pub struct GemmOperands<A = u64> {
     pub a: A,
     /// B.
     pub b: A,
-    /// C, where it is not D.
+    /// C, if it differs from D.
     pub c: Option<A>,
     /// D; overlaps neither A nor B, and C only where both are one matrix.
     pub d: A,

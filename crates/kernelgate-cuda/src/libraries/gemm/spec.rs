@@ -55,9 +55,9 @@ pub struct GemmSpec {
     pub ldd: Option<usize>,
     /// GEMMs in the batch.
     pub batch_count: usize,
-    /// Elements from one A of the batch to the next; 0 where all share one.
+    /// Elements from one A of the batch to the next; 0 if all share one.
     pub stride_a: Option<usize>,
-    /// Elements from one B of the batch to the next; 0 where all share one.
+    /// Elements from one B of the batch to the next; 0 if all share one.
     pub stride_b: Option<usize>,
     /// Elements from one C of the batch to the next; `None` is `stride_d`.
     pub stride_c: Option<usize>,
@@ -65,7 +65,7 @@ pub struct GemmSpec {
     pub stride_d: Option<usize>,
     /// Factor of the product.
     pub alpha: f32,
-    /// Factor of C, which is not read where this is 0. C is D unless the launch names another.
+    /// Factor of C; C is not read if this is 0. C is D unless the launch names another.
     pub beta: f32,
     /// Work on the result before it is stored.
     pub epilogue: Epilogue,

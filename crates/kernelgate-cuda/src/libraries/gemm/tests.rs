@@ -151,7 +151,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// `None` where there is no cuBLASLt.
+    /// `None` without cuBLASLt.
     fn new(device: &Arc<Device>, spec: GemmSpec) -> Option<Self> {
         let blas = match Blas::open(device, 1) {
             Err(BackendError::Unsupported(reason)) => {
@@ -188,7 +188,7 @@ impl Fixture {
         }
     }
 
-    /// Launches it by every algorithm. False where the library has none on this GPU.
+    /// Launches it by every algorithm. Returns false if the library has no algorithm on this GPU.
     fn launch(&self, operands: &GemmOperands) -> bool {
         let mut gemm = match Gemm::new(&self.blas, self.spec) {
             Err(error) if error.is_unsupported() => {
@@ -333,7 +333,7 @@ fn integers_and_fp8_agree_with_fp64() {
     for (a, b, d) in [(E4m3, E4m3, Bf16), (E4m3, E5m2, F32), (E5m2, E4m3, F16)] {
         agrees(&device, library_order(b, GemmSpec::new(32, 64, 128, a, d)));
     }
-    // Not on every GPU: skipped where the library declines.
+    // Not every GPU supports these: a transposition that the library declines is skipped.
     for [a_transposed, b_transposed] in TRANSPOSITIONS {
         let spec = GemmSpec::new(32, 64, 128, E4m3, Bf16);
         agrees(&device, GemmSpec { a_transposed, b_transposed, ..spec });

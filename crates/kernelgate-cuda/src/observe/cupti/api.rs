@@ -36,7 +36,7 @@ pub struct Api {
     error_string: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
 }
 
-/// Those of the library; `None` where it is missing, or lacks one.
+/// Functions of the library; `None` if it is missing, or lacks one.
 pub fn api() -> Option<&'static Api> {
     static API: OnceLock<Option<Api>> = OnceLock::new();
     API.get_or_init(load).as_ref()
@@ -67,7 +67,7 @@ fn load() -> Option<Api> {
     }
 }
 
-/// What CUPTI says where another client holds the process.
+/// CUPTI's status when another client holds the process.
 const OTHER_CLIENT: c_int =
     sys::CUptiResult::CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED as c_int;
 

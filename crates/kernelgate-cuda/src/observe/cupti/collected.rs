@@ -191,8 +191,8 @@ fn layout() -> Layout {
 
 /// Gives CUPTI a buffer.
 pub extern "C" fn give_buffer(buffer: *mut *mut u8, size: *mut usize, most_records: *mut usize) {
-    // SAFETY: CUPTI passes three valid addresses. A null buffer is its documented answer to no
-    // memory; what it loses for that is counted as dropped. It is freed in `take_buffer`.
+    // SAFETY: CUPTI passes three valid addresses. A null buffer is its documented response to a
+    // lack of memory; lost records are counted as dropped. The buffer is freed in `take_buffer`.
     unsafe {
         *buffer = alloc(layout());
         *size = if (*buffer).is_null() { 0 } else { BUFFER_BYTES };
@@ -201,7 +201,7 @@ pub extern "C" fn give_buffer(buffer: *mut *mut u8, size: *mut usize, most_recor
     }
 }
 
-/// Takes a buffer back, and what is in it.
+/// Receives a buffer back and adds its records.
 pub extern "C" fn take_buffer(
     context: *mut c_void,
     stream: u32,
@@ -214,7 +214,7 @@ pub extern "C" fn take_buffer(
     let mut record: *mut u32 = std::ptr::null_mut();
     let mut dropped = 0;
     // SAFETY: the buffer is one of ours with `valid_bytes` of records, which this walks until CUPTI
-    // says that there are no more; the context is CUPTI's own.
+    // reports the end; the context is CUPTI's own.
     unsafe {
         while (api.next)(buffer, valid_bytes, &raw mut record) == 0 {
             collected.add(record);

@@ -1,5 +1,5 @@
-//! The GPU's activity as CUPTI records it in this process: kernels, copies, sets, calls, waits,
-//! allocations, with the named ranges of the host, also of what a graph launches. Nsight is not
+//! Activity of the GPU as CUPTI records it in this process: kernels, copies, sets, calls, waits,
+//! allocations, with the named ranges of the host, including those of graph nodes. Nsight is not
 //! needed. Deliberately absent: hardware counters.
 
 mod api;
@@ -130,15 +130,16 @@ impl Recorder {
         Ok(activity)
     }
 
-    /// Ends, and takes CUPTI out of the process: what is launched later is not slowed. Wait for the
-    /// context before: nothing may run meanwhile.
+    /// Ends the recording, and detaches CUPTI from the process, so that later launches are not
+    /// slowed. Wait for the context before: nothing may run while CUPTI is detached.
     ///
     /// # Errors
     /// When CUPTI fails.
     pub fn detach(self) -> Result<(), BackendError> {
         drop(self);
         let Some(api) = api() else { return Ok(()) };
-        // SAFETY: every record was taken or is given up, and the caller launches nothing meanwhile.
+        // SAFETY: every record was taken or is given up, and the caller launches nothing during the
+        // call.
         api.check(unsafe { (api.finalize)() }, "leave the process")
     }
 

@@ -137,7 +137,7 @@ fn a_second_client_is_refused_and_the_first_goes_on() {
     assert_eq!(recorder.take().unwrap().kernels.len(), 1);
 }
 
-/// Prints what recording adds to a launch; asserts only that nothing is lost.
+/// Prints the time that recording adds to a launch; asserts only that no record is lost.
 #[test]
 fn no_record_of_many_launches_is_lost() {
     const LAUNCHES: usize = 20_000;
@@ -167,7 +167,7 @@ fn no_record_of_many_launches_is_lost() {
     eprintln!("a launch takes {without:.0} ns, recorded {with:.0} ns");
 }
 
-/// Prints what attaching takes and what a launch takes after it; asserts that CUPTI comes again.
+/// Prints the time of attaching and of a launch after it; asserts that CUPTI can attach again.
 #[test]
 fn cupti_leaves_the_process_and_comes_again() {
     let Some((device, _one)) = gpu() else { return };

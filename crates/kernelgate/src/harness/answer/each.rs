@@ -8,9 +8,9 @@ use crate::protocol::CaseStatus;
 /// Result of each case, by its id.
 pub type Outcomes<T> = Vec<(String, Result<T, CaseError>)>;
 
-/// Goes through a selection, one case an implementation (what is right hot is right cold, and has
-/// the same kernels), then through what was skipped: what came of each case, and whether the GPU
-/// was lost, after which nothing runs any more.
+/// Runs `one` for a selection, one case for each implementation, because hot and cold cases have
+/// the same outputs and the same kernels; then adds the skipped cases. Returns the result of each
+/// case, and whether the GPU was lost, after which no case runs.
 pub fn each_implementation<T>(
     selection: &Selection<'_>,
     seed: u64,

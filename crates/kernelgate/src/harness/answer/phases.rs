@@ -47,7 +47,7 @@ pub fn measure(
             executable.ok_or_else(|| BackendError::Launch("nothing was prepared".to_owned()))?;
         let phases = (|| {
             let mut launch = || {
-                // Part of what is shown, where launches carry state on: they need it.
+                // Launches that carry state on need the reset, so it belongs to the phase.
                 executable.reset()?;
                 executable.launch()?;
                 executable.synchronize()
@@ -59,7 +59,7 @@ pub fn measure(
             Ok(vec![prepare, first, launches, outputs])
         })();
         if matches!(phases, Err(BackendError::Lost(_))) {
-            // To free what a hung kernel uses is to wait for it.
+            // Freeing memory that a hung kernel uses would wait for the kernel.
             std::mem::forget(executable);
         }
         phases.map_err(VerifyError::from)

@@ -32,8 +32,8 @@ use crate::workload::{Breakdown, Part};
 const WARM_UP: u32 = 3;
 /// Launches that are recorded.
 const STEPS: u32 = 3;
-/// Launches of an empty kernel by which the cost of recording is measured: so many pairs of series,
-/// without and with it, of so many launches, which the device's queue holds.
+/// Number of pairs of series, without and with recording, by which the cost of recording an empty
+/// kernel is measured. The device's queue holds the launches of a series.
 const PAIRS: usize = 15;
 const IN_SERIES: usize = 100;
 
@@ -189,7 +189,8 @@ struct Recording {
 }
 
 impl Recording {
-    /// Launches a verified case, whose preparation began at a time, and takes what was recorded.
+    /// Launches a verified case, whose preparation began at `began`, and takes the recorded
+    /// activity.
     fn record_case(
         &self,
         group: &Group<'_>,
@@ -267,7 +268,7 @@ impl Recording {
         })
     }
 
-    /// One launch behind the other, so that the device has no more to wait for than the launches.
+    /// Launches back to back, so that the device waits for nothing but the launches.
     fn launches(&self, id: &str, executable: &mut dyn Executable) -> Result<(), BackendError> {
         let _case = Range::new(id);
         for _ in 0..self.steps {

@@ -81,7 +81,8 @@ pub fn cases(
         let (mut executable, _) = ready.verify(group, case, &target)?;
         let row = accuracy::case_against_cupti(&mut events, &case.id, executable.as_mut())
             .map_err(VerifyError::from)?;
-        // Said now: the answer comes at the end, and not at all where the user ends this before.
+        // Printed now, because the response comes at the end, and not at all if the user stops
+        // before.
         if let Some(row) = &row {
             eprintln!("      {}", in_words(row));
         }

@@ -80,7 +80,7 @@ fn verify_case(
         let outputs = executable.outputs().map_err(|error| CaseError::Fail(error.to_string()))?;
         let path = folder.join(format!("{}.tensors", case.id.replace('/', "_")));
         let written = tensors::write(&path, &all_tensors(ready, outputs));
-        // No fault of the case: who asked for the file misses it.
+        // A file that cannot be written is not the fault of the case.
         if let Err(cause) = written {
             eprintln!("failed to write {}: {cause}", printable_path(&path));
         }
@@ -102,7 +102,7 @@ fn all_tensors(ready: &PreparedProblem, outputs: &Tensors) -> Tensors {
             all.insert(&format!("expected/{}", expected.name), tensor);
             continue;
         };
-        // An output may have several references, each for some of its rows, which are named beside
+        // An output may have several references, each for some of its rows, which are listed with
         // the values.
         let part =
             ready.expected[..i].iter().filter(|earlier| earlier.name == expected.name).count();

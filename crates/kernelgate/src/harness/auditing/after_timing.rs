@@ -54,8 +54,9 @@ pub struct Checked {
     pub elsewhere: Option<Option<String>>,
 }
 
-/// Poisons outputs, replaces inputs, runs what was timed, and compares. The inputs stay replaced:
-/// the next check of this executable puts the original ones back and compares with their reference.
+/// Poisons outputs, replaces inputs, runs the timed graph or launch, and compares. The inputs stay
+/// replaced: the next check of this executable restores the original ones and compares with their
+/// reference.
 ///
 /// `digest` is that of the outputs for the original inputs, where an earlier process of this
 /// executable did all of this: then the inputs stay, and its bits are compared.
@@ -127,7 +128,7 @@ struct NextInputs<'a> {
     current: &'a mut CurrentInputs,
 }
 
-/// Puts the next inputs in place, runs what was timed, and compares; then checks whether it reuses
+/// Replaces the inputs, runs the timed graph or launch, and compares; then checks whether it reuses
 /// results.
 fn replay(
     ready: &mut PreparedProblem,
@@ -137,7 +138,8 @@ fn replay(
     NextInputs { changes, next, current }: NextInputs<'_>,
 ) -> Result<OutputComparison, VerifyError> {
     if ready.expected.is_empty() && group.bound.problem().reference_from().is_nothing() {
-        // Its bits were known, so that nobody compared this row's outputs.
+        // A run with the same bits was verified before, so this row's outputs were not compared
+        // yet.
         verify::launch_on_poison(executable)?;
         ready.expected = verify::as_expected(outputs(executable)?);
     }
@@ -203,7 +205,7 @@ impl PreparedProblem {
         group: &Group<'_>,
         replaceable: Vec<String>,
     ) -> Result<bool, CaseError> {
-        // Nothing would say what the outputs of other inputs have to be.
+        // Without a reference, the expected outputs of other inputs are unknown.
         if group.bound.problem().reference_from().is_nothing() {
             return Ok(false);
         }
@@ -216,8 +218,8 @@ impl PreparedProblem {
         Ok(self.changed.is_some())
     }
 
-    /// Makes sure that there is what outputs for the changed inputs are compared with; whether there
-    /// is. A row that is the reference may lack the memory to run beside the one that was timed.
+    /// Prepares the expected outputs of the changed inputs and returns whether they exist. A row
+    /// that is the reference may lack the memory to run beside the timed one.
     fn prepare_changed(&mut self, group: &Group<'_>) -> Result<bool, CaseError> {
         if self.changed.as_ref().is_some_and(ChangedInputs::by_symmetry) {
             self.compute_reference(group)?;

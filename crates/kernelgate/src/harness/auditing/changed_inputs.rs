@@ -12,13 +12,13 @@ use crate::workload::{Expected, Symmetry, Tensor, Tensors};
 
 /// Other values of the inputs that every launch reads.
 pub struct ChangedInputs {
-    /// Names of the inputs that may be replaced: what this was made for.
+    /// Names of the inputs that may be replaced.
     replaceable: Vec<String>,
     /// Those that are, with their new values.
     pub values: Tensors,
     /// How they were made.
     how: How,
-    /// Their reference, where they were drawn anew and it was needed.
+    /// Reference of the new inputs, if they were drawn anew and it was needed.
     expected: Option<Vec<Expected>>,
 }
 
@@ -29,9 +29,9 @@ enum How {
 }
 
 impl ChangedInputs {
-    /// Changes some of those inputs: along the first symmetry of the workload that needs no other,
-    /// else drawn anew. `None` where that changes nothing, and where memory is too short for other
-    /// inputs and another reference.
+    /// Changes some of the inputs: along the first symmetry of the workload that needs no other
+    /// input, else by drawing them anew. `None` if that changes nothing, or if memory is too short
+    /// for other inputs and another reference.
     ///
     /// # Errors
     /// When the workload draws other shapes, or panics.

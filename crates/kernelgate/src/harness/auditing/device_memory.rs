@@ -211,7 +211,7 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
     /// Elements: 32 MiB of inputs and outputs.
     const N: usize = 1 << 22;
 
-    /// Copies, with so much scratch.
+    /// Suite of copies with different amounts of scratch memory.
     fn suite() -> Suite {
         let row = |scratch: u64| {
             move |at: &At<'_>, [x, y]: [u64; 2]| {
@@ -283,7 +283,7 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
             assert_eq!(hot, cold);
             hot.unwrap()
         });
-        // Graphs of launches, and what tests that begin meanwhile take when they open the device.
+        // Memory of launch graphs, and of tests that open the device at the same time.
         let few = 48 * MIB;
         assert!((32 * MIB..32 * MIB + few).contains(&first), "{first}");
         assert!(scratch.abs_diff(first + 512 * MIB) < few, "{scratch} against {first}");

@@ -1,4 +1,4 @@
-//! Checks of a case beside its time: outputs of other inputs after timing, device memory.
+//! Checks of a case other than its time: outputs of other inputs after timing, device memory.
 
 pub mod after_timing;
 pub mod changed_inputs;

@@ -40,11 +40,11 @@ struct Inner {
 }
 
 impl GpuTime {
-    /// Times what is enqueued on a stream: its handle as a number, or as a pointer of whatever type
-    /// the bench's binding has for `CUstream`. The stream must live as long as this.
+    /// Times work that is enqueued on a stream: its handle as a number, or as a pointer of the type
+    /// that the bench's binding has for `CUstream`. The stream must outlive this value.
     ///
-    /// A handle that is null or none of a stream ends the process with an error and exit code 2,
-    /// because Criterion's macros take no error. [`Self::new`] returns it.
+    /// A null or invalid handle ends the process with an error and exit code 2, because Criterion's
+    /// macros take no error. [`Self::new`] returns the error instead.
     pub fn on_stream(handle: impl Into<RawStream>) -> Self {
         Self::new(handle.into()).unwrap_or_else(|error| {
             let error = error.to_string();
@@ -59,7 +59,7 @@ impl GpuTime {
         Self::on_stream(RawStream::LEGACY_DEFAULT)
     }
 
-    /// Times what is enqueued on a stream.
+    /// Times work that is enqueued on a stream.
     ///
     /// # Errors
     /// When the handle is null or no stream, or the device fails.
@@ -82,7 +82,7 @@ impl GpuTime {
         Ok(Self { inner: RefCell::new(inner), formatter })
     }
 
-    /// Ends the process: nothing of the routine can be timed.
+    /// Ends the process, because the routine cannot be timed.
     fn refuse(&self, inner: &mut Inner, error: &BackendError) -> ! {
         let case = recording::case_after(&inner.log, &inner.store);
         eprintln!("error: {case}: {}", printable(&error.to_string()));
@@ -197,7 +197,7 @@ impl Drop for GpuTime {
     }
 }
 
-/// Criterion's own words for nanoseconds; what is formatted is of a case that has ended.
+/// Formats nanoseconds as Criterion does; the formatted case has ended.
 struct Formatter {
     wall: WallTime,
     reported: Cell<bool>,

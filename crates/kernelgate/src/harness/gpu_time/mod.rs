@@ -1,5 +1,5 @@
-//! GPU time for a Criterion bench that exists: a measurement over the stream of the bench's own
-//! code, whatever made it.
+//! GPU time for an existing Criterion bench: a measurement over the stream of the bench's own code,
+//! whichever library made it.
 //!
 //! ```no_run
 //! use criterion::{criterion_group, criterion_main};
@@ -19,24 +19,24 @@
 //! criterion_main!(benches);
 //! ```
 //!
-//! The time is that between two CUDA events around what the routine enqueues on that stream, all
-//! iterations of a sample together. Nothing is subtracted. A routine that waits for the GPU has the
-//! wait in its time, which the record says: it need not wait, because the measurement does. If the
-//! time would not be that of the routine's work, the process ends with an error and exit code 1.
+//! The measured time lies between two CUDA events around the routine's work on that stream, for all
+//! iterations of a sample together. Nothing is subtracted. If a routine waits for the GPU, the wait
+//! is part of its time, and the record states that; the routine need not wait, because the
+//! measurement does. If the time would not be that of the routine's work, the process ends with an
+//! error and exit code 1.
 //!
 //! When the measurement is dropped, after the targets of its group, the process' run is recorded:
-//! ids and samples of Criterion's store, as far as they were taken here. `kernelgate gate`,
-//! `baseline` and `runs` take it as any other, `compare` drives the bench by Criterion's flags.
-//! Nothing says whether the outputs are right: such cases are unverified. Deliberately absent: the
-//! blocker, clocks and ceilings of the harness, which need kernels of its own in the bench's
-//! context.
+//! ids and samples in Criterion's store that were taken here. `kernelgate gate`, `baseline` and
+//! `runs` accept it as any other run, and `compare` drives the bench by Criterion's flags. The
+//! outputs are not checked: such cases are unverified. Deliberately absent: the blocking kernel,
+//! clocks and ceilings of the harness, which need kernels of its own in the bench's context.
 
 mod measurement;
 mod recording;
 mod samples;
 
 pub use super::settings::process::RECORD;
-/// Criterion in the version that this measurement is for, for benches that name another one.
+/// Criterion in the version that this measurement supports, for benches that depend on another one.
 pub use criterion;
 pub use kernelgate_cuda::driver::stream::foreign_stream::StreamError;
 pub use kernelgate_cuda::driver::stream::raw_stream::RawStream;
@@ -44,7 +44,8 @@ pub use measurement::GpuTime;
 pub use recording::MARK;
 pub use samples::GpuElapsed;
 
-/// Criterion with GPU time: in place of `criterion::Criterion` where a bench function names it.
+/// Criterion with GPU time, to use instead of `criterion::Criterion` in a bench function's
+/// signature.
 pub type Criterion = criterion::Criterion<GpuTime>;
 /// Criterion's benchmark group with GPU times.
 pub type BenchmarkGroup<'a> = criterion::BenchmarkGroup<'a, GpuTime>;

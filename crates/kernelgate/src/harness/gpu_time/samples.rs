@@ -33,8 +33,8 @@ impl From<Duration> for GpuElapsed {
 pub enum Origin {
     /// Taken here; whether the host's time is in most of its samples.
     Here {
-        /// How many of the store's samples were taken here: all, but for the second of Criterion's
-        /// quick mode where it made that up.
+        /// Number of the store's samples that were taken here: all of them, except that Criterion's
+        /// quick mode may invent the second one.
         samples: usize,
         /// Whether the GPU waited for the host in most of them.
         host_bound: bool,
@@ -113,7 +113,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut log = SampleLog::start(&folder.path().join("not/yet"));
         let sample = |ns| GpuElapsed { ns, ..GpuElapsed::default() };
-        // Two cases, and between them what nobody stored.
+        // Two cases, separated by a sample that was never stored.
         for ns in [10.0, 20.5, 30.0, 7.0] {
             log.add(sample(ns));
         }

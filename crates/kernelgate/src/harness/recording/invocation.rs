@@ -32,7 +32,7 @@ impl Invocation {
     ///
     /// # Errors
     /// When the file cannot be written, or another invocation has recorded the bench under that
-    /// name: one of the two runs would be lost, or both would be taken for one.
+    /// name: one of the two runs would be lost, or the two would be mixed up.
     pub fn record(
         &self,
         store: &Store,

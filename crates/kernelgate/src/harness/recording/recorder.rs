@@ -23,14 +23,14 @@ struct State {
     run: ProcessRun,
     path: PathBuf,
     saving: Saving,
-    /// Baseline that is to be written at the end.
+    /// Name of the baseline that is written at the end.
     pending_baseline: Option<String>,
 }
 
 /// When a run is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Saving {
-    /// At the start and after every case, synced to the disk.
+    /// Writes at the start and after every case, synced to the disk.
     AfterEachCase,
     /// Once it is complete, for a program that waits for it.
     WhenComplete,
@@ -40,13 +40,13 @@ pub enum Saving {
 pub enum Event<'a> {
     /// A case was verified and timed.
     Timed(&'a str, Box<CaseRecord>),
-    /// Cases took so many bytes of device memory, those of them that were timed.
+    /// Device memory that the timed ones of these cases used, bytes.
     DeviceMemory(&'a [&'a str], u64),
     /// Cases cannot run here, or did not begin.
     Skipped(&'a [&'a str], &'a str),
-    /// A problem took so many seconds.
+    /// Seconds that a problem took.
     Problem(&'a str, f64),
-    /// A case is wrong or broke; it has no time, also where it had one.
+    /// A case is wrong or failed; its time, if it had one, is removed.
     Failed(&'a str, &'a str),
 }
 
@@ -93,8 +93,8 @@ impl Recorder {
         })
     }
 
-    /// Adds where the time went, seconds by activity, all checks after timing and the whole;
-    /// written with what follows.
+    /// Adds the seconds of each activity, of all checks after timing, and of the whole process.
+    /// They are written with the next event.
     pub fn add_spent(
         &self,
         spent_s: BTreeMap<&'static str, f64>,

@@ -34,11 +34,11 @@ const HASH: &str = "hash";
 #[derive(Debug, Clone)]
 pub struct References {
     folder: PathBuf,
-    /// Content hash of this executable; none where it cannot be read.
+    /// Content hash of this executable; `None` if the file cannot be read.
     executable: Option<String>,
 }
 
-/// The reference of a problem for these inputs: read where it is kept, else computed and then kept.
+/// Reference of a problem for these inputs: read if it is stored, else computed and stored.
 pub fn get(kept: Option<&References>, group: &Group<'_>, inputs: &Tensors) -> Vec<Expected> {
     let path = kept.and_then(|kept| kept.path(group, inputs, "outputs"));
     let reading = phase_timer::start("references read");
@@ -58,9 +58,9 @@ pub fn get(kept: Option<&References>, group: &Group<'_>, inputs: &Tensors) -> Ve
     expected
 }
 
-/// How close rows must be to the reference for the precision that a problem declares; none where it
-/// declares none or has no reference of its own, or inputs hold nothing that a lower precision
-/// rounds. Kept as references are.
+/// Error limit for the precision that a problem declares; `None` if it declares none or has no
+/// reference of its own, or if a lower precision rounds nothing in the inputs. It is stored as
+/// references are.
 pub fn precision_limit(
     kept: Option<&References>,
     group: &Group<'_>,
@@ -119,8 +119,8 @@ fn bytes(expected: &[Expected]) -> usize {
     expected.iter().map(|one| one.values.len() * size_of::<f64>()).sum()
 }
 
-/// As tensors: `<i>.values/<name>` with the shape of the whole output as `<i>.shape`, and
-/// `<i>.rows` where some rows are held. Indices are exact in f64.
+/// Writes tensors: `<i>.values/<name>` with the shape of the whole output as `<i>.shape`, and
+/// `<i>.rows` if only some rows are held. Indices are exact in f64.
 fn write(path: &Path, expected: &[Expected]) -> std::io::Result<()> {
     let mut all = Tensors::new();
     let indices = |values: &[usize]| {

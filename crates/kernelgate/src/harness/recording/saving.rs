@@ -7,9 +7,9 @@ use crate::harness::selection::cases::Selection;
 use crate::record::baseline::ReplacedRuns;
 use crate::record::{Baseline, FileError, ProcessRun, Store, file};
 
-/// The file that the run will be merged into, checked now: an unreadable one, or a folder that
-/// cannot be written, is found before anything is measured. Runs that it is going to replace are
-/// said now too, while there is time to stop.
+/// Opens the baseline that the run will be merged into, before anything is measured, so that an
+/// unreadable file or an unwritable folder is found early. It also reports the runs that will be
+/// replaced, while there is time to stop.
 pub fn open(
     store: &Store,
     name: &str,

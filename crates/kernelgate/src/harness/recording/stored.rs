@@ -59,7 +59,7 @@ fn read(path: &Path) -> Result<Value, String> {
     serde_json::from_slice(&text).map_err(|cause| cause.to_string())
 }
 
-/// As many iteration counts as times, two or more, all above 0.
+/// Checks that there are as many iteration counts as times, two or more, all above 0.
 fn check_samples(path: &Path) -> Result<(), String> {
     let value = read(path)?;
     let list = |field: &str| -> Result<usize, String> {

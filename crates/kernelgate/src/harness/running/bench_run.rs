@@ -173,7 +173,7 @@ fn start(
     })
 }
 
-/// Prints what the process will do and where, and how long it takes at least.
+/// Prints the device, the work of the process and its least duration.
 fn announce(
     progress: &BenchProgress,
     run: &ProcessRun,

@@ -15,7 +15,7 @@ use std::time::Duration;
 ///
 /// The rule: each case is warmed up and timed for as long as the effort asks, or for ten launches
 /// if these take longer, by the times of the last session. The times of inputs, references and
-/// verification are unknown, so the estimate excludes them and the text says so.
+/// verification are unknown, so the estimate excludes them and mentions that.
 pub fn text(
     selection: &Selection<'_>,
     effort: Effort,

@@ -215,7 +215,7 @@ impl<'a> Execution<'a> {
         }
         let _activity = phase_timer::start("free");
         if self.lost.is_some() {
-            // To free what a hung kernel uses is to wait for it.
+            // Freeing memory that a hung kernel uses would wait for the kernel.
             std::mem::forget(verified.executable);
             return Ok(exit);
         }
@@ -350,7 +350,7 @@ impl<'a> Execution<'a> {
         let after =
             after_timing::check(ready, group, executable, inputs, stopwatch.as_mut(), digest);
         if after.is_err() {
-            // A row that was the reference beside it does not count for the cold case either.
+            // A row that ran as the reference does not count for the cold case either.
             ready.memory.skip();
         }
         let after = after?;
@@ -393,8 +393,8 @@ impl<'a> Execution<'a> {
     }
 }
 
-/// Refuses samples of a GPU that are far faster than the limit. On the host ceilings are measured
-/// beside whatever else it computes, and refuse nothing.
+/// Refuses samples of a GPU that are far faster than the limit. On the host, ceilings are measured
+/// while other programs may run, so they refuse nothing.
 ///
 /// # Errors
 /// A failure with the least time of a launch.

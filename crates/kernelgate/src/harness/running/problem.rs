@@ -59,7 +59,7 @@ pub struct Verified {
     pub executable: Box<dyn Executable>,
     /// Its comparison with the reference.
     pub record: VerificationRecord,
-    /// Time of one launch, where that was measured.
+    /// Time of one launch, if it was measured.
     pub launch: Duration,
 }
 
@@ -67,7 +67,7 @@ impl PreparedProblem {
     /// Draws the inputs and computes the reference, if they fit in memory.
     ///
     /// # Errors
-    /// A skip where memory is short, a failure where the workload panics.
+    /// A skip when memory is short, a failure when the workload panics.
     pub fn new(group: &Group<'_>, seed: u64, target: &Target) -> Result<Self, CaseError> {
         let mut ready = Self::inputs(group, seed, None, target)?;
         ready.compute_reference(group)?;
@@ -158,8 +158,8 @@ impl PreparedProblem {
     /// reference.
     ///
     /// # Errors
-    /// When the workload panics, or the row that is the reference fails; a skip where that row
-    /// cannot run here, for want of memory too.
+    /// When the workload panics, or the row that is the reference fails; a skip when that row
+    /// cannot run here, including for lack of memory.
     pub fn reference(
         &self,
         group: &Group<'_>,
@@ -214,15 +214,15 @@ impl PreparedProblem {
                 verify::unverified(executable.outputs()?)?;
                 Ok(verify::as_expected(executable.outputs()?))
             });
-        // Also where it failed: what is alive may be timed further.
+        // Restored even after a failure, because the case that is alive may be timed further.
         let brought_back = before.map_or(Ok(()), |(device, before)| {
             persistence::restore_settings(device, &before).map_err(VerifyError::from)
         });
         computed.and_then(|it| brought_back.map(|()| it)).map_err(of_reference)
     }
 
-    /// Whether nothing says what a case has to compute: there is no reference, or it is the case's
-    /// own row.
+    /// Whether no reference defines the outputs of a case: no reference exists, or it is the case's own
+    /// row.
     fn is_unverified(&self, group: &Group<'_>, case: &Case) -> bool {
         match group.bound.problem().reference_from() {
             ReferenceFrom::Definition => false,
@@ -231,8 +231,8 @@ impl PreparedProblem {
         }
     }
 
-    /// Compares outputs with the reference. Without one they become what the check after timing
-    /// compares with: what was timed computes what was launched.
+    /// Compares outputs with the reference. Without a reference they become the expected outputs of
+    /// the check after timing, which then shows that the timed graph computes the same as a launch.
     fn compare(
         &mut self,
         group: &Group<'_>,
@@ -258,8 +258,9 @@ impl PreparedProblem {
         }
     }
 
-    /// Verifies a case of a trial: by the bits of its outputs where a run of the same executable
-    /// has compared them with the reference, else by the reference. It also measures one launch.
+    /// Verifies a case of a trial: by the bits of its outputs if an earlier run of the same
+    /// executable compared them with the reference, else by the reference. It also measures one
+    /// launch.
     ///
     /// # Errors
     /// Those of [`Self::verify`].
@@ -373,9 +374,8 @@ impl PreparedProblem {
     }
 }
 
-/// Digest of the outputs, and what a launch took. One launch on poisoned outputs where that gives
-/// the known bits; else one more, as in [`verify::launch_on_poison`], where the second launch is the
-/// one that counts.
+/// Digest of the outputs and time of a launch. One launch on poisoned outputs is enough if it gives
+/// the known bits; otherwise a second launch counts, as in [`verify::launch_on_poison`].
 fn timed_digest(
     executable: &mut dyn Executable,
     known: Option<&str>,

@@ -22,12 +22,13 @@ pub struct BenchProgress {
 }
 
 impl BenchProgress {
-    /// Progress over so many cases.
+    /// Reports progress over this number of cases.
     pub fn new(quiet: bool, cases: usize) -> Self {
         Self { quiet, cases, started: Cell::new(0) }
     }
 
-    /// The process, what it will do and where; on the CPU also why not on the GPU.
+    /// Prints the process, its work and its device; on the CPU also the reason why it is not the
+    /// GPU.
     pub fn start(
         &self,
         bench: &str,

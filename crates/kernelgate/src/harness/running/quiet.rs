@@ -17,7 +17,7 @@ pub const FLAG: [&str; 2] = ["--output-format", "bencher"];
 #[cfg(unix)]
 pub fn without_output<T>(work: impl FnOnce() -> T) -> T {
     use std::io::Write;
-    // Criterion says once what draws its plots, as soon as it is made.
+    // Criterion prints the name of its plotting library once, as soon as it is constructed.
     led_away(stdio::stderr(), stdio::dup2_stderr, || drop(criterion::Criterion::default()));
     let _ = std::io::stdout().flush();
     let flushed = || {
@@ -28,7 +28,8 @@ pub fn without_output<T>(work: impl FnOnce() -> T) -> T {
     led_away(stdio::stdout(), stdio::dup2_stdout, flushed)
 }
 
-/// Does something while a stream leads nowhere; where that cannot be had, it stays as it is.
+/// Runs `work` while a stream is redirected to the null device; if that fails, the stream stays as
+/// it is.
 #[cfg(unix)]
 fn led_away<T>(
     stream: BorrowedFd<'_>,
@@ -49,8 +50,9 @@ fn here_and_nowhere(stream: BorrowedFd<'_>) -> Option<(OwnedFd, OwnedFd)> {
     Some((stream.try_clone_to_owned().ok()?, nowhere.into()))
 }
 
-/// While it lives, standard error leads nowhere but within [`aloud`](Self::aloud): Criterion
-/// advises there to plan otherwise, where a launch takes as long as the time of a sample.
+/// Redirects standard error to the null device while it lives, except within
+/// [`aloud`](Self::aloud): Criterion advises there to plan otherwise if a launch takes as long as a
+/// sample.
 pub struct WithoutAdvice {
     #[cfg(unix)]
     ends: Option<(OwnedFd, OwnedFd)>,

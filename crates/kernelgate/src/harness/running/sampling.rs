@@ -27,7 +27,7 @@ pub enum Sampler<'a> {
 }
 
 impl<'a> Sampler<'a> {
-    /// Criterion, with its store where it always is.
+    /// Samples by Criterion, with its store at the usual place.
     pub fn under_criterion(settings: &'a Settings, store: &Store) -> Self {
         let elapsed = Elapsed::default();
         let criterion = new_criterion(store, settings.effort, elapsed.clone());
@@ -59,7 +59,7 @@ pub struct SampledCase<'a> {
     pub case: &'a Case,
     /// The time that the ceilings allow.
     pub limit: Option<&'a TimeLimit>,
-    /// Time of an earlier launch, where that was measured.
+    /// Time of an earlier launch, if it was measured.
     pub launch: Duration,
 }
 
@@ -96,7 +96,7 @@ impl GroupSampler<'_> {
     }
 }
 
-/// Criterion with our measurement, its store where it always is.
+/// Criterion with our measurement and its store at the usual place.
 pub fn new_criterion(store: &Store, effort: Effort, elapsed: Elapsed) -> Criterion<Elapsed> {
     let criterion = Criterion::default()
         .with_measurement(elapsed)

@@ -36,13 +36,13 @@ pub trait Session {
     /// Takes the samples of all cases.
     fn sampler(&self) -> Sampler<'_>;
 
-    /// Records outcomes, where this session has a record.
+    /// Records outcomes, if this session has a record.
     ///
     /// # Errors
     /// When the file cannot be written.
     fn record(&self, event: Event<'_>) -> Result<(), FileError>;
 
-    /// Ceilings of this machine, where they were measured.
+    /// Ceilings of this machine, if they were measured.
     fn limits(&self) -> Option<&Limits> {
         None
     }
@@ -52,8 +52,8 @@ pub trait Session {
         None
     }
 
-    /// Whether device memory and the host's part of a launch are measured. A process of a comparison
-    /// that measures times is to be short.
+    /// Whether device memory and the host's part of a launch are measured. A process of a
+    /// comparison that measures times skips them to stay short.
     fn measures_costs(&self) -> bool {
         true
     }

@@ -82,7 +82,7 @@ impl SamplingPlan {
         }
     }
 
-    /// The least that it takes where a launch takes so long.
+    /// Shortest duration for launches of this length.
     pub fn least(&self, launch_ns: f64) -> Duration {
         let launches = Duration::from_secs_f64(self.samples as f64 * launch_ns * 1e-9);
         self.warm_up + self.measurement.max(launches)
@@ -124,7 +124,7 @@ pub fn run<M: Measurement<Value = f64>>(
         group.bench_function(function, |bencher| {
             bencher.iter_custom(|launches| {
                 let _activity = phase_timer::start("samples");
-                // Criterion does not say which calls are its warm-up; it warms up until the time is
+                // Criterion does not mark the calls of its warm-up; it warms up until the time is
                 // over.
                 let _range =
                     Range::new(if started.elapsed() < plan.warm_up { "warm-up" } else { "sample" });
@@ -188,9 +188,9 @@ pub fn trial(
 }
 
 /// Times a case of a trial on the host, or launches it once in a verification pass. `launch` is the
-/// time of an earlier launch; where that is longer than the whole plan, it was the warm-up. A shorter
-/// one is not believed: the first launch of a process may be many times slower than the next, and a
-/// plan made from it would end after two of those.
+/// time of an earlier launch; if that is longer than the whole plan, it was the warm-up. A shorter
+/// one is not trusted: the first launch of a process may be many times slower than the next, and a
+/// plan made from it would end after two launches.
 fn trial_on_host(
     executable: &mut dyn Executable,
     stopwatch: &mut dyn Stopwatch,
@@ -200,8 +200,8 @@ fn trial_on_host(
     let (start, started) = (CpuTime::now(), Instant::now());
     let warm_up = Range::new("warm-up");
     let mut launches = 1;
-    // By the wall: what a launch costs besides its own time (emptying caches) must fit the plan
-    // too.
+    // Wall time, because the cost of a launch besides its own time (emptying caches) must fit the
+    // plan too.
     let launch_s = loop {
         if launch.as_secs_f64() > (sampling.warm_up_s + sampling.measurement_s).max(1e-3) {
             break launch.as_secs_f64();
@@ -259,7 +259,7 @@ impl Lead {
     }
 
     /// Launches the case as it is sampled until its power state is steady, or finds the length of
-    /// its samples for a burst. On the host there is nothing to wait for.
+    /// its samples for a burst. The host needs no such wait.
     ///
     /// # Errors
     /// When a launch fails; [`BackendError::Unsupported`] for a burst of long launches.
@@ -338,7 +338,7 @@ impl Lead {
     }
 }
 
-/// The launches of a case as it is sampled, in samples of [`SAMPLE_S`].
+/// Launches of a case as they are sampled, in samples of [`SAMPLE_S`].
 struct CaseLoad<'a> {
     executable: &'a mut dyn Executable,
     stopwatch: &'a mut dyn Stopwatch,
@@ -350,8 +350,8 @@ impl Load for CaseLoad<'_> {
     fn sample(&mut self) -> Result<LoadSample, BackendError> {
         let TimedSample { sample, wall } =
             TimedSample::new(|| self.stopwatch.time(self.executable, self.launches))?;
-        // By the wall: what a launch costs besides its own time (the flush of a cold one) is part of
-        // the load.
+        // Wall time, because the cost of a launch besides its own time (the flush of a cold one) is
+        // part of the load.
         let launch_s = wall.as_secs_f64() / sample.launches as f64;
         let whole = (SAMPLE_S / launch_s.max(1e-9)).ceil() as u64;
         self.launches = whole.clamp(1, 2 * sample.launches);
@@ -385,7 +385,7 @@ pub fn host_launch_ns(executable: &mut dyn Executable) -> Result<f64, BackendErr
     let mut shortest = f64::INFINITY;
     let begun = Instant::now();
     for taken in 0..HOST_LAUNCHES {
-        // The second of a long launch says as much as the last.
+        // The second of long launches is as informative as the last.
         if taken > 1 && begun.elapsed() > Duration::from_millis(5) {
             break;
         }
@@ -448,7 +448,7 @@ mod tests {
     use crate::measure::{Replay, Technique};
     use crate::workload::Tensors;
 
-    /// A card on which a launch takes so many milliseconds.
+    /// A card on which a launch takes this many milliseconds.
     struct Card(f64, Arc<PowerMeter>);
 
     impl Stopwatch for Card {

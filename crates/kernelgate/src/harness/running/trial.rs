@@ -1,11 +1,11 @@
 //! A trial: one of the many short processes of a comparison. It verifies and times as a bench
-//! process does, but measures no ceilings, prints no table and leaves Criterion's store alone; what
-//! it is to do stands in its [`TrialRequest`], where it went wrong in its run.
+//! process does, but measures no ceilings, prints no table and does not use Criterion's store. Its
+//! [`TrialRequest`] lists its work, and its run record lists its failures.
 //!
-//! Verified, then timed: the first process of an executable compares every case with the reference
-//! and records the bits of its outputs. A later process of the same executable launches once on
-//! poisoned outputs; where the bits are the same they are verified, and where they are not (sums in
-//! no fixed order) it compares with the reference itself.
+//! The first process of an executable compares every case with the reference and records the bits
+//! of its outputs. A later process of the same executable launches once on poisoned outputs. If the
+//! bits are equal, the outputs are verified; if they differ (sums in no fixed order), it compares
+//! with the reference itself.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -55,7 +55,7 @@ impl BuildOutputs {
     }
 }
 
-/// The filter of a trial request; that of the flags where it names no cases.
+/// The filter of a trial request; that of the flags if the request names no cases.
 pub fn filter(request: &TrialRequest, settings: &Settings) -> Filter {
     request.cases.clone().map_or_else(|| settings.filter.clone(), Filter::OneOf)
 }

@@ -66,7 +66,7 @@ impl Session for TrialSession<'_> {
             PreparedProblem::inputs(group, self.settings.seed, self.inputs.as_deref(), target)?;
         ready.references.clone_from(&self.references);
         ready.outputs.clone_from(&self.outputs);
-        // Not beside a case, in whose memory it would count.
+        // Outside of a case, whose memory it would add to.
         if self.verified.is_none() {
             ready.compute_reference(group)?;
         }
@@ -101,7 +101,7 @@ impl Session for TrialSession<'_> {
     }
 }
 
-/// Verifies and times the cases of a trial request, and records the run where it says.
+/// Verifies and times the cases of a trial request, and records the run at the requested path.
 ///
 /// # Errors
 /// When a record cannot be read or written, or the device fails before any case.
@@ -131,7 +131,7 @@ pub fn carry_out(
         ..ProcessRun::start(bench, &request.session, environment, Provenance::detect(&store.root))
     };
     let earlier: Option<ProcessRun> = request.verified.as_deref().map(file::read).transpose()?;
-    // Another executable's bits, or another device's, say nothing about this one.
+    // Bits of another executable or another device do not apply to this one.
     let verified = earlier.filter(|earlier| {
         earlier.executable.is_some()
             && earlier.executable == run.executable

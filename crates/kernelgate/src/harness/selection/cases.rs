@@ -14,8 +14,9 @@ use crate::record::{Partition, ShardPlan, WorkRecord};
 use crate::suite::{BoundProblem, ImplementationInfo, Suite};
 use crate::workload::{AxisError, Effort, Override, Point, Scale};
 
-/// Fewest bytes from which on no cold case exists, because hot is cold: a launch finds little of
-/// what the one before it left. On a GPU with a larger L2, so many times its size.
+/// Fewest bytes at which hot and cold cases are the same, so that no cold case exists: a launch
+/// finds little of the data of the launch before. On a GPU with a larger L2 it is a multiple of the
+/// L2's size.
 const BEYOND_CACHES: u64 = 256 << 20;
 const BEYOND_L2: u64 = 4;
 
@@ -66,7 +67,7 @@ impl Case {
 /// Order in which cases run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CaseOrder {
-    /// As they are declared.
+    /// Declared order.
     Forward,
     /// The last one first.
     Reverse,
@@ -157,11 +158,12 @@ pub fn select<'a>(
 impl Choice<'_> {
     /// Selects cases.
     ///
-    /// A suite without an overridden axis, or which does not take its value, contributes nothing.
-    /// One that takes each value but not all together is skipped, with what it says.
+    /// A suite without an overridden axis, or which rejects its value, contributes nothing. A suite
+    /// that accepts each value but not their combination is skipped, with its reason.
     ///
     /// # Errors
-    /// When two cases share an id, a problem cannot say its work, or no suite takes the overrides.
+    /// When two cases share an id, a problem cannot state its work, or no suite accepts the
+    /// overrides.
     pub fn select<'a>(
         self,
         suites: impl IntoIterator<Item = &'a Suite>,
@@ -207,7 +209,7 @@ impl Choice<'_> {
         Ok(selection)
     }
 
-    /// Adds the matching cases of a problem that moves so many bytes.
+    /// Adds the matching cases of a problem that moves this many bytes.
     fn add_cases<'a>(
         self,
         selection: &mut Selection<'a>,
@@ -216,7 +218,7 @@ impl Choice<'_> {
         ids: &mut BTreeSet<String>,
     ) -> Result<(), HarnessError> {
         let Self { place, .. } = self;
-        // A user who overrides an axis has chosen the problems, and sees all of their rows.
+        // A user who overrides an axis has chosen the problems, so all of their rows are selected.
         let rows = self.axes.is_empty().then(|| group.suite.scan_rows(self.effort, &group.point));
         let rows = rows.flatten();
         for (index, &row) in group.suite.implementations().iter().enumerate() {
@@ -293,8 +295,8 @@ pub fn check_overrides<'a>(
     Ok(())
 }
 
-/// The error for axes that no case of these suites has: a value that none of those with its axis
-/// takes, or values that are taken one by one and not together.
+/// The error for axes that no case of these suites has: a value that no suite with its axis
+/// accepts, or values that are accepted one by one but not together.
 pub fn nothing_has<'a>(
     suites: impl Iterator<Item = &'a Suite>,
     overrides: &[Override],
@@ -377,7 +379,7 @@ pub fn suggestions(filter: &Filter, ids: &[String]) -> Vec<String> {
     }
     let mut scored: Vec<(f64, &str)> = candidates
         .into_iter()
-        // Others are too different, whatever they hold.
+        // Longer or shorter texts are too different to be meant.
         .filter(|candidate| text.len() <= 2 * candidate.len() && candidate.len() <= 2 * text.len())
         .map(|candidate| (strsim::normalized_damerau_levenshtein(text, candidate), candidate))
         .filter(|(score, _)| *score >= 0.5)

@@ -1,5 +1,5 @@
-//! Which backend a process runs on: the GPU if there is one and somebody wrote kernels for it, else
-//! the CPU; and why.
+//! Choice of the backend of a process: the GPU if there is one and a row has kernels for it, else
+//! the CPU, with the reason.
 
 use crate::backend::{BackendKind, Target};
 use crate::harness::error::HarnessError;
@@ -80,7 +80,7 @@ impl DeviceRequest {
         }
     }
 
-    /// Opens what was chosen.
+    /// Opens the chosen device.
     ///
     /// # Errors
     /// When the GPU cannot be opened.

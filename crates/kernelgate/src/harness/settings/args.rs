@@ -355,7 +355,7 @@ impl Flags {
         }
     }
 
-    /// After what time launches on the host are treated as hung.
+    /// Timeout after which launches on the host are treated as hung.
     pub fn host_timeout(&self) -> Duration {
         Duration::from_secs(self.timeout.unwrap_or(HOST_TIMEOUT_S))
     }

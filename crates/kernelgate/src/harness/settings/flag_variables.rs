@@ -9,8 +9,8 @@ use super::args::Flags;
 /// Our flags as environment variables, by name.
 pub type OwnFlags = Vec<(String, String)>;
 
-/// Splits a command line into what Criterion may see and the environment that carries our flags;
-/// `None` when it has none of ours.
+/// Splits a command line into Criterion's arguments and the environment variables that carry our
+/// flags; `None` without any of our flags.
 ///
 /// Values of a repeated flag are joined by spaces, delays by commas. A flag without a value stays,
 /// for the parser to complain about. `--quick` becomes our effort: Criterion's own quick mode takes
@@ -40,7 +40,7 @@ pub fn take_own_flags(arguments: &[OsString]) -> Option<(Vec<OsString>, OwnFlags
             own.push((variable.into_owned(), "true".to_owned()));
             continue;
         }
-        // cargo appends `--bench`: a flag is nobody's value.
+        // cargo appends `--bench`, so a flag never serves as a value.
         let next = || {
             arguments
                 .clone()

@@ -18,11 +18,11 @@ use crate::workload::{Effort, Override};
 pub struct BaselineNames {
     /// Gets this run.
     pub save: Option<String>,
-    /// Shown beside this run.
+    /// Name of a stored result that is shown with this run.
     pub compare: Option<String>,
-    /// Shown beside this run if it is stored.
+    /// Name of a result that is shown with this run if it is stored.
     pub compare_if_stored: Option<String>,
-    /// Shown in place of a run.
+    /// Name of a stored result that is shown instead of a run.
     pub load: Option<String>,
 }
 
@@ -44,7 +44,7 @@ pub struct ChosenPlan {
 pub struct ProcessFacts {
     /// Whether Criterion's lines stay out of the output.
     pub silent_criterion: bool,
-    /// Name of the session, where one was given.
+    /// Name of the session, if one was given.
     pub session: Option<String>,
     /// File of this program.
     pub executable: Option<PathBuf>,

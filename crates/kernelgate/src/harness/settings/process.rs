@@ -27,8 +27,8 @@ use crate::record::text::printable;
 /// Set for the process that this one becomes, which has Criterion's flag for its briefest format.
 const SILENT: &str = "KERNELGATE_TERSE";
 
-/// Variable that names the file of the record, in place of the session's: for `kernelgate`, which
-/// reads it.
+/// Variable that names the file of the record, instead of the session's file; set by `kernelgate`,
+/// which reads that file.
 pub const RECORD: &str = "KERNELGATE_RECORD";
 
 fn variable(name: &str) -> Option<OsString> {
@@ -131,9 +131,9 @@ pub struct CriterionProcess {
     pub timeout: Duration,
     /// Baseline that gets this run.
     pub save_baseline: Option<String>,
-    /// Name of the session, where one was given.
+    /// Name of the session, if one was given.
     pub session: Result<Option<String>, String>,
-    /// File of the record, in place of the session's.
+    /// File of the record, instead of the session's file.
     pub record: Option<PathBuf>,
     /// File of this program.
     pub executable: Option<PathBuf>,

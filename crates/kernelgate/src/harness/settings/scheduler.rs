@@ -48,7 +48,7 @@ fn shard_of_scheduler(variable: Lookup<'_>) -> Result<Shard, String> {
     }
 }
 
-/// A number in a variable; absent where the variable is empty or not set.
+/// Number in a variable; `None` if the variable is empty or not set.
 fn number(variable: Lookup<'_>, name: &str) -> Result<Option<u32>, String> {
     let Some(text) = variable(name).filter(|text| !text.is_empty()) else { return Ok(None) };
     text.parse().map(Some).map_err(|_| format!("auto: {name}=`{text}` is not a number from 0"))
@@ -80,7 +80,7 @@ fn gitlab(variable: Lookup<'_>) -> Result<Option<Shard>, String> {
     checked(index, count, "CI_NODE_INDEX and CI_NODE_TOTAL")
 }
 
-/// Kubernetes counts from 0, and says nowhere how many completions its job has.
+/// Kubernetes counts from 0, and provides no variable with the number of completions of a job.
 fn kubernetes(variable: Lookup<'_>) -> Result<Option<Shard>, String> {
     let Some(index) = number(variable, "JOB_COMPLETION_INDEX")? else { return Ok(None) };
     let count = needed(variable, OWN[1], "JOB_COMPLETION_INDEX")?;

@@ -1,6 +1,6 @@
 //! The environment variables that stand for flags, for the bench binary and the program.
 //!
-//! An empty variable counts as none: that is how CI systems pass on what was not given.
+//! An empty variable counts as unset, because CI systems pass unset values as empty ones.
 #![allow(clippy::disallowed_methods, reason = "the boundary: variables are read here")]
 
 use std::ffi::OsString;

@@ -125,7 +125,7 @@ impl TimeLimit {
     /// Checks the facts that deserialising does not enforce.
     ///
     /// # Errors
-    /// A fragment that says what is wrong.
+    /// A fragment of a sentence that names the problem.
     pub fn validate(&self) -> Result<(), String> {
         plausibility::check_launch_ns("a limit", self.time_ns)
     }
@@ -173,7 +173,7 @@ impl Limits {
     /// Checks the facts that deserialising does not enforce.
     ///
     /// # Errors
-    /// A fragment that says what is wrong.
+    /// A fragment of a sentence that names the problem.
     pub fn validate(&self) -> Result<(), String> {
         for limit in &self.memory {
             plausibility::check_launch_ns("a memory limit", limit.time_ns)?;

@@ -22,12 +22,12 @@ pub struct BaselineRun {
     pub started: String,
     /// Where.
     pub environment: Environment,
-    /// The package of the bench; absent where the record has none.
+    /// Package of the bench; absent if the record has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub package: Option<Package>,
     /// Code that was measured.
     pub provenance: Provenance,
-    /// Whether the commit is what `KERNELGATE_COMMIT` said.
+    /// Whether `KERNELGATE_COMMIT` stated the commit.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stated_commit: bool,
     /// Seed of the inputs.
@@ -70,7 +70,7 @@ pub struct BaselineCase {
     /// How far the outputs were verified, in the run that verified least.
     #[serde(default, skip_serializing_if = "Verification::is_unknown")]
     pub verification: Verification,
-    /// How far the outputs of this code are from the reference, where that is known.
+    /// Errors of this code's outputs relative to the reference, if they are known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numerics: Option<CaseNumerics>,
     /// Summary of the earlier runs that these replaced, if there were several.
@@ -78,8 +78,8 @@ pub struct BaselineCase {
     pub earlier: Option<EarlierRuns>,
 }
 
-/// Several runs of other code that a case had before: they say how runs of it differ, and nothing
-/// of its time now.
+/// Several runs of other code that a case had before: they show how much its runs vary, but not its
+/// present time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EarlierRuns {
     /// The code that they measured, as [`Provenance::short`] has it.

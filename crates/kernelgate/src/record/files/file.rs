@@ -31,7 +31,7 @@ pub trait Record: Serialize + DeserializeOwned {
     /// Files without one are read too.
     const SEALED: bool = false;
     /// Fields whose values are messages, commands or paths, which may hold any character. Every
-    /// other string, and every name of a field, is refused where it holds a control character.
+    /// other string, and every name of a field, is refused if it holds a control character.
     const FREE_TEXT: &'static [&'static str] = &[];
 
     /// Fields whose entries take a line each in the file, however much is in them.
@@ -48,7 +48,7 @@ pub trait Record: Serialize + DeserializeOwned {
 const MORE_BYTES: u64 = 1 << 16;
 /// First characters of temporary files.
 const TEMPORARY: &str = ".kernelgate-";
-/// Age after which a temporary file that nobody has locked has no writer any more.
+/// Age after which an unlocked temporary file counts as abandoned by its writer.
 const ABANDONED_AFTER: Duration = Duration::from_secs(1);
 /// Age of an abandoned temporary file on a file system without locks.
 const ABANDONED_WITHOUT_LOCKS_AFTER: Duration = Duration::from_secs(3600);
@@ -56,7 +56,7 @@ const ABANDONED_WITHOUT_LOCKS_AFTER: Duration = Duration::from_secs(3600);
 /// Why a record file could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// The operating system said no.
+    /// An operation of the file system failed.
     #[error("{action} {path}: {cause}")]
     Io {
         /// "read", "write" or "lock".
@@ -66,7 +66,7 @@ pub enum FileError {
         /// Error of the operating system.
         cause: std::io::Error,
     },
-    /// Not JSON, or cut short.
+    /// The file is not JSON, or is truncated.
     #[error("read {path}: broken or cut short ({cause})")]
     Json {
         /// Which file.
@@ -82,7 +82,7 @@ pub enum FileError {
         /// Name of the kind of file that was expected.
         kind: &'static str,
     },
-    /// From a later version of this program.
+    /// A later version of this program wrote the file.
     #[error(
         "read {path}: written by a newer kernelgate (schema {found}, this one reads up to {known})"
     )]
@@ -103,10 +103,10 @@ pub enum FileError {
         path: PathBuf,
         /// Lock file.
         lock: PathBuf,
-        /// For how long.
+        /// Seconds waited.
         waited_s: u64,
     },
-    /// The content is not what was written.
+    /// The content differs from the written content.
     #[error(
         "read {path}: edited or merged after kernelgate wrote it (its checksum does not match); \
          where that is intended, `kernelgate baseline seal {path}` accepts it as it is"
@@ -130,7 +130,7 @@ pub enum FileError {
 }
 
 impl FileError {
-    /// Whether there is a file where a new one was to be.
+    /// Whether a new file could not be created because the file exists.
     pub fn is_there_already(&self) -> bool {
         matches!(self, Self::Io { cause, .. } if cause.kind() == std::io::ErrorKind::AlreadyExists)
     }
@@ -242,8 +242,8 @@ pub(in crate::record) fn started(path: &Path) -> Option<String> {
     serde_json::from_reader(file).ok().map(|Started { started }| started)
 }
 
-/// The package that a run's file names, without the rest of it in memory; an error where the file
-/// cannot be read as a run.
+/// The package in a run's file, read without the rest of the run; an error if the file cannot be
+/// read as a run.
 pub(in crate::record) fn package<P: DeserializeOwned>(path: &Path) -> std::io::Result<Option<P>> {
     #[derive(serde::Deserialize)]
     struct OfPackage<P> {
@@ -269,7 +269,7 @@ pub fn schema(path: &Path) -> Result<Option<String>, FileError> {
     let envelope = serde_json::from_reader::<_, Envelope>(buffered(&file));
     match envelope {
         Ok(envelope) => Ok(envelope.schema),
-        // JSON of another shape: a list, say.
+        // The JSON has another shape, such as a list.
         Err(cause) if cause.is_data() => Ok(None),
         Err(cause) if cause.is_io() => Err(io(cause.into())),
         Err(cause) => Err(FileError::Json { path: path.to_owned(), cause }),
@@ -413,8 +413,8 @@ pub fn write_new<T: Record>(path: &Path, record: &T) -> Result<(), FileError> {
     }
 }
 
-/// The file that a link leads to, and any other path as it is: what is to be read, changed and
-/// written under the name of a link is what it leads to.
+/// Follows a link to the file that it names, and returns any other path unchanged, so that a file
+/// under the name of a link is read, changed and written in place.
 pub fn followed(path: &Path) -> PathBuf {
     let is_link = std::fs::symlink_metadata(path).is_ok_and(|facts| facts.is_symlink());
     let led = is_link.then(|| std::fs::canonicalize(path).ok()).flatten();
@@ -448,7 +448,7 @@ pub fn content_hash(path: &Path) -> Result<String, FileError> {
     }
 }
 
-/// Hash of some texts, each by itself: 32 hexadecimal digits.
+/// Hash of several texts, with their boundaries: 32 hexadecimal digits.
 pub fn hash_of_all<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
     let mut hasher = xxhash_rust::xxh3::Xxh3Default::new();
     for text in texts {
@@ -458,8 +458,8 @@ pub fn hash_of_all<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
     format!("{:032x}", hasher.digest128())
 }
 
-/// A temporary file in the folder of `path`, which is made where it is missing: to be filled and
-/// then renamed.
+/// A temporary file in the folder of `path`, which is created if it is missing. The caller fills
+/// and renames it.
 ///
 /// # Errors
 /// When the folder cannot be made or written.
@@ -471,8 +471,8 @@ pub fn temporary_beside(path: &Path) -> std::io::Result<tempfile::NamedTempFile>
     let mut builder = tempfile::Builder::new();
     #[cfg(unix)]
     {
-        // As any newly created file: readable as the user's umask says, not private like a
-        // temporary file.
+        // Like any new file, readable according to the user's umask, not private like a temporary
+        // file.
         use std::os::unix::fs::PermissionsExt;
         builder.permissions(std::fs::Permissions::from_mode(0o666));
     }
@@ -482,8 +482,8 @@ pub fn temporary_beside(path: &Path) -> std::io::Result<tempfile::NamedTempFile>
     Ok(file)
 }
 
-/// A temporary folder in another one: to be filled and then renamed. The file is open as long as it
-/// is in use.
+/// A temporary folder in another one, which the caller fills and renames. The open file marks it as
+/// in use.
 ///
 /// # Errors
 /// When it cannot be made.
@@ -509,7 +509,8 @@ pub(super) fn remove_abandoned(folder: &Path) {
         if !(facts.is_file() || facts.is_dir() && is_temporary(&name)) {
             continue;
         }
-        // Locked while it is removed: who waits for this lock sees that its file is gone.
+        // Locked while it is removed, so a process that waits for this lock sees that its file is
+        // gone.
         let opened = open(&path);
         let least = match opened.as_ref().map(File::try_lock) {
             Ok(Ok(())) => Some(ABANDONED_AFTER),
@@ -526,7 +527,7 @@ pub(super) fn remove_abandoned(folder: &Path) {
     }
 }
 
-/// True for names of locks of records, where a lock notices that its file was removed.
+/// Whether a file name is that of a record's lock; locks notice that their file was removed.
 fn is_lock(name: &str) -> bool {
     cfg!(unix) && name.starts_with('.') && name.ends_with(".json.lock")
 }
@@ -539,7 +540,7 @@ fn is_temporary(name: &str) -> bool {
     })
 }
 
-/// Whether a file could be written there: its folder is made, and has room for what is there now
+/// Checks that a file can be written: creates its folder, which must have room for the present size
 /// and a little more.
 ///
 /// # Errors

@@ -20,7 +20,7 @@ pub struct FileSet {
 }
 
 impl FileSet {
-    /// Starts a set that goes into a folder, which is made where it is missing.
+    /// Starts a set for a folder, which is created if it is missing.
     ///
     /// # Errors
     /// When the folder cannot be made or written.
@@ -115,7 +115,7 @@ impl FileSet {
             }
             std::fs::set_permissions(self.path(), facts.permissions())?;
             renameat_with(CWD, self.path(), CWD, &self.folder, RenameFlags::EXCHANGE)?;
-            // Somebody may have put a file there meanwhile.
+            // Another process may have created a file in the folder.
             for name in names(self.path()).into_iter().flatten().filter(is_other) {
                 let to = self.folder.join(&name);
                 if !to.exists() {
@@ -132,7 +132,7 @@ impl FileSet {
     }
 }
 
-/// Names of what is in a folder.
+/// Names of the entries of a folder.
 fn names(folder: &Path) -> std::io::Result<Vec<OsString>> {
     std::fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.file_name())).collect()
 }

@@ -1,7 +1,7 @@
 //! One writer of a file at a time, for those that read it, change it and write it.
 //!
-//! A write by itself is atomic (`file::write`), but of two processes that read before either
-//! writes, one would lose what the other added. Readers need no lock.
+//! A single write is atomic (`file::write`). But if two processes read before either writes, one of
+//! them loses the changes of the other. Readers need no lock.
 
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -19,17 +19,17 @@ const PAUSE: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub struct Lock {
     path: PathBuf,
-    /// None where the file system has no locks.
+    /// `None` if the file system has no locks.
     held: Option<File>,
 }
 
 impl Lock {
     /// Waits until no other process or thread changes the file, which need not be there yet.
     ///
-    /// The lock is a file beside it: whatever checkout a writer comes from, and whatever target
-    /// folder it has, there it looks. It is removed afterwards, so that git sees no new file. The
-    /// system gives back the lock of a process that is killed; its file is removed by the next
-    /// writer in the folder.
+    /// The lock is a file beside the locked one, so that all writers find it, whichever checkout
+    /// and target folder they have. It is removed afterwards, so that git sees no new file. The
+    /// system releases the lock of a process that is killed; the next writer in the folder removes
+    /// its file.
     ///
     /// # Errors
     /// When others keep it for a minute, or the lock's file cannot be made.
@@ -51,7 +51,7 @@ impl Lock {
             let file = open(&at).map_err(io)?;
             match file.try_lock() {
                 Ok(()) if is_at(&file, &at) => return Ok(Self { path: at, held: Some(file) }),
-                // Its last owner has removed it meanwhile; others would lock a new one.
+                // The last owner has removed the file; other processes would lock a new one.
                 Ok(()) | Err(TryLockError::WouldBlock) => {}
                 // As cargo does on such file systems: not to write at all would be worse.
                 Err(TryLockError::Error(cause))

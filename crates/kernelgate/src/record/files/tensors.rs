@@ -1,6 +1,6 @@
-//! Tensors in a file: a line that says what is there, then the elements as they lie in memory. For
-//! one machine and a short time, between processes of this project; `kernelgate verify --dump`
-//! makes safetensors of it.
+//! Tensors in a file: a line that describes them, then the elements as they lie in memory. The
+//! format serves processes of this project on one machine for a short time; `kernelgate verify
+//! --dump` converts it to safetensors.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;

@@ -1,9 +1,9 @@
 //! Text that others wrote: names that must be plain, and messages that are cleaned before a
 //! terminal sees them.
 //!
-//! Names in a file are refused when it is read (`file::read`), those that a bench declares when it
-//! starts (`harness::names`), so that nothing inside has to care. Messages may hold anything; they
-//! are cleaned where they are printed.
+//! Names in a file are checked when it is read (`file::read`), and declared names when a bench
+//! starts (`harness::names`), so that other code need not check them. Messages may hold any
+//! character; they are cleaned when they are printed.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -17,8 +17,8 @@ const MAX_ID_BYTES: usize = 1000;
 /// Longest name of a file, without its ending.
 pub(in crate::record) const MAX_FILE_NAME: usize = 64;
 
-/// Whether a character acts on a terminal or reorders the text around it, in place of being shown,
-/// or is one that XML may not hold.
+/// Whether a character controls a terminal or reorders the text around it instead of being shown,
+/// or is not allowed in XML.
 fn acts(c: char) -> bool {
     let line_separator = ('\u{2028}'..='\u{2029}').contains(&c);
     let mark = matches!(c, '\u{61c}' | '\u{200e}'..='\u{200f}');
@@ -32,7 +32,7 @@ fn visible(text: &str) -> String {
     text.chars().map(each).collect()
 }
 
-/// The start of a text, with "…" where it is longer than what a message quotes.
+/// Start of a text, with "…" if it is longer than the limit for quotations in messages.
 pub fn quoted(text: &str) -> Cow<'_, str> {
     match text.char_indices().nth(MAX_QUOTED) {
         Some((at, _)) => Cow::Owned(format!("{}…", &text[..at])),
@@ -58,7 +58,7 @@ pub fn is_file_name(name: &str) -> bool {
         && name.chars().all(plain)
 }
 
-/// Accepts text that a terminal shows as it is, on one line.
+/// Accepts text that a terminal shows unchanged, on one line.
 ///
 /// # Errors
 /// A fragment with the text, made visible.

@@ -1,9 +1,9 @@
 //! A measurement: the process runs that are judged together.
 //!
-//! The runs may be several processes of one bench, shards of it, or benches beside each other, of
-//! one session or of several. [`Measurement::from_runs`] is the only place that decides whether
-//! they belong together. Deliberately absent: statistics, and which runs a baseline keeps
-//! ([`Baseline`](crate::record::Baseline)).
+//! The runs may be several processes of one bench, shards of it, or different benches, of one
+//! session or of several. [`Measurement::from_runs`] is the only place that decides whether they
+//! belong together. Deliberately absent: statistics, and the choice of the runs that a baseline
+//! keeps ([`Baseline`](crate::record::Baseline)).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -35,7 +35,7 @@ pub struct CaseOfRun<'a> {
 pub struct Differing {
     /// Name of the fact: "commit", "effort", "gpu.driver", "revision".
     pub field: &'static str,
-    /// The case, where the fact is about its definition.
+    /// The case, if the fact is about its definition.
     pub case: Option<String>,
     /// Value in the first run.
     pub left: String,
@@ -84,7 +84,8 @@ impl Measurement {
         runs.into_iter().try_for_each(|run| together.add(run))
     }
 
-    /// As few measurements as the runs make, each run in the first to which it belongs.
+    /// Groups runs into as few measurements as possible: each run joins the first one that it
+    /// belongs to.
     pub fn split(runs: impl IntoIterator<Item = ProcessRun>) -> Vec<Self> {
         let runs: Vec<ProcessRun> = runs.into_iter().collect();
         let mut groups: Vec<Together<'_>> = Vec::new();
@@ -139,8 +140,8 @@ impl Measurement {
         self.environment().map(Environment::slug).unwrap_or_default()
     }
 
-    /// Shards that several others lack: "attention, shard 3/4". A single shard is judged by itself,
-    /// where each machine judges its own.
+    /// Shards that are missing among several others: "attention, shard 3/4". A single shard is
+    /// complete, because a machine may judge its own shard alone.
     pub fn missing_shards(&self) -> Vec<String> {
         let mut present: BTreeMap<&str, BTreeSet<Shard>> = BTreeMap::new();
         for run in &self.runs {

@@ -1,9 +1,9 @@
 //! How the problems of a bench are divided among shards.
 //!
-//! Problems are divided, not cases: the cases of a problem share its inputs and its reference. Every
-//! shard computes the whole partition by itself, from the same selection and the same recorded
-//! times; the digest of the [`ShardPlan`] shows afterwards whether all shards did. Deliberately
-//! absent: reading recorded times.
+//! Problems are divided, not cases, because the cases of a problem share its inputs and its
+//! reference. Every shard computes the whole partition independently, from the same selection and
+//! the same recorded times; the digest of the [`ShardPlan`] shows afterwards whether all shards
+//! agree. Deliberately absent: reading recorded times.
 
 use std::collections::BTreeMap;
 
@@ -17,9 +17,9 @@ use crate::stats::median;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Split {
-    /// By recorded times: shards take about as long as each other.
+    /// By recorded times, so that all shards take about the same time.
     Slice,
-    /// By a hash of each problem's id: a new problem moves no other.
+    /// By a hash of each problem's id, so that a new problem moves no other.
     Hash,
 }
 
@@ -190,8 +190,8 @@ mod tests {
         rows.filter(|line| !line.starts_with('#')).map(row).collect()
     }
 
-    /// By how much the longest of `count` shards exceeds the shortest. Each problem has a time from
-    /// which the shards are made, and one that it takes then.
+    /// Relative excess of the longest of `count` shards over the shortest. Each problem has the
+    /// time from which the shards are made and the time that it takes later.
     fn unevenness(problems: &[(String, f64, f64)], count: u32) -> f64 {
         let before = problems.iter().map(|(problem, time, _)| (problem.clone(), *time)).collect();
         let names = problems.iter().map(|(problem, ..)| problem.as_str());
@@ -226,7 +226,7 @@ mod tests {
             let mut uneven: Vec<f64> = (0..sweeps)
                 .map(|sweep| {
                     let draw = |number: usize| {
-                        // A full cycle through the rows, another one in each sweep.
+                        // A full cycle through the rows, with a different start in each sweep.
                         let row = (number * 13 + sweep * 7 + number / recorded.len() * 5) % 44;
                         let times = recorded[row].1;
                         (format!("{number}"), median(&[times[0], times[1]]), times[2])

@@ -1,7 +1,7 @@
 //! Sessions: the process runs of one invocation, on disk a folder.
 //!
-//! Their order is that of the recorded starts. Times of files say nothing: they are those of a
-//! restored cache, or of a clock that was wrong.
+//! Sessions are ordered by their recorded starts. File times are not used, because a restored cache
+//! or a wrong clock changes them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -126,7 +126,7 @@ pub fn session_name(started: Timestamp, process: u32) -> String {
 
 const NAMED: &str = "%Y%m%dT%H%M%SZ";
 
-/// When a session started: by its name, which is cheap, else by its records. None where there is no
+/// Start of a session: from its name, which is cheap, else from its records. `None` if it has no
 /// record.
 fn session_start(folder: &Path) -> Option<Timestamp> {
     let files = json_files(folder);
@@ -139,7 +139,7 @@ fn session_start(folder: &Path) -> Option<Timestamp> {
     };
     let by_record =
         || files.iter().filter_map(|path| file::started(path)?.parse::<Timestamp>().ok()).min();
-    // A record that cannot be read is to be found too: reading it says what is wrong.
+    // An unreadable record is found too, because reading it reports the problem.
     let by_file = || {
         let written = |path: &PathBuf| std::fs::metadata(path).and_then(|it| it.modified()).ok();
         Timestamp::try_from(files.iter().filter_map(written).max()?).ok()
@@ -205,7 +205,7 @@ mod tests {
         record(&store, "ahead", "2226-01-02T03:04:05Z");
         let message = store.last_sessions(1).unwrap_err().to_string();
         assert!(message.contains("ahead, starts in the future (2226-"), "{message}");
-        // One that nobody can read is the last that was written, and named.
+        // An unreadable session counts as the last one written, and the error names it.
         std::fs::remove_dir_all(store.runs.join("ahead")).unwrap();
         std::fs::write(store.run_path("old", "b"), "{").unwrap();
         let message = store.last_sessions(1).unwrap_err().to_string();

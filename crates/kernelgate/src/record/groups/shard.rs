@@ -27,7 +27,7 @@ impl Shard {
     /// Checks the facts that deserialising does not enforce.
     ///
     /// # Errors
-    /// A fragment that says what is wrong.
+    /// A fragment of a sentence that names the problem.
     pub fn validate(self) -> Result<(), String> {
         if (1..=self.count).contains(&self.index) && self.count <= MAX {
             return Ok(());

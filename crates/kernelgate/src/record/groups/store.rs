@@ -11,7 +11,7 @@ use crate::record::origin::package::Package;
 use crate::record::origin::process;
 use crate::record::run::ProcessRun;
 
-/// Names that Windows gives to devices, whatever their ending.
+/// Names that Windows reserves for devices, with any extension.
 const DEVICES: [&str; 22] = [
     "con", "prn", "aux", "nul", "com1", "com2", "com3", "com4", "com5", "com6", "com7", "com8",
     "com9", "lpt1", "lpt2", "lpt3", "lpt4", "lpt5", "lpt6", "lpt7", "lpt8", "lpt9",
@@ -47,13 +47,13 @@ pub enum StoreError {
     /// A file is unreadable or broken.
     #[error("failed to {0}")]
     File(FileError),
-    /// Not a name for a file.
+    /// The text is not valid as a file name.
     #[error(
         "baseline name `{0}`: use letters, digits, `.`, `_` and `-`, starting with a letter or \
          digit, at most {MAX_FILE_NAME} of them"
     )]
     Name(String),
-    /// The name of a device on Windows, where a clone could not have the file.
+    /// The name is that of a device on Windows, where a clone could not create the file.
     #[error("baseline name `{0}`: Windows has a device of that name, so that it is no file there")]
     Device(String),
     /// The name of something else.
@@ -80,7 +80,7 @@ pub enum StoreError {
          call the program where the other package lies", .folder.display(), list(.others)
     )]
     OtherPackages {
-        /// The package where the program was called.
+        /// Package in whose folder the program was called.
         package: Package,
         /// Folder of the runs.
         folder: PathBuf,
@@ -113,7 +113,7 @@ pub enum StoreError {
     Future {
         /// The session.
         folder: PathBuf,
-        /// When it says that it started.
+        /// Recorded start of the session.
         started: jiff::Timestamp,
     },
 }
@@ -184,7 +184,7 @@ impl Store {
         self.work.join("report").join("index.html")
     }
 
-    /// The file of a baseline; where a link has its name, the file that it leads to.
+    /// File of a baseline; for a link, the file that it leads to.
     ///
     /// # Errors
     /// When the name is not a plain file name.
@@ -196,7 +196,8 @@ impl Store {
     /// Reads a baseline of a device.
     ///
     /// # Errors
-    /// When the name is bad, or the file is missing (the error lists what there is) or broken.
+    /// When the name is invalid, or the file is missing (the error lists the existing baselines) or
+    /// invalid.
     pub fn baseline(&self, device: &str, name: &str) -> Result<Baseline, StoreError> {
         let path = self.baseline_path(device, name)?;
         match file::read(&path) {
@@ -215,10 +216,11 @@ impl Store {
         }
     }
 
-    /// Every baseline file as (device, name, path), sorted; none where there is no folder.
+    /// Every baseline file as (device, name, path), sorted; empty if the folder does not exist.
     ///
     /// # Errors
-    /// When the folder, or what may be a device's, cannot be read: a circle of links, say.
+    /// When the folder, or a subfolder that may belong to a device, cannot be read: a circle of
+    /// links, for example.
     pub fn baseline_files(&self) -> Result<Vec<(String, String, PathBuf)>, StoreError> {
         let mut found = Vec::new();
         let unreadable = |path: &Path, cause: std::io::Error| FileError::Io {
@@ -268,7 +270,7 @@ impl Store {
         self.numerics.join(format!("{bench}.json"))
     }
 
-    /// The recorded errors of the executables that were run; those of others say nothing.
+    /// Recorded errors of the executables in these runs; those of other executables do not apply.
     ///
     /// # Errors
     /// When a record is broken.

@@ -1,11 +1,11 @@
-//! A trial request: what a comparison asks of a bench process, the trial.
+//! A trial request: the work of one bench process in a comparison.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// One trial: which cases, how long, and where the run goes.
+/// One trial: its cases, its duration, and the path of its run record.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TrialRequest {
     /// The comparison: session of the run.
@@ -63,9 +63,9 @@ impl TrialRequest {
 /// How long a trial times a case.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct TrialSampling {
-    /// Warm-up, seconds; none where the launch that verifies already took longer than all of this.
+    /// Warm-up, seconds; skipped if the launch of the verification took longer than the whole plan.
     pub warm_up_s: f64,
-    /// Measurement, seconds; longer where the fewest samples take longer.
+    /// Measurement, seconds; longer if the minimum number of samples takes longer.
     pub measurement_s: f64,
     /// Fewest samples.
     pub fewest: usize,

@@ -63,8 +63,8 @@ pub struct Timing {
     /// out.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub throttled: bool,
-    /// Whether the time is a mean over many iterations, as Criterion's are, and not of one launch:
-    /// a smallest change that matters in nanoseconds a launch says nothing about it.
+    /// Whether the time is a mean over many iterations, as Criterion's are, and not of one launch.
+    /// A smallest relevant change in nanoseconds per launch does not apply to it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub averaged: bool,
 }

@@ -28,8 +28,8 @@ impl Environment {
         format!("{}-{}", self.slug(), &hash_of_all(texts)[..DIGITS])
     }
 
-    /// The facts that decide whether times can be compared, of GPUs or of the host. The number of
-    /// GPUs is one of them where it is `counted`: where either side has several.
+    /// The facts, of GPUs or of the host, that decide whether times can be compared. The number of
+    /// GPUs is included if `counted`: if either side has several.
     fn facts(&self, on_gpu: bool, counted: bool) -> Vec<(&'static str, String)> {
         let mut facts = vec![
             ("device_kind", self.device_kind.clone()),

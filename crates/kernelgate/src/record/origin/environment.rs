@@ -14,12 +14,12 @@ use kernelgate_cuda::compiler::nvrtc;
 use kernelgate_cuda::driver::device::DeviceFacts;
 use kernelgate_cuda::observe::telemetry::Telemetry;
 
-/// The machine and the build, as far as they decide what a time means.
+/// Machine and build: the facts that give a time its meaning.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Environment {
     /// "cpu" or "cuda".
     pub device_kind: String,
-    /// As the device names itself.
+    /// Name that the device reports.
     pub device_name: String,
     /// Instruction set of the host: "x86_64".
     pub arch: String,
@@ -37,7 +37,7 @@ pub struct Environment {
     pub optimised: bool,
     /// Version of kernelgate.
     pub kernelgate: String,
-    /// Identifies the host: a hash of its name and machine id; absent where it has no name of its
+    /// Identity of the host: a hash of its name and machine id; absent if it has no name of its
     /// own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<String>,
@@ -84,7 +84,7 @@ impl Environment {
         }
     }
 
-    /// The environment of this process on these GPUs, whoever opened them.
+    /// Environment of this process on these GPUs, whether or not this library opened them.
     pub fn on_gpus<'a>(facts: impl IntoIterator<Item = &'a DeviceFacts>) -> Self {
         let facts: Vec<&DeviceFacts> = facts.into_iter().collect();
         let mut names: Vec<String> = facts.iter().map(|facts| one_line(&facts.name)).collect();
@@ -186,8 +186,8 @@ impl Environment {
         )
     }
 
-    /// Folder of the device's baselines: its name in lower case, words joined by `-`, and the number
-    /// of GPUs where there are several.
+    /// Folder of the device's baselines: its name in lower case, words joined by `-`, followed by
+    /// the number of GPUs if there are several.
     pub fn slug(&self) -> String {
         let name = slug(&self.device_name);
         if self.gpus.len() > 1 { format!("{name}-x{}", self.gpus.len()) } else { name }
@@ -256,8 +256,8 @@ fn simd_features() -> Vec<String> {
     Vec::new()
 }
 
-/// Free memory for a case: what the system says is available, within the container's limit where
-/// there is one. Bytes; no bound where the system does not say.
+/// Free memory for a case, bytes: the amount that the system reports as available, within the
+/// container's limit if there is one. The maximum number if the system does not report it.
 pub fn available_memory() -> u64 {
     let Ok(mut system) = System::new() else { return u64::MAX };
     system.refresh_memory();

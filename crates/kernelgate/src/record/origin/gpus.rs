@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use kernelgate_cuda::library;
 use kernelgate_cuda::observe::telemetry;
 
-/// A GPU, as far as it decides what a time means.
+/// A GPU: the facts that give a time its meaning.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Gpu {
     /// "GPU-…", unique to the card.
@@ -88,7 +88,7 @@ impl Gpus {
         !self.is_empty() && self.iter().map(|gpu| &gpu.uuid).eq(other.iter().map(|gpu| &gpu.uuid))
     }
 
-    /// UUID of a GPU that this machine does not have, as far as NVML can say.
+    /// UUID of a GPU that NVML does not list on this machine.
     pub fn unlisted(&self) -> Option<&str> {
         self.iter().map(|gpu| &*gpu.uuid).find(|uuid| telemetry::is_listed(uuid) == Some(false))
     }

@@ -1,7 +1,7 @@
-//! A machine as it is built and set up: facts that a runner's label promises.
+//! Hardware and setup of a machine: facts that a runner's label promises.
 //!
-//! Two machines of one kind have equal facts, which exclude serial numbers and names of hosts.
-//! Deliberately absent: what a time means there ([`Environment`]).
+//! Two machines of one kind have equal facts, which exclude serial numbers and host names.
+//! Deliberately absent: the meaning of times measured there ([`Environment`]).
 
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +20,7 @@ const MAX_GPUS: usize = 1024;
 pub struct Machine {
     /// Model of the processor.
     pub processor: String,
-    /// Processors; absent where the system does not report them.
+    /// Number of processors; absent if the system does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sockets: Option<usize>,
     /// Logical cores.

@@ -1,5 +1,5 @@
-//! The code, build, inputs and place of a process run: the facts that decide what it may be counted
-//! together with.
+//! Code, build, inputs and environment of a process run: the facts that decide which other runs it
+//! may be combined with.
 
 pub mod comparable;
 pub mod environment;

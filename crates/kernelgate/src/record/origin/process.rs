@@ -18,7 +18,7 @@ pub(in crate::record) fn working_folder() -> PathBuf {
     std::env::current_dir().unwrap_or_else(|_| PathBuf::from("."))
 }
 
-/// The target folder that this program lies in; none where it was built elsewhere.
+/// Target folder that this program lies in; `None` if it was built elsewhere.
 pub(in crate::record) fn target_of_program() -> Option<PathBuf> {
     // target/<profile>/program or target/<profile>/deps/program: cargo marks the target folder.
     let program = std::env::current_exe().ok()?;

@@ -25,9 +25,8 @@ const STATUS: [&str; 6] = ["status", "--porcelain", "--untracked-files=no", "--"
 const BASELINES: &str = ":(top,exclude,glob)**/baselines/*/*.json";
 
 impl Provenance {
-    /// Asks git about a folder; `KERNELGATE_COMMIT` answers where a binary runs away from the
-    /// repository that it was built in (`COMMIT`, or `COMMIT+changes` when tracked files
-    /// differed).
+    /// Asks git about a folder. `KERNELGATE_COMMIT` replaces the answer for a binary that runs away
+    /// from its repository (`COMMIT`, or `COMMIT+changes` when tracked files differed).
     pub fn detect(root: &Path) -> Self {
         if let Some(given) = variable("KERNELGATE_COMMIT").and_then(|it| it.into_string().ok()) {
             return Self::parse(&given);
@@ -71,7 +70,7 @@ impl Provenance {
     }
 
     fn parse(given: &str) -> Self {
-        // As a record may hold it: a file that nobody can read again would be a loss.
+        // Cleaned to one line, because a record that cannot be read again would be lost.
         let given = one_line(given);
         let commit = given.strip_suffix("+changes");
         Self { commit: Some(commit.unwrap_or(&given).to_owned()), dirty: commit.is_some() }
@@ -141,7 +140,7 @@ mod tests {
         for commit in ["9", "", "951c29", "951c294zz; rm -rf", "2af5b7400", "951c294+changes"] {
             assert!(!is_of(commit, "951c294"), "{commit}");
         }
-        // The file's commit says more than the record's.
+        // The commit in the file is longer than the record's.
         assert!(!is_of("951c2940", whole) && !is_of(whole, "951c29") && !is_of(whole, ""));
         assert!(!Provenance::default().is_of("951c294"));
     }

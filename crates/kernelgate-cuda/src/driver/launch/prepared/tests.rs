@@ -92,7 +92,7 @@ fn launches_of_every_kind_reach_the_device() {
         };
         let pairs = [200, 201, 200, 201];
         assert_eq!(ranks(prepare("clustered", dims, clustered()).unwrap()), pairs);
-        // Compiled for clusters: said again or not.
+        // A kernel compiled for clusters runs whether or not the launch repeats their size.
         for cluster in [None, dims.cluster] {
             let dims = Launch { cluster, ..dims };
             let launch = prepare("compiled_in_pairs", dims, clustered()).unwrap();
@@ -151,7 +151,7 @@ fn reports_launches_beyond_the_gpu_as_unsupported() {
     out.download(&mut ranks).unwrap();
     let rank = |block: usize| u32::from_ne_bytes(ranks[4 * block..][..4].try_into().unwrap());
     assert_eq!([rank(0), rank(15), rank(16), rank(31)], [1600, 1615, 1600, 1615]);
-    // Clusters that wait for each other: as many as the driver says, and one more.
+    // Clusters that wait for each other: the maximum that the driver reports, and one more.
     let meeting = |address| Arguments::new().address(address).address(address);
     let launch = prepare("meeting", dims, meeting(0)).unwrap();
     let held = launch.kernel.clusters_at_once(&launch.launch, [16, 1, 1]).unwrap() as u32;

@@ -1,5 +1,5 @@
 //! One pass over a record file before it is read: its envelope, a hash of its values, and the first
-//! text or name that is refused. No values of the file are held, whatever its size.
+//! refused text or name. The pass keeps no values in memory, whatever the file's size.
 
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
@@ -14,10 +14,10 @@ pub(super) struct Scanned {
     pub schema: Option<String>,
     /// Value of `schema_version`, if that is a number from 0.
     pub version: Option<u64>,
-    /// Value of `checksum`, where there is one.
+    /// Value of `checksum`, if there is one.
     pub checksum: Option<Value>,
-    /// Whether the names of every object are in order, as they are where this library wrote them:
-    /// only then the hash is that of the values.
+    /// Whether the names of every object are in this library's order: only then does the hash cover
+    /// the values.
     pub ordered: bool,
     /// The first text that holds a control character where none may be, or the first object that
     /// has a name twice.
@@ -45,8 +45,8 @@ impl Scanned {
         Ok(scanned)
     }
 
-    /// Hash of the values without the checksum; none where it was not wanted, or the names were
-    /// not in order.
+    /// Hash of the values without the checksum; `None` if it was not requested, or if the names
+    /// were not in order.
     pub fn hash(&self) -> Option<String> {
         let hasher = self.hasher.as_ref().filter(|_| self.ordered)?;
         Some(format!("{:032x}", hasher.digest128()))
@@ -58,7 +58,7 @@ impl Scanned {
         }
     }
 
-    /// As `Value` prints it.
+    /// Appends a value in the form in which `Value` prints it.
     fn put_json(&mut self, value: &impl serde::Serialize) {
         if let Some(hasher) = &mut self.hasher {
             self.text.clear();
@@ -80,7 +80,7 @@ impl Scanned {
 /// A value on the way.
 struct Node<'a> {
     scanned: &'a mut Scanned,
-    /// The field whose value this is; none where it may hold any text.
+    /// Name of the field whose value this is; `None` if the field may hold any text.
     field: Option<&'a str>,
     free: &'a [&'a str],
     /// Whether it is the whole file.
