@@ -1,11 +1,11 @@
 //! kernelgate: a benchmark harness for GPU kernels, built on Criterion.
 //!
-//! A [`workload`] says what is computed: seeded inputs, an fp64 reference, declared work. A
-//! [`backend`] says how, one [`backend::Implementation`] a row. The [`harness`] verifies each case,
-//! times it, relates its time to the device's measured limits and records the run. The program,
-//! `kernelgate`, drives bench executables that link this crate through one [`protocol`], and
-//! decides whether they got slower. Your own kernel goes through the same `main` as ours: see
-//! [`prelude`] and the repository's `examples/`.
+//! A [`workload`] defines a computation: seeded inputs, an fp64 reference, declared work. A
+//! [`backend`] implements it, with one [`backend::Implementation`] for each row. The [`harness`]
+//! verifies each case, times it, relates its time to the device's measured limits and records the
+//! run. The program, `kernelgate`, drives bench executables that link this crate through one
+//! [`protocol`], and decides whether they got slower. Your own kernel goes through the same `main`
+//! as ours: see [`prelude`] and the repository's `examples/`.
 //!
 //! Modules in reading order; each imports only from those before it (a test of the repository
 //! checks that).

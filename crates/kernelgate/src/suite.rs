@@ -35,7 +35,7 @@ pub struct Facts {
     pub name: &'static str,
     /// One line.
     pub about: &'static str,
-    /// Revision of the definition, where one is declared.
+    /// Revision of the definition, if one is declared.
     pub revision: Option<u32>,
     /// Axes along which problems vary.
     pub axes: Cow<'static, [Axis]>,
@@ -65,8 +65,8 @@ pub trait BoundProblem {
     /// # Errors
     /// The reason, as a fragment.
     fn supports(&self, index: usize) -> Result<(), String>;
-    /// Device memory that implementation `index` declares, bytes; `None` on the host and where
-    /// nothing is declared.
+    /// Device memory that implementation `index` declares, bytes; `None` on the host and if it
+    /// declares none.
     fn device_bytes(&self, index: usize) -> Option<u64>;
     /// Makes implementation `index` ready on the target, which is of the implementation's kind.
     ///
@@ -140,7 +140,7 @@ impl Suite {
         self.facts.revision.unwrap_or(1)
     }
 
-    /// Revision of the definition, where one is declared.
+    /// Revision of the definition, if one is declared.
     pub const fn declared_revision(&self) -> Option<u32> {
         self.facts.revision
     }
@@ -158,7 +158,7 @@ impl Suite {
     /// The points that an effort selects.
     ///
     /// # Errors
-    /// On an override that the axes do not allow.
+    /// When an override is not allowed by the axes.
     pub fn points(
         &self,
         effort: Effort,

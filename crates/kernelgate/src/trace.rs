@@ -24,7 +24,7 @@ pub struct KernelTime {
 /// A recorded stretch of time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelSummary {
-    /// From the first kernel's start to the last one's end, nanoseconds.
+    /// Time from the first kernel's start to the last one's end, nanoseconds.
     pub span_ns: u64,
     /// Time with at least one kernel running, nanoseconds.
     pub busy_ns: u64,

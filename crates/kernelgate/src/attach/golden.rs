@@ -6,8 +6,8 @@ use super::definition::TensorSpec;
 use super::safetensors::SafeTensors;
 use crate::workload::{Dtype, Tensors};
 
-/// The tensors of a file that a definition names: all of its outputs, and of its inputs those that
-/// are there. Outputs may be of a wider float than the row's, inputs are as they are declared.
+/// The tensors of a file that a definition names: all of its outputs, and the inputs that the file
+/// has. Outputs may be of a wider float than the row's; inputs must have the declared dtype.
 ///
 /// # Errors
 /// A fragment that names the file, and the tensor that is missing or of another shape or dtype.

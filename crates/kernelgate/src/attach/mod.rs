@@ -1,5 +1,5 @@
-//! Rows that are closures over the raw stream handle: kernels of whatever binding, library or
-//! framework launches them, with or without a reference.
+//! Rows that are closures over the raw stream handle: any binding, library or framework may launch
+//! the kernels, with or without a reference.
 //!
 //! ```no_run
 //! use kernelgate::attach::*;

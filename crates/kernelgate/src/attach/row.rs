@@ -45,7 +45,7 @@ impl At<'_> {
         self.device.facts().ordinal
     }
 
-    /// Joins a stream of the row's own code, made in this context: what is enqueued inside
+    /// Joins a stream of the row's own code, made in this context: work that is enqueued inside
     /// [`JoinedStream::around`] counts as if it were enqueued on [`Self::stream`].
     ///
     /// # Errors
@@ -57,7 +57,7 @@ impl At<'_> {
     /// A kernel of an image.
     ///
     /// # Errors
-    /// When the image does not fit the GPU (the case is skipped) or is broken, or has no such
+    /// When the image does not fit the GPU (the case is skipped) or is invalid, or lacks the
     /// kernel.
     pub fn kernel(&self, image: &Image, symbol: &str) -> Result<Kernel, BackendError> {
         self.device.load_image(image)?.kernel(symbol)

@@ -24,7 +24,7 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// Bits of an element; none of a dtype that is not known here.
+    /// Bits of an element; `None` if this module does not know the dtype.
     fn bits(&self) -> Option<usize> {
         Some(match &*self.dtype {
             "F4" => 4,
@@ -129,7 +129,7 @@ impl SafeTensors {
     /// Reads a file.
     ///
     /// # Errors
-    /// A fragment, without the file's name: it cannot be read, or is no such file.
+    /// A fragment, without the file's name: the file cannot be read, or has another format.
     pub fn read(path: &Path) -> Result<Self, String> {
         let bytes = regular_file::read(path).map_err(|cause| cause.to_string())?;
         Self::parse(bytes).map_err(|why| format!("no safetensors file ({why})"))

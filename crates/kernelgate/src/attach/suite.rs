@@ -23,8 +23,8 @@ type Define = dyn Fn(&Point) -> Result<Definition, AxisError> + Send + Sync;
 
 impl Attached {
     /// A workload of that name (`family/operation`, the start of every id), at these points:
-    /// `&["n=1024,4096 layout=row"]`; `define` says what a point computes. An axis whose values are
-    /// all numbers takes any number, another one the words that are here.
+    /// `&["n=1024,4096 layout=row"]`; `define` returns the definition of a point. An axis whose
+    /// values are all numbers accepts any number; another axis accepts only the listed words.
     pub fn new(
         name: &'static str,
         points: &'static [&'static str],

@@ -6,7 +6,7 @@
 pub struct Allowed {
     /// Allocate device memory.
     pub allocations: bool,
-    /// Wait for the GPU. The host's time is then in the samples, and the record says so.
+    /// Waits for the GPU. The host's time is then in the samples, and the record states that.
     pub waits: bool,
     /// Leave another context current on the thread.
     pub contexts: bool,

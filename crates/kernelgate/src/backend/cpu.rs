@@ -20,9 +20,9 @@ pub struct CpuTask {
 type RunFn = Box<dyn FnMut(&Tensors, &mut Tensors)>;
 
 impl CpuTask {
-    /// `run` overwrites every element of the outputs from the inputs that it is given, and returns
-    /// when done. It may put another tensor in an output's place if nothing else holds that one's
-    /// memory: a view of an input or of what it keeps is an error.
+    /// `run` overwrites every element of the outputs from its inputs, and returns when done. It may
+    /// put another tensor in an output's place if nothing else holds that tensor's memory: a view
+    /// of an input or of memory that the row keeps is an error.
     pub fn new(
         inputs: Arc<Tensors>,
         outputs: Tensors,

@@ -71,7 +71,7 @@ impl Output {
         Self { name, shape, dtype, buffer: buffer.clone(), decode: None }
     }
 
-    /// An i8 output that lies on the device in another form, of so many bytes.
+    /// An i8 output that lies on the device in another form, of this many bytes.
     ///
     /// # Errors
     /// When device memory is short.
@@ -169,9 +169,9 @@ enum State {
     Absent,
     /// Restored before each launch.
     BeforeEachLaunch(ResetFn),
-    /// It lies in outputs, and a launch continues from what the one before wrote. It is restored
-    /// after the outputs were poisoned, so every comparison follows one launch from the original
-    /// state.
+    /// The state lies in outputs, and a launch continues from the results of the one before. It is
+    /// restored after the outputs were poisoned, so every comparison follows one launch from the
+    /// original state.
     InOutputs { restore: ResetFn, poisoned: bool },
 }
 
@@ -226,8 +226,8 @@ impl CudaTask {
         Self { memory_uses, ..self }
     }
 
-    /// For a `launch` that calls other code: it is an error if that waits, allocates, changes the
-    /// current context or leaves a capture open ([`Allowed::ATTACHED_ROW`]).
+    /// Marks a `launch` that calls other code: it is an error if that code waits, allocates,
+    /// changes the current context or leaves a capture open ([`Allowed::ATTACHED_ROW`]).
     pub fn attached(self) -> Self {
         Self { allowed: Allowed::ATTACHED_ROW, ..self }
     }

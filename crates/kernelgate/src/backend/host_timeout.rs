@@ -1,14 +1,14 @@
-//! Launches on the host that do not end: no thread can be ended from outside, so that the process
-//! is. Deliberately absent: what is recorded before (`harness`).
+//! Timeout of launches on the host: a thread cannot be ended from outside, so the whole process is
+//! ended. Deliberately absent: the record that is written before (`harness`).
 
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 static WATCH: OnceLock<Watch> = OnceLock::new();
 
-/// Has `ended` called with the name of the case, from another thread, once launches that are
-/// [`watched`] take longer than the limit: it is to end the process. Only the first call in a
-/// process counts; before, and without one, nothing is watched.
+/// Starts the watch: once launches that are [`watched`] take longer than the limit, another thread
+/// calls `ended` with the name of the case, which has to end the process. Only the first call in a
+/// process counts; without a call nothing is watched.
 pub fn start(limit: Duration, ended: impl FnOnce(&str) + Send + 'static) {
     if WATCH.set(Watch::new(limit)).is_ok()
         && let Some(watch) = WATCH.get()
@@ -24,7 +24,8 @@ pub fn name(case: &str) {
     }
 }
 
-/// Launches are watched until this is dropped. To be taken and dropped outside of what is timed.
+/// Watches launches until the result is dropped. It must be created and dropped outside of the
+/// measured time.
 pub fn watched() -> Watched {
     let begun = WATCH.get().filter(|watch| watch.begin());
     Watched { watch: begun }
@@ -33,7 +34,7 @@ pub fn watched() -> Watched {
 /// Launches that are watched.
 #[must_use]
 pub struct Watched {
-    /// None where nothing is watched, or what is around it is already.
+    /// `None` if nothing is watched, or if the surrounding code is watched already.
     watch: Option<&'static Watch>,
 }
 
@@ -54,7 +55,7 @@ struct Watch {
 #[derive(Default)]
 struct State {
     case: String,
-    /// When launches that run have to have ended; none where none runs.
+    /// Time by which running launches must have ended; `None` if no launch runs.
     ends_at: Option<Instant>,
 }
 

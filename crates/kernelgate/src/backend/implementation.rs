@@ -25,29 +25,29 @@ pub struct Implementation<P> {
 
 /// Places inputs, allocates outputs and scratch, and returns the task that launches.
 pub enum Prepare<P> {
-    /// On the host.
+    /// A task on the host.
     Cpu(fn(&P, Arc<Tensors>) -> cpu::CpuTask),
-    /// On the host, by a closure that the problem holds under the row's name.
+    /// A task on the host, by a closure that the problem holds under the row's name.
     CpuByName(fn(&P, &str, Arc<Tensors>) -> cpu::CpuTask),
-    /// On an NVIDIA GPU.
+    /// A task on an NVIDIA GPU.
     Cuda(CudaPrepare<P>),
-    /// On an NVIDIA GPU, its memory declared: a case that is too large is skipped before anything
-    /// is allocated.
+    /// A task on an NVIDIA GPU that declares its memory: a case that is too large is skipped before
+    /// anything is allocated.
     CudaWithin {
         /// Device memory of inputs, outputs and scratch, bytes.
         device_bytes: fn(&P) -> u64,
         /// Makes it ready.
         prepare: CudaPrepare<P>,
     },
-    /// On an NVIDIA GPU, by a closure that the problem holds under the row's name.
+    /// A task on an NVIDIA GPU, by a closure that the problem holds under the row's name.
     CudaByName {
         /// Device memory of inputs, outputs and scratch, bytes.
         device_bytes: fn(&P) -> u64,
         /// Makes the row of that name ready.
         prepare: fn(&P, &str, &Tensors, &Arc<Device>) -> Result<cuda::CudaTask, BackendError>,
     },
-    /// On an NVIDIA GPU, as the list of launches that the function writes, which declares its
-    /// memory itself.
+    /// A task on an NVIDIA GPU, as a list of launches that the function writes; the list declares
+    /// its memory.
     Program(fn(&P) -> Program, Capture),
 }
 
@@ -63,8 +63,8 @@ impl<P> Implementation<P> {
         }
     }
 
-    /// Device memory that it declares for a problem, bytes; `None` on the host and where nothing is
-    /// declared.
+    /// Device memory that it declares for a problem, bytes; `None` on the host and if it declares
+    /// none.
     pub fn device_bytes(&self, problem: &P) -> Option<u64> {
         match self.prepare {
             Prepare::CudaWithin { device_bytes, .. } | Prepare::CudaByName { device_bytes, .. } => {

@@ -8,30 +8,30 @@ use std::fmt::{self, Write as _};
 
 use crate::record::text::{one_line, printable};
 
-/// For a terminal: control sequences and characters that reorder text are taken away or written as
-/// escapes; lines stay.
+/// Text for a terminal: control sequences and characters that reorder text are removed or escaped;
+/// lines stay.
 #[derive(Debug, Clone, Copy)]
 pub struct TerminalText<'a>(pub &'a str);
 
-/// For Markdown, on one line: no end of a cell, no HTML, link, image, mention, reference to an
-/// issue, or bare URL.
+/// Text for Markdown, on one line: it cannot end a cell, or contain HTML, a link, an image, a
+/// mention, a reference to an issue or a bare URL.
 #[derive(Debug, Clone, Copy)]
 pub struct MarkdownText<'a>(pub &'a str);
 
-/// For HTML and SVG: what a browser would not show, or reorders, is written as escapes.
+/// Text for HTML and SVG: characters that a browser would not show, or would reorder, are escaped.
 #[derive(Debug, Clone, Copy)]
 pub struct HtmlText<'a>(pub &'a str);
 
-/// For a field of CSV, on one line and without quotes: a text that a spreadsheet would take for a
-/// formula begins with an apostrophe.
+/// Text for a field of CSV, on one line and without quotes: a text that a spreadsheet would
+/// interpret as a formula begins with an apostrophe.
 #[derive(Debug, Clone, Copy)]
 pub struct CsvText<'a>(pub &'a str);
 
-/// For JUnit XML: without characters that XML may not hold.
+/// Text for JUnit XML, without characters that XML does not allow.
 #[derive(Debug, Clone, Copy)]
 pub struct JunitText<'a>(pub &'a str);
 
-/// Separates what a renderer would join, and is not seen.
+/// Invisible character that separates characters which a renderer would join.
 const NOTHING: &str = "&#8203;";
 
 impl fmt::Display for TerminalText<'_> {

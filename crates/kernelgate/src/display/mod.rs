@@ -94,7 +94,7 @@ pub fn without_flags(
     kept
 }
 
-/// Formats with as many significant digits as the precision says, without an exponent.
+/// Formats with the precision as the number of significant digits, without an exponent.
 struct Significant(f64);
 
 impl std::fmt::Display for Significant {

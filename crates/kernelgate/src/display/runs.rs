@@ -22,8 +22,8 @@ type Remark = (&'static str, fn(&ProcessRun, &CaseRecord) -> bool);
 /// A ceiling that was measured at less than this share of the SM clock of a case flatters it.
 const SAME_CLOCK: f64 = 0.9;
 
-/// The host's time of a launch is mentioned where it is so many times the GPU's, and longer by so
-/// many nanoseconds: that a short kernel takes less time than launching it does is nothing new.
+/// The host's time of a launch is reported if it exceeds the GPU's by this factor, and by this many
+/// nanoseconds: it is normal that launching a short kernel takes longer than the kernel.
 const HOST_FACTOR: f64 = 2.0;
 const HOST_LONGER_NS: f64 = 100_000.0;
 
@@ -76,7 +76,7 @@ const REMARKS: [Remark; 10] = [
     }),
 ];
 
-/// The runs' cases for a terminal, of so many columns where it has a width.
+/// Cases of the runs for a terminal, within its columns if it has a width.
 pub fn text(runs: &[ProcessRun], columns: Option<usize>) -> String {
     let table = table(runs);
     let mut out =
@@ -178,11 +178,11 @@ struct Timed<'a> {
     name: &'a str,
     case: &'a CaseRecord,
     spread: Spread,
-    /// Cell of the clock, where the table has that column.
+    /// Cell of the clock, if the table has that column.
     clock: Option<String>,
-    /// Cell of the energy, where the table has that column.
+    /// Cell of the energy, if the table has that column.
     energy: Option<String>,
-    /// Cells of networks, where the table has those columns.
+    /// Cells of networks, if the table has those columns.
     network: Option<[String; 2]>,
 }
 
@@ -227,8 +227,8 @@ fn energy(case: &CaseRecord) -> String {
 /// A clock below this share of the highest one is shown.
 const FULL_CLOCK: f64 = 0.98;
 
-/// Median SM clock of a case that ran clearly below the card's highest clock, marked where the power
-/// cap ("1430 MHz cap"), or heat or the hardware ("1290 MHz slowed"), held it down.
+/// Median SM clock of a case that ran clearly below the card's highest clock, with the reason: the
+/// power cap ("1430 MHz cap"), or heat or the hardware ("1290 MHz slowed").
 fn clock(run: &ProcessRun, case: &CaseRecord) -> Option<String> {
     let highest_mhz = f64::from(run.environment.gpus.one()?.max_clock_mhz);
     let clocks = &case.samples.clock_mhz;

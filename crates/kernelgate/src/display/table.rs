@@ -23,13 +23,13 @@ impl Table {
         Self { header: header.iter().map(ToString::to_string).collect(), rows: Vec::new() }
     }
 
-    /// Adds a row with as many cells as the header.
+    /// Adds a row; it has one cell for each column of the header.
     pub fn row(&mut self, cells: Vec<String>) {
         debug_assert_eq!(cells.len(), self.header.len());
         self.rows.push(cells);
     }
 
-    /// Adds a heading, as wide as it is.
+    /// Adds a heading, which may be wider than the table.
     pub fn heading(&mut self, text: String) {
         self.rows.push(vec![text]);
     }

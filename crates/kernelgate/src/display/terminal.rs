@@ -1,6 +1,6 @@
 //! Width of the terminal, and lines broken to it. Output into a pipe or a file has no width.
 
-/// Narrower terminals are written to as if they had this many columns.
+/// Columns that are assumed for narrower terminals.
 const NARROWEST: usize = 40;
 
 /// Columns of the terminal on standard output; `None` if standard output is not a terminal.
@@ -15,7 +15,7 @@ pub fn columns() -> Option<usize> {
     None
 }
 
-/// Prints a text to standard output, its lines broken where that is a terminal.
+/// Prints a text to standard output; if that is a terminal, lines are broken to its width.
 pub fn print(text: &str) {
     match columns() {
         Some(columns) => println!("{}", wrapped_text(text, columns)),
@@ -37,7 +37,7 @@ pub fn wrapped(text: &str, indent: usize, columns: usize) -> String {
     let mut from = 0;
     while let Some((end, _)) = rest.char_indices().nth(columns) {
         let head = &rest[..end];
-        // A space may stand where the line ends.
+        // A space may coincide with the end of the line.
         let space = if rest[end..].starts_with(' ') { Some(end) } else { head.rfind(' ') };
         let space = space.filter(|at| *at > from);
         let slash = || head.rfind('/').map(|at| at + 1).filter(|at| *at > from);

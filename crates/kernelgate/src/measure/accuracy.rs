@@ -38,7 +38,7 @@ pub struct TraceRow {
     pub what: String,
     /// "hot" or "cold".
     pub cache: String,
-    /// Medians, nanoseconds a launch: events while nobody records, as results are timed.
+    /// Median time of a launch by events without a recorder, as results are timed, nanoseconds.
     pub events_ns: f64,
     /// Events around the launches that CUPTI recorded.
     pub events_recorded_ns: f64,
@@ -144,7 +144,7 @@ pub fn spins(events: &mut EventTimer) -> Result<Vec<SpinRow>, BackendError> {
         .collect()
 }
 
-/// Times copies by events and by CUPTI, which leaves the process again; `None` where it is missing.
+/// Times copies by events and by CUPTI, which is detached afterwards; `None` if CUPTI is missing.
 ///
 /// # Errors
 /// When the device or CUPTI fails.

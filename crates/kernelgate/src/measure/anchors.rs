@@ -1,5 +1,5 @@
-//! Anchors: two rates that every shard measures in the same way, whatever its cases, so that a
-//! slower card shows before its times are merged with those of others.
+//! Anchors: two rates that every shard measures in the same way, independent of its cases, so that
+//! a slower card is noticed before its times are merged with those of others.
 //!
 //! They are ceilings of fixed work, so that shards with other problems have comparable ones.
 //! Deliberately absent: how far anchors may differ.
@@ -15,11 +15,11 @@ use crate::measure::events::EventTimer;
 use crate::stats::median;
 use crate::workload::{Dtype, Unit, Work};
 
-/// Bytes read on a GPU, and as many written: far beyond its L2 cache.
+/// Bytes read on a GPU, and bytes written: far beyond its L2 cache.
 const GPU_BYTES: u64 = 512 << 20;
 /// Measurements of the matmul ceiling of a GPU: one alone varied by 0.7 to 1.0 % on two H100.
 const MATMULS: usize = 3;
-/// Bytes read on the host, and as many written: beyond the caches of a core.
+/// Bytes read on the host, and bytes written: beyond the caches of a core.
 const HOST_BYTES: u64 = 16 << 20;
 
 /// Rates of a device.
@@ -27,10 +27,10 @@ const HOST_BYTES: u64 = 16 << 20;
 pub struct Anchors {
     /// Power state in which they were measured, that of the cases.
     pub power: PowerMode,
-    /// Bytes a second of the fastest memory pass, as many read as written.
+    /// Rate of the fastest memory pass, which reads as many bytes as it writes, bytes a second.
     pub memory_bytes_per_s: f64,
-    /// Operations a second of the matmul ceiling: bf16 on a GPU, f32 on the host; absent where the
-    /// device has no such instructions.
+    /// Rate of the matmul ceiling, operations a second: bf16 on a GPU, f32 on the host; absent if
+    /// the device has no such instructions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub matmul_flops_per_s: Option<f64>,
 }

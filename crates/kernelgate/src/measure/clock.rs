@@ -1,5 +1,5 @@
-//! Whether the SM clock of a sample is the one that the case settled at, or the card was slowed
-//! down meanwhile.
+//! Compares the SM clock of a sample with the settled clock of its case, to detect a card that was
+//! slowed down during the sample.
 //!
 //! A case at the power cap keeps a clock far below the card's highest one; `power` waits until that
 //! clock is steady. A sample whose clock falls clearly below it is taken again if NVML names heat or

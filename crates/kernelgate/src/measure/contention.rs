@@ -25,7 +25,7 @@ impl CpuTime {
         Self::read(Own::This)
     }
 
-    /// Now, for one who measures a process that it starts and waits for. This process itself then
+    /// Current CPU times for a process that measures its child processes. This process itself then
     /// counts as co-running.
     pub fn now_of_children() -> Option<Self> {
         Self::read(Own::Children)
@@ -37,7 +37,7 @@ impl CpuTime {
     }
 
     fn parse(system: &str, process: &str, own: Own) -> Option<Self> {
-        // user nice system idle iowait irq softirq steal; what follows is part of user.
+        // user nice system idle iowait irq softirq steal; the later columns are part of user.
         let line = system.lines().next()?.strip_prefix("cpu ")?;
         let ticks = line
             .split_whitespace()

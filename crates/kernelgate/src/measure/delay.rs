@@ -1,10 +1,9 @@
-//! Delays of known length added to launches on purpose: what a gate should find, and from which
-//! length on it does.
+//! Delays of known length added to launches on purpose, to test which delays a gate finds.
 //!
-//! A wait leaves caches and memory alone. Work, passes over memory, does to the next launch what more
-//! work of a kernel's own would do. On a GPU either is fitted to the case before it is timed: by what
-//! it makes a launch longer, which is more than it takes by itself. A calibration fits once a
-//! comparison and hands the size to its processes.
+//! A wait does not affect caches and memory. Work in the form of passes over memory affects the
+//! next launch as additional work of a kernel would. On a GPU both are fitted to the case before it
+//! is timed: by the added time of a launch, which is more than the delay takes alone. A calibration
+//! fits once per comparison and passes the size to its processes.
 
 use std::hint::black_box;
 use std::str::FromStr;
@@ -55,10 +54,10 @@ pub struct Delay {
     pub case: String,
     /// Added to each launch, nanoseconds.
     pub delay_ns: u64,
-    /// Whether by work in place of a wait.
+    /// Whether the delay is work instead of a wait.
     pub by_work: bool,
-    /// The size that adds it on a GPU, where it was fitted before: nanoseconds of a spin, or bytes
-    /// that are read. The host has none.
+    /// Fitted size that adds the delay on a GPU: nanoseconds of a spin, or bytes that are read.
+    /// `None` if it was not fitted, and on the host.
     pub size: Option<u64>,
 }
 
@@ -105,8 +104,8 @@ impl Delay {
     }
 }
 
-/// Launches, then waits where the launch computes: on the host, or on the device's stream (in
-/// graphs too).
+/// Executable that waits after each launch at the place of the computation: on the host, or on the
+/// device's stream (in graphs too).
 pub struct Delayed<'a> {
     inner: &'a mut dyn Executable,
     wait: Wait,
@@ -136,14 +135,14 @@ impl<'a> Delayed<'a> {
         Self { inner, wait: Wait::HostWork { words, count } }
     }
 
-    /// Delays launches on a GPU by one more kernel, which spins, or by work: kernels that read memory.
-    /// They are made so long that a launch which is timed as samples are is longer by the delay: what
-    /// a further kernel costs by itself, and the launch after it, is in it. A size that is given is
-    /// taken as it is.
+    /// Delays launches on a GPU by one more kernel, which spins, or by work: kernels that read
+    /// memory. Their size is fitted so that a launch, timed as samples are, becomes longer by the
+    /// delay, including the cost of a further kernel and its effect on the next launch. A given
+    /// size is used unchanged.
     ///
     /// # Errors
-    /// When the delay is shorter than the least of such kernels makes it, no size of it makes a launch
-    /// longer by about so much, or it cannot be made.
+    /// When the smallest such kernel exceeds the delay, when no size adds approximately the delay,
+    /// or when the kernel cannot be prepared.
     pub fn on_device(
         inner: &'a mut dyn Executable,
         delay: &Delay,
@@ -200,8 +199,9 @@ impl<'a> Delayed<'a> {
         }
     }
 
-    /// By how much a launch is longer than without the delay, nanoseconds, timed in turns: the
-    /// median over groups of four, in each of which a clock that sinks is on both sides alike.
+    /// Added time of a launch, nanoseconds, from launches with and without the delay in
+    /// alternation: the median over groups of four, in each of which a falling clock affects both
+    /// sides alike.
     fn added_ns(
         &mut self,
         without: &mut CasePlan,
@@ -236,9 +236,9 @@ impl<'a> Delayed<'a> {
     }
 }
 
-/// The size at which `added_ns` is the delay, which nothing of a size makes `least_ns`: between one
-/// that is too small and one that is too large, closer at each measurement. It need not be
-/// proportional; the best that was measured is returned, with what it adds.
+/// Size at which `added_ns` equals the delay; the smallest size adds `least_ns`. The search narrows
+/// an interval between a size that is too small and one that is too large. The added time need not
+/// be proportional; the best measured size is returned, with its added time.
 fn fitted(
     delay_ns: f64,
     least_ns: f64,
@@ -274,7 +274,7 @@ fn fitted(
 }
 
 impl Wait {
-    /// Makes what the device does that long: a spin in nanoseconds, passes in bytes.
+    /// Sets the size of the delay: a spin in nanoseconds, passes in bytes.
     fn resize(&mut self, size: u64) {
         match self {
             Self::Device { spin_ns, .. } => *spin_ns = size,
@@ -352,7 +352,7 @@ fn wait(delay: Duration) {
     }
 }
 
-/// Reads and writes so many words, from the first on over and over.
+/// Reads and writes `count` words, from the first on, again and again.
 fn pass_over(words: &mut [u64], mut count: usize) {
     while count > 0 {
         let part = count.min(words.len());

@@ -36,7 +36,8 @@ const LEAST_BUSY: f64 = 0.9;
 pub enum Energy {
     /// It was measured.
     Measured(MeasuredEnergy),
-    /// It was not; a fragment that says why: "NVML has no energy counter for this card".
+    /// The measurement was not possible; a fragment with the reason: "NVML has no energy counter
+    /// for this card".
     NotResolved(String),
 }
 
@@ -54,7 +55,7 @@ pub struct MeasuredEnergy {
 }
 
 impl Energy {
-    /// The measurement, where there is one.
+    /// The measurement, if there is one.
     pub const fn measured(&self) -> Option<&MeasuredEnergy> {
         match self {
             Self::Measured(measured) => Some(measured),
@@ -173,7 +174,7 @@ fn launches_at(marks: &[Mark], at: Duration) -> Option<f64> {
     Some(share.mul_add((right.launches - left.launches) as f64, left.launches as f64))
 }
 
-/// The energy of a launch from the counter's steps and the launches meanwhile.
+/// Energy of a launch from the counter's steps and the launches between them.
 fn energy(steps: &[Step], marks: &[Mark], launch_ns: f64) -> Energy {
     let not_resolved = |why: String| Energy::NotResolved(why);
     // The launches end behind the last step; those before the first mark are not counted.
@@ -215,7 +216,7 @@ mod tests {
             .collect()
     }
 
-    /// Groups of 30 ms, with so many launches each, for 2 s.
+    /// Groups of 30 ms with `launches` launches each, for 2 s.
     fn marks(launches: u64) -> Vec<Mark> {
         (0..67)
             .map(|group| Mark { at: Duration::from_millis(30 * group), launches: launches * group })

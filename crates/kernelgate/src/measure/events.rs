@@ -26,20 +26,20 @@ use kernelgate_cuda::driver::stream::stream_timer::StreamTimer;
 use kernelgate_cuda::instruments::timing::{Blocker, Instruments};
 use kernelgate_cuda::{Device, Devices};
 
-/// Time after which the blocker ends by itself. The burst is then discarded.
+/// Timeout of the blocking kernel. The burst is then discarded.
 const BLOCKER_TIMEOUT: Duration = Duration::from_millis(500);
 /// Hot launches shorter than this are captured several to a graph: an event pair would be most of
 /// the interval.
 const SHORT_NS: f64 = 20_000.0;
-/// How long a graph of short launches should last. Launches of several commands that take less are
-/// captured, too, hot and cold: the gap between two commands in a stream is another one in the next
-/// process, in a graph it is shorter and always the same.
+/// Minimum duration of a graph of short launches. Launches of several commands that take less are
+/// captured, too, hot and cold: the gap between two commands in a stream varies between processes;
+/// in a graph it is shorter and constant.
 const GRAPH_NS: f64 = 100_000.0;
 /// Most short launches in a graph.
 const MAX_GRAPH: f64 = 64.0;
 /// Attempts a sample before a throttled one is kept.
 const ATTEMPTS: u64 = 4;
-/// The cold state reads so many times the size of L2.
+/// Bytes that the cold state reads, in multiples of L2's size.
 const FLUSH: u64 = 2;
 /// Resolution of events: no launch takes less.
 const RESOLUTION_NS: f64 = 32.0;
@@ -68,7 +68,7 @@ struct Burst {
 }
 
 impl Burst {
-    /// The burst, if the host's time is in none of its intervals.
+    /// Returns the burst if none of its intervals contains the host's time.
     fn without_host(self) -> Result<Self, BackendError> {
         if self.host_bound {
             return Err(Refusal::HostHeldUp.into());
@@ -98,7 +98,7 @@ impl EventTimer {
     /// Compiles its kernels, allocates, and measures the cost of timing.
     ///
     /// # Errors
-    /// When the device fails or memory is short; [`BackendError::NotTimed`] where the host is held up
+    /// When the device fails or memory is short; [`BackendError::NotTimed`] if the host is delayed
     /// all the time.
     pub fn new(devices: impl Into<Devices>) -> Result<Self, BackendError> {
         let devices: Devices = devices.into();
@@ -139,7 +139,7 @@ impl EventTimer {
     /// overhead.
     ///
     /// # Errors
-    /// When a launch fails; [`BackendError::NotTimed`] where the host's time is in them.
+    /// When a launch fails; [`BackendError::NotTimed`] if the host's time is in the launches.
     pub fn launches_ns(
         &mut self,
         count: usize,
@@ -179,13 +179,13 @@ impl EventTimer {
         self.ceiling(Cache::Hot, launch)?.settled_ns()
     }
 
-    /// SM clock of the last ceiling that was timed, MHz, where the probes compare.
+    /// SM clock of the last ceiling that was timed, MHz, if its probes are comparable.
     pub const fn typical_clock_mhz(&self) -> Option<f64> {
         self.typical_clock_mhz
     }
 
-    /// Captures short launches together, or one if it is to be cold. `None` if a launch is long
-    /// enough.
+    /// Captures short launches together, or one launch if it is to be cold. `None` if a launch is
+    /// long enough.
     fn batch(
         &mut self,
         cache: Cache,
@@ -314,7 +314,7 @@ impl Ceiling<'_> {
     /// Median time of a launch in one burst, nanoseconds.
     ///
     /// # Errors
-    /// When a launch fails; [`BackendError::NotTimed`] where the host's time is in them.
+    /// When a launch fails; [`BackendError::NotTimed`] if the host's time is in the launches.
     pub fn burst_ns(&mut self) -> Result<f64, BackendError> {
         let Self { timer, cache, batch, launch, launches: count, last } = self;
         let (launches, around_ns, burst) = match batch {
@@ -336,7 +336,7 @@ impl Ceiling<'_> {
     /// Median time of a launch in the steady power state, nanoseconds, behind a load.
     ///
     /// # Errors
-    /// When a launch fails; [`BackendError::NotTimed`] where the host's time is in them.
+    /// When a launch fails; [`BackendError::NotTimed`] if the host's time is in the launches.
     pub fn settled_ns(&mut self) -> Result<f64, BackendError> {
         power::wait_until_steady(self)?;
         self.burst_ns()
@@ -346,7 +346,7 @@ impl Ceiling<'_> {
     /// at the power cap the clock wanders, and a ceiling is at its highest.
     ///
     /// # Errors
-    /// When a launch fails; [`BackendError::NotTimed`] where the host's time is in them.
+    /// When a launch fails; [`BackendError::NotTimed`] if the host's time is in the launches.
     pub fn fastest_window_ns(&mut self) -> Result<f64, BackendError> {
         const WINDOWS: usize = 4;
         power::wait_until_steady(self)?;

@@ -30,9 +30,9 @@ pub use kernelgate_cuda::observe::range;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cache {
-    /// As the launch before left them.
+    /// Caches hold the data that the launch before left there.
     Hot,
-    /// Filled with other data: nothing of the inputs is in L2.
+    /// Caches are filled with other data: L2 holds none of the inputs.
     Cold,
 }
 
@@ -65,12 +65,12 @@ pub struct Sample {
 /// How the samples of a case are taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Technique {
-    /// Launches that are timed together, as a graph; none where each is timed by itself.
+    /// Launches that are timed together, as a graph; `None` if each launch is timed alone.
     pub batch: Option<u64>,
     /// Whether the host's launch time is in the samples, because a launch is too many commands to
     /// queue ahead.
     pub host_bound: bool,
-    /// Commands that a launch puts into the device's queue: the nodes of its graph. None where they
+    /// Commands that a launch puts into the device's queue: the nodes of its graph. `None` if they
     /// cannot be counted.
     pub commands: Option<u64>,
 }
@@ -100,14 +100,14 @@ impl Replay {
     }
 }
 
-/// Starts so many launches one by one, without waiting for them.
+/// Starts this many launches one by one, without waiting for them.
 fn launch_each(executable: &mut dyn Executable, launches: u64) -> Result<u64, BackendError> {
     (0..launches).try_for_each(|_| executable.launch()).map(|()| launches)
 }
 
 /// Takes the samples of one case.
 pub trait Stopwatch {
-    /// Times that many launches, or somewhat more where they are batched.
+    /// Times that many launches, or somewhat more if they are batched.
     ///
     /// # Errors
     /// When a launch fails or does not come to an end.
@@ -136,8 +136,8 @@ pub trait Stopwatch {
     }
 
     /// Launches once more while a recorder looks for work outside of the timed stream. It runs
-    /// after the samples, because recording changes times. Returns the reason if nothing could be
-    /// recorded; the host needs no such check.
+    /// after the samples, because recording changes times. Returns the reason if recording was not
+    /// possible; the host needs no such check.
     ///
     /// # Errors
     /// [`BackendError::NotTimed`] if work ran elsewhere; when a launch fails.
@@ -153,7 +153,7 @@ pub trait Stopwatch {
         None
     }
 
-    /// Starts at least so many launches back to back, without waiting for them; returns their
+    /// Starts at least this many launches back to back, without waiting for them; returns their
     /// number.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ const CLOCK_MHZ: RangeInclusive<f64> = 0.0..=1e6;
 const SECONDS: RangeInclusive<f64> = 0.0..=1e9;
 /// Shares of a whole.
 const SHARE: RangeInclusive<f64> = 0.0..=1.0;
-/// Clock cycles of a launch; 0 where a device reports a clock of 0.
+/// Clock cycles of a launch; 0 if a device reports a clock of 0.
 const CYCLES: RangeInclusive<f64> = 0.0..=1e18;
 /// Sizes of memory and files, bytes: up to an exbibyte, so that sums of them are numbers.
 const BYTES: RangeInclusive<u64> = 0..=1 << 60;
@@ -133,7 +133,7 @@ pub fn check_cycles(cycles: f64) -> Result<(), String> {
     check(&CYCLES, cycles, || format!("{} cycles a launch", number(cycles)))
 }
 
-/// Without hundreds of zeros.
+/// Formats a number without hundreds of zeros.
 fn number(value: f64) -> String {
     let plain = !value.is_normal() || (1e-9..1e21).contains(&value.abs());
     if plain { value.to_string() } else { format!("{value:e}") }

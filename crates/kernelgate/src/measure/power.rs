@@ -47,10 +47,10 @@ const POWER_CAP: &str = "sw_power_cap";
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PowerMode {
-    /// At the clock that the card sustains under this load.
+    /// The card runs at the clock that it sustains under this load.
     #[default]
     Steady,
-    /// Behind pauses that keep the average power below the cap.
+    /// Pauses between samples keep the average power below the cap.
     Burst,
 }
 
@@ -186,7 +186,7 @@ pub struct LoadSample {
     pub launches: u64,
     /// Time of all of them together, nanoseconds.
     pub elapsed_ns: f64,
-    /// SM clock while they ran, MHz, where the device reports it.
+    /// SM clock during the launches, MHz, if the device reports it.
     pub clock_mhz: Option<f64>,
 }
 
@@ -292,13 +292,13 @@ impl PowerMeter {
         self.telemetry.as_ref().map(Telemetry::read)
     }
 
-    /// Energy that the card has taken, millijoules; absent where it has no counter, or where others
-    /// draw from it.
+    /// Energy that the card has used, millijoules; `None` if it has no counter, or if other GPUs or
+    /// instances share the counter.
     pub fn energy_mj(&self) -> Option<u64> {
         self.telemetry.as_ref().filter(|_| self.shared.is_none()).and_then(Telemetry::energy_mj)
     }
 
-    /// Reason why a power state cannot be stated for this card; absent where it can.
+    /// Reason why a power state cannot be stated for this card; `None` if it can.
     pub fn limitation(&self) -> Option<&'static str> {
         if self.shared.is_some() {
             return self.shared;
@@ -387,7 +387,7 @@ struct Window {
 /// State of the card at the end of a window.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CapReading {
-    /// SM clock during the window, MHz; absent where the device does not report it.
+    /// SM clock during the window, MHz; `None` if the device does not report it.
     pub clock_mhz: Option<f64>,
     /// Highest SM clock of the card, MHz.
     pub highest_mhz: f64,
@@ -422,7 +422,7 @@ impl Settling {
         Self { window, windows_ns: Vec::new(), open: Window::default(), elapsed: Duration::ZERO }
     }
 
-    /// For the samples behind a load, in shorter windows.
+    /// Settling during the samples after the load, in shorter windows.
     pub fn while_sampling() -> Self {
         Self::in_windows(SAMPLE_WINDOW)
     }
@@ -530,7 +530,7 @@ mod tests {
         assert_eq!(settling_time(&[1.0], &blind), (100, None));
     }
 
-    /// A card that heat slows down until it has cooled so many times.
+    /// A card that heat slows down until it has cooled this many times.
     struct HotCard {
         needs: u32,
         coolings: u32,

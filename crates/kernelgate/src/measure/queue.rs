@@ -14,13 +14,13 @@ pub const MAX_BURST: usize = 64;
 /// for room in it cannot release it.
 pub const MAX_QUEUED: usize = 400;
 
-/// Whether so many launches of so many commands, with their events, can be queued.
+/// Whether this many launches of this many commands, with their events, can be queued.
 pub const fn fits(commands: usize, launches: usize) -> bool {
     commands.saturating_add(3).saturating_mul(launches) <= MAX_QUEUED + 3 * MAX_BURST
 }
 
-/// A launch as a graph; none where it cannot be captured: what replays a graph of its own, for
-/// example.
+/// A launch as a graph; `None` if it cannot be captured, for example because it replays a graph of
+/// its own.
 ///
 /// # Errors
 /// When the GPU is lost.

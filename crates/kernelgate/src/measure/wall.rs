@@ -21,7 +21,7 @@ pub fn process_time() -> Option<Duration> {
     None
 }
 
-/// From before the first launch to after the last has finished.
+/// Wall clock from before the first launch to after the end of the last.
 pub struct Wall;
 
 impl Stopwatch for Wall {

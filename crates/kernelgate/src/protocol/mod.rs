@@ -53,7 +53,7 @@ pub fn answer() -> String {
     format!("{PREFIX}{}-{}", VERSIONS.0, VERSIONS.1)
 }
 
-/// The versions in an answer, oldest and newest; none where it is not one.
+/// Versions in an answer, oldest and newest; `None` if the text is not an answer.
 pub fn parse_answer(text: &str) -> Option<(u64, u64)> {
     let (oldest, newest) =
         text.lines().find_map(|line| line.strip_prefix(PREFIX))?.trim().split_once('-')?;
@@ -99,7 +99,7 @@ mod tests {
         pub struct Request {
             pub response: std::path::PathBuf,
             pub action: serde_json::Value,
-            /// Version 1 has no such field.
+            /// Field that version 1 lacks.
             #[serde(default)]
             pub priority: u32,
         }

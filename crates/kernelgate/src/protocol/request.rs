@@ -29,20 +29,20 @@ pub enum Action {
     },
     /// Sum up the kernels of one launch of each case.
     Profile,
-    /// Record what the process and the GPU do during launches of each case.
+    /// Record the activity of the process and the GPU during launches of each case.
     Record(Repetitions),
     /// Compile every kernel for an architecture and read what came of it.
     Resources {
         /// "sm_90a".
         arch: String,
-        /// Only builds with a kernel whose name matches this regular expression; executables that
-        /// do not know it compile all.
+        /// Only builds with a kernel whose name matches this regular expression; older executables
+        /// ignore it and compile all.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         filter: Option<String>,
     },
     /// Measure how good event timing is on the GPU.
     Timing {
-        /// Only this part.
+        /// Part of the report to measure; all of them if absent.
         part: Option<Part>,
     },
     /// Say what cases would run on.
@@ -54,7 +54,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// How a case is recorded, where the records are wanted and not a launch's sums alone.
+    /// Repetitions of a recording, if full records are requested and not only a launch's sums.
     pub fn recorded(&self) -> Option<Repetitions> {
         match self {
             Self::Record(repetitions) => Some(*repetitions),

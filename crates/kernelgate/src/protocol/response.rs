@@ -31,12 +31,12 @@ pub struct Response {
 pub enum ResponseBody {
     /// It has no case that was asked for.
     NoMatch {
-        /// In a sentence.
+        /// Reason, as a sentence.
         reason: String,
-        /// Ids, or parts of them, close to what was asked for; best first.
+        /// Ids, or parts of ids, that are close to the requested ones; best first.
         close: Vec<String>,
     },
-    /// It cannot do this here: a fragment that says what is missing.
+    /// The action is not possible here: a fragment that names the missing part.
     Refused(String),
     /// The cases.
     List(Listing),
@@ -52,7 +52,7 @@ pub enum ResponseBody {
     Environment(Box<Environment>),
     /// Programs for peers.
     Peers(Vec<PeerProgram>),
-    /// Done; the run is where the trial request said.
+    /// The trial is done; its run is at the requested path.
     Trial,
 }
 
@@ -61,7 +61,7 @@ pub enum ResponseBody {
 pub struct ResourcesReport {
     /// Resources of the kernels that the architecture runs.
     pub resources: Resources,
-    /// Builds that it does not run, each with what it needs.
+    /// Builds that the architecture cannot run, each with its requirement.
     pub left_out: Vec<String>,
     /// Hash of the machine code of each kernel; empty from executables that do not report it.
     #[serde(default)]
@@ -92,7 +92,7 @@ pub struct ListedProblem {
     pub name: String,
     /// One line.
     pub about: String,
-    /// Axes: name, what it takes, what it is.
+    /// Axes: name, accepted values, meaning.
     pub axes: Vec<[String; 3]>,
     /// Its implementations.
     pub implementations: Vec<ListedRow>,
@@ -120,13 +120,13 @@ pub struct ListedCase {
     /// Whether no machine can run it: its implementation does not compute the problem.
     #[serde(default)]
     pub unsupported: bool,
-    /// Declared operations of GEMMs; 0 where it is skipped.
+    /// Declared operations of GEMMs; 0 if the case is skipped.
     pub matmul_flops: u64,
-    /// Declared fewest bytes; 0 where it is skipped.
+    /// Declared fewest bytes; 0 if the case is skipped.
     pub bytes: u64,
-    /// Host memory at the peak, bytes; 0 where it is skipped.
+    /// Host memory at the peak, bytes; 0 if the case is skipped.
     pub host_bytes: u64,
-    /// Device memory, bytes, where the implementation declares it.
+    /// Device memory, bytes, if the implementation declares it.
     pub device_bytes: Option<u64>,
 }
 
@@ -143,7 +143,7 @@ pub enum CaseStatus {
 }
 
 impl CaseStatus {
-    /// As it is printed.
+    /// Name in tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -160,9 +160,9 @@ pub struct VerifiedCase {
     pub case: String,
     /// Status of the case.
     pub status: CaseStatus,
-    /// Elements compared; 0 where it is not ok.
+    /// Elements compared; 0 if the case did not pass.
     pub checked: u64,
-    /// Elements of the outputs; 0 where it is not ok.
+    /// Elements of the outputs; 0 if the case did not pass.
     pub total: u64,
     /// Largest |out - ref| over the largest |ref|.
     pub max_error: f64,
@@ -185,8 +185,8 @@ pub struct VerifiedCase {
     /// no hash; absent otherwise, and from executables that do not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inputs: Option<String>,
-    /// Whether a second launch gave the same bits: a fact, not a verdict. Absent where the case
-    /// did not pass.
+    /// Whether a second launch gave the same bits: a fact, not a verdict. Absent if the case did
+    /// not pass.
     pub repeatable: Option<bool>,
     /// Why it failed or was skipped.
     pub reason: Option<String>,

@@ -82,7 +82,7 @@ pub enum VerifyError {
         /// The reference.
         expected: f64,
     },
-    /// The implementation does not produce what the workload defines.
+    /// The shape of an output differs from the workload's definition.
     #[error("output `{output}`: {problem}")]
     Shape {
         /// The output.

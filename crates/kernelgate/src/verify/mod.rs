@@ -25,8 +25,8 @@ pub struct Errors {
     pub max_error: f64,
     /// ‖out - ref‖₂ / ‖ref‖₂; of several, the worst.
     pub relative_l2: f64,
-    /// Unit roundoff of the output's dtype, of several the largest: what rounding an output may cost
-    /// by itself, relative. 0 for integers.
+    /// Unit roundoff of the output's dtype (the largest one if there are several): the relative
+    /// error from rounding an output. 0 for integers.
     #[serde(default, skip_serializing_if = "is_nothing")]
     pub rounding: f64,
 }
@@ -71,7 +71,8 @@ pub struct OutputComparison {
     pub checked: u64,
     /// Elements of the outputs; those not compared are checked finite.
     pub total: u64,
-    /// Whether the elements were compared with the base build's outputs, for want of a reference.
+    /// Whether the elements were compared with the base build's outputs because there is no
+    /// reference.
     pub with_base: bool,
 }
 
@@ -279,13 +280,13 @@ fn shaped<'a>(outputs: &'a Tensors, expected: &Expected) -> Result<&'a Tensor, V
 /// Elements that one task compares.
 const PIECE: usize = 1 << 16;
 
-/// Consecutive elements of an output and what they should be.
+/// Consecutive elements of an output and their expected values.
 struct Piece<'a, T> {
     from: usize,
     expected: &'a [T],
 }
 
-/// The reference in pieces: whole rows where some are sampled, any cut where all are there.
+/// The reference in pieces: whole rows if only some are sampled, else any cut.
 fn pieces<'a, T>(expected: &Expected, values: &'a [T]) -> Vec<Piece<'a, T>> {
     match &expected.rows {
         None => values
@@ -393,7 +394,7 @@ fn check_written(name: &str, output: &Tensor) -> Result<(), VerifyError> {
     }
 }
 
-/// Integers that are not what they should be.
+/// Integers that differ from their expected values.
 struct Differences {
     count: u64,
     /// Index, value and reference of the first.
@@ -473,8 +474,9 @@ impl Sums {
         Self { error_squared, reference_squared, largest_reference, ..worst }
     }
 
-    /// Relative to the reference, of so many elements. Absolute where that is all zero, as of what
-    /// cancels: then the root mean square in place of the norm, which grows with the elements.
+    /// Errors relative to the reference, of this many elements. If the reference is all zero, for
+    /// example because terms cancel, they are absolute, with the root mean square instead of the
+    /// norm, which grows with the number of elements.
     fn errors(&self, elements: usize) -> (f64, f64) {
         let over =
             |error: f64, reference: f64| if reference > 0.0 { error / reference } else { error };

@@ -11,8 +11,8 @@ use half::{bf16, f16};
 
 use crate::workload::{Data, Dtype, Expected, Problem, Tensor, Tensors, Tolerance};
 
-/// Part of what the next lower precision costs that a row may be off by. A row that rounds all its
-/// operands to it is off by the whole, one that rounds one of two operands by 0.7 of it.
+/// Allowed part of the error of the next lower precision. A row that rounds all its operands to
+/// that precision has the whole error; one that rounds one of two operands has 0.7 of it.
 const SHARE: f64 = 0.25;
 /// Values of an output from which on what rounding moves them by is about the same for other inputs; of
 /// fewer it may be next to nothing by chance.
@@ -127,7 +127,7 @@ pub const fn lower_bits(dtype: Dtype) -> Option<u32> {
     }
 }
 
-/// The inputs with every floating-point value rounded to so many significant bits, to nearest,
+/// The inputs with every floating-point value rounded to this many significant bits, to nearest,
 /// ties to even. Integers, and values that would overflow, stay.
 pub fn rounded(inputs: &Tensors, bits: u32) -> Tensors {
     let mut all = Tensors::new();
@@ -157,7 +157,7 @@ fn each<T: Copy>(values: &[T], rounded: impl Fn(T) -> T) -> Vec<T> {
     values.iter().map(|&value| rounded(value)).collect()
 }
 
-/// To so many significant bits.
+/// Rounds to this many significant bits.
 fn round(x: f64, bits: u32) -> f64 {
     // The fraction has 52 bits, one less than the significand.
     let dropped = 53 - bits;

@@ -45,8 +45,8 @@ impl Axis {
         Self { name, values: Values::OneOf(values), about }
     }
 
-    /// The axes of lines of [`expand`], in their order. An axis whose values are all numbers takes any
-    /// number, another one the words of the lines.
+    /// The axes of lines of [`expand`], in their order. An axis whose values are all numbers
+    /// accepts any number; another axis accepts only the words of the lines.
     pub fn in_lines(lines: &'static [&'static str]) -> Vec<Self> {
         let mut axes: Vec<Self> = Vec::new();
         for (name, _) in items(lines) {
@@ -229,7 +229,7 @@ impl std::str::FromStr for Override {
 /// are skipped.
 ///
 /// # Errors
-/// On an unknown axis, an invalid value or a malformed line.
+/// When an axis is unknown, a value invalid or a line malformed.
 pub fn expand(
     axes: &[Axis],
     lines: &[&str],

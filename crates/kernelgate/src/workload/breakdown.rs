@@ -21,7 +21,7 @@ pub struct Breakdown {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SampleUnit {
-    /// Images, or whatever a batch has several of.
+    /// Images, or other items of a batch.
     #[default]
     Samples,
     /// Tokens of text.
@@ -50,8 +50,8 @@ pub struct Part {
     pub table: &'static str,
     /// Label in the table.
     pub label: String,
-    /// The ranges whose path is this, or ends with it: names with `/` between them. Rows open them
-    /// around their launches; what a row does elsewhere it has no such range for.
+    /// Ranges whose path equals this one, or ends with it: names with `/` between them. Rows open
+    /// them around their launches; work outside of them has no range.
     pub range: String,
     /// Work that the mathematics needs; empty if nothing bounds the part.
     pub work: Work,

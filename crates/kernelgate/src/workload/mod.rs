@@ -48,7 +48,7 @@ pub trait Problem: Send + Sync + 'static {
     }
 
     /// Changes of inputs whose effect on the outputs is known, the best first. After timing, the
-    /// first one that changes only inputs that every launch reads shows that what was timed still
+    /// first one that changes only inputs that every launch reads shows that the timed launch still
     /// computes its outputs from its inputs. Without any, inputs are drawn anew for that and the
     /// reference is computed again.
     fn symmetries(&self) -> Vec<Symmetry> {
@@ -126,7 +126,7 @@ pub struct Expected {
     pub shape: Vec<usize>,
     /// Indices of the rows that `values` holds, ascending; `None` when it holds them all.
     pub rows: Option<Vec<usize>>,
-    /// The expected values, row after row: f64, or i8 where the comparison is exact.
+    /// Expected values, row after row: f64, or i8 if the comparison is exact.
     pub values: Data,
 }
 
@@ -200,10 +200,10 @@ pub enum Effort {
 /// How large the default problems are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Scale {
-    /// For the cores of a host.
+    /// Sizes for the cores of a host.
     #[default]
     Host,
-    /// For an accelerator.
+    /// Sizes for an accelerator.
     Accelerator,
 }
 
@@ -221,11 +221,11 @@ impl Effort {
 /// Points of each effort, as lines of [`axis::expand`].
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Lines {
-    /// By default.
+    /// Selections of the default effort.
     pub default: &'static [&'static str],
-    /// By default on an accelerator; empty where the same problems do.
+    /// Selections of the default effort on an accelerator; empty if the same problems suit it.
     pub accelerator: &'static [&'static str],
-    /// In the whole sweep.
+    /// Selections of the whole sweep.
     pub thorough: &'static [&'static str],
 }
 
@@ -256,7 +256,7 @@ impl<P> Workload<P> {
     /// The points that an effort selects, with the overrides applied.
     ///
     /// # Errors
-    /// On an override that names no axis of the workload or a value that the axis does not take.
+    /// When an override names no axis of the workload or a value that the axis does not accept.
     pub fn points(
         &self,
         effort: Effort,

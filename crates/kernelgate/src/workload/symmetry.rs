@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use super::{Data, Dtype, Expected, Problem, Tensor, Tensors};
 
-/// A change of inputs and what it does to the outputs.
+/// A change of inputs with its effect on the outputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Symmetry {
     /// Each of these inputs rolled along an axis, and each of these outputs rolled alike: heads of
@@ -37,8 +37,8 @@ impl Symmetry {
         }
     }
 
-    /// The inputs that it changes, changed; `None` where that changes nothing, because the axis has
-    /// an extent of one, or where a tensor or axis is not there.
+    /// The changed inputs; `None` if the change has no effect, because the axis has an extent of
+    /// one, or if a tensor or axis does not exist.
     pub fn changed(self, inputs: &Tensors) -> Option<Tensors> {
         let mut changed = Tensors::new();
         match self {
@@ -134,7 +134,7 @@ fn whole(expected: &[Expected]) -> Result<Tensors, String> {
     Ok(outputs)
 }
 
-/// By how much an axis is rolled: about a third of it, so that no power of two divides both.
+/// Distance by which an axis is rolled: about a third of it, so that no power of two divides both.
 fn shift(extent: usize) -> Option<usize> {
     (extent > 1).then_some((extent / 3).max(1))
 }

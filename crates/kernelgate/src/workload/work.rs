@@ -1,5 +1,5 @@
-//! Declared work: what the mathematics needs, whatever an implementation does. Limits are measured
-//! elsewhere (`measure::limits`).
+//! Declared work: the operations and bytes that the mathematics needs, independent of an
+//! implementation. Limits are measured elsewhere (`measure::limits`).
 
 use super::tensor::Dtype;
 

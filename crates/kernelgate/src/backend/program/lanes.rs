@@ -24,7 +24,7 @@ pub(super) struct Position {
 
 /// Which steps of every lane are ordered before the next step of each lane (vector clocks).
 pub(super) struct LaneOrder {
-    /// By lane, then by the other lane: how many of its steps.
+    /// Number of steps of another lane that must come before, by lane and by the other lane.
     before: Vec<Vec<usize>>,
     /// Whether a lane follows the first lane's beginning.
     forked: Vec<bool>,

@@ -178,7 +178,7 @@ impl Program {
 /// The memory of a program on a device.
 struct LoadedMemory {
     regions: Vec<Region>,
-    /// By slot.
+    /// Buffers by slot.
     buffers: Vec<Buffer>,
     inputs: Vec<Input>,
     outputs: Vec<Output>,
@@ -258,7 +258,7 @@ type LoadedShapes = Vec<(Launch, Rc<LoadedKernel>)>;
 struct Loader<'a> {
     device: &'a Arc<Device>,
     blas: Option<Rc<Blas>>,
-    /// By lane.
+    /// Streams by lane.
     streams: Vec<Arc<CudaStream>>,
     memory: LoadedMemory,
     window: Option<Window>,

@@ -56,7 +56,7 @@ impl MemoryUse {
 /// An element of a table in device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Word {
-    /// 64 bits as they are.
+    /// A 64-bit value.
     Value(i64),
     /// An address in a region.
     Pointer(Pointer),
@@ -100,7 +100,7 @@ pub(super) struct Region {
     pub slot: usize,
     pub contents: Contents,
     freed: bool,
-    /// Whether launches update what the inputs put in it.
+    /// Whether launches update the initial content.
     pub updated: bool,
     /// Whether a table points into it.
     in_table: bool,
@@ -110,7 +110,7 @@ impl Region {
     /// The bytes that the workload's inputs put in it; `None` for scratch, tables and outputs.
     ///
     /// # Errors
-    /// When they are not as many as declared.
+    /// When their number differs from the declared one.
     pub fn uploaded<'a>(&self, inputs: &'a Tensors) -> Result<Option<Cow<'a, [u8]>>, ProgramError> {
         let bytes: Cow<[u8]> = match &self.contents {
             Contents::Packed(pack) => pack(inputs).into(),

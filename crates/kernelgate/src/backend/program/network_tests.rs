@@ -35,8 +35,8 @@ extern "C" __global__ void program_sgd(const float* old, const float* gradient, 
     |n| [n.div_ceil(128), 1, 1],
 );
 
-/// h = relu(x·w1 + b1); y = h·w2; dw2 = 2·hᵀ·dy as two accumulated GEMMs; dh = dy·w2ᵀ where h > 0;
-/// dw1 = xᵀ·dh; a step of w2 beside those of the first layer.
+/// h = relu(x·w1 + b1); y = h·w2; dw2 = 2·hᵀ·dy as two accumulated GEMMs; dh = dy·w2ᵀ masked by h >
+/// 0; dw1 = xᵀ·dh; a step of w2 in parallel with those of the first layer.
 fn two_layers() -> Program {
     use MatrixDtype::{Bf16, F32};
     use MemoryUse::{Activations, Gradients, Inputs, Weights};
@@ -132,7 +132,7 @@ fn a_training_step_computes_what_the_host_does() {
     let Some((device, _alone)) = gpu() else { return };
     let [x, w1, mut b1] = [(M * K, 7, 2), (K * H, 4, 1), (H, 6, 2)]
         .map(|(count, factor, most)| integers(count, factor, most));
-    // No hidden value is zero, where the gradient of ReLU is undefined.
+    // No hidden value is zero, because the gradient of ReLU is undefined there.
     b1.iter_mut().for_each(|value| *value += 0.5);
     let [w2, dy] =
         [(H * N, 11, 1), (M * N, 13, 1)].map(|(count, factor, most)| integers(count, factor, most));

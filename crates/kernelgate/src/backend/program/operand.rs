@@ -12,13 +12,13 @@ pub struct Pointer {
 }
 
 impl Pointer {
-    /// The address so many bytes further on.
+    /// The address `bytes` further on.
     pub const fn plus(self, bytes: usize) -> Self {
         Self { offset: self.offset + bytes, ..self }
     }
 
-    /// The address so many bytes before, which may lie before the region: for a tensor whose first
-    /// elements are neither held nor read.
+    /// The address `bytes` before this one, which may lie before the region: for a tensor whose
+    /// first elements are neither held nor read.
     pub const fn skipping(self, bytes: usize) -> Self {
         Self { skipped: self.skipped + bytes, ..self }
     }
@@ -87,8 +87,8 @@ impl From<f32> for Operand {
 }
 
 /// Arguments of a launch in the order of the kernel's parameters: an operand, a pointer, the name
-/// of a region for where it begins, a number of the parameter's own type; or several of them, as an
-/// array, a vector or a tuple.
+/// of a region for its start address, or a number of the parameter's own type. Arrays, vectors and
+/// tuples hold several of them.
 pub trait Operands {
     /// Appends them; `region` finds the beginning of a region.
     fn append(self, region: &dyn Fn(&str) -> Pointer, operands: &mut Vec<Operand>);

@@ -184,7 +184,7 @@ impl Program {
     /// outputs.
     ///
     /// # Errors
-    /// When they are not as many as declared.
+    /// When their number differs from the declared one.
     pub fn uploaded<'a>(
         &self,
         pointer: Pointer,
@@ -230,8 +230,8 @@ impl Program {
         self.steps.push(Step::Wait { waiting, on });
     }
 
-    /// Keeps as much of a range in L2 as fits, from launches that keep its lines on
-    /// ([`KernelLaunch::with_lines`]). The program sets L2 aside as long as it is loaded.
+    /// Keeps as much of a range in L2 as fits, beginning with the launches that keep its lines
+    /// ([`KernelLaunch::with_lines`]). The program sets L2 aside while it is loaded.
     pub fn keep_in_l2(&mut self, from: Pointer, bytes: usize) {
         self.kept = Some((from, bytes));
     }

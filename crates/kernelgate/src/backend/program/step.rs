@@ -87,8 +87,8 @@ impl KernelLaunch {
         Self { lane, ..self }
     }
 
-    /// Launches it with programmatic dependent launch (PDL) where the device has it, which is from
-    /// sm_90 on. The kernel waits for its predecessor itself.
+    /// Launches it with programmatic dependent launch (PDL) if the device has it, from sm_90 on.
+    /// The kernel waits for its predecessor itself.
     pub fn programmatic(self) -> Self {
         Self { programmatic: true, ..self }
     }
@@ -98,7 +98,7 @@ impl KernelLaunch {
         Self { lines: Some(lines), ..self }
     }
 
-    /// The kernel; the first one, where the device decides between two.
+    /// The kernel; the first one if the device chooses between two.
     pub const fn kernel(&self) -> &PlannedKernel {
         &self.kernel
     }

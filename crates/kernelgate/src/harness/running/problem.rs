@@ -221,8 +221,8 @@ impl PreparedProblem {
         computed.and_then(|it| brought_back.map(|()| it)).map_err(of_reference)
     }
 
-    /// Whether no reference defines the outputs of a case: no reference exists, or it is the case's own
-    /// row.
+    /// Whether no reference defines the outputs of a case: no reference exists, or it is the case's
+    /// own row.
     fn is_unverified(&self, group: &Group<'_>, case: &Case) -> bool {
         match group.bound.problem().reference_from() {
             ReferenceFrom::Definition => false,

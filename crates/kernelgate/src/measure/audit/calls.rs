@@ -65,8 +65,8 @@ fn host_stall(record: &Activity, hold: Duration) -> Option<HostStall> {
         let found = copies.binary_search_by_key(&call.correlation, |copy| copy.correlation);
         found.ok().map(|found| &copies[found])
     };
-    // After the queue was full, a wait of the same thread may be short, because the stream has gone
-    // on meanwhile. Before that, a wait is for earlier launches.
+    // After the queue was full, a wait for it may be short, because the stream has made progress.
+    // Earlier waits are for earlier launches.
     let first = record.calls.iter().find(|call| held_up(call));
     let is_behind = |call: &CallRecord| {
         first.is_some_and(|first| call.thread == first.thread && call.start >= first.end)
@@ -128,8 +128,8 @@ mod tests {
     const HOLD: Duration = Duration::from_millis(200);
     const HELD_UP_NS: u64 = 150_000_000;
 
-    /// A launch of calls, each with its name and how long it took, of which the runtime makes another
-    /// one of the driver's, and of as many launches of kernels more.
+    /// Record of a launch with these calls, each with its name and duration, of which the runtime
+    /// turns one into a call of the driver, and with this many kernel launches.
     fn record(calls: &[(&str, u64)], kernels: usize) -> Activity {
         let mut record = Activity::default();
         for (number, &(name, took)) in (0..).zip(calls) {
@@ -190,7 +190,7 @@ mod tests {
         }
         let calls = [("cuLaunchKernel", HELD_UP_NS), ("cuMemFreeAsync", 5_000)];
         assert_eq!(by(&record(&calls, 1500)), HostStall::Queue);
-        // For what was launched before this launch, and of a thread that launches nothing.
+        // A wait for an earlier launch, and one of a thread that launches nothing.
         let earlier = [("cuEventSynchronize", 5_000), ("cuMemcpyDtoD_v2", HELD_UP_NS)];
         assert_eq!(by(&record(&earlier, 1500)), HostStall::Queue);
         let calls = [("cuLaunchKernel", HELD_UP_NS), ("cuStreamSynchronize", 5_000)];

@@ -2,10 +2,10 @@
 //! finishes before the stream does, which [`super::writes`] cannot see.
 //!
 //! The stream is held while the case is launched. An operation that begins during the hold, or ends
-//! after a mark that follows on the stream, runs on another stream. A launch of more commands than
-//! the queue holds returns only once the stream goes on. Operations on other streams may then be
-//! anywhere in time, and the record is conclusive only if all of them are on one stream. If CUPTI
-//! shows nothing, the record of the case says so.
+//! after a mark that follows on the stream, runs on another stream. A launch with more commands
+//! than the queue holds returns only once the stream goes on. Operations on other streams may then
+//! run at any time, and the record is conclusive only if all of them are on one stream. If CUPTI
+//! records nothing, the record of the case states that.
 
 use std::time::Duration;
 
@@ -131,7 +131,7 @@ fn outside(record: &Activity, held: bool) -> Result<Option<String>, String> {
     let copies = record.copies.iter().map(|copy| (copy.start, copy.end, copy.on, ""));
     let sets = record.sets.iter().map(|set| (set.start, set.end, set.on, ""));
     let mut all = kernels.chain(copies).chain(sets);
-    // CUPTI gives no times for what it could not follow.
+    // CUPTI records no times for operations that it could not follow.
     let is_timed = |start: u64, end: u64| (start, end) != (0, 0);
     let early = |start: u64| start + EARLY_NS < blocker.end;
     let found = (all.clone().filter(|&(start, end, ..)| is_timed(start, end)))

@@ -5,7 +5,8 @@ use crate::stats;
 
 /// Least share of the least command (an empty kernel, a fill of one byte) that work takes.
 pub const SHARE_OF_LEAST: f64 = 0.25;
-/// Launches whose median is so many times the least possible: none of them can be below it by noise.
+/// Ratio of the median to the least possible time above which noise cannot explain a shorter
+/// launch.
 const LONG: f64 = 20.0;
 
 /// Checks the times of one sample, each of `launches` launches, nanoseconds, without the overhead of

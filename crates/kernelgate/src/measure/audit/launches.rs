@@ -7,8 +7,8 @@ use kernelgate_cuda::Devices;
 use kernelgate_cuda::driver::graph::Graph;
 use kernelgate_cuda::driver::stream::hold::Hold;
 
-/// Checks that launches do nothing that they are not allowed to. Returns whether a launch fills the
-/// queue. `captured` is a launch, if it can be captured.
+/// Checks that launches do only what is allowed. Returns whether a launch fills the queue.
+/// `captured` is a captured launch, if capturing is possible.
 ///
 /// # Errors
 /// [`BackendError::NotTimed`] if they do; when a launch fails.
@@ -30,8 +30,8 @@ pub fn check_allowed(
     waits::check(devices.one(), stream, executable, captured.map(Graph::nodes))
 }
 
-/// Checks that a launch of so many commands works on the timed stream alone, as far as its outputs
-/// and its duration show.
+/// Checks that a launch of this many commands works on the timed stream alone, as far as its
+/// outputs and its duration show.
 ///
 /// # Errors
 /// [`BackendError::NotTimed`] if it does not; when a launch fails.

@@ -1,9 +1,10 @@
 //! The audit of a timed region: does the time belong to the work that ran, and to all of it?
 //!
-//! Between the two events lies the region. A launch may enqueue work on the timed stream, and on
-//! streams that are joined with it; [`Allowed`] says what else. A row that does anything more gets an
-//! error and no time. `L` marks checks of launches (own and attached rows), `C` those of a Criterion
-//! bench's passes; a name in the last column is a permission that turns the check off.
+//! The region lies between the two events. A launch may enqueue work on the timed stream, and on
+//! streams that are joined with it; [`Allowed`] lists its other permissions. A row that does
+//! anything else gets an error and no time. `L` marks checks of launches (own and attached rows),
+//! `C` those of a Criterion bench's passes; a name in the last column is a permission that turns
+//! the check off.
 //!
 //! | check | catches | measured | error | |
 //! |---|---|---|---|---|

@@ -29,7 +29,7 @@ use kernelgate_cuda::driver::stream::foreign_stream::{EmptyReadings, Interval};
 const FIRST_HOLD: Duration = Duration::from_millis(5);
 /// The longest hold of a pass that is still to show whether its routine waits.
 const LONGEST_HOLD: Duration = Duration::from_millis(500);
-/// A hold lasts so many times what the pass before took, because passes grow.
+/// Length of a hold relative to the pass before, because passes grow.
 const TIMES_THE_LAST: u32 = 4;
 /// Passes that are held until one shows that the routine does not wait; the last of them decides.
 const DECIDING: [u32; 3] = [1, 2, 4];
@@ -57,7 +57,7 @@ pub struct Passes {
     after: AfterStream,
 }
 
-/// Whether a routine waits for what it enqueued.
+/// Whether a routine waits for the work that it enqueued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Waits {
     #[default]
@@ -160,7 +160,7 @@ impl Passes {
         pass.busy.map_or(Ok(()), |busy| self.after.add(elapsed, busy))
     }
 
-    /// For a routine that waits: whether the stream worked before the first wait.
+    /// Checks a routine that waits: the stream must have worked before the first wait.
     fn check_waiting(&self, readings: &EmptyReadings) -> Result<(), Refusal> {
         let first_ns = self.first_ns.filter(|&first_ns| first_ns <= readings.waited_ns);
         let fastest = self.fastest.filter(|fastest| fastest.beyond_ns > SHOWN_LATER);
@@ -253,7 +253,7 @@ mod tests {
         let (held, why) = run(&elsewhere);
         let waits = |elapsed_ns| Refusal::WaitsForWorkElsewhere { elapsed_ns, held_ns: 15e3 };
         assert_eq!((held, why), (vec![1, 2, 4], Some(waits(900e3))));
-        // A pass of one iteration each, as where the warm-up ends after the first.
+        // Passes of one iteration each: the warm-up ends after the first pass.
         let slow = Routine { free_ns: |_| 70e6, ..elsewhere };
         assert_eq!(run(&slow).1, Some(waits(70e6)));
     }

@@ -122,8 +122,9 @@ const ROOT_NS: f64 = 1000.0;
 /// Roots that count, so that a row cannot hide a reuse behind many of them.
 const MAX_ROOTS: usize = 4;
 
-/// Checks that launches that are captured together take as long as one that is captured alone, whose
-/// graph has `roots` root nodes: the first of a capture may compute what the others return.
+/// Checks that each of several launches captured together takes as long as one captured alone,
+/// whose graph has `roots` root nodes: the first launch of a capture could compute the results that
+/// the others return.
 ///
 /// # Errors
 /// If they take less.

@@ -37,7 +37,7 @@ pub fn check(
     let unheld = started.elapsed();
     executable.synchronize()?;
     if took < unheld + HOLD / 2 {
-        // The host may take that long by itself.
+        // The host may need that long even without a wait.
         hold += unheld;
         if outlasts(hold, stream, executable)?.is_none() {
             return Ok(false);
@@ -71,9 +71,9 @@ fn outlasts(
     Ok((took >= hold.mul_f64(0.9) && !stream.was_released()).then_some(took))
 }
 
-/// Judges a launch that a held stream held up: it has a time only if its commands filled the queue.
-/// Without CUPTI's answer, `may_fill` decides: the launch is more commands than are queued ahead, or
-/// returns while the GPU still works.
+/// Judges a launch that a held stream delayed: it has a time only if its commands filled the queue.
+/// Without CUPTI's answer, `may_fill` decides: the launch has more commands than are queued ahead,
+/// or returns while the GPU still works.
 fn judge(host_stall: Option<HostStall>, may_fill: bool) -> Result<(), Refusal> {
     match host_stall {
         Some(HostStall::Queue) => Ok(()),

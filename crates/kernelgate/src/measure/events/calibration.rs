@@ -13,7 +13,7 @@ use kernelgate_cuda::instruments::spin::{Empty, Spin};
 
 /// Intervals whose median is a figure of the calibration.
 const CALIBRATIONS: usize = 31;
-/// Bursts of so many spins, whose last readings of the device's timer are averaged.
+/// Number of bursts of spins, whose last readings of the device's timer are averaged.
 const CALIBRATION_BURSTS: usize = 16;
 /// Empty kernels in a row, twice: the difference is what one more costs.
 const FEW: usize = 20;
@@ -81,7 +81,7 @@ impl EventTimer {
         Ok(stats::median(&intervals_ns) - spent_ns / CALIBRATION_BURSTS as f64)
     }
 
-    /// The interval around so many commands: median over enough repetitions, nanoseconds.
+    /// Interval around this many commands: median over enough repetitions, nanoseconds.
     fn median_ns(
         &mut self,
         commands: usize,

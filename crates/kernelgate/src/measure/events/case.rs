@@ -55,8 +55,8 @@ impl EventTimer {
     /// Counts the commands of a launch, audits it, times it, and captures short launches in a graph.
     ///
     /// # Errors
-    /// When a launch fails; [`BackendError::NotTimed`] where it enqueues nothing on the stream that
-    /// is timed, or works on others.
+    /// When a launch fails; [`BackendError::NotTimed`] if it enqueues nothing on the timed stream,
+    /// or works on others.
     pub fn plan(
         &mut self,
         executable: &mut dyn Executable,
@@ -79,7 +79,7 @@ impl EventTimer {
             None => self.commands_by_trial(executable)?,
         };
         launches::check_streams(&self.devices, self.stream.holder(), executable, commands)?;
-        // Launches that carry state on run one by one, as they are verified.
+        // Launches that carry state on run one by one, as in the verification.
         let repeats = !executable.carries_state();
         let batch = if counted.is_some() && commands <= MAX_QUEUED && repeats {
             self.batch(cache, commands, &mut || executable.launch())?
@@ -118,8 +118,8 @@ impl EventTimer {
         Ok(reuse::check_batch(alone_ns, together_ns, alone.roots()?)?)
     }
 
-    /// A sample of so many launches, or somewhat more where they are captured together; taken again
-    /// a few times while the device is throttled, or its clock not steady.
+    /// A sample of at least this many launches, more if they are captured together. It is repeated
+    /// a few times while the device is throttled, or its clock is not steady.
     ///
     /// # Errors
     /// When a launch fails, or takes less than a kernel can.

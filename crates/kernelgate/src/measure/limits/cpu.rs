@@ -47,9 +47,11 @@ enum Threads {
 enum Moves {
     /// Reads everything, then writes everything, with vectors of the widest kind.
     Apart,
-    /// Copies what is both read and written with such vectors, and reads or writes the rest.
+    /// Copies the bytes that are both read and written with such vectors, and reads or writes the
+    /// rest.
     Copy,
-    /// Copies, reads and writes with the C library's functions, which bypass the caches where that is faster.
+    /// Copies, reads and writes with the C library's functions, which bypass the caches when that
+    /// is faster.
     LibraryCopy,
 }
 
@@ -94,7 +96,7 @@ fn memory_limit(traffic: Traffic) -> MemoryLimit {
     MemoryLimit { traffic, time_ns: seconds * 1e9, pass: pass.name() }
 }
 
-/// The memory of a pass, a slice a thread: each thread finds what it moved before in its own caches.
+/// Memory of a pass, a slice for each thread: each thread's slice stays in the caches of its core.
 struct Slices(Vec<Mutex<Slice>>);
 
 struct Slice {

@@ -1,5 +1,5 @@
 //! The GPU's ceilings: memory traffic and matrix instructions by our own kernels, GEMMs by cuBLASLt
-//! where there is no such kernel, and the cost of launching.
+//! if there is no such kernel, and the cost of launching.
 
 use std::time::Duration;
 
@@ -23,8 +23,8 @@ const PAUSE: Duration = Duration::from_millis(200);
 const PLACES: [u64; 3] = [0, 17 << 20, 47 << 20];
 /// Sides of the square GEMMs: large enough that every multiprocessor is busy to the end.
 const MATMUL_SIZES: [u64; 2] = [4096, 8192];
-/// How often an operand repeats what was drawn for it. Drawing all of it takes the host longer than
-/// the measurement; bits of neighbours, which the clock depends on, are as random.
+/// Repetitions of the random data in an operand. Drawing all of it takes the host longer than the
+/// measurement; the bits of neighbours, which affect the clock, are equally random.
 const REPEATS: usize = 16;
 
 impl Limits {
@@ -161,9 +161,9 @@ fn memory_limit(
     Ok(MemoryLimit { traffic, time_ns, pass: fastest.to_string() })
 }
 
-/// Operations a second and the SM clock in MHz: of instructions whose operands stay in shared memory
-/// where this architecture has them, else of the fastest GEMM of cuBLASLt. Absent where neither is
-/// known.
+/// Operations a second and the SM clock in MHz: of instructions whose operands stay in shared
+/// memory if this architecture has them, else of the fastest GEMM of cuBLASLt. `None` if neither is
+/// available.
 fn matmul(
     events: &mut EventTimer,
     operands: Operands,
@@ -197,15 +197,15 @@ fn matmul(
     Ok(fastest)
 }
 
-/// Operations a second, and the SM clock meanwhile.
+/// Operations a second, and the SM clock during them.
 struct Rate {
     per_s: f64,
     clock_mhz: Option<f64>,
 }
 
 impl Rate {
-    /// Rate of launches of so many operations: of the fastest window in the steady power state, or
-    /// of the fastest burst behind a pause.
+    /// Rate of launches of `operations` operations: of the fastest window in the steady power
+    /// state, or of the fastest burst behind a pause.
     fn measure(
         events: &mut EventTimer,
         flops: f64,

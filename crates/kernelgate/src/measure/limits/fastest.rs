@@ -1,9 +1,9 @@
-//! The time of a pass at its best: what a ceiling on the host is made of.
+//! Best time of a pass, from which the host's ceilings are computed.
 
 use std::time::Instant;
 
-/// Repetitions of each pass, of which the fastest counts: a ceiling is what the device can do, not
-/// what it does on average.
+/// Repetitions of each pass, of which the fastest counts: a ceiling is the capability of the
+/// device, not its average.
 const REPEATS: usize = 5;
 /// Time that one repetition should last at least, so that small working sets are passed over many
 /// times.

@@ -1,8 +1,8 @@
 //! The device's measured ceilings, and the time they allow for declared work.
 //!
-//! The memory ceiling of a case is the time of the fastest of our own passes that moves as many bytes
-//! as the case declares, with its caches hot or cold; each distinct traffic is measured once.
-//! Nothing is interpolated. Fractions are not clamped: above 100 % is a finding.
+//! The memory ceiling of a case is the time of the fastest of our own passes that moves as many
+//! bytes as the case declares, with its caches hot or cold; each distinct traffic is measured once,
+//! without interpolation. Fractions are not clamped: above 100 % is a finding.
 
 mod cpu;
 mod cpu_matmul;
