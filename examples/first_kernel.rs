@@ -20,7 +20,7 @@ impl Problem for Saxpy {
         Tensors::new().with("x", [self.n], normal("x")).with("y", [self.n], normal("y"))
     }
 
-    /// In fp64: what every row is compared with before it is timed.
+    /// Expected outputs in fp64, with which every row is compared before it is timed.
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         let pairs = inputs.f32("x").iter().zip(inputs.f32("y"));
         let out: Vec<f64> =

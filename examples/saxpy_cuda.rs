@@ -1,6 +1,6 @@
-//! Your own CUDA kernel under kernelgate: `saxpy.cu` beside this file, its reference, its work, its
-//! launch. `cargo run --release --example saxpy_cuda -- --bench` runs it on a GPU. In your package
-//! this file is `benches/saxpy.rs`, with `[[bench]] name = "saxpy"`, `harness = false`.
+//! A CUDA kernel of your own under kernelgate: `saxpy.cu` in this folder, its reference, its work,
+//! its launch. `cargo run --release --example saxpy_cuda -- --bench` runs it on a GPU. In your
+//! package this file is `benches/saxpy.rs`, with `[[bench]] name = "saxpy"`, `harness = false`.
 
 use std::process::ExitCode;
 

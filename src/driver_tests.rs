@@ -1,6 +1,6 @@
-//! Which functions of the driver a program that links the suite may call: those of CUDA 12.4, the
-//! oldest driver that is supported. There is no such driver to run on; that they are there is read
-//! from its header, and that no others are called from the symbols of this executable.
+//! Tests that a program which links the suite calls only functions of CUDA 12.4, the oldest
+//! supported driver. No such driver is available for tests, so the functions are read from its
+//! header, and the calls from the symbols of this executable.
 
 use std::collections::BTreeSet;
 

@@ -8,8 +8,8 @@ use kernelgate::workload::{Problem, Tensors};
 use kernelgate_cuda::Device;
 pub use kernelgate_cuda::testing::gpu;
 
-/// A row made ready; `None`, with the reason printed, where it stands on a library that is not
-/// there or declines.
+/// Prepares a row; `None`, with the reason printed, if it needs a library that is missing or
+/// declines.
 pub fn prepare<P: Problem>(
     row: &Implementation<P>,
     problem: &P,

@@ -1,4 +1,4 @@
-//! The rows of all kernels together: every file has one, and what they say of one file agrees.
+//! Tests of the rows of all kernels together: every file has a row, and the rows of one file agree.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -120,7 +120,8 @@ fn every_family_has_a_fast_row_from_ampere_on() {
             assert_eq!(unmet(name, arch), None, "{name} on {arch}");
         }
     }
-    // Gradients need more shared memory than some have; one build of two runs where they do.
+    // Gradients need more shared memory than some architectures have; one of the two builds runs
+    // there.
     let backward = "attention/backward_flash_mma DTYPE=Bf16 HEAD_DIM=128 CAUSAL=1";
     let runs = |arch: &str| {
         [backward.to_owned(), format!("{backward} STAGES=1")]

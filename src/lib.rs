@@ -1,6 +1,6 @@
-//! The benchmark suite of kernelgate: families of real work, each in a folder of its own with
-//! its definition, fp64 reference, CPU rows and CUDA rows. It uses nothing of `kernelgate` that an
-//! outside package could not.
+//! The benchmark suite of kernelgate: families of real work, each in a folder of its own with its
+//! definition, fp64 reference, CPU rows and CUDA rows. It uses only those parts of `kernelgate`
+//! that are open to other packages.
 
 pub mod attention;
 #[cfg(test)]
@@ -55,7 +55,7 @@ pub fn kernels() -> Vec<ListedKernel> {
     FAMILIES.iter().flat_map(|family| (family.kernels)()).collect()
 }
 
-/// `main` of a bench binary of this package; a filter may name a case of another one.
+/// `main` of a bench binary of this package; a filter may name a case of another binary.
 pub fn bench(family: &Family) -> ExitCode {
     Harness::new(family.name, (family.suites)())
         .siblings(all())

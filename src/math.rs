@@ -67,7 +67,8 @@ pub fn larger(a: f32, b: f32) -> f32 {
 /// `x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³)))` in f32, absolute error below 3e-7·(1 + |x|);
 /// vectorises as [`exp`] does.
 ///
-/// As `x·sigmoid(2u)`: the same function, without the cancellation of `1 + tanh(u)` for negative x.
+/// Computed as `x·sigmoid(2u)`: the same function, without the cancellation of `1 + tanh(u)` for
+/// negative x.
 #[inline(always)]
 pub fn gelu_tanh(x: f32) -> f32 {
     const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769;

@@ -1,5 +1,5 @@
-//! Tolerances against what the declared precision gives: a row that rounds its operands to the next
-//! lower one (tf32 or f16 for f32, bf16 for f16, fp8 for bf16) is beyond them.
+//! Compares tolerances with the declared precision: a row that rounds its operands to the next
+//! lower one (tf32 or f16 for f32, bf16 for f16, fp8 for bf16) exceeds them.
 
 use kernelgate::verify::precision::{limit, lower_bits, rounded};
 use kernelgate::workload::{Dtype, Effort, Scale};
@@ -41,8 +41,8 @@ fn no_tolerance_lets_a_lower_precision_pass() {
             let allowed = problem.tolerance().relative_l2;
             eprintln!("{name} {}: allowed {allowed:.1e}, limit {limit:.1e}", dtype.name());
             checked += 1;
-            // The limit is a quarter of what the lower precision costs. Outputs of 16 bits are
-            // rounded themselves, by a good part of what the limit is.
+            // The limit is a quarter of the error of the lower precision. Outputs of 16 bits are
+            // rounded themselves, by a large part of the limit.
             let most = if dtype == Dtype::F32 { limit } else { 2.0 * limit };
             assert!(allowed < most, "{name} {}: {allowed:.1e} of {most:.1e}", dtype.name());
         }

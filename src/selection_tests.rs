@@ -51,8 +51,8 @@ fn default_cases_are_a_handful_and_part_of_the_sweep() {
     }
 }
 
-/// Around one central problem an axis at a time, by the best row and one to compare it with; who
-/// overrides an axis sees every row.
+/// The default selection scans one axis at a time around one central problem, by the best row and
+/// one to compare it with; a user who overrides an axis gets every row.
 #[test]
 fn scans_are_part_of_the_default_selection_on_a_gpu() {
     let suites = all();

@@ -1,5 +1,5 @@
-//! Compiling kernels without a GPU. Needs NVRTC (`kernelgate doctor --fetch-nvrtc` fetches it); skips with a
-//! reason where it is missing.
+//! Compiles kernels without a GPU. It needs NVRTC (`kernelgate doctor --fetch-nvrtc` fetches it)
+//! and skips with a reason if NVRTC is missing.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,7 +13,7 @@ use kernelgate_cuda::{Requires, Source};
 use kernelgate_suite::kernels;
 use rayon::prelude::*;
 
-/// Whether NVRTC is there; says so when it is not.
+/// Whether NVRTC is available; prints a message if it is not.
 fn compiler() -> bool {
     match version() {
         Ok(_) => true,

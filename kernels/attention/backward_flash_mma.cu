@@ -75,7 +75,7 @@ static_assert(kDqColumns == 32, "the layout of the dQ accumulator assumes 32x32 
 // dQ accumulator, floats: [head][step][warp 0-7][fragment (i, j) 0-7][lane][4]; one step is kTileM
 // * d floats.
 
-// dq_sum may be null: then nothing is set to zero.
+// If dq_sum is null, nothing is set to zero.
 // d/8 lanes a row of b*h*padded with padded = ceil(s/M)*M, 16 bytes each
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_backward_flash_mma_prepare(const u16* __restrict__ out, const u16* __restrict__ dout,

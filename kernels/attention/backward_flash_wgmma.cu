@@ -11,15 +11,16 @@
 // Threads: two warpgroups of 64 keys each compute, with 240 registers a thread; one thread of a
 // third, which keeps 24, copies. Keys are rows, so that p^T and ds^T are operands in the registers
 // where they were computed; ds^T goes to shared memory too, because dq sums over the keys of both
-// warpgroups: each computes half of its columns, or where d = 64, all of every other step's.
-// Heads of queries that share keys are one after the other in a block's steps, so that dk and dv
-// are summed over them in registers. With -DGROUPED=1 a block has some of them only: blocks add to
-// sums in memory, which a second kernel rounds. Few heads of keys make enough blocks that way, and
-// those that run at the same time are at fewer heads of queries, whose tiles L2 holds.
+// warpgroups: each computes half of its columns, or at d = 64 all columns of every other step.
+// Heads of queries that share keys follow one another in a block's steps, so that dk and dv are
+// summed over them in registers. With -DGROUPED=1 a block has only some of them: blocks add to sums
+// in memory, which a second kernel rounds. This way few heads of keys make enough blocks, and
+// concurrent blocks work on fewer heads of queries, whose tiles L2 holds.
 // With -DWHOLE=1, for short heads, a block stays on its multiprocessor and takes whole heads, one
-// block of keys after the other. A step's dq is summed over these in an order, by the thread that
-// has it, in memory of the block that L2 holds, and rounded at the last: there are no additions of
-// other blocks, no zeros before and no kernel after. Keys and values have two stages.
+// block of keys after the other. A step's dq is summed over these in a fixed order, by the thread
+// that owns it, in memory of the block that L2 holds, and rounded at the last: there are no
+// additions of other blocks, no zeroing before and no kernel after. Keys and values have two
+// stages.
 // Shared memory: keys, values; two stages of queries with their statistics, and of dout; two of
 // ds^T, so that a step's is written while the last one's may still be read. All but the statistics
 // are columns of 64 elements, whose rows of 128 bytes are swizzled as wgmma wants it.
@@ -61,7 +62,8 @@ constexpr bool kRegistersLeft = kHeadDim == 64;
 constexpr int kDqGroups = kRegistersLeft ? 1 : kGroups;  // of a step
 constexpr int kDqColumns = kHeadDim / kDqGroups;         // of a warpgroup
 constexpr int kColumns = kHeadDim / 64;
-// Blocks of the heads that run together where causal: about as many as a GPU has multiprocessors.
+// Blocks of the heads that run together with a causal mask: about as many as a GPU has
+// multiprocessors.
 constexpr int kBlocksTogether = 128;
 constexpr int kManySteps = 64;  // of a head from which blocks keep in step
 constexpr int kStatsBytes = 2 * kQueries * 4;
@@ -102,7 +104,7 @@ struct Rings {
         stats(base + kStatsOffset) {}
 };
 
-// The head, among those of all batches, and the first of the queries of a step.
+// Step: its head, among those of all batches, and the first of its queries.
 struct Step {
   int head, query;
 };
@@ -243,7 +245,7 @@ __device__ __forceinline__ void take_turns(const Rings& rings, u32* turns, const
   }
 }
 
-// Probabilities of a step in place of its scores; the lane's rows are `key` and 8 further.
+// Replaces the scores of a step by probabilities; the lane's rows are `key` and `key` + 8.
 template <bool kMask>
 __device__ __forceinline__ void exponentials(float (&s)[kQueries / 2], u32 stats, int key,
                                              int query, int seqlen) {
@@ -261,7 +263,7 @@ __device__ __forceinline__ void exponentials(float (&s)[kQueries / 2], u32 stats
   }
 }
 
-// Gradients of the scores in place of those of the probabilities.
+// Replaces the gradients of the probabilities by those of the scores.
 __device__ __forceinline__ void score_gradients(float (&dp)[kQueries / 2],
                                                 const float (&p)[kQueries / 2], u32 stats) {
 #pragma unroll
@@ -354,7 +356,7 @@ struct Rows<true> {
   }
 };
 
-// The warpgroup's gradient, through its rows of a tile that nobody reads any more, to memory.
+// Stores the warpgroup's gradient to memory, through its rows of a tile that is no longer read.
 __device__ __forceinline__ void store_gradient(float (&d)[kHeadDim / 2], float scale, u32 tile,
                                                const TensorMap& map, const Work& work, int group) {
 #pragma unroll

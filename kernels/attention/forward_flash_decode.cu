@@ -7,18 +7,19 @@
 //   out = sum_w o_w exp2((m_w - m) c) / sum_w l_w exp2((m_w - m) c) over those that shared the
 //   keys
 //
-// Keys and values are the A operands, so that a matrix tile has the eight columns that a group of
-// heads fills, in place of sixteen rows. The rows of a group are neighbours in memory.
-// Threads: warps that each take STEP_KEYS of a tile of keys, with copies, maxima and sums of their
-// own: no barrier until a block has seen its last key of a head. All tiles of all heads are one
-// list, of which each block has an equal, contiguous part; a head that two blocks or more have seen
-// parts of is put together by the last of them to come, always in the same order.
+// Keys and values are the A operands, so that a matrix tile has eight columns, which a group of
+// heads fills, instead of sixteen rows. The rows of a group are neighbours in memory.
+//
+// Threads: each warp takes STEP_KEYS of a tile of keys, with copies, maxima and sums of its own:
+// there is no barrier until a block has seen its last key of a head. All tiles of all heads are one
+// list, of which each block has an equal, contiguous part. If several blocks share a head, the last
+// of them combines their parts, always in the same order.
 // Shared memory: for each warp STAGES of its keys and values, 16-bit rows of d, 16-byte chunks
 // XOR-swizzled by row; then each warp's o, m and l.
 // Bound: memory, 4 keys d bytes a head of keys and values; the copies keep (STAGES - 1) of STAGES
 // in flight.
 // Against flash_mma: a group of heads reads its keys once, blocks share a head's keys, a tile has
-// eight rows of queries in place of 128.
+// eight rows of queries instead of 128.
 #include "attention/shape.cuh"
 #include "common/fragments.cuh"
 #include "common/math.cuh"
@@ -116,7 +117,7 @@ struct Rows {
     }
   }
 
-  // Maxima that the step's scores have raised, and what was summed relative to the old ones.
+  // Rescales the sums for maxima that the step's scores have raised.
   __device__ __forceinline__ void raise(const float (&s)[kM][kN][4]) {
     float best[kN][2];
     bool grow = false;
@@ -224,7 +225,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   float* const warps_o = reinterpret_cast<float*>(shared + kWarps * kStages * kStageBytes);
   float* const warps_stats = warps_o + kWarps * kRows * kPitch;
 
-  // Copies run ahead of what is computed, from one head to the next.
+  // Copies run ahead of the computation, from one head to the next.
   const u32 ring = shared_address(shared) + warp * kStages * kStageBytes;
   const int copy_row = lane / kRowChunks, copy_chunk = lane % kRowChunks;
   int copy_unit = static_cast<int>(begin / work.tiles);

@@ -8,21 +8,22 @@
 //
 // Threads: three warpgroups of 64 queries each compute, with 160 registers a thread; one thread of
 // a fourth warpgroup, which keeps 32, copies. A block stays on its multiprocessor and takes tiles
-// of up to 192 queries from a list that the host made: where causal, their weights differ much.
-// With -DPARTS=4 a tile is a whole head of up to 256 queries and keys, which are copied once.
-// Warpgroups take its four parts one after another and go on with the next head, so that they
-// seldom wait for each other. All keys of a head are in shared memory at a time, or the second part
-// of a warpgroup would wait for those that the first has released. One more thread copies queries.
+// of up to 192 queries from a list that the host made, because with a causal mask their weights
+// differ much. With -DPARTS=4 a tile is a whole head of up to 256 queries and keys, which are
+// copied once. Warpgroups take its four parts one after another and go on with the next head, so
+// that they seldom wait for each other. All keys of a head are in shared memory at a time;
+// otherwise the second part of a warpgroup would wait for keys that the first has released. One
+// more thread copies queries.
 // Layout: tensor maps have the strides of batches, heads and rows of each tensor.
-// Shared memory: the queries of two tiles, so that those of the next one are there in time, and
-// kStages blocks of keys and of values. A warpgroup's output goes out from where its queries were.
-// All of them are columns of 64 elements, whose rows of 128 bytes are swizzled as wgmma wants it.
-// Each stage has a barrier that says it is full and one that says it is empty.
+// Shared memory: the queries of two tiles, so that those of the next one arrive in time, and
+// kStages blocks of keys and of values. A warpgroup's output leaves from the place of its queries.
+// All of them are columns of 64 elements, whose rows of 128 bytes are swizzled for wgmma. Each
+// stage has a barrier for full and one for empty.
 //
 // Overlap: a warpgroup starts q k^T of the next block, then p v of this one, and computes the next
-// block's exponentials while p v runs; meanwhile the other warpgroups use the tensor cores. p stays
-// in registers: where the accumulator of q k^T has it is where the operand of p v needs it.
-// o is rescaled only where a row's top grows by more than 2^8: below that p is at most 256.
+// block's exponentials while p v runs; the other warpgroups use the tensor cores at that time. p
+// stays in registers: the accumulator of q k^T has the layout of the operand of p v. o is rescaled
+// only if a row's maximum grows by more than 2^8: below that p is at most 256.
 //
 // With -DFP8=1 operands are e4m3 with a scale a head (warpgroup/gemm_e4m3.cuh): blocks of values
 // come transposed from attention_transpose_values, p is rounded to e4m3 and is 2^6 for a row's top,
@@ -87,7 +88,7 @@ struct Rings {
 // Values as they come: a tensor, or blocks that lie in memory as they shall in shared memory.
 using Values = Choose<kFp8, const u8*, TensorMap>::Type;
 
-// In fp8, what the numbers of each head are multiplied by.
+// Factors of the numbers of each head in fp8.
 struct Scales {
   const float *q, *k, *v;
 };
@@ -101,7 +102,7 @@ struct Shape {
 struct Tile {
   int row, groups, head, batch;
 
-  // The list has as many tiles for each block. A tile without groups ends it.
+  // Every block's list has the same length. A tile without groups ends it.
   __device__ __forceinline__ Tile(const int4* tiles, int index) {
     const int4 entry = tiles[static_cast<i64>(index) * gridDim.x + blockIdx.x];
     row = entry.x;
@@ -204,7 +205,7 @@ struct Rows {
   }
 };
 
-// Probabilities of a block in place of its scores. Returns whether o has to be scaled, by `alpha`.
+// Replaces the scores of a block by probabilities. Returns whether o has to be scaled, by `alpha`.
 // The lane's row r sees the keys before limit[r], counted from the lane's first.
 template <bool kMask>
 __device__ __forceinline__ bool softmax(Rows& rows, float (&alpha)[2], const int (&limit)[2]) {

@@ -6,12 +6,12 @@
 //             lse = max + ln(sum)
 //   values:   out[i] = sum_j P[i,j] v[j]
 //
-// Threads: scores, a 16x16 block an S tile of that size; softmax, a block a row, three passes over
-// it; values, a block of d x (256/d) threads, one an output element. No shared memory but the
+// Threads: scores, a 16x16 block for each tile of S; softmax, a block a row, in three passes over
+// it; values, a block of d x (256/d) threads, one an output element. Shared memory: only the
 // softmax's eight floats.
 // Bound: fp32 FMA (2 b h s^2 d FLOPs each for scores and values) in theory; in practice the loads,
-// as nothing is reused but by the caches.
-// Device memory moved at least: scores write 4 b h s^2 bytes, softmax reads them and writes half as
+// because only the caches reuse data.
+// Least device memory traffic: scores write 4 b h s^2 bytes, softmax reads them and writes half as
 // many, values read those.
 // First rung: nothing before it.
 #include "attention/shape.cuh"

@@ -6,11 +6,10 @@
 // Threads: a warp a row; of every 128 neighbouring keys a lane has four, 16 bytes loaded and 8
 // stored. Up to MAX_KEYS / 32 scores a lane are in flight before the first is used.
 // Shared memory: none, no barrier.
-// Bound: memory, 4 bytes read and 2 written a score; its 15 instructions are a third of what the
-// memory leaves time for.
-// Changed from forward_naive's softmax: one pass over the row in place of three, a warp a row in
-// place of a block, 16-byte loads. Needs rows of whole accesses: a multiple of four keys, at most
-// MAX_KEYS.
+// Bound: memory, 4 bytes read and 2 written a score; the loads and stores leave time for three
+// times its 15 instructions. Changed from forward_naive's softmax: one pass over the row instead of
+// three, a warp a row instead of a block, 16-byte loads. It needs rows of whole accesses: a
+// multiple of four keys, at most MAX_KEYS.
 #include "common/element16.cuh"
 #include "common/math.cuh"
 #include "common/reduce.cuh"

@@ -1,4 +1,5 @@
-// A two-layer perceptron beside its GEMMs: activation and softmax, forward and backward.
+// Operations of a two-layer perceptron other than GEMMs: activation and softmax, forward and
+// backward.
 //
 // Equations, rows r of C classes, elements i of the hidden layer, s = 1 / (1 + e^-z):
 //   a_i = z_i s_i

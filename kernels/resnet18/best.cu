@@ -134,7 +134,7 @@ __device__ __forceinline__ float2* sums_at(int part, int pixel, int row, int fil
                                    (filter ^ (row % 4 * 8)));
 }
 
-// Puts a warpgroup's sums where all threads read them.
+// Writes a warpgroup's sums to shared memory, where all threads read them.
 template <int kSide>
 __device__ __forceinline__ void spread(const float (&sums)[Share<kSide>::kFilters / 2]) {
   using Own = Share<kSide>;
@@ -409,9 +409,9 @@ extern "C" __global__ void __launch_bounds__(STEM_THREADS)
   }
 }
 
-// Images, or, where these are null, pooled spikes to logits. `pooled` is written where there are
-// images, unless it is null. `logits` may be null: what comes behind the last layer is then another
-// kernel's. `rounds` counts, for each block, those of all launches.
+// Computes logits from images or, if these are null, from pooled spikes. If there are images,
+// `pooled` is written, unless it is null. `logits` may be null: another kernel then computes the
+// classifier. `rounds` counts, for each block, those of all launches.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     resnet18_best_layers(const Layer* layers, const float* inputs, const uint4* stem_filters,
                          const float* stem_bias, u64* stem_sent, float stem_divisor, u16* pooled,

@@ -1,7 +1,7 @@
 // The stem of the network in the launch of its layers: 7x7 convolution with stride 2, neurons, 3x3
 // pooling with stride 2. A block has a row of the pooled map, for which it computes three rows of
-// the convolution, and sends the spikes as those of a layer. Deliberately absent: what a backward
-// pass needs.
+// the convolution, and sends the spikes as those of a layer. Deliberately absent: state for a
+// backward pass.
 //
 // Images are copied to shared memory as bf16 with four channels a pixel, the last one zero, so that
 // 16 columns of the GEMM, [7][8][4] of rows, pixels and channels, lie as ldmatrix reads them.

@@ -6,7 +6,7 @@
 // An implicit GEMM on bf16 tensor cores: spikes are bf16, which holds them exactly, and sums are
 // fp32. A tile holds all time steps of its neurons; after the GEMM it passes through shared memory,
 // a thread two neurons.
-// Threads, shared memory: see tiles.cuh. Two groups a block; four (GROUPS=4) where every block has a
+// Threads, shared memory: see tiles.cuh. Two groups a block; four (GROUPS=4) if every block has a
 // multiprocessor of its own.
 // Bound: latency. At B = 32 a layer is a microsecond of tensor cores in at most 18 steps, and its
 // weights and spikes are in L2.
@@ -171,8 +171,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 }
 
 // logits [B, classes] = weight · features + share · bias, with features = scale · Σ over steps and
-// pixels of spikes; and, where there are labels, the features and the gradient of the last
-// currents, of mean cross-entropy; a block an image
+// pixels of spikes; and, if there are labels, the features and the gradient of mean cross-entropy
+// with respect to the last currents; a block an image
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_fused_tail(const u16* spikes, const float* weight, const float* bias, float* logits,
                         const signed char* labels, float* features, const float* currents,

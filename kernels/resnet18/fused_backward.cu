@@ -1,5 +1,5 @@
-// Backward through a layer a kernel: the transpose of a convolution, what the shortcut adds, and
-// the neurons that wrote the convolution's input, by replay of their currents.
+// Backward pass of a layer in one kernel: the transpose of a convolution, the gradient of the
+// shortcut, and the neurons that wrote the convolution's input, by replay of their currents.
 //
 //   spikes' gradient = theta · (convT(g) + conv1x1T(h) or h)
 //   currents' gradient = neurons backward(currents, spikes' gradient)

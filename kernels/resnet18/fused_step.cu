@@ -8,10 +8,10 @@
 // Gradients of weights are implicit GEMMs on bf16 tensor cores, fp32 sums, whose rows are split
 // into parts, each with a copy of the result; SGD adds up the parts in their order, so every run has
 // the same bits.
-// Threads: of the GEMMs see tiles.cuh; else four elements each.
+// Threads: those of tiles.cuh for GEMMs; else four elements each.
 // Bound: tensor cores and L2 in the GEMMs; memory bandwidth in the others, SGD's by 16 bytes a
 // parameter.
-// Changed from train: no gathered or transposed operands, three launches in place of seven a
+// Changed from train: no gathered or transposed operands, three launches instead of seven for each
 // convolution.
 #include "common/cluster.cuh"
 #include "resnet18/tiles.cuh"

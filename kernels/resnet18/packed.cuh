@@ -41,7 +41,7 @@ __device__ __forceinline__ u32 lane_words(u32 lane) { return lane % 4 * 64 + lan
 // another pipe than the logic beside them.
 __device__ __forceinline__ u32 lane_factor(u32 lane) { return 1u << 2 * (kOctet - 1 - lane / 4); }
 
-// An A fragment, 16 rows by 16 channels, of doubled spikes; `bits` are kTopBits, or none for zeros.
+// An A fragment, 16 rows by 16 channels, of doubled spikes; `bits` are kTopBits, or 0 for zeros.
 __device__ __forceinline__ void load_spikes(u32 (&a)[4], u32 words, u32 factor, u32 bits) {
   const uint4 packed = load_shared_b128(words);
   a[0] = packed.x * factor & bits;

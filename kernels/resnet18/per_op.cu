@@ -1,5 +1,5 @@
-// The network's operations that are neither GEMMs nor neurons, one kernel each: what a framework
-// launches in eager mode.
+// Operations of the network other than GEMMs and neurons, one kernel each, as a framework launches
+// them in eager mode.
 //
 // Frames are time-major, [T, B, side, side, channels]; spikes are bytes, currents fp32, operands of
 // GEMMs bf16, which holds spikes, and the images and weights of the problem, exactly.

@@ -1,6 +1,6 @@
-// Tiles of implicit GEMMs over frames [T, B, side, side, channels] in bf16: their rows are one pixel
-// of some images, all time steps of each, so a tap is in the padding for a whole tile or for none of
-// it, and is then skipped. Deliberately absent: what is done with the sums.
+// Tiles of implicit GEMMs over frames [T, B, side, side, channels] in bf16: their rows are one
+// pixel of some images, all time steps of each, so a tap is in the padding for a whole tile or for
+// none of it, and is then skipped. Deliberately absent: the use of the sums.
 //
 // Threads: groups of 4 warps, 2 x 2 over a tile of 64 x 64 sums; groups take the steps of a GEMM in
 // turn, so that a tile with few neighbours on its multiprocessor has less to wait for.
@@ -74,9 +74,9 @@ __device__ __forceinline__ void copy_matrix(u32 tile, const u16* matrix, int pit
                 from + i * between);
 }
 
-// Calls `copy(stage)`, which starts the copies of a step and returns false where there are no more
-// steps, ahead of `multiply(first operand, second operand)` of the same step; leaves no copy under
-// way and the shared memory free.
+// Calls `copy(stage)`, which starts the copies of a step and returns false after the last step,
+// ahead of `multiply(first operand, second operand)` of the same step. Afterwards no copy is in
+// flight and the shared memory is free.
 template <class Copy, class Multiply>
 __device__ __forceinline__ void run_pipeline(const Copy& copy, const Multiply& multiply) {
   const u32 base = shared_address(shared) + group() * kStages * kStageBytes;
@@ -99,7 +99,7 @@ __device__ __forceinline__ void run_pipeline(const Copy& copy, const Multiply& m
   __syncthreads();
 }
 
-// One convolution: what it reads, or, transposed, the gradient of what it writes.
+// One convolution: its input or, if transposed, the gradient of its output.
 struct Operand {
   const u16* frames;  // [T, B, side, side, channels]
   const u16* weight;  // [filters, depth], tap 0 first
@@ -247,7 +247,7 @@ struct Pair {
   }
 };
 
-// Puts the sums where all threads read them.
+// Writes the sums to shared memory, where all threads read them.
 __device__ __forceinline__ void spread(const Sums& sums) {
   float* own = reinterpret_cast<float*>(shared) + group() * kTile * kPitch;
   for_each_pair(sums, [&](int row, int column, float2 pair) {

@@ -1,5 +1,5 @@
-// The operations of a training step that are neither GEMMs nor neurons nor the forward pass's, one
-// kernel each: what a framework launches in eager mode.
+// Operations of a training step other than GEMMs, neurons and the forward pass, one kernel each, as
+// a framework launches them in eager mode.
 //
 // Gradients of activations are fp32, [T, B, side, side, channels]; as operands of GEMMs they are
 // rounded to bf16. Parameters and momenta are fp32. Every sum has a fixed order.

@@ -13,9 +13,9 @@
 // become one.
 #include "common/element.cuh"
 
-/// `membranes` and `tracers` ([T, N], H and C) are null when no gradient is wanted, or both given;
-/// `v_final` ([N]) may be null. Saved tracers are int8: Tmin >= -128 and Tmax <= 127 when `tracers`
-/// is given.
+/// `membranes` and `tracers` ([T, N], H and C) are both null if no gradient is needed, else both
+/// set; `v_final` ([N]) may be null. Saved tracers are int8: Tmin >= -128 and Tmax <= 127 if
+/// `tracers` is set.
 extern "C" __global__ void st_bif_forward_fused(
     const Element* __restrict__ x, signed char* __restrict__ spikes, float* __restrict__ membranes,
     signed char* __restrict__ tracers, float* __restrict__ v_final, long long neurons,

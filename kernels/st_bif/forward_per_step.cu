@@ -7,8 +7,8 @@
 // Threads: one a neuron, scalar accesses.
 // Shared memory: none.
 // Bound: per neuron and step reads x (4 or 2 bytes), v (4) and c (4), writes v, c and one byte of
-// spike: 21 bytes for f32, 19 for 16-bit (at t = 0 nothing is read but x), against 5 and 3 needed.
-// The starting point: what a framework does that calls the neuron once a step.
+// spike: 21 bytes for f32, 19 for 16-bit (at t = 0 only x is read), against 5 and 3 needed.
+// The starting point: a framework that calls the neuron once a step.
 #include "common/element.cuh"
 
 /// `v` and `c` are [N] and carry the state from launch to launch; the launch with t = 0 initialises

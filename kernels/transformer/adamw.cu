@@ -5,9 +5,9 @@
 //   copy = p' rounded to the element
 //
 // Parameters p, moments m and v are fp32 [elements]. The gradients of the first f32_elements are
-// fp32, those of the others elements of the row's dtype; both counts are multiples of 4. The step
-// counter lies in device memory, so that a captured graph can be replayed. Outputs may lie where
-// the inputs do.
+// fp32, those of the others have the row's dtype; both counts are multiples of 4. The step counter
+// lies in device memory, so that a captured graph can be replayed. Outputs may overwrite the
+// inputs.
 // Threads: QUADS groups of four elements each, a block apart, all loads before the first store.
 // Shared memory: none.
 // Bound: DRAM, 28 bytes an element with 16-bit gradients and copy, 28 in fp32 without a copy.

@@ -118,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   cross_entropy<true>(logits, targets, losses, gradients, vocabulary, stride, scale);
 }
 
-// Logits stay as they are, but for the padding.
+// Logits do not change, except for the padding.
 extern "C" __global__ void __launch_bounds__(kThreads)
     transformer_loss_forward(Element* logits, const float* targets, float* losses, int vocabulary,
                              int stride) {

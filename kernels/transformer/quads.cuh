@@ -17,8 +17,7 @@ __device__ __forceinline__ void load_f32_quad(const float* from, Quad& values) {
   unpack_f32(load_coherent<16>(from), values);
 }
 
-// The packet as it lies in memory: unpacking it where it is loaded would wait for it before the next
-// load.
+// The packet in its memory format: unpacking it at the load would wait for it before the next load.
 __device__ __forceinline__ ElementPacket<4> load_packed_quad(const Element* from) {
   return load_coherent<4 * kElementBytes>(from);
 }

@@ -4,8 +4,8 @@
 //   ds[i,j] = scale p[i,j] (dp[i,j] - sum_{k <= i} p[i,k] dp[i,k]) for j <= i, else 0
 //
 // Layout: scores, probabilities and their gradients [heads, context, context], heads counted over
-// the batch. SCORES_F32: scores and dp are fp32; else they are elements, as p and ds are. Outputs may
-// lie where the inputs do, if their type is the same.
+// the batch. SCORES_F32: scores and dp are fp32; otherwise they are elements, like p and ds.
+// Outputs may overwrite the inputs if their type is the same.
 // Threads: a warp a row, QUADS groups of four keys a lane, kept in registers. Keys behind the
 // diagonal are not read.
 // Shared memory: none.
@@ -64,8 +64,8 @@ __device__ __forceinline__ void load_keys(const T* row, int kept, bool aligned,
   }
 }
 
-// Hides that the words are those of before, so that they are unpacked again: the values of a row
-// would not leave registers for other warps.
+// Hides from the compiler that the words are the same as before, so that it unpacks them again:
+// otherwise the unpacked values of a row would occupy registers that other warps need.
 template <typename T>
 __device__ __forceinline__ void rematerialize(KeyPackets<T>& packets) {
 #pragma unroll

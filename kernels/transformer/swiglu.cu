@@ -5,8 +5,8 @@
 //
 // Layout: gate_up [tokens, 2, ff], the gate first; h [tokens, ff]; ff a multiple of a packet.
 // Threads: PACKETS packets of 16 bytes of h each, a block apart, all loads before the first store.
-// Blocks go from the last token to the first: L2 still holds what the GEMM before has written last,
-// and the GEMM behind begins with what is written last here.
+// Blocks go from the last token to the first: L2 still holds the last results of the GEMM before,
+// and the GEMM after begins with the last results of this kernel.
 // Shared memory: none.
 // Bound: memory, 3 elements moved an element of h forward and 5 backward.
 #define STREAM_STORE "st.global"

@@ -1,6 +1,6 @@
-//! Attention's three steps apart, with the scores in memory: q kᵀ, softmax, p v. Shows what a fused
-//! kernel saves, and how softmax compares with the GEMMs around it. Full mask; one shape, b = 4, h
-//! = 12, s = 512, d = 64, unless asked.
+//! The three steps of attention as separate kernels, with the scores in memory: q kᵀ, softmax, p v.
+//! They show the gain of a fused kernel, and how softmax compares with the GEMMs around it. Full
+//! mask; by default one shape, b = 4, h = 12, s = 512, d = 64.
 //!
 //! Deliberately absent: a chain. Each step has inputs of its own, drawn with the distribution that
 //! the chain would give.
@@ -211,7 +211,8 @@ impl Problem for Softmax {
 
     fn tolerance(&self) -> Tolerance {
         match self.shape.dtype {
-            // One exponential, one sum, one division: ten times what the CPU backend measures.
+            // One exponential, one sum, one division: ten times the error that the CPU backend
+            // measures.
             Dtype::F32 => Tolerance { max_error: 1.5e-6, relative_l2: 8e-7 },
             dtype => tolerance(dtype),
         }

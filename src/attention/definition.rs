@@ -21,7 +21,7 @@ use kernelgate::workload::{
     Unit, Work, Workload, random,
 };
 
-/// b·s where the axis `tokens` is not given.
+/// Value of b·s if the axis `tokens` is not given.
 const TOKENS: usize = 16_384;
 /// h·d.
 const HIDDEN: usize = 2048;
@@ -140,7 +140,7 @@ pub struct Attention {
     pub h_kv: usize,
     /// Queries of a head.
     pub s: usize,
-    /// Keys of a head; as many as queries or more, if causal.
+    /// Keys of a head; at least as many as queries, if causal.
     pub keys: usize,
     /// Elements of a head.
     pub d: usize,
@@ -235,7 +235,7 @@ impl Attention {
         self.shape().iter().product::<usize>() as u64
     }
 
-    /// Bytes of so many tensors like the queries, and so many like the keys.
+    /// Bytes of this many tensors like the queries and like the keys.
     pub(super) fn bytes(&self, dtype: Dtype, like_queries: u64, like_keys: u64) -> u64 {
         let key_elements = self.key_shape().iter().product::<usize>() as u64;
         (like_queries * self.elements() + like_keys * key_elements) * dtype.bytes() as u64
@@ -307,10 +307,10 @@ impl Attention {
     pub(super) fn host_bytes(&self, tensors: u64, expected_rows: u64, head_matrices: u64) -> u64 {
         let (s, keys, d) = (self.s as u64, self.keys as u64, self.d as u64);
         let a_thread = 8 * (head_matrices * s.max(keys) * d + 2 * (ROWS as u64).min(s) * keys);
-        // N(0, 1), which are chosen and what is added, in f32.
+        // Samples of N(0, 1) with the choice of outliers and their addends, in f32.
         let largest = |dtype| self.bytes(dtype, 1, 0).max(self.bytes(dtype, 0, 1));
         let drawing = if self.outliers { 3 * largest(Dtype::F32) } else { 0 };
-        // Operands of fp8 are rounded from what was drawn.
+        // Operands in fp8 are rounded from the drawn values.
         let drawn = if self.dtype == Dtype::Fp8 { largest(Dtype::Bf16) } else { 0 };
         drawing
             + drawn

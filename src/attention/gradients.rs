@@ -42,8 +42,8 @@ pub const BACKWARD: Workload<AttentionBackward> = Workload {
     },
 };
 
-/// Tolerance of gradients: as `tolerance` of the forward, where the gradient of the scores and the
-/// saved output are rounded too (5e-3 and 3e-3 in bf16; with outliers, whose gradients are
+/// Tolerance of gradients: like `tolerance` of the forward pass, but the gradient of the scores and
+/// the saved output are rounded too (5e-3 and 3e-3 in bf16; with outliers, whose gradients are
 /// differences of larger numbers, 9e-3 and 5e-3).
 pub(super) fn gradient_tolerance(dtype: Dtype, outliers: bool) -> Tolerance {
     match (dtype, outliers) {

@@ -1,8 +1,8 @@
 //! Attention of one head in fp64: the definition that every implementation is verified against.
 //!
-//! Matrices are row-major slices: queries `[rows, d]`, keys and values `[keys, d]`, scores
-//! `[rows, keys]`. A query's position says which keys it sees under the causal mask. Deliberately
-//! absent: which heads and rows are computed (`sample`), and any online or tiled form of the
+//! Matrices are row-major slices: queries `[rows, d]`, keys and values `[keys, d]`, scores `[rows,
+//! keys]`. A query's position decides which keys it sees under the causal mask. Deliberately
+//! absent: the choice of the checked heads and rows (`sample`), and any online or tiled form of the
 //! softmax.
 
 use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f64};

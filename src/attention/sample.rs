@@ -79,8 +79,8 @@ impl Rows {
             .collect()
     }
 
-    /// The heads that are checked where a row's value needs its whole head, each of `share` heads
-    /// of queries, ascending: one at least.
+    /// The heads that are checked if a row's value needs its whole head, each of `share` heads of
+    /// queries, ascending: at least one.
     pub fn drawn_heads(&self, name: &str, share: usize) -> Vec<usize> {
         let drawn = (2 * u128::from(PAIRS) / (share as u128 * self.s as u128 * self.keys as u128))
             .clamp(1, self.heads as u128) as usize;

@@ -378,7 +378,8 @@ impl Rounded {
     }
 }
 
-/// The errors, by the harness' own comparison, of an implementation that rounds where it must.
+/// Errors, by the harness' own comparison, of an implementation that rounds only as the dtype
+/// requires.
 fn errors_of_rounding(attention: Attention) -> [OutputComparison; 2] {
     let Attention { s, d, dtype, .. } = attention;
     let (forward, backward) = (AttentionForward { attention }, AttentionBackward { attention });

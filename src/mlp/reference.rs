@@ -5,7 +5,7 @@ use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f64};
 use super::shape::Shape;
 use kernelgate::workload::Tensors;
 
-/// The forward pass, and what the gradients need of it.
+/// The forward pass with the values that the gradients need.
 pub struct Reference {
     shape: Shape,
     round: fn(f64) -> f64,
@@ -21,7 +21,7 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// Computes `p`. `round` is applied to what a row stores in the dtype of the inputs; the
+    /// Computes `p`. `round` is applied to values that a row stores in the dtype of the inputs; the
     /// reference rounds nothing.
     pub fn new(shape: &Shape, inputs: &Tensors, round: fn(f64) -> f64) -> Self {
         let Shape { b, i, h, c, .. } = *shape;

@@ -69,8 +69,8 @@ impl Shape {
         elements.iter().sum::<u64>() * self.dtype.bytes() as u64
     }
 
-    /// About four times the errors of rounding what a row holds in bf16 between two launches (a test
-    /// computes them), and in f32 about ten times those of the CPU row.
+    /// About four times the errors of rounding the values that a row holds in bf16 between two
+    /// launches (a test computes them), and in f32 about ten times those of the CPU row.
     pub fn tolerance(&self) -> Tolerance {
         match self.dtype {
             Dtype::Bf16 => Tolerance { max_error: 2e-2, relative_l2: 1.2e-2 },
@@ -78,7 +78,7 @@ impl Shape {
         }
     }
 
-    /// Inputs, and what the reference holds in fp64.
+    /// Bytes of the inputs, and of the reference's values in fp64.
     pub fn host_bytes(&self) -> u64 {
         let Self { b, i, h, c, .. } = *self;
         self.operand_bytes()

@@ -1,5 +1,5 @@
-//! The parts of a pass through the network: the named ranges that the guides open, and what the
-//! mathematics needs in each.
+//! The parts of a pass through the network: the named ranges that the guides open, and the work
+//! that the mathematics needs in each.
 //!
 //! A layer's work is that of its convolutions, a shortcut with the second of its block, and its
 //! neurons; of bytes it counts the parameters that are multiplied with a pixel somewhere, as spikes

@@ -44,7 +44,7 @@ fn tap_weight<'a>(conv: &Conv, weight: &'a [f64], tap: usize) -> MatRef<'a, f64>
     MatRef::from_row_major_slice(weight, out, conv.depth()).subcols(tap * channels, channels)
 }
 
-/// Rows of so many columns.
+/// Rows of `columns` columns.
 fn matrix(values: &[f64], columns: usize) -> MatRef<'_, f64> {
     MatRef::from_row_major_slice(values, values.len() / columns, columns)
 }

@@ -42,13 +42,13 @@
 //! | `new_parameters`, `new_momentum` | [R, w], f32 | |
 //!
 //! With `weights=dyadic` the forward pass is exact in fp32 in any order of additions, so spikes and
-//! logits are those of the reference bit for bit. With `weights=normal` a rounding can move a spike
-//! by a step. Declared work counts the stem and the classifier once an image and no multiplication
-//! with padding: of 37.0 million multiply-adds of a frame 15.3 million are with padding at the
-//! imagenet stem.
+//! logits equal those of the reference bit for bit. With `weights=normal` a rounding can move a
+//! spike by a step. Declared work counts the stem and the classifier once an image and no
+//! multiplication with padding: 15.3 of the 37.0 million multiply-adds of a frame are with padding
+//! at the imagenet stem.
 //!
-//! With `weights=file` the weights are those of a trained network; a training step takes them, and
-//! normal ones, with `dtype=f32` only.
+//! With `weights=file` the weights are those of a trained network; a training step accepts these,
+//! and normal ones, with `dtype=f32` only.
 //!
 //! Deliberately absent: statistics of a batch.
 
@@ -214,8 +214,8 @@ impl TrainStep {
         }
     }
 
-    /// Reference of an output that holds something of every parameter: each parameter by itself,
-    /// held to the magnitude of its own values.
+    /// Reference of an output that holds values of every parameter: each parameter is compared
+    /// separately, relative to the magnitude of its own values.
     fn expected_by_parameter(
         &self,
         network: &Network,
@@ -270,7 +270,8 @@ impl Problem for TrainStep {
 
     fn work(&self) -> Work {
         let network = self.shape.sizes.network();
-        // Each convolution twice more: gradients of weight and input; none of the image's.
+        // Each convolution counts twice more, for the gradients of weight and input; the image has
+        // no gradient.
         let hidden = 3 * self.shape.hidden_flops(&network);
         let outer = 2 * self.shape.outer_flops(&network);
         // A neuron forward, and backward as `st_bif/backward` counts it; momentum and step.
@@ -311,7 +312,7 @@ impl Problem for TrainStep {
 
     fn host_bytes(&self) -> u64 {
         let network = self.shape.sizes.network();
-        // Gradient, momentum and new parameters in f64, and what is expected of both.
+        // Gradient, momentum and new parameters in f64, and the expected values of the last two.
         self.shape.host_bytes(&network) + (5 * 8 + 4) * network.parameters as u64
     }
 }

@@ -63,7 +63,7 @@ impl Reference<'_> {
         step.repeat(self.shape.t)
     }
 
-    /// From the gradient of a block's spikes to that of the spikes that it reads.
+    /// Computes the gradient of the spikes that a block reads from that of its output spikes.
     fn block_gradient(
         &self,
         number: usize,
@@ -93,7 +93,7 @@ impl Reference<'_> {
         to_input
     }
 
-    /// From the gradient of neurons' spikes to that of their currents.
+    /// Computes the gradient of neurons' currents from that of their spikes.
     fn through(&self, neurons: &Neurons, spikes: &[f64]) -> Vec<f64> {
         let (t, n) = (self.shape.t, spikes.len() / self.shape.t);
         let parameters = self.shape.neuron();
@@ -145,8 +145,8 @@ impl Reference<'_> {
         self.bias_gradient(stem, currents, gradient);
     }
 
-    /// A spike counts in the sums of all later steps, so what the pooling of a step gets goes, less
-    /// what that of the next step gets, to the spikes before it.
+    /// A spike counts in the sums of all later steps. So the gradient at the pooling of a step,
+    /// less that of the next step, goes to the spikes before it.
     fn pool_gradient(&self, pool: &Window, spikes: &[i8], pooled: &[f64]) -> Vec<f64> {
         let (input, output) =
             (self.shape.b * pool.input.elements(), self.shape.b * pool.output.elements());

@@ -24,7 +24,7 @@ pub enum Stem {
 pub struct Sizes {
     /// How it begins.
     pub stem: Stem,
-    /// Channels of the first stage; each of the three others has twice as many as the one before.
+    /// Channels of the first stage; each later stage has twice the channels of the one before.
     pub width: usize,
     /// Residual blocks of a stage: 2 in ResNet-18.
     pub blocks: usize,
@@ -94,7 +94,7 @@ impl Window {
         Some(row * self.input.side + column)
     }
 
-    /// The taps from the first to the last that read a pixel anywhere: one of nine where a frame is
+    /// The taps from the first to the last that read a pixel anywhere: one of nine if a frame is
     /// one pixel.
     pub fn live_taps(&self) -> Range<usize> {
         let reads =
@@ -121,7 +121,7 @@ impl Window {
 /// A convolution: weight `[out, kernel, kernel, in]`, then bias `[out]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conv {
-    /// As in torchvision: `layer1.0.conv1`.
+    /// Name as in torchvision: `layer1.0.conv1`.
     pub name: String,
     /// Source pixels.
     pub window: Window,
@@ -158,7 +158,7 @@ pub struct Block {
     pub first: Conv,
     /// 3×3.
     pub second: Conv,
-    /// 1×1 where the extents change, else the identity.
+    /// 1×1 if the extents change, else the identity.
     pub shortcut: Option<Conv>,
 }
 

@@ -1,5 +1,5 @@
-//! The network once more, scalar by scalar on a tape, time step by time step: what the reference
-//! and its gradient are tested against. It shares no arithmetic with them.
+//! A second implementation of the network, scalar by scalar on a tape, time step by time step, with
+//! which the reference and its gradient are compared. It shares no arithmetic with them.
 
 use super::network::{CLASSES, Conv, Map};
 use super::shape::NetworkShape;
@@ -161,7 +161,7 @@ impl<'a> Plain<'a> {
         totals.iter().map(|terms| self.tape.sum(terms)).collect()
     }
 
-    /// `factor·conv(input)`, with the bias where it is fed.
+    /// `factor·conv(input)`, with the bias in a step that is fed.
     fn convolve(&mut self, conv: &Conv, input: &[Node], factor: f64, fed: bool) -> Vec<Node> {
         let (from, to) = (conv.window.input, conv.window.output);
         let (k, stride) = (conv.window.kernel as isize, conv.window.stride as isize);

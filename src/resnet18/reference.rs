@@ -55,7 +55,7 @@ impl Forward {
 }
 
 impl<'a> Reference<'a> {
-    /// With the parameters of the inputs.
+    /// The reference with the parameters of the inputs.
     pub fn new(shape: &'a NetworkShape, inputs: &Tensors) -> Self {
         let network = shape.sizes.network();
         let parameters = inputs.tensor("parameters").to_f64(0, network.parameters);
@@ -195,8 +195,8 @@ impl<'a> Reference<'a> {
     }
 }
 
-/// For each output element of frames `[frames, side, side, channels]` the input element that is the
-/// first largest of its window.
+/// For each output element of frames `[frames, side, side, channels]`, the input element that is
+/// the first maximum of its window.
 pub fn largest<'a>(pool: &'a Window, sums: &'a [i8]) -> impl Iterator<Item = usize> + 'a {
     let channels = pool.input.channels;
     let frames =

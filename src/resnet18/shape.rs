@@ -1,5 +1,5 @@
-//! The sizes of a problem of the family, and what follows from them: seeded inputs, declared work,
-//! host memory.
+//! The sizes of a problem of the family, with the seeded inputs, declared work and host memory that
+//! follow from them.
 
 use std::path::PathBuf;
 
@@ -229,9 +229,9 @@ impl NetworkShape {
     }
 }
 
-/// Deviation of a convolution's weights: over the inputs that an output pixel has on average, all
-/// about as large as the values of neurons are, sums of about one, and half of that where the
-/// residual is added.
+/// Standard deviation of a convolution's weights, from the average number of inputs of an output
+/// pixel. If all inputs are as large as the values of neurons, sums are about one, and about half
+/// if the residual is added.
 fn deviation(conv: &Conv) -> f32 {
     let window = conv.window;
     let taps = window.reads() as f32 / window.output.pixels() as f32;

@@ -153,8 +153,8 @@ fn with_enough_steps_the_network_is_the_quantised_one_unit_for_unit() {
     }
 }
 
-/// With few steps only some units end at the quantised network's value: most near the images, and
-/// all of them once the last layer has had time. docs/results/resnet18.md has the shares.
+/// With few steps only some units end at the quantised network's value: most of them near the
+/// images, and all once the last layer has had time. docs/results/resnet18.md has the shares.
 #[test]
 fn with_few_steps_a_share_of_units_is_the_quantised_networks() {
     let sizes = Sizes { stem: Stem::ImageNet, width: 64, blocks: 2, side: 32 };

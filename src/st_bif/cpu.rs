@@ -147,7 +147,7 @@ impl State32 {
 /// compiler knows ends in scalar code.
 type LaneBlock<T> = [T; LANES];
 
-/// Elements `from..from + lanes` as f32: where they lie, or converted into the buffer.
+/// Elements `from..from + lanes` as f32: in place, or converted into the buffer.
 #[inline(always)]
 fn values<'a>(
     tensor: &'a Tensor,
@@ -168,8 +168,8 @@ fn values<'a>(
     buffer
 }
 
-/// Columns `from..` of the forward pass. A type of its own, because `dispatch` compiles for the
-/// widest SIMD only what it can inline, and a closure of this size is not inlined.
+/// Columns `from..` of the forward pass. It is a type of its own, because `dispatch` compiles for
+/// the widest SIMD only code that it can inline, and a closure of this size is not inlined.
 struct ForwardTask<'a, 'b> {
     parameters: &'a State32,
     x: &'a Tensor,

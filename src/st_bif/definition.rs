@@ -5,9 +5,9 @@
 //! (multiples of a power of two, as is the threshold), so the forward pass is exact in fp32 and
 //! spikes are compared bit for bit.
 //!
-//! Deliberately absent: the final membrane and the saved `H` and `C`. The problem is what the next
-//! layer consumes (spikes) and what the previous layer needs (the input's gradient); what is saved
-//! in between is an implementation's choice.
+//! Deliberately absent: the final membrane and the saved `H` and `C`. The problem consists of the
+//! next layer's inputs (spikes) and the gradient for the previous layer; the saved state in between
+//! is an implementation's choice.
 
 use half::{bf16, f16};
 

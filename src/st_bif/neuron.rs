@@ -74,8 +74,8 @@ pub fn gaussian(z: f64, width: f64) -> f64 {
 
 /// Gradient of the input from `gy[t]`, the gradient of the spikes, in reverse time.
 ///
-/// `m = gy - θ·gV + gT; gx = m·a + gV; gT = m·b + gT; gV = gx`, with `a` the surrogate at both
-/// thresholds where the tracer allows a spike, and `b` the surrogate of the tracer's bounds. The
+/// `m = gy - θ·gV + gT; gx = m·a + gV; gT = m·b + gT; gV = gx`. `a` is the surrogate at both
+/// thresholds if the tracer allows a spike, and `b` the surrogate of the tracer's bounds. The
 /// parameters receive no gradient.
 pub fn backward(
     parameters: &Parameters,

@@ -1,7 +1,7 @@
 //! The language model in fp64: the definition that every implementation is verified against.
 //!
-//! `round` is applied where a row stores in the dtype of the problem. The reference rounds weights
-//! only; tests round everything, to see what the tolerance has to allow.
+//! `round` is applied to values that a row stores in the dtype of the problem. The reference rounds
+//! weights only; tests round everything, to measure the error that the tolerance has to allow.
 
 use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f64};
 
@@ -62,7 +62,7 @@ impl Matrix {
     }
 }
 
-/// Calls `f(row, values)` for each row of so many columns, on all threads.
+/// Calls `f(row, values)` for each row of `columns` columns, on all threads.
 pub fn each_row(values: &mut [f64], columns: usize, f: &(dyn Fn(usize, &mut [f64]) + Sync)) {
     let rows = (1usize << 14).div_ceil(columns);
     parallel::chunks_mut(values, rows * columns, &|number, chunk| {
@@ -260,7 +260,7 @@ impl<'a> Reference<'a> {
         attended.rounded(self.round)
     }
 
-    /// Puts `[context, head_dim]` of each sequence's head in its place, the first column on.
+    /// Writes `[context, head_dim]` of each sequence's head to its place, from the first column on.
     pub fn scatter(&self, to: &mut Matrix, first_column: usize, heads: &[Vec<f64>]) {
         let (head_dim, columns) = (self.shape.head_dim(), to.columns);
         for (number, values) in heads.iter().enumerate() {

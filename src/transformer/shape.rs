@@ -30,7 +30,7 @@ pub const WEIGHT_DECAY: f64 = 0.1;
 /// Learning rate.
 pub const LEARNING_RATE: f64 = 1e-3;
 
-/// Logits are padded to a multiple of so many columns, which are 0.
+/// Logits are padded with zeros to a multiple of this number of columns.
 const PADDED: usize = 8;
 /// Parameters of a model that is compared with the reference whole.
 const WHOLE: usize = 4 << 20;
@@ -272,8 +272,7 @@ impl Shape {
         self.tokens() as u64 * (2 * (matrices * self.d) as u64 + attention as u64)
     }
 
-    /// Work of a forward pass: norms, rotary embedding, softmax, SwiGLU and cross entropy beside the
-    /// GEMMs.
+    /// Work of a forward pass: norms, rotary embedding, softmax, SwiGLU, cross entropy and GEMMs.
     pub fn forward_work(&self) -> Work {
         let tokens = self.tokens() as u64;
         let element = self.dtype.bytes() as u64;
@@ -302,8 +301,8 @@ impl Shape {
             .with_flops(Unit::Vector, Dtype::F32, 3 * self.vector_flops() + 14 * parameters)
     }
 
-    /// Floats of f64 that the reference holds beside inputs and outputs: a layer's activations and
-    /// their gradients, and the residual stream before every layer.
+    /// Bytes of f64 values that the reference holds besides inputs and outputs: a layer's
+    /// activations and their gradients, and the residual stream before every layer.
     pub const fn reference_bytes(&self) -> u64 {
         let layer = 10 * self.d + 6 * self.ff + self.heads * self.context;
         let tokens = self.tokens() as u64;

@@ -116,7 +116,8 @@ fn a_training_learns_its_text() {
     assert!(losses.windows(2).all(|pair| pair[1] < pair[0]), "{losses:?}");
 }
 
-/// Largest error and relative L2 norm of a reference against another one, the worst by output.
+/// Largest error and relative L2 norm of one reference relative to another; the worst output
+/// counts.
 fn errors(name: &str, found: &[Expected], exact: &[Expected]) -> [f64; 2] {
     let mut worst = [0.0f64; 2];
     for (found, exact) in found.iter().zip(exact).filter(|(found, _)| found.name == name) {

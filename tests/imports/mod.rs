@@ -34,7 +34,7 @@ pub fn code(path: &Path) -> String {
         .join("\n")
 }
 
-/// A line in which `pub(in path)` is `pub(crate)`: a visibility uses nothing of the module.
+/// A line in which `pub(in path)` is `pub(crate)`: a visibility is not a use of the module.
 fn without_visibility(line: &str) -> String {
     let named = line.split_once("pub(in ").and_then(|(before, rest)| {
         rest.split_once(')').map(|(_, behind)| format!("{before}pub(crate){behind}"))
@@ -42,7 +42,7 @@ fn without_visibility(line: &str) -> String {
     named.unwrap_or_else(|| line.to_owned())
 }
 
-/// The words that follow a prefix where it begins a path.
+/// The words that follow a prefix at the start of a path.
 pub fn mentions<'a>(text: &'a str, prefix: &'a str) -> impl Iterator<Item = &'a str> {
     text.match_indices(prefix).filter_map(move |(at, _)| {
         let boundary = text[..at]
@@ -55,8 +55,8 @@ pub fn mentions<'a>(text: &'a str, prefix: &'a str) -> impl Iterator<Item = &'a 
     })
 }
 
-/// The module of a file: `record::run` of `record/run.rs`, `record` of `record/mod.rs`, nothing of
-/// `lib.rs`.
+/// The module of a file: `record::run` for `record/run.rs`, `record` for `record/mod.rs`, and an
+/// empty text for `lib.rs`.
 pub fn module_of(file: &str) -> String {
     let path = file.trim_end_matches(".rs").trim_end_matches("/mod");
     if ["lib", "main", "mod"].contains(&path) { String::new() } else { path.replace('/', "::") }
@@ -77,7 +77,7 @@ pub fn references(module: &str, code: &str, modules: &BTreeSet<String>) -> BTree
             match parts.first() {
                 Some(&"crate") => base.clear(),
                 Some(&"super") => drop(base.pop()),
-                // A child of this module, where it is one.
+                // A child of this module.
                 _ if modules.contains(&[&here[..], &parts[..1]].concat().join("::")) => {
                     parts.insert(0, "self")
                 }
@@ -102,7 +102,7 @@ pub fn references(module: &str, code: &str, modules: &BTreeSet<String>) -> BTree
     found
 }
 
-/// Each path in a text with where it begins: words joined by `::`.
+/// Each path in a text with its position: words joined by `::`.
 fn paths(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let word = |c: char| c.is_alphanumeric() || c == '_';
     let starts = text.char_indices().filter(move |&(at, c)| {

@@ -9,7 +9,7 @@ fn main() -> std::process::ExitCode {
     let suite = Attached::new("attached/axpy", &["n=16777216"], axpy);
     let suite = suite.row("cuda/c_library", ["x", "y", "out"], |at, [x, y, out]| {
         let failed = |error: libloading::Error| BackendError::Launch(error.to_string());
-        // Stays loaded: what is launched is in it.
+        // The library stays loaded, because it contains the launched kernel.
         let library =
             Box::leak(Box::new(unsafe { Library::new(env!("AXPY_LIBRARY")) }.map_err(failed)?));
         let load = unsafe { library.get::<Load>(b"axpy_load") }.map_err(failed)?;

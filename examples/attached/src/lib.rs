@@ -9,7 +9,7 @@ use kernelgate::attach::{
 
 pub const A: f32 = 2.5;
 
-/// NUL at its end, as the driver wants it.
+/// PTX with a NUL at its end, as the driver requires.
 pub const PTX: &str = concat!(include_str!("../kernels/axpy.ptx"), "\0");
 
 /// `axpy_load` of the library in C: of the text of a module, its kernel.

@@ -1,6 +1,5 @@
-//! `out = 2.5 x + y` in CubeCL, and its CUDA C++. CubeCL's runtime launches on streams that it shows
-//! to nobody, so that they cannot be joined: what it launches itself is refused as work on another
-//! stream.
+//! `out = 2.5 x + y` in CubeCL, and its CUDA C++. CubeCL's runtime launches on streams that it does
+//! not expose, so they cannot be joined: its own launches are refused as work on another stream.
 
 use cubecl_core as cubecl;
 use cubecl_core::codegen::Compiler;

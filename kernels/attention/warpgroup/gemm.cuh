@@ -157,7 +157,7 @@ __device__ __forceinline__ void multiply_abt(float (&d)[kCount], const u32 (&a)[
   wgmma_commit();
 }
 
-// d += a b, a of 64 rows in registers, b a tile of as many rows as a has columns.
+// d += a b, with a of 64 rows in registers, and b a tile with one row for each column of a.
 template <int kCount, int kWords>
 __device__ __forceinline__ void multiply_ab(float (&d)[kCount], const u32 (&a)[kWords], u32 b) {
   constexpr int kRows = kWords * 4;
@@ -171,7 +171,7 @@ __device__ __forceinline__ void multiply_ab(float (&d)[kCount], const u32 (&a)[k
   wgmma_commit();
 }
 
-// d = a^T b, a of 64 columns, b of as many as d, over kRows rows.
+// d = a^T b, with a of 64 columns and b with the columns of d, over kRows rows.
 template <int kRows, int kCount>
 __device__ __forceinline__ void multiply_atb(float (&d)[kCount], u32 a, u32 b) {
   const u64 first = operand(a), second = operand(b);

@@ -18,7 +18,7 @@ struct Ring {
       barrier_init(empty(n), kReaders);
     }
   }
-  // By the thread that copies, before fill n of so many bytes.
+  // Called by the copying thread before fill n of this many bytes.
   __device__ __forceinline__ void begin_fill(u32 n, u32 bytes) const {
     barrier_wait(empty(n), n / kCount % 2 ^ 1);
     barrier_expect(full(n), bytes);

@@ -25,7 +25,7 @@ pub(super) struct Tile {
     pub keys: usize,
     /// First query.
     pub query: usize,
-    /// Queries of the block before it, which see none of the keys.
+    /// Queries of the block before the first one that sees a key.
     pub hidden: usize,
     /// How many queries.
     pub queries: usize,
@@ -38,7 +38,7 @@ pub(super) struct Tile {
 }
 
 impl Tile {
-    /// The tile that starts at a key, for the block of `rows` queries from `first`; none when the
+    /// The tile that starts at a key, for the block of `rows` queries from `first`; `None` if the
     /// block sees no such key.
     pub(super) fn new(
         attention: &Attention,
@@ -91,8 +91,8 @@ impl<const N: usize> Online<N> {
     }
 }
 
-/// Replaces a tile's scores by `exp(scale · score - max)`, zero where a key is not seen; scales
-/// down what earlier tiles left in the row's sum and in its row of `out` where the maximum grew.
+/// Replaces a tile's scores by `exp(scale · score - max)`, zero for hidden keys; if the maximum
+/// grew, scales down the contributions of earlier tiles to the row's sum and to its row of `out`.
 pub(super) struct Update<'a, const N: usize> {
     pub online: &'a mut Online<N>,
     pub tile: &'a Tile,
@@ -186,8 +186,8 @@ impl NullaryFnOnce for InnerProducts<'_> {
     }
 }
 
-/// From scores S and dP to `P = exp(scale · S - normaliser)` and `P ∘ (dP - mean)`, both zero where
-/// a key is not seen.
+/// Computes `P = exp(scale · S - normaliser)` and `P ∘ (dP - mean)` from scores S and dP, both zero
+/// for hidden keys.
 pub(super) struct Gradients<'a> {
     pub tile: &'a Tile,
     /// S to P, `[queries, keys]` of the tile.

@@ -16,7 +16,7 @@ pub struct ForwardPointers {
     pub v: Pointer,
     /// Output.
     pub out: Pointer,
-    /// Natural logarithms of the rows' sums of exponentials, where a backward follows.
+    /// Natural logarithms of the rows' sums of exponentials, if a backward pass follows.
     pub lse: Option<Pointer>,
 }
 

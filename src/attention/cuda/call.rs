@@ -7,7 +7,8 @@ use kernelgate_cuda::{Buffer, PreparedLaunch};
 /// Which kernels compute it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Technique {
-    /// GEMMs through `mma.sync`, from sm_80 on. Its backward has as many heads of keys as of queries.
+    /// GEMMs through `mma.sync`, from sm_80 on. Its backward pass needs equal numbers of heads of
+    /// keys and of queries.
     FlashMma,
     /// GEMMs through `wgmma`, tiles by tensor copies: sm_90a only.
     FlashWgmma,
@@ -95,7 +96,7 @@ pub struct ForwardAddresses {
     pub v: u64,
     /// Output.
     pub out: u64,
-    /// Natural logarithms of the rows' sums of exponentials, fp32, where a backward needs them.
+    /// Natural logarithms of the rows' sums of exponentials, fp32, if a backward pass needs them.
     pub lse: Option<u64>,
 }
 

@@ -1,4 +1,5 @@
-//! The GEMMs of attention apart, by cuBLASLt: what a user without a fused kernel would call.
+//! The GEMMs of attention as separate launches of cuBLASLt, as a user without a fused kernel would
+//! call them.
 
 use std::sync::Arc;
 

@@ -174,7 +174,7 @@ impl Shapes {
         Ok(scores)
     }
 
-    /// x, or -∞ where the mask hides the key.
+    /// x, or -∞ if the mask hides the key.
     fn masked(
         &self,
         graph: &mut OperationGraph,
@@ -236,7 +236,7 @@ impl ForwardGraph {
         let weights = between(g, PointwiseMode::Exponential, &[below], shapes.pairs)?;
         let sum = g.between(shapes.rows, DataType::F32)?;
         g.reduce(Operator::Add, weights, sum)?;
-        // The log-sum-exp is part of the pattern even where it is not needed.
+        // The log-sum-exp is part of the pattern even if it is not needed.
         let logarithm = between(g, PointwiseMode::Logarithm, &[sum], shapes.rows)?;
         between(g, PointwiseMode::Add, &[top, logarithm], shapes.rows)?;
         let probabilities = g.between(shapes.pairs, shapes.stored)?;

@@ -37,7 +37,7 @@ pub struct Extents {
     pub causal: bool,
     /// Dtype of inputs and outputs; the output of fp8 is bf16.
     pub dtype: Dtype,
-    /// Strides of rows, where a tensor is not dense `[b, h, s, d]`.
+    /// Strides of rows, if a tensor is not dense `[b, h, s, d]`.
     pub rows: Option<RowStrides>,
 }
 
@@ -119,7 +119,7 @@ pub fn strided_variants() -> Vec<Extents> {
 }
 
 impl Extents {
-    /// A shape; with the strides of rows where a tensor is not dense `[b, h, s, d]`.
+    /// A shape; with the strides of rows if a tensor is not dense `[b, h, s, d]`.
     pub fn new(shape: &Shape, rows: Option<RowStrides>) -> Self {
         let Shape { batch, heads, key_heads, queries, keys, head_dim, causal, dtype } = *shape;
         Self {
@@ -135,7 +135,7 @@ impl Extents {
         }
     }
 
-    /// So many heads with as many keys as queries, of 64 elements, without a mask.
+    /// Heads with equal numbers of keys and queries, of 64 elements, without a mask.
     pub const fn self_attention(heads: usize, s: usize, dtype: Dtype) -> Self {
         Self { batch: 1, heads, share: 1, s, keys: s, d: 64, causal: false, dtype, rows: None }
     }
@@ -200,7 +200,7 @@ impl Extents {
         self.alike()
     }
 
-    /// Whether there are as many keys as queries, and as many heads of them.
+    /// Checks that keys and queries have equal numbers of rows and heads.
     pub fn alike(&self) -> Result<(), String> {
         if self.share == 1 && self.keys == self.s {
             Ok(())
@@ -253,7 +253,7 @@ pub fn qkv([q, k, v]: [&Buffer; 3]) -> [Input; 3] {
     cuda::inputs([("q", q), ("k", k), ("v", v)])
 }
 
-/// A tensor like the queries, of which a kernel copies boxes of so many rows.
+/// Tensor boxes of the queries, each of `box_rows` rows, for a kernel that copies them.
 pub fn boxes(extents: &Extents, strides: &Strides, box_rows: usize) -> TensorBoxes {
     boxes_of(extents, [extents.heads_a_batch(), extents.s], strides, box_rows)
 }

@@ -39,7 +39,7 @@ impl Forward {
     /// Compiles and loads the kernel.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] with the text of an [`Unsupported`], or where the device does not
+    /// [`BackendError::Unsupported`] with the text of an [`Unsupported`], or if the device cannot
     /// run the kernel; others when it does not compile or load.
     pub fn new(
         device: &Arc<Device>,

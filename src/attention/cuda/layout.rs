@@ -62,7 +62,8 @@ impl Shape {
     /// Whether there are kernels for its gradients.
     ///
     /// # Errors
-    /// The first reason against it: those of [`Self::check`], then unequal numbers of keys and queries.
+    /// The first unmet requirement: those of [`Self::check`], then unequal numbers of keys and
+    /// queries.
     pub fn check_gradients(&self) -> Result<(), Unsupported> {
         self.check()?;
         let Self { keys, queries, .. } = *self;
@@ -82,16 +83,17 @@ impl Shape {
 /// contiguous; lse has one element a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Strides {
-    /// To the next sequence.
+    /// Distance to the next sequence.
     pub batch: u64,
-    /// To the same row of the next head.
+    /// Distance to the same row of the next head.
     pub head: u64,
-    /// To the next row of the head.
+    /// Distance to the next row of the head.
     pub row: u64,
 }
 
 impl Strides {
-    /// A dense tensor `[b, h, s, d]` of so many heads, rows of a head and elements of a row.
+    /// Strides of a dense tensor `[b, h, s, d]` with these numbers of heads, rows of a head and
+    /// elements of a row.
     pub const fn bhsd(heads: usize, rows: usize, row: usize) -> Self {
         let (heads, rows, row) = (heads as u64, rows as u64, row as u64);
         Self { batch: heads * rows * row, head: rows * row, row }
@@ -103,12 +105,12 @@ impl Strides {
         Self { batch: rows * heads * row, head: row, row: heads * row }
     }
 
-    /// As kernels take them.
+    /// The strides in the kernels' format.
     pub(super) const fn words(&self) -> [u64; 3] {
         [self.batch, self.head, self.row]
     }
 
-    /// Whether they are those of a tensor `[b, h, s, d]` of that shape.
+    /// Whether the strides are those of a tensor `[b, h, s, d]` of that shape.
     fn is_dense(&self, [_, heads, rows, row]: [usize; 4]) -> bool {
         *self == Self::bhsd(heads, rows, row)
     }
@@ -179,7 +181,7 @@ impl ForwardLayout {
         Self { lse: Self::bhsd(shape).lse, ..Self::from_order(shape, Strides::bshd) }
     }
 
-    /// `strides` has the strides of so many heads, rows and elements of a row.
+    /// Applies `strides` to the heads, rows and elements of each tensor.
     fn from_order(shape: &Shape, strides: fn(usize, usize, usize) -> Strides) -> Self {
         let Shape { heads, key_heads, queries, keys, head_dim, .. } = *shape;
         let like_queries = strides(heads, queries, head_dim);

@@ -1,6 +1,6 @@
-//! The tables and declared memory anywhere; on a GPU every rung against the reference, at shapes
-//! that no tile divides, on outliers, against FlashAttention's own gate, for repeatability, and its
-//! memory against what it declares.
+//! Tests of the tables and declared memory on any machine; on a GPU every rung is compared with the
+//! reference, at shapes that no tile divides, on outliers, against FlashAttention's own tolerance,
+//! for repeatability, and its memory is compared with the declared memory.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use kernelgate::workload::{Data, Dtype, Expected, Problem, Tensors, Tolerance};
 use kernelgate_cuda::Device;
 use kernelgate_cuda::driver::memory;
 
-/// Verifies every wanted row that supports the problem; returns how many.
+/// Verifies every selected row that supports the problem; returns their number.
 fn check<P: Problem>(
     rows: impl IntoIterator<Item = &'static Implementation<P>>,
     wanted: impl Fn(&str) -> bool,
@@ -29,7 +29,7 @@ fn check<P: Problem>(
     let mut verified = 0;
     for row in rows.into_iter().filter(|row| wanted(row.name) && (row.supports)(problem).is_ok()) {
         let Some(mut task) = prepare(row, problem, &inputs, device) else { continue };
-        // Twice: a launch must not depend on what the last one left.
+        // Twice, because a launch must not depend on the outputs of the last one.
         for launch in 1..=2 {
             let result = verify(&mut task, &expected, problem.tolerance());
             assert!(

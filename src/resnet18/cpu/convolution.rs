@@ -10,7 +10,7 @@ use crate::parallel;
 use crate::resnet18::network::{Conv, Window};
 use kernelgate::backend::cpu::threads;
 
-/// Output pixels of a task at most: what it gathers of them stays in L2.
+/// Maximum output pixels of a task: their gathered inputs stay in L2.
 const ROWS: usize = 256;
 /// Columns of the operand that a task of the weight gradient gathers, at least.
 const COLUMNS: usize = 64;
@@ -74,7 +74,7 @@ fn gemm(out: &mut [f32], accumulate: Accum, a: MatRef<f32>, b: MatRef<f32>, fact
     multiply_f32(out, accumulate, a, b, factor);
 }
 
-/// `factor·conv(input)` in place of, or added to, the frames `[frames, side, side, out]`.
+/// Writes `factor·conv(input)` to the frames `[frames, side, side, out]`, or adds it to them.
 pub fn convolve<T: Element>(
     conv: &Conv,
     weight: &[f32],

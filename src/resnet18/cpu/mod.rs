@@ -1,8 +1,7 @@
 //! ResNet-18 on the host in f32: a layer at a time over all frames, the stem once an image, neurons
 //! by the loops of `st_bif`.
 //!
-//! Deliberately absent: packed weights. Every launch reads the parameters where the inputs hold
-//! them.
+//! Deliberately absent: packed weights. Every launch reads the parameters from the inputs.
 
 mod convolution;
 mod network;

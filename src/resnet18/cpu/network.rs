@@ -13,7 +13,7 @@ use crate::st_bif::neuron::Parameters;
 use kernelgate::workload::{Data, Dtype, Tensor, Tensors};
 use kernelgate_cuda::observe::range::{Range, within};
 
-/// Elements that one task computes where each needs nothing of the others.
+/// Elements that one task computes if elements do not depend on each other.
 const PIECE: usize = 1 << 14;
 
 /// State that the forward pass saves for the backward pass: allocated once, overwritten by every
@@ -35,7 +35,7 @@ pub struct CpuNetwork {
 }
 
 impl CpuNetwork {
-    /// For so many images and steps.
+    /// State for this number of images and steps.
     pub fn new(shape: &NetworkShape) -> Self {
         let network = shape.sizes.network();
         let neurons = network.neurons();
@@ -91,7 +91,7 @@ impl CpuNetwork {
         let bias = &parameters[stem.bias()..][..channels];
         parallel::chunks_mut(once, stem.window.output.elements(), &|_, image| {
             for pixel in image.chunks_mut(channels) {
-                // A quotient of a sum: exact where the sum is a multiple of the steps.
+                // A quotient of a sum: exact if the sum is a multiple of the steps.
                 pixel.iter_mut().zip(bias).for_each(|(x, b)| *x = (*x + b) / steps);
             }
         });
@@ -266,7 +266,7 @@ impl CpuNetwork {
         spikes
     }
 
-    /// From the gradient of a block's spikes to that of the spikes that it reads.
+    /// Computes the gradient of the spikes that a block reads from that of its output spikes.
     fn block_gradient(
         &self,
         number: usize,
@@ -310,7 +310,7 @@ impl CpuNetwork {
         before
     }
 
-    /// From the gradient of a layer's spikes to that of its currents.
+    /// Computes the gradient of a layer's currents from that of its spikes.
     fn through(&self, layer: usize, spikes: &Tensor) -> Tensor {
         let mut currents = zeros(&self.currents[layer]);
         cpu::backward(self.neuron, &self.currents[layer], spikes, currents.data_mut());

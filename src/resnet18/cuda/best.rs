@@ -1,5 +1,5 @@
-//! The forward pass in one launch: `kernels/resnet18/best.cu`. In training, which keeps what the
-//! stem computes, its convolution is that of `fused`, and its neurons with the pooling another
+//! The forward pass in one launch: `kernels/resnet18/best.cu`. Training keeps the results of the
+//! stem, so its convolution is that of `fused`, and its neurons with the pooling are another
 //! launch.
 
 use super::fused::{
@@ -205,9 +205,9 @@ fn weight(program: &Program, conv: &Conv) -> Word {
     program.at(&tiles_name(conv)).skipping(before * FILTERS * Dtype::Bf16.bytes()).into()
 }
 
-/// Regions that a forward pass writes: without the spikes of the stem, which stay on the chip, and
-/// without those of later layers unless they are kept, as they are in training. The currents of the
-/// stem are written in training only.
+/// Regions that a forward pass writes: not the spikes of the stem, which stay on the chip, and
+/// those of later layers only if they are kept, as in training. The currents of the stem are
+/// written in training only.
 pub fn written(
     shape: &NetworkShape,
     network: &Network,

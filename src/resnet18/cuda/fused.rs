@@ -89,7 +89,7 @@ pub fn program(shape: &NetworkShape) -> Program {
     program
 }
 
-/// Launches in place of those of single layers.
+/// Launches that replace those of single layers.
 pub struct MergedLayers {
     /// The stem's neurons with the pooling, in training.
     pub stem: fn(&Forward, &mut Program),
@@ -130,7 +130,7 @@ impl Forward<'_> {
         Grid { steps: self.shape.t, blocks: [pixels * groups, channels / TILE] }
     }
 
-    /// The grid over so many elements, two a thread.
+    /// The grid over this many elements, two a thread.
     fn pairs(&self, elements: usize) -> Grid {
         Grid { steps: self.shape.t, blocks: [elements.div_ceil(2 * THREADS), 1] }
     }

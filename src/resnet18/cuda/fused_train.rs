@@ -1,5 +1,5 @@
-//! A training step, a kernel a layer: `fused`'s forward pass with its currents kept,
-//! `kernels/resnet18/fused_backward.cu`, and what is done with all parameters at once, of
+//! A training step with one kernel for each layer: `fused`'s forward pass with its currents kept,
+//! `kernels/resnet18/fused_backward.cu`, and the operations on all parameters at once in
 //! `kernels/resnet18/fused_step.cu`.
 
 use super::best;
@@ -23,7 +23,7 @@ use kernelgate_cuda::KernelSpec;
 
 /// The kernels of the backward pass.
 pub const KERNELS: &[KernelSpec<Grid>] = &[BLOCK, BLOCK_WIDE, STEM];
-/// Those of all parameters, of so many blocks.
+/// Kernels over all parameters; their parameter is the number of blocks.
 pub const STEP_KERNELS: &[KernelSpec<usize>] = &[PACK, WEIGHT_GRADIENTS, SGD];
 
 const BLOCK: KernelSpec<Grid> = tiled(
@@ -179,9 +179,9 @@ impl Step<'_> {
         program.launch(&CLASSIFIER, &weights, arguments);
     }
 
-    /// From the gradient of a convolution's currents to that of the currents of the layer whose
-    /// spikes it read; at the beginning of a block with the input's gradient from its end, layer
-    /// `.1`.
+    /// Computes the gradient of the currents of the layer whose spikes a convolution read, from the
+    /// gradient of the convolution's currents; at the beginning of a block it adds the input's
+    /// gradient from the block's end, layer `.1`.
     fn layer(
         &self,
         program: &mut Program,

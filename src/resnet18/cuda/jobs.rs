@@ -1,5 +1,5 @@
-//! Jobs of the kernels over all parameters: for each kernel a list of jobs, as the structures of
-//! `kernels/resnet18/fused_step.cu` say, of 64 bits a field, and the job of each of its blocks.
+//! Jobs of the kernels over all parameters: for each kernel a list of jobs, with the structures of
+//! `kernels/resnet18/fused_step.cu` and 64 bits a field, and the job of each of its blocks.
 
 use super::fused::gradient_name;
 use super::per_op::{input_name, layer_name};
@@ -10,13 +10,13 @@ use crate::resnet18::network::{CLASSES, Conv, Map, Network};
 use kernelgate::backend::program::{MemoryUse, Pointer, Program, Word};
 use kernelgate::workload::Dtype;
 
-/// Packets of four elements of a thread, where a block is not a tile.
+/// Packets of four elements of a thread, if a block is not a tile.
 pub const PACKETS: usize = 4;
 /// Elements of such a block.
 const ELEMENTS: usize = GROUP * PACKETS * 4;
-/// Tiles of rows that a part of a weight's gradient sums at least, where there are as many.
+/// Minimum number of tiles of rows that a part of a weight's gradient sums, if there are as many.
 const TILES: usize = 16;
-/// Parts are no more than give a weight so many blocks.
+/// Limit of the number of blocks of a weight, which limits its parts.
 const BLOCKS: usize = 256;
 
 /// A list: the jobs, and the job of each block.
@@ -45,8 +45,8 @@ pub struct Jobs {
 }
 
 impl Jobs {
-    /// Those of a network whose regions are declared. Weights are packed in tiles too where they
-    /// have such regions.
+    /// Jobs of a network whose regions are declared. Weights that have regions for tiles are packed
+    /// in tiles too.
     pub fn new(shape: &NetworkShape, network: &Network, program: &Program) -> Self {
         let mut all = Self::default();
         for (conv, reads) in convolutions(shape, network) {
@@ -111,7 +111,7 @@ impl Jobs {
         self.update(conv.bias(), biases, parts, [1, filters, 0, filters], spread);
     }
 
-    /// SGD of a parameter `[rows, depth]` of whose gradient so many columns are held, from one on.
+    /// SGD of a parameter `[rows, depth]` whose gradient holds only a range of columns.
     fn update(
         &mut self,
         element: usize,

@@ -23,7 +23,7 @@ const PACKET: usize = 8;
 pub const STAGES: [&str; 4] =
     ["Layer1_ResBlocks", "Layer2_ResBlocks", "Layer3_ResBlocks", "Layer4_ResBlocks"];
 
-/// The kernels: an element a thread, of so many elements.
+/// Kernel rows; their parameter is the number of elements, one a thread.
 pub const KERNELS: &[KernelSpec<usize>] =
     &[ENCODE, GATHER, GATHER_SPIKES, BIAS, ADD, ADD_SPIKES, POOL, CLASSIFY];
 
@@ -312,7 +312,7 @@ impl Forward<'_> {
     }
 }
 
-/// Gathers the stem's operand: the values under its filters, for so many frames of images.
+/// Gathers the stem's operand: the values under its filters, for a number of frames of images.
 pub fn gather_images(
     program: &mut Program,
     stem: &Conv,

@@ -1,5 +1,5 @@
-//! Refusals and declared memory anywhere; on a GPU every rung against the reference, spikes of
-//! every layer included, and its memory against what it declares.
+//! Tests of refusals and declared memory on any machine; on a GPU every rung is compared with the
+//! reference, including the spikes of every layer, and its memory with the declared memory.
 
 use super::per_op::layer_name;
 use super::*;

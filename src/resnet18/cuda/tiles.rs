@@ -63,7 +63,7 @@ pub fn wide_is_faster(
     }
 }
 
-/// Macros of `tiles.cuh`, for blocks of so many threads.
+/// Macros of `tiles.cuh`, for blocks of `threads` threads.
 pub fn tile_constants(threads: usize) -> Vec<(&'static str, usize)> {
     vec![("THREADS", threads), ("TILE", TILE), ("STAGES", STAGES_AHEAD)]
 }

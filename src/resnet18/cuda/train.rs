@@ -26,7 +26,7 @@ const TILE: usize = 32;
 /// Parts that sums over rows are computed in.
 const SPLITS: usize = 64;
 
-/// The kernels: an element a thread, of so many elements, unless it says otherwise.
+/// Kernel rows; unless stated otherwise, their parameter is the number of elements, one a thread.
 pub const KERNELS: &[KernelSpec<usize>] =
     &[PACK, SHARE, LOSS, FEATURES, CLASSIFIER, LAST, ROUND, SUM_ROWS, SCATTER, SCALE, POOL, SGD];
 
@@ -229,8 +229,8 @@ impl<'a> Step<'a> {
         program.launch(&LAST, &elements, arguments);
     }
 
-    /// From the gradient of a block's spikes to that of the spikes that it reads, both in
-    /// `spike_gradient`.
+    /// Computes the gradient of the spikes that a block reads from that of its output spikes, both
+    /// in `spike_gradient`.
     fn block(&self, program: &mut Program, number: usize) {
         let network = self.network();
         let block = &network.blocks[number];
@@ -292,7 +292,7 @@ impl<'a> Step<'a> {
         self.weight_step(program, stem, 1.0 / shape.steps() as f32);
     }
 
-    /// From the gradient of a layer's spikes to `current_gradient`.
+    /// Computes `current_gradient` from the gradient of a layer's spikes.
     fn through(&self, program: &mut Program, layer: usize, spikes: &str) {
         let shape = self.forward.shape;
         let n = shape.b * self.network().neurons()[layer].elements();
@@ -363,8 +363,7 @@ impl<'a> Step<'a> {
         program.launch(&SCATTER, &elements, arguments);
     }
 
-    /// SGD of a parameter `[filters, depth]` of whose gradient so many columns are held, from one
-    /// on.
+    /// SGD of a parameter `[filters, depth]` whose gradient holds only a range of columns.
     fn sgd(
         &self,
         program: &mut Program,

@@ -8,7 +8,7 @@ use crate::resnet18::network::{CLASSES, Conv, Network};
 use kernelgate::backend::program::{MemoryUse, Program};
 use kernelgate::workload::{Dtype, Tensors};
 
-/// Columns of the stem's operand: those of its filters, in whole tiles of 64.
+/// Columns of the stem's operand: those of its filters, rounded up to tiles of 64.
 pub fn stem_columns(network: &Network) -> usize {
     network.stem.depth().next_multiple_of(64)
 }
@@ -26,7 +26,7 @@ pub struct PackedRegion {
 /// Some of the parameters, and how a region holds them.
 #[derive(Debug, Clone, Copy)]
 pub enum ParameterPart {
-    /// A weight `[filters, depth]` in bf16: so many of its columns, from one on.
+    /// A weight `[filters, depth]` in bf16: a range of its columns.
     Weight {
         /// The first parameter.
         at: usize,
@@ -119,7 +119,7 @@ pub fn tiles_name(conv: &Conv) -> String {
     format!("{}.tiles", conv.name)
 }
 
-/// The tiles of a weight as it is packed.
+/// The tiles of a packed weight.
 pub fn tiled(weight: &[u8], columns: usize) -> Vec<u8> {
     const FILTERS: usize = 32;
     const ROW: usize = 128;

@@ -50,7 +50,7 @@ const REPLAY: KernelSpec<Neurons> = KernelSpec {
     )
 };
 
-/// Neurons of a thread: as many as the coefficients of all steps leave registers for.
+/// Neurons of a thread: as many as fit in registers beside the coefficients of all steps.
 fn replay_neurons(neurons: &Neurons) -> usize {
     if neurons.dtype == Dtype::F32 || neurons.t > 8 { 2 } else { 4 }
 }
@@ -143,8 +143,8 @@ fn replay(
     }))
 }
 
-/// The kernel that replays so many steps, and its arguments behind the addresses of x, gy, the final
-/// membrane's gradient (null where that is zero) and gx.
+/// The kernel that replays this many steps, and its arguments after the addresses of x, gy, the
+/// final membrane's gradient (null if that is zero) and gx.
 pub fn replay_kernel<T: From<i64> + From<i32> + From<f32>>(
     neurons: &Neurons,
 ) -> (KernelSpec<Neurons>, Vec<T>) {

@@ -26,8 +26,8 @@ pub const PER_STEP: KernelSpec<Neurons> = kernel(
     |neurons| [neurons.n.div_ceil(THREADS), 1, 1],
 );
 
-/// Saves membranes and tracers, where it is given memory for them: the backward ladder's first rung
-/// starts from these.
+/// Saves membranes and tracers, if it gets memory for them: the backward ladder's first rung starts
+/// from these.
 pub const FUSED: KernelSpec<Neurons> = kernel(
     "st_bif/forward_fused",
     include_str!("../../../kernels/st_bif/forward_fused.cu"),

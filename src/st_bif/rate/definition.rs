@@ -49,8 +49,8 @@ const COLUMNS: usize = 1 << 16;
 
 impl Problem for FiringRate {
     fn inputs(&self, seed: u64) -> Tensors {
-        // Of N(0, 1) the outer halves: about 31 % of the neurons spike in a step, as many up as
-        // down.
+        // The outer parts of N(0, 1): about 31 % of the neurons spike in a step, half of them up
+        // and half down.
         let spike = |x: f32| i8::from(x >= 1.0) - i8::from(x <= -1.0);
         let spikes = random::map_normal(seed, "spikes", self.t * self.n, spike);
         let mut inputs = Tensors::new();

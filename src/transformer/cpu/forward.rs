@@ -1,4 +1,4 @@
-//! The forward pass, which keeps what the backward reads.
+//! The forward pass, which keeps the values that the backward pass reads.
 
 use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f32};
 

@@ -48,7 +48,8 @@ struct HeadMatrix {
 }
 
 impl Network {
-    /// Declares what attention keeps of so many layers, and the scores, where there are any.
+    /// Declares the memory that attention keeps for this many layers, and the scores, if there are
+    /// any.
     pub fn declare_attention(&mut self, layers: usize) {
         let Shape { heads, context, dtype, .. } = self.shape;
         let rows = heads * self.shape.tokens();

@@ -1,4 +1,4 @@
-//! Each kernel of the language model by itself.
+//! Each kernel of the language model as a row of its own.
 
 use super::kernels::{adamw, embedding, loss, norm, rope, softmax, swiglu};
 use crate::transformer::components::{Component, ComponentProblem};

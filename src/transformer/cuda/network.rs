@@ -93,7 +93,7 @@ impl Network {
         network
     }
 
-    /// Declares a region with a tensor of so many bytes for each of several layers.
+    /// Declares a region with a tensor of this many bytes for each of several layers.
     pub fn declare_layers(
         &mut self,
         name: &'static str,

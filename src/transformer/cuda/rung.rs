@@ -35,8 +35,8 @@ impl Attention {
 pub enum Schedule {
     /// One launch after the other, AdamW of all tensors in one.
     Serial,
-    /// Gradients of matrices beside those of activations, those of a group of layers at once, and
-    /// AdamW of a group as soon as its gradients are there.
+    /// Gradients of matrices run concurrently with those of activations, those of a group of layers
+    /// at once, and AdamW of a group as soon as its gradients exist.
     Overlapped {
         /// Layers of a group.
         group: usize,
@@ -44,9 +44,9 @@ pub enum Schedule {
 }
 
 impl Schedule {
-    /// Groups of about as many layers as it takes for the smallest gradients, `[d, d]`, to have a
-    /// tile for each multiprocessor; three groups at least, because no gradient of activations is
-    /// left to run beside the update of the last one.
+    /// Groups of layers that are large enough for the smallest gradients, `[d, d]`, to have a tile
+    /// for each multiprocessor; at least three groups, because no gradient of activations is left
+    /// to run concurrently with the update of the last one.
     pub fn overlapped(shape: &Shape) -> Self {
         /// Elements of the tiles of 128 by 256 of all multiprocessors of an H100.
         const FILLED: usize = 132 * 128 * 256;

@@ -334,7 +334,7 @@ impl Training {
         let row = self.network.shape.rows_of(first).first;
         self.wait(self.updates, self.products);
         self.wait(self.updates, Lane::MAIN);
-        // Phases are beside each other, not inside.
+        // Phases follow one another and are not nested.
         self.network.program.end();
         self.network.program.begin("optimizer");
         self.update_rows(row..row + rows, ("grad_vectors", gradient, "steps"), self.updates);
@@ -342,8 +342,7 @@ impl Training {
         self.network.program.begin("backward");
     }
 
-    /// AdamW of rows of the arena. Those from its beginning on have f32 gradients as far as they are
-    /// vectors.
+    /// AdamW of a range of rows of the arena. Its vectors, which come first, have f32 gradients.
     fn update_rows(&mut self, rows: Range<usize>, gradients: impl Operands, lane: Lane) {
         let shape = self.network.shape;
         let from = |name: &str, element: usize| self.at(name).plus(rows.start * shape.d * element);
@@ -356,7 +355,8 @@ impl Training {
         let elements = [vectors, rows.len() * shape.d].map(long);
         let [rate, decay] = adamw::RATES;
         let arguments = (state, gradients, state, copy, elements, rate, decay);
-        // A model of about as many rows: two of the vocabulary's, and the gain of the head.
+        // A model with about the same number of rows: two of the vocabulary's, and the gain of the
+        // head.
         let updated = Shape { layers: 0, vocabulary: rows.len().div_ceil(2), ..shape };
         let launch = self.network.program.kernel(&adamw::ADAMW, &updated, arguments);
         self.network.program.add(launch.in_lane(lane).programmatic());

@@ -123,7 +123,7 @@ pub enum Stages {
 }
 
 impl Stages {
-    /// Two, where the device has the shared memory or not even that for one.
+    /// Chooses two stages, unless the device has shared memory for one only.
     pub fn choose(device: &Device, extents: &Extents) -> Result<Self, BackendError> {
         let (arch, most) = (&device.facts().arch, device.shared_bytes_a_block()?);
         let fits = |row: &KernelSpec<Extents>| row.unmet_by(extents, arch, most).is_none();

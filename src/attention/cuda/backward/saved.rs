@@ -33,7 +33,7 @@ impl BackwardInputs {
         cuda::inputs([("grad_out", &self.grad_out)])
     }
 
-    /// The inputs; what a forward is to save has any values.
+    /// Uploads the inputs; the saved outputs of the forward pass hold arbitrary values.
     fn uploaded(
         extents: &Extents,
         inputs: &Tensors,
@@ -114,7 +114,7 @@ mod tests {
         found.iter().zip(expected).map(error).fold(0.0, f64::max)
     }
 
-    /// Above fp32's rounding, below what a key more or less makes of a row of 1000.
+    /// Above fp32's rounding, below the effect of one more or one missing key on a row of 1000.
     const MOST: f64 = 5e-5;
 
     #[test]

@@ -115,7 +115,7 @@ fn heads_a_block(extents: &Extents, multiprocessors: usize) -> usize {
     divisors.min_by(|&a, &b| cost(a).total_cmp(&cost(b))).unwrap_or(share)
 }
 
-/// Numbers of a build, and what it is not.
+/// Macros of a build, and the macros that are 0.
 fn constants(extents: &Extents, zeros: &[&'static str]) -> Vec<(&'static str, usize)> {
     let numbers = [
         ("THREADS", THREADS),
@@ -139,9 +139,9 @@ fn whole_shared_bytes(extents: &Extents) -> usize {
     shared_bytes(extents) + 2 * KEYS * extents.d * ELEMENT_BYTES as usize + 16
 }
 
-/// Whether blocks take whole heads: where sums of dq in L2 cost less than those in memory, and
-/// multiprocessors have about as many heads each. At each block of keys warpgroups have the same
-/// steps if their number is even.
+/// Whether blocks take whole heads: if sums of dq in L2 cost less than those in memory, and
+/// multiprocessors have about the same number of heads each. At each block of keys warpgroups have
+/// the same steps if their number is even.
 const fn takes_whole_heads(extents: &Extents, multiprocessors: usize) -> bool {
     let Extents { share, s, heads, causal, .. } = *extents;
     let steps_match = s <= KEYS || s.div_ceil(QUERIES).is_multiple_of(2);
@@ -154,10 +154,10 @@ const fn takes_whole_heads(extents: &Extents, multiprocessors: usize) -> bool {
 /// The work of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blocks {
-    /// A block of keys, for so many of the heads of queries that read it. The order of the sums of
-    /// dq is fixed where a block has all of these heads only.
+    /// One block of keys, for `heads` of the heads of queries that read it. The order of the sums
+    /// of dq is fixed only if a block has all of these heads.
     OfKeys { heads: usize, order: SumOrder },
-    /// Whole heads, by so many blocks that stay on their multiprocessors. The order is fixed.
+    /// Whole heads, by `count` blocks that stay on their multiprocessors. The order is fixed.
     OfHeads { count: u32 },
 }
 
@@ -227,7 +227,7 @@ pub const fn zeroed_bytes(extents: &Extents, blocks: Blocks) -> u64 {
     sums + 4 * (extents.heads * extents.s.div_ceil(QUERIES)) as u64
 }
 
-/// The launches: two where blocks take whole heads, else three, or four where they are grouped.
+/// The launches: two if blocks take whole heads, else three, or four if heads are grouped.
 pub fn launches(call: &Call<'_>, blocks: Blocks) -> Result<Launches, BackendError> {
     let Call { device, extents, layout, addresses, scratch } = *call;
     let Loaded { first, main, round, last } = load(device, extents, blocks)?;

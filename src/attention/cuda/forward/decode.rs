@@ -38,8 +38,8 @@ const fn group_rows(extents: &Extents) -> usize {
     extents.share * extents.s
 }
 
-/// One or two tiles of eight rows a group, of which the second finds its keys in L2; of more rows
-/// as many as leave registers.
+/// One or two tiles of eight rows a group, of which the second finds its keys in L2; for more rows
+/// as many tiles as the registers allow.
 const fn tile(extents: &Extents) -> Tile {
     let narrow = 128 / extents.d;
     if group_rows(extents) <= 16 {
@@ -99,7 +99,7 @@ const FLASH_DECODE: KernelSpec<Extents> = KernelSpec {
     )
 };
 
-/// For cards on which the other one does not fit.
+/// The build for cards on which the other one does not fit.
 const SMALL: KernelSpec<Extents> = KernelSpec {
     defines: |extents| SMALL_TILE.defines(extents),
     constants: |extents| SMALL_TILE.constants(extents),
@@ -119,8 +119,8 @@ fn variants(queries: &[usize]) -> Vec<Extents> {
     variants
 }
 
-/// As many blocks as may run at once, or a sixteenth less if then each has whole units or an equal
-/// share of one: memory is as busy, and no block has parts of two units to leave for others.
+/// As many blocks as may run at once, or a sixteenth fewer if each then has whole units or an equal
+/// share of one: memory is equally busy, and no block leaves parts of two units to others.
 fn blocks(units: usize, most: usize) -> usize {
     let even = |blocks: &usize| units.is_multiple_of(*blocks) || blocks.is_multiple_of(units);
     (most - most / 16..=most).rev().find(even).unwrap_or(most)

@@ -1,9 +1,9 @@
 //! Which block of a persistent kernel computes which queries.
 //!
 //! As many blocks as multiprocessors each take a list of tiles, made once while a case is prepared:
-//! heaviest tiles first, each to the block that has least to do. Heads whose tensors L2 holds
-//! together come together, but for the light tiles of long sequences, which come last, where they
-//! even out what is left. Deliberately absent: lists that change while the kernel runs.
+//! heaviest tiles first, each to the block with the least work. Heads whose tensors fit L2 together
+//! are neighbours in the order, except for the light tiles of long sequences, which come last and
+//! balance the blocks. Deliberately absent: lists that change while the kernel runs.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -19,7 +19,7 @@ const L2_BYTES: usize = 20 << 20;
 /// Most tiles of two warpgroups that are tried for a head.
 const MAX_NARROW: usize = 24;
 /// Queries of a head up to which a block has many tiles, so that one more or less matters little:
-/// its light tiles need not come last, where they would read its keys from memory once more.
+/// its light tiles need not come last, because they would then read its keys from memory once more.
 const SHORT: usize = 1024;
 
 /// Queries of a head that a block computes at a time.
@@ -55,7 +55,7 @@ pub struct Tiling {
 }
 
 impl Tiling {
-    /// A list of tiles for each of so many blocks; together they hold every query once.
+    /// Makes a list of tiles for each of `blocks` blocks; together they hold every query once.
     pub fn lists(&self, blocks: usize) -> Vec<Vec<Tile>> {
         // Rows of equal weight: tiles of two warpgroups beside those of three, so that no block has
         // a whole tile more than the others. With a causal mask the weights differ enough, but two
@@ -73,7 +73,8 @@ impl Tiling {
         best.expect("no narrow tile is a way too").1
     }
 
-    /// The lists where a head ends with so many tiles of two warpgroups; the cost of the longest.
+    /// Makes the lists if a head ends with `narrow` tiles of two warpgroups; returns the cost of
+    /// the longest too.
     fn assigned(&self, narrow: usize, blocks: usize) -> (usize, Vec<Vec<Tile>>) {
         let mut lists = vec![Vec::new(); blocks];
         let mut least: BinaryHeap<_> = (0..blocks).map(|block| Reverse((0, block))).collect();
@@ -99,7 +100,7 @@ impl Tiling {
         tiles
     }
 
-    /// The tiles of all heads in the order in which they are given out.
+    /// The tiles of all heads in the order in which they are assigned.
     fn ordered(&self, tiles_of_head: &[(usize, usize)]) -> Vec<Tile> {
         let heaviest = tiles_of_head.first().map_or(0, |&(row, groups)| self.cost(row, groups));
         let light = |&&(row, groups): &&(usize, usize)| {
@@ -135,9 +136,9 @@ impl Tiling {
     }
 }
 
-/// The lists as the kernel reads them: the first tile of every block, the second ones, and so on.
-/// Each tile is its row, its warpgroups, its head of a sequence with so many, and the sequence.
-/// Zeros end each list.
+/// The lists in the kernel's format: the first tile of every block, the second ones, and so on.
+/// Each tile is its row, its warpgroups, its head within the sequence, and the sequence. Zeros end
+/// each list.
 pub fn table(lists: &[Vec<Tile>], heads_a_batch: usize) -> Vec<i32> {
     let longest = lists.iter().map(Vec::len).max().unwrap_or(0);
     let entry = |tile: Option<&Tile>| {

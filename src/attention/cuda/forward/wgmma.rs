@@ -35,8 +35,8 @@ const fn parts(extents: &Extents) -> usize {
     if short && extents.heads >= TURN_HEADS { TURNS } else { GROUPS }
 }
 
-/// Keys of a block: as many as leave a thread's scores and output in its 160 registers, and 64 where
-/// so few keys fill larger blocks badly.
+/// Keys of a block: as many as fit beside a thread's scores and output in its 160 registers, and 64
+/// if there are so few keys that they fill larger blocks badly.
 const fn block_keys(extents: &Extents) -> usize {
     if parts(extents) == TURNS {
         return 64;
@@ -65,7 +65,7 @@ const fn barrier_bytes(parts: usize, stages: usize) -> usize {
     16 * (queries + 2 * stages)
 }
 
-/// In 16 bits.
+/// The build for 16-bit dtypes.
 pub const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
     defines: |extents| {
         let keys = format!("TILE_KEYS={}", block_keys(extents));
@@ -198,7 +198,7 @@ fn fp8_bytes(problem: &AttentionForward) -> u64 {
     (3 + ELEMENT_BYTES) * elements + transposed_bytes(&extents)
 }
 
-/// The lists of tiles of as many blocks as multiprocessors.
+/// Lists of tiles, one for each multiprocessor.
 fn tile_lists(
     extents: &Extents,
     device: &Arc<Device>,

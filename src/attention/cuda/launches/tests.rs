@@ -14,7 +14,7 @@ use kernelgate_cuda::Buffer;
 enum Order {
     /// `[b, h, s, d]`, dense.
     Bhsd,
-    /// `[b, s, h + 1, d]`: a head that is nobody's after those of each row.
+    /// `[b, s, h + 1, d]`: each row ends with an unused head.
     Bshd,
     /// q, k and v, and their gradients, in tensors `[b, s, h + 2 h_kv, d]`.
     Packed,
@@ -30,8 +30,8 @@ struct Place {
 }
 
 impl Place {
-    /// Rows of so many elements of a buffer: their index in a dense `[b, h, s, d]`, and where they
-    /// begin.
+    /// Rows of a number of elements of a buffer: their index in a dense `[b, h, s, d]`, and their
+    /// start.
     fn rows(&self) -> impl Iterator<Item = (usize, usize)> {
         let Self { strides, first, extents: [batch, heads, rows, _] } = *self;
         (0..batch * heads * rows).map(move |index| {
@@ -62,7 +62,8 @@ impl Place {
     }
 }
 
-/// Places of tensors of queries and of the two of keys, each in a buffer of so many elements.
+/// Places of the tensor of queries and the two tensors of keys, and the elements of the buffer of
+/// each.
 fn places(order: Order, attention: &Attention) -> ([Place; 3], u64) {
     let Attention { b, h, h_kv, s, d, .. } = *attention;
     let row_of_heads = |heads: usize| match order {
@@ -88,7 +89,7 @@ const POISON: u8 = 0xff;
 
 /// Buffers of one problem on a device.
 struct Memory {
-    /// q, k and v; one buffer for all of them where they are packed.
+    /// q, k and v; one buffer for all of them if they are packed.
     inputs: Vec<Buffer>,
     gradients: Vec<Buffer>,
     out: Buffer,
@@ -150,7 +151,7 @@ fn downloaded(buffer: &Buffer) -> Vec<u8> {
     bytes
 }
 
-/// Every byte that belongs to none of the tensors is as it was.
+/// Asserts that every byte outside of the tensors is unchanged.
 fn assert_rest_untouched(memory: &[u8], places: &[Place], name: &str) {
     let mut memory = memory.to_vec();
     for place in places {

@@ -81,7 +81,7 @@ fn tensors_that_no_copy_finds_have_a_reason() {
         ForwardLayout { v: far, ..layout }.check(&SHAPE),
         Err(Unsupported::Stride { tensor: "v", dimension: "batch", bytes: 1 << 40 })
     );
-    // A single sequence is never followed by another one.
+    // In a single batch no sequence follows another one.
     let single = Shape { batch: 1, ..SHAPE };
     assert_eq!(ForwardLayout { v: far, ..layout }.check(&single), Ok(()));
     // Single numbers need no alignment: lse as [b, s, h].

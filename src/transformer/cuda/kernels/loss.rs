@@ -10,7 +10,7 @@ pub const KERNELS: &[KernelSpec<Shape>] = &[LOSS, LOSS_FORWARD, MEAN_LOSS];
 
 const THREADS: usize = 256;
 
-/// Losses of tokens, and gradients in place of the logits.
+/// Losses of tokens, and gradients that overwrite the logits.
 pub const LOSS: KernelSpec<Shape> = KernelSpec {
     defines: |shape| {
         let packets = shape.padded().div_ceil(THREADS * packet(shape));

@@ -14,7 +14,7 @@ pub const fn packet(shape: &Shape) -> usize {
     16 / shape.dtype.bytes()
 }
 
-/// Blocks of so many threads, of which each moves so many elements.
+/// Grid of blocks with `threads` threads, each of which moves `each` elements.
 pub const fn covering(elements: usize, threads: usize, each: usize) -> [usize; 3] {
     [elements.div_ceil(threads * each), 1, 1]
 }
