@@ -38,7 +38,7 @@ fn loading_data_is_not_launch_bound() {
     assert!(gaps.title.contains("host code between launches: enumerate(DataLoader)#"), "{gaps:?}");
     assert!(gaps.advice.contains("workers of the data loader"), "{}", gaps.advice);
     let cause = &diagnosis.devices[0].gaps.causes[0];
-    assert_eq!((cause.kind, cause.count, cause.once()), (CauseKind::HostCode, 3, false));
+    assert_eq!((cause.kind, cause.count, cause.once), (CauseKind::HostCode, 3, false));
 }
 
 #[test]

@@ -46,11 +46,6 @@ pub struct Cause {
 const ONCE: f64 = 0.8;
 
 impl Cause {
-    /// Whether one gap has nearly all of it: start-up, not a step that repeats.
-    pub fn once(&self) -> bool {
-        self.once
-    }
-
     /// The cause with its function.
     pub fn label(&self) -> String {
         match &self.function {

@@ -192,7 +192,7 @@ pub(super) fn gaps(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
         };
         let Explained { mut causes, transitions } = explained;
         for cause in &mut causes {
-            cause.once = gaps.causes.iter().any(|of| of.once() && of.label() == cause.label());
+            cause.once = gaps.causes.iter().any(|of| of.once && of.label() == cause.label());
         }
         let main = causes.first();
         let loading = first_launches(context, gaps, activity);
@@ -207,7 +207,7 @@ pub(super) fn gaps(context: &Context<'_>, devices: &[DeviceUse]) -> Outcome {
             _ => (0, Remedy::NotReplayed),
         };
         let words = main.map_or(String::new(), |cause| {
-            let once = cause.once() && cause.kind != CauseKind::FirstLaunch;
+            let once = cause.once && cause.kind != CauseKind::FirstLaunch;
             let once = if once { ", once" } else { "" };
             format!("; most of the idle time: {}{once}", cause.label())
         });
@@ -256,11 +256,11 @@ fn remedy_of(cause: &Cause, loading: &[(i64, i64)]) -> Remedy {
         | CauseKind::OsCall
         | CauseKind::Call
         | CauseKind::LaunchCall
-            if cause.once() =>
+            if cause.once =>
         {
             Remedy::WithoutPauses(vec![cause.longest])
         }
-        _ if cause.once() => Remedy::NotReplayed,
+        _ if cause.once => Remedy::NotReplayed,
         CauseKind::Wait => Remedy::NoWaits,
         CauseKind::HostCode
         | CauseKind::OffCpu
@@ -274,7 +274,7 @@ fn remedy_of(cause: &Cause, loading: &[(i64, i64)]) -> Remedy {
 
 /// Pauses that happen once cost no step; nobody knows what could be saved of a gap without a reason.
 fn severity((main, count): (Option<&Cause>, usize), saved: i64, span_ns: i64) -> Severity {
-    let starts_up = |cause: &Cause| cause.once() || cause.kind == CauseKind::FirstLaunch;
+    let starts_up = |cause: &Cause| cause.once || cause.kind == CauseKind::FirstLaunch;
     let once = main.is_some_and(starts_up) && count > 1;
     match Severity::of_saving(saved, span_ns) {
         Severity::Severe if once => Severity::Warning,
@@ -324,7 +324,7 @@ fn advice(cause: &Cause, platform: Platform) -> String {
     let graph = platform.graph();
     let words = match cause.kind {
         CauseKind::Call | CauseKind::LaunchCall | CauseKind::OsCall | CauseKind::HostCode
-            if cause.once() =>
+            if cause.once =>
         {
             "it happened once, as start-up does (context, library or module loading, the first \
              launch of a kernel, reading data): warm up before recording, or leave it out with \
