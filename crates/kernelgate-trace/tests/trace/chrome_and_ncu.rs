@@ -66,6 +66,29 @@ fn kineto_fills_the_same_model_packed_or_not() {
 }
 
 #[test]
+fn kernels_of_rocm_join_their_calls_by_external_id() {
+    let trace = read(
+        "t.json",
+        br#"{"traceEvents": [
+            {"ph": "X", "cat": "cuda_runtime", "name": "hipGetDeviceProperties", "pid": 5,
+             "tid": 5, "ts": 1, "dur": 1, "args": {"External id": 1}},
+            {"ph": "X", "cat": "cuda_runtime", "name": "hipExtModuleLaunchKernel", "pid": 5,
+             "tid": 5, "ts": 5, "dur": 3, "args": {"External id": 2}},
+            {"ph": "X", "cat": "cuda_runtime", "name": "hipExtModuleLaunchKernel", "pid": 5,
+             "tid": 5, "ts": 9, "dur": 3, "args": {"External id": 3}},
+            {"ph": "X", "cat": "kernel", "name": "Cijk", "pid": 2, "tid": 0, "ts": 20, "dur": 14,
+             "args": {"External id": 2}},
+            {"ph": "X", "cat": "kernel", "name": "Cijk", "pid": 2, "tid": 0, "ts": 36, "dur": 14,
+             "args": {"External id": 3}}
+        ]}"#,
+    );
+    let diagnosis = diagnose(&trace);
+    assert!(diagnosis.quality.iter().all(|of| !of.title.contains("does not hold")));
+    let total = &diagnosis.devices[0].account.total;
+    assert_eq!((total.idle_ns(), total.unclassified_ns()), (2_000, 0));
+}
+
+#[test]
 fn an_array_of_events_is_a_trace_too() {
     let trace = read("t.json", br#"[{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 2}"#);
     assert_eq!(column(&trace, Report::GpuKernels, "Total Time (ns)"), ["2000"]);

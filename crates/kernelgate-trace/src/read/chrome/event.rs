@@ -45,6 +45,9 @@ pub(super) struct Arguments<'a> {
     /// As XLA writes it.
     #[serde(borrow)]
     correlation_id: Option<&'a RawValue>,
+    /// As PyTorch for ROCm writes it, in calls and in what they launched.
+    #[serde(borrow, rename = "External id")]
+    external_id: Option<&'a RawValue>,
     #[serde(borrow)]
     pub kernel_details: Option<&'a RawValue>,
     #[serde(borrow, rename = "memcpy_details")]
@@ -113,7 +116,7 @@ impl<'a> Arguments<'a> {
 
     /// The id that joins a call with its operations.
     pub fn correlation(&self) -> Option<i64> {
-        integer(self.correlation.or(self.correlation_id))
+        integer(self.correlation.or(self.correlation_id).or(self.external_id))
     }
 }
 
