@@ -159,6 +159,18 @@ fn missing_and_duplicate_ranks_are_reported() {
 }
 
 #[test]
+fn a_rank_that_was_cut_is_reported_and_joined() {
+    let folder = tempfile::tempdir().unwrap();
+    let traces = write(&folder, &[0, 1].map(|number| Rank { world: 2, ..Rank::new(number) }));
+    let whole = std::fs::read(&traces[1].1).unwrap();
+    std::fs::write(&traces[1].1, &whole[..whole.len() * 3 / 4]).unwrap();
+    let job = join(read_parts(&traces).unwrap());
+    let cut = job.problems[0].message();
+    assert!(cut.starts_with("rank1.json: read in part only: ") && cut.contains("events"), "{cut}");
+    assert!((STEPS / 2..STEPS).contains(&job.joined), "{}", job.joined);
+}
+
+#[test]
 fn recordings_of_unequal_iterations_are_joined_where_they_meet() {
     let mut ranks = [0, 1, 2, 3].map(Rank::new);
     ranks[3].steps = (5, STEPS);

@@ -26,6 +26,13 @@ const SAME_CLOCK_NS: i64 = 1_000_000;
 /// Something that limits what can be concluded from the traces of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Problem {
+    /// A trace that could not be read to its end.
+    Cut {
+        /// The trace.
+        trace: String,
+        /// Where it ends, and why.
+        why: String,
+    },
     /// A trace without communication.
     NoCommunication {
         /// The trace.
@@ -83,6 +90,7 @@ impl Problem {
     /// As a sentence.
     pub fn message(&self) -> String {
         match self {
+            Self::Cut { trace, why } => format!("{trace}: read in part only: {why}"),
             Self::NoCommunication { trace } => {
                 format!("{trace}: no operation communicates; the trace is not used")
             }
@@ -236,7 +244,8 @@ impl Job {
 
 /// Joins the ranks of a job. Traces that do not belong to it are reported and not used.
 pub fn join(parts: Vec<RankPart>) -> Job {
-    let (mut parts, mut problems) = belonging(parts);
+    let mut problems: Vec<Problem> = parts.iter().filter_map(cut).collect();
+    let mut parts = belonging(parts, &mut problems);
     extract::label(&mut parts);
     let links = Links::new(&parts, &mut problems);
     let (parts, clocks) = links.clocks(parts, &mut problems);
@@ -245,9 +254,14 @@ pub fn join(parts: Vec<RankPart>) -> Job {
     sums(parts, &clocks, &meetings, problems)
 }
 
+/// Whether the trace of a part could not be read to its end.
+fn cut(part: &RankPart) -> Option<Problem> {
+    let why = part.recorded.trace.quality.unreadable.first()?.clone();
+    Some(Problem::Cut { trace: part.name.clone(), why })
+}
+
 /// The parts that may belong to one job.
-fn belonging(parts: Vec<RankPart>) -> (Vec<RankPart>, Vec<Problem>) {
-    let mut problems = Vec::new();
+fn belonging(parts: Vec<RankPart>, problems: &mut Vec<Problem>) -> Vec<RankPart> {
     let mut worlds: BTreeMap<u32, usize> = BTreeMap::new();
     parts.iter().filter_map(|of| of.world).for_each(|world| *worlds.entry(world).or_default() += 1);
     let world = worlds.iter().max_by_key(|&(world, count)| (count, world)).map(|(&world, _)| world);
@@ -271,7 +285,7 @@ fn belonging(parts: Vec<RankPart>) -> (Vec<RankPart>, Vec<Problem>) {
         }
     }
     kept.sort_by_key(|part| part.rank.unwrap_or(u32::MAX));
-    (kept, problems)
+    kept
 }
 
 /// How the collectives of a rank follow those of another in a communicator.
