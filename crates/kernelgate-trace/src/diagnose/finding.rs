@@ -166,8 +166,7 @@ pub struct Finding {
     pub measured: Measure,
     /// The threshold of the rule.
     pub threshold: Measure,
-    /// Nanoseconds that mending it could save at most, where known: of exposed transfers the exposed
-    /// time, of other findings no more than their replay gains.
+    /// Nanoseconds that mending it could save at most, where known: no more than its replay gains.
     pub recoverable_ns: Option<i64>,
     /// The change that mends it.
     pub remedy: Remedy,
@@ -185,12 +184,6 @@ impl Finding {
     /// Sorts by savings, then by severity.
     pub(super) fn sort(findings: &mut [Self]) {
         findings.sort_by_key(|of| std::cmp::Reverse((of.recoverable_ns.unwrap_or(0), of.severity)));
-    }
-
-    /// Whether it is copies or communication with no kernel beside them: overlap mends it, which no
-    /// replay of the recorded order shows.
-    pub fn is_exposed_transfer(&self) -> bool {
-        matches!(self.remedy, Remedy::Without(Class::Copy | Class::Communication))
     }
 
     /// Limits the savings to the gain of the replay, and the severity to what is left of them.

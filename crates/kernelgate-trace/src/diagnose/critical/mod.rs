@@ -106,11 +106,7 @@ impl Run<'_> {
                 },
                 |&(_, ns)| ns,
             );
-            // The replay keeps waits that the trace does not explain: overlap may save more than it
-            // gains, up to the exposed time.
-            if !finding.is_exposed_transfer() {
-                finding.limit_savings(gain_ns, span_ns);
-            }
+            finding.limit_savings(gain_ns, span_ns);
             finding.replayed = Some(Replayed { alone_ns: gain_ns, further_ns: 0 });
             alone.push((finding.remedy.clone(), gain_ns));
         }
