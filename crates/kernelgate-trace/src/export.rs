@@ -275,7 +275,7 @@ fn operation(
     let mut arguments = String::new();
     match all.part(id) {
         (Kind::Kernel, row) => {
-            if let Some(&shape) = trace.kernels.shape.get(row) {
+            if let Some(shape) = trace.kernels.shape.get(row) {
                 let shape = &trace.shapes[shape as usize];
                 let _ = write!(
                     arguments,
@@ -287,7 +287,7 @@ fn operation(
                     shape.static_shared.saturating_add(shape.dynamic_shared)
                 );
             }
-            if let Some(&node) = trace.kernels.graph_node.get(row).filter(|&&node| node != 0) {
+            if let Some(node) = trace.kernels.graph_node.get(row).filter(|&node| node != 0) {
                 let _ = write!(arguments, ",\"graph node id\":{node}");
             }
             ("kernel", trace.kernel_name(row).to_owned(), arguments)

@@ -244,7 +244,7 @@ impl<'a> Classes<'a> {
     /// How an operation communicates; `None` of all others.
     pub fn communication(&self, id: OperationId) -> Option<Communication> {
         match self.all.part(id) {
-            (Kind::Kernel, row) => self.kernels[self.trace.kernels.function[row] as usize],
+            (Kind::Kernel, row) => self.kernels[self.trace.kernels.function.at(row) as usize],
             (Kind::Copy, row) => *self.copies.get(row)?,
             _ => None,
         }

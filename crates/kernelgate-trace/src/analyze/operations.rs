@@ -84,25 +84,38 @@ impl<'a> AllOperations<'a> {
     /// First nanosecond.
     pub fn start(&self, id: OperationId) -> i64 {
         let (columns, index) = self.columns(id);
-        columns.start[index]
+        columns.start.at(index)
     }
 
     /// Nanosecond after the last.
     pub fn end(&self, id: OperationId) -> i64 {
         let (columns, index) = self.columns(id);
-        columns.end[index]
+        columns.end(index)
+    }
+
+    /// How long it runs, in nanoseconds.
+    pub fn length(&self, id: OperationId) -> i64 {
+        let (columns, index) = self.columns(id);
+        columns.length(index)
+    }
+
+    /// First nanosecond, and the one after the last.
+    pub fn span(&self, id: OperationId) -> (i64, i64) {
+        let (columns, index) = self.columns(id);
+        let start = columns.start.at(index);
+        (start, start.wrapping_add(columns.length(index)))
     }
 
     /// Its place.
     pub fn place(&self, id: OperationId) -> PlaceId {
         let (columns, index) = self.columns(id);
-        columns.place[index]
+        columns.place.at(index)
     }
 
     /// Its correlation id, 0: none.
     pub fn correlation(&self, id: OperationId) -> u32 {
         let (columns, index) = self.columns(id);
-        columns.correlation.get(index).copied().unwrap_or(0)
+        columns.correlation.get(index).unwrap_or(0)
     }
 
     /// A name for people: the kernel's, `[CUDA memcpy …]`, `[CUDA memset]`, `graph …`.

@@ -1,7 +1,8 @@
 //! Operations in an order of time. Recorders mostly write them in that order, and then nothing is
-//! listed: 4 bytes an operation less.
+//! listed.
 
 use crate::analyze::operations::OperationId;
+use crate::model::packed::{Packed, partition_point};
 
 /// Operations in an order.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -9,7 +10,7 @@ pub enum Order {
     /// All numbers below this one, in their order.
     Numbers(u32),
     /// These.
-    Listed(Vec<OperationId>),
+    Listed(Packed<OperationId>),
 }
 
 impl Default for Order {
@@ -19,23 +20,22 @@ impl Default for Order {
 }
 
 impl Order {
-    /// All operations by a key; of one key by their numbers.
-    pub fn of_all<K: Ord>(
-        ids: std::ops::Range<OperationId>,
+    /// Operations, given in the order of their numbers, by a key; of one key by their numbers.
+    pub fn by_key<K: Ord>(
+        ids: impl Iterator<Item = OperationId> + Clone,
         key: impl Fn(OperationId) -> K,
     ) -> Self {
-        match ids.start == 0 && ids.clone().is_sorted_by_key(&key) {
-            true => Self::Numbers(ids.end),
-            false => Self::sorted(ids.collect(), key),
-        }
-    }
-
-    /// Some operations by a key; of one key by their numbers.
-    pub fn sorted<K: Ord>(mut ids: Vec<OperationId>, key: impl Fn(OperationId) -> K) -> Self {
-        if !ids.is_sorted_by_key(|&id| (key(id), id)) {
+        if !ids.clone().is_sorted_by_key(&key) {
+            let mut ids: Vec<OperationId> = ids.collect();
             ids.sort_unstable_by_key(|&id| (key(id), id));
+            return Self::Listed(ids.into_iter().collect());
         }
-        Self::Listed(ids)
+        let mut count = 0;
+        let numbered = ids.clone().all(|id| {
+            count += 1;
+            id == count - 1
+        });
+        if numbered { Self::Numbers(count) } else { Self::Listed(ids.collect()) }
     }
 
     /// How many there are.
@@ -55,7 +55,7 @@ impl Order {
     pub fn get(&self, position: usize) -> Option<OperationId> {
         match self {
             Self::Numbers(count) => u32::try_from(position).ok().filter(|number| number < count),
-            Self::Listed(ids) => ids.get(position).copied(),
+            Self::Listed(ids) => ids.get(position),
         }
     }
 
@@ -66,15 +66,7 @@ impl Order {
 
     /// The first position from which on a condition no longer holds.
     pub fn partition_point(&self, holds: impl Fn(OperationId) -> bool) -> usize {
-        let (mut first, mut end) = (0, self.len());
-        while first < end {
-            let middle = first.midpoint(end);
-            match self.get(middle).is_some_and(&holds) {
-                true => first = middle + 1,
-                false => end = middle,
-            }
-        }
-        first
+        partition_point(self.len(), |position| self.get(position).is_some_and(&holds))
     }
 }
 
@@ -85,7 +77,7 @@ mod tests {
     #[test]
     fn an_order_of_numbers_lists_nothing() {
         let starts = [3, 5, 5, 9];
-        let order = Order::of_all(0..4, |id| starts[id as usize]);
+        let order = Order::by_key(0..4, |id| starts[id as usize]);
         assert_eq!(order, Order::Numbers(4));
         assert_eq!(order.iter().collect::<Vec<_>>(), [0, 1, 2, 3]);
         assert_eq!(order.partition_point(|id| starts[id as usize] < 6), 3);
@@ -95,10 +87,14 @@ mod tests {
     #[test]
     fn other_orders_are_sorted_and_listed() {
         let starts = [9, 5, 3, 5];
-        let order = Order::of_all(0..4, |id| starts[id as usize]);
-        assert_eq!(order, Order::Listed(vec![2, 1, 3, 0]));
+        let order = Order::by_key(0..4, |id| starts[id as usize]);
+        assert_eq!(order, Order::Listed([2, 1, 3, 0].into_iter().collect()));
         assert_eq!(order.partition_point(|id| starts[id as usize] < 6), 3);
-        let some = Order::sorted(vec![3, 1], |id| starts[id as usize]);
-        assert_eq!(some, Order::Listed(vec![1, 3]), "of one key by their numbers");
+        let some = Order::by_key([1, 3].into_iter(), |id| starts[id as usize]);
+        assert_eq!(
+            some,
+            Order::Listed([1, 3].into_iter().collect()),
+            "of one key by their numbers"
+        );
     }
 }

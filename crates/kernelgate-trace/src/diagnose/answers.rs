@@ -82,11 +82,11 @@ impl Answers {
     #[allow(clippy::cast_precision_loss)]
     pub(super) fn new(context: &Context<'_>) -> Self {
         let kernels = &context.trace.kernels;
-        let length = |row: usize| kernels.on_gpu.end[row] - kernels.on_gpu.start[row];
+        let length = |row: usize| kernels.on_gpu.length(row);
         let kernel_ns: i64 = (0..kernels.on_gpu.len()).map(length).sum();
         let share = |ns: i64| ns as f64 / kernel_ns.max(1) as f64;
         let mut samples = Samples::default();
-        for (row, &function) in kernels.function.iter().enumerate() {
+        for (row, function) in kernels.function.iter().enumerate() {
             let name = context.trace.functions[function as usize].demangled;
             samples.push(name.0, length(row));
         }
@@ -130,7 +130,7 @@ fn components(context: &Context<'_>, share: &dyn Fn(i64) -> f64) -> Vec<Componen
         while path != ROOT {
             let (count, ns) = &mut kernels[path as usize];
             *count += 1;
-            *ns += on_gpu.end[row] - on_gpu.start[row];
+            *ns += on_gpu.length(row);
             path = paths.parent(path);
         }
     }

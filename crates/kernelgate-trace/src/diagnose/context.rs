@@ -56,7 +56,7 @@ impl<'a> Context<'a> {
     /// which the node of a graph was created that launched it.
     pub fn path_id(&self, operation: OperationId) -> PathId {
         let inside = self.host.inside_graph.get(operation as usize);
-        *inside.unwrap_or(&self.host.launched_in[operation as usize])
+        inside.unwrap_or_else(|| self.host.launched_in.at(operation as usize))
     }
 
     /// The call that launched an operation, where the trace holds it.
@@ -141,5 +141,5 @@ fn classes<'a>(trace: &'a Trace, host: &Host) -> Classes<'a> {
     if trace.copies.on_gpu.is_empty() || by_path.iter().all(Option::is_none) {
         return classes;
     }
-    classes.with_ranges(|copy| by_path[host.launched_in[copy as usize] as usize])
+    classes.with_ranges(|copy| by_path[host.launched_in.at(copy as usize) as usize])
 }

@@ -123,7 +123,7 @@ pub(super) fn range_tree(context: &Context<'_>, apart: &[&str]) -> Vec<RangeUse>
         for &(node, instance) in &chains[id as usize] {
             let node = &mut tree.nodes[node];
             node.operations += 1;
-            node.own_ns += own_ns[id as usize];
+            node.own_ns += own_ns.at(id as usize);
             node.spans.push(span);
             let known = node.instances.entry(instance).or_insert(span);
             *known = (known.0.min(span.0), known.1.max(span.1));
@@ -150,7 +150,7 @@ impl Tree<'_> {
     fn chain(&mut self, context: &Context<'_>, id: OperationId) -> Vec<Link> {
         let Kept { ranges, of_operation } = &context.host.kept;
         let (mut range, call) = of_operation[id as usize];
-        let launched_in = context.host.launched_in[id as usize];
+        let launched_in = context.host.launched_in.at(id as usize);
         // Ranges of the graph's capture are inside those of its launch.
         let (mut path, mut chain) = (context.path_id(id), Vec::new());
         while path != launched_in {

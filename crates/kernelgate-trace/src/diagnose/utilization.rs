@@ -65,7 +65,7 @@ struct Calls<'a> {
 pub(super) fn utilization(context: &Context<'_>) -> Utilization {
     let trace = context.trace;
     let on_gpu = &trace.kernels.on_gpu;
-    let length = |row: usize| on_gpu.end[row] - on_gpu.start[row];
+    let length = |row: usize| on_gpu.length(row);
     let mut found =
         Utilization { kernel_ns: (0..on_gpu.len()).map(length).sum(), ..Utilization::default() };
     let Calls { operators: calls, whole } = calls(context);
@@ -196,12 +196,12 @@ impl<'a> Declares<'a> {
         }
         let Self { name, times, work } = self;
         let mut found: Option<Call<'a>> = None;
-        for (row, &function) in trace.kernels.function.iter().enumerate() {
+        for (row, function) in trace.kernels.function.iter().enumerate() {
             let id = u32::try_from(row).unwrap_or(u32::MAX);
             let Some(path) = inside[context.path_id(id) as usize] else { continue };
-            let device = trace.places[trace.kernels.on_gpu.place[row].0 as usize].device;
+            let device = trace.places[trace.kernels.on_gpu.place.at(row).0 as usize].device;
             let call = found.get_or_insert(Call { name, times, work, kernel_ns: 0, path, device });
-            call.kernel_ns += context.all.end(id) - context.all.start(id);
+            call.kernel_ns += context.all.length(id);
             let kernel = trace.names.text(trace.functions[function as usize].demangled);
             call.work.precision = tensor_precision(call.work.precision, kernel);
         }
@@ -220,10 +220,10 @@ fn named_ranges<'a>(context: &Context<'a>) -> Vec<Call<'a>> {
         sized[path as usize] = own.or(sized[paths.parent(path) as usize]);
     }
     let mut calls: HashMap<(PathId, u32), Call<'a>> = HashMap::new();
-    for (row, &function) in trace.kernels.function.iter().enumerate() {
+    for (row, function) in trace.kernels.function.iter().enumerate() {
         let id = u32::try_from(row).unwrap_or(u32::MAX);
         let Some((path, work)) = sized[context.path_id(id) as usize] else { continue };
-        let device = trace.places[trace.kernels.on_gpu.place[row].0 as usize].device;
+        let device = trace.places[trace.kernels.on_gpu.place.at(row).0 as usize].device;
         let call = calls.entry((path, device)).or_insert_with(|| Call {
             name: trace.names.text(paths.name(path)),
             times: context.host.of_path[path as usize].count,
@@ -232,7 +232,7 @@ fn named_ranges<'a>(context: &Context<'a>) -> Vec<Call<'a>> {
             path,
             device,
         });
-        call.kernel_ns += context.all.end(id) - context.all.start(id);
+        call.kernel_ns += context.all.length(id);
         let kernel = trace.names.text(trace.functions[function as usize].demangled);
         call.work.precision = tensor_precision(call.work.precision, kernel);
     }
@@ -262,11 +262,11 @@ fn named_kernels<'a>(context: &Context<'a>, ranges: &[Call<'_>]) -> Vec<Call<'a>
         }
         path != ROOT
     };
-    let call = |(row, &function): (usize, &u32)| {
+    let call = |(row, function): (usize, u32)| {
         let id = u32::try_from(row).unwrap_or(u32::MAX);
         let work = works[function as usize]?;
-        let device = trace.places[trace.kernels.on_gpu.place[row].0 as usize].device;
-        let kernel_ns = context.all.end(id) - context.all.start(id);
+        let device = trace.places[trace.kernels.on_gpu.place.at(row).0 as usize].device;
+        let kernel_ns = context.all.length(id);
         let name = trace.names.text(trace.functions[function as usize].demangled);
         let path = context.path_id(id);
         (!in_range(id)).then_some(Call { name, times: 1, work, kernel_ns, path, device })
@@ -287,10 +287,10 @@ fn by_shape<'a>(context: &Context<'a>) -> Vec<Call<'a>> {
     let mut by_name: HashMap<u32, Option<Work>> = HashMap::new();
     for row in 0..on_gpu.len() {
         let id = u32::try_from(row).unwrap_or(u32::MAX);
-        let kernel_ns = on_gpu.end[row] - on_gpu.start[row];
+        let kernel_ns = on_gpu.length(row);
         let (path, device) =
-            (context.path_id(id), trace.places[on_gpu.place[row].0 as usize].device);
-        let kernel = trace.functions[trace.kernels.function[row] as usize].demangled;
+            (context.path_id(id), trace.places[on_gpu.place.at(row).0 as usize].device);
+        let kernel = trace.functions[trace.kernels.function.at(row) as usize].demangled;
         let mut work_of = |number: u32| {
             let range = kept.ranges[number as usize];
             let name = context.host.paths.name(range.path);
@@ -432,7 +432,7 @@ fn outer_ranges(context: &Context<'_>, sums: HashMap<PathId, WorkSum>) -> Vec<Ra
     for row in 0..on_gpu.len() {
         let mut path = context.path_id(u32::try_from(row).unwrap_or(u32::MAX));
         while path != ROOT {
-            kernel_ns[path as usize] += on_gpu.end[row] - on_gpu.start[row];
+            kernel_ns[path as usize] += on_gpu.length(row);
             path = paths.parent(path);
         }
     }

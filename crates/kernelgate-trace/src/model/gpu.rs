@@ -1,10 +1,21 @@
-//! The GPU's work as columns: one vector a field, all of the same length.
+//! The GPU's work as columns, one a field, all of the same length.
 
 use super::names::Name;
+use super::packed::{Cell, Packed};
 
 /// The place of an operation: an index into [`super::Trace::places`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PlaceId(pub u32);
+
+impl Cell for PlaceId {
+    fn number(self) -> i64 {
+        self.0.number()
+    }
+
+    fn from_number(number: i64) -> Self {
+        Self(u32::from_number(number))
+    }
+}
 
 /// A process, device, context and stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -23,14 +34,14 @@ pub struct Place {
 #[derive(Debug, Clone, Default)]
 pub struct Operations {
     /// First nanosecond.
-    pub start: Vec<i64>,
-    /// Nanosecond after the last.
-    pub end: Vec<i64>,
+    pub start: Packed<i64>,
+    /// Nanoseconds.
+    length: Packed<i64>,
     /// Where.
-    pub place: Vec<PlaceId>,
+    pub place: Packed<PlaceId>,
     /// The id that joins it with its launch call, within its process; 0: not recorded. Empty once
     /// they are joined.
-    pub correlation: Vec<u32>,
+    pub correlation: Packed<u32>,
 }
 
 impl Operations {
@@ -47,25 +58,33 @@ impl Operations {
     /// Adds one.
     pub fn push(&mut self, start: i64, end: i64, place: PlaceId, correlation: u32) {
         self.start.push(start);
-        self.end.push(end);
+        self.length.push(end.wrapping_sub(start));
         self.place.push(place);
         self.correlation.push(correlation);
     }
 
-    pub(crate) fn reserve(&mut self, rows: usize) {
-        self.start.reserve_exact(rows);
-        self.end.reserve_exact(rows);
-        self.place.reserve_exact(rows);
-        self.correlation.reserve_exact(rows);
+    /// How long one runs, in nanoseconds.
+    pub fn length(&self, row: usize) -> i64 {
+        self.length.at(row)
+    }
+
+    /// Nanosecond after the last of one.
+    pub fn end(&self, row: usize) -> i64 {
+        self.start.at(row).wrapping_add(self.length.at(row))
+    }
+
+    /// Nanoseconds of all.
+    pub fn total_ns(&self) -> i64 {
+        self.length.iter().sum()
     }
 
     /// Those whose indices are given.
     pub(crate) fn pick(&self, rows: &[u32]) -> Self {
         Self {
-            start: pick(&self.start, rows),
-            end: pick(&self.end, rows),
-            place: pick(&self.place, rows),
-            correlation: pick(&self.correlation, rows),
+            start: self.start.pick(rows),
+            length: self.length.pick(rows),
+            place: self.place.pick(rows),
+            correlation: self.correlation.pick(rows),
         }
     }
 }
@@ -122,11 +141,23 @@ pub struct Kernels {
     /// When and where.
     pub on_gpu: Operations,
     /// Index into [`super::Trace::functions`].
-    pub function: Vec<u32>,
+    pub function: Packed<u32>,
     /// Index into [`super::Trace::shapes`]; empty when shapes were not read.
-    pub shape: Vec<u32>,
+    pub shape: Packed<u32>,
     /// The node of a CUDA graph that launched it, 0: none; empty when none is known.
-    pub graph_node: Vec<u64>,
+    pub graph_node: Packed<u64>,
+}
+
+impl Kernels {
+    /// Adds the node that launched the last kernel; 0: none.
+    pub(crate) fn push_node(&mut self, node: u64) {
+        if node != 0 && self.graph_node.is_empty() {
+            self.graph_node = Packed::filled(self.on_gpu.len() - 1, 0);
+        }
+        if node != 0 || !self.graph_node.is_empty() {
+            self.graph_node.push(node);
+        }
+    }
 }
 
 /// Copies between memories.

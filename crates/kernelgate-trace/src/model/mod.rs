@@ -10,6 +10,7 @@ pub mod gpu;
 pub mod host;
 pub mod kernel_metrics;
 pub mod names;
+pub mod packed;
 pub mod quality;
 
 use std::collections::BTreeMap;
@@ -25,6 +26,7 @@ use hashbrown::HashMap;
 use host::{Calls, Marks, OperatorInputs, OsCalls, Ranges, Switches, Thread};
 use kernel_metrics::ProfiledLaunch;
 use names::{Name, Names};
+use packed::Packed;
 use quality::Quality;
 
 /// A process.
@@ -169,7 +171,7 @@ impl Trace {
             &mut self.sets.on_gpu,
             &mut self.graphs.on_gpu,
         ];
-        parts.into_iter().for_each(|part| part.correlation = Vec::new());
+        parts.into_iter().for_each(|part| part.correlation = Packed::default());
     }
 
     /// The process of a place.
@@ -179,7 +181,7 @@ impl Trace {
 
     /// The kernel's name with namespaces and template arguments.
     pub fn kernel_name(&self, kernel: usize) -> &str {
-        self.names.text(self.functions[self.kernels.function[kernel] as usize].demangled)
+        self.names.text(self.functions[self.kernels.function.at(kernel) as usize].demangled)
     }
 
     /// How often the GPU was used: kernels, copies, sets and graph launches.
@@ -192,17 +194,14 @@ impl Trace {
 
     /// The first and the last time of any activity, or `None` of an empty trace.
     pub fn span(&self) -> Option<(i64, i64)> {
-        let columns = [
-            (&self.kernels.on_gpu.start, &self.kernels.on_gpu.end),
-            (&self.copies.on_gpu.start, &self.copies.on_gpu.end),
-            (&self.sets.on_gpu.start, &self.sets.on_gpu.end),
-            (&self.graphs.on_gpu.start, &self.graphs.on_gpu.end),
-            (&self.calls.start, &self.calls.end),
-            (&self.ranges.start, &self.ranges.end),
-        ];
-        let first = columns.iter().filter_map(|(start, _)| start.iter().min()).min()?;
-        let last = columns.iter().filter_map(|(_, end)| end.iter().max()).max()?;
-        Some((*first, *last))
+        let operations =
+            [&self.kernels.on_gpu, &self.copies.on_gpu, &self.sets.on_gpu, &self.graphs.on_gpu];
+        let rows = [(&self.calls.start, &self.calls.end), (&self.ranges.start, &self.ranges.end)];
+        let starts = operations.iter().filter_map(|of| of.start.iter().min());
+        let first = starts.chain(rows.iter().filter_map(|of| of.0.iter().min().copied())).min()?;
+        let ends = operations.iter().filter_map(|of| (0..of.len()).map(|row| of.end(row)).max());
+        let last = ends.chain(rows.iter().filter_map(|of| of.1.iter().max().copied())).max()?;
+        Some((first, last))
     }
 }
 

@@ -50,10 +50,10 @@ pub(super) fn kernel_execution(trace: &Trace) -> Table {
             continue;
         }
         let call = call as usize;
-        let function = trace.functions[trace.kernels.function[row] as usize].demangled;
-        let device = trace.places[kernels.place[row].0 as usize].device;
+        let function = trace.functions[trace.kernels.function.at(row) as usize].demangled;
+        let device = trace.places[kernels.place.at(row).0 as usize].device;
         let group = groups.intern((calls.thread[call], device, calls.name[call], function));
-        let (start, end) = (kernels.start[row], kernels.end[row]);
+        let (start, end) = (kernels.start.at(row), kernels.end(row));
         let [total, api, queue, kernel] = &mut times;
         total.push(group, end.max(calls.end[call]) - calls.start[call]);
         api.push(group, calls.end[call] - calls.start[call]);

@@ -4,24 +4,19 @@ use super::cells::{by_total, count, summary_table};
 use super::summary::{Samples, Summary};
 use super::table::{Cell, Table};
 use crate::analyze::operations::{SET_NAME, copy_name};
-use crate::model::gpu::Operations;
 use crate::model::{Table as Interner, Trace};
 
 /// Megabytes, as this table counts them.
 const MEGABYTE: f64 = 1e6;
-
-fn length(operations: &Operations, row: usize) -> i64 {
-    operations.end[row] - operations.start[row]
-}
 
 /// Kernels by name.
 fn kernel_rows(trace: &Trace) -> Vec<(String, Summary)> {
     let mut names = Interner::default();
     let kernels = &trace.kernels;
     let mut samples = Samples::with_capacity(kernels.on_gpu.len());
-    for (row, &function) in kernels.function.iter().enumerate() {
+    for (row, function) in kernels.function.iter().enumerate() {
         let name = trace.functions[function as usize].demangled;
-        samples.push(names.intern(name), length(&kernels.on_gpu, row));
+        samples.push(names.intern(name), kernels.on_gpu.length(row));
     }
     let summaries = samples.summaries(names.values.len());
     let text = |name| trace.names.text(name).to_owned();
@@ -37,11 +32,11 @@ pub(super) fn kernel_shapes(trace: &Trace) -> Table {
     let mut groups = Interner::default();
     let kernels = &trace.kernels;
     let mut samples = Samples::with_capacity(kernels.on_gpu.len());
-    for (row, &function) in kernels.function.iter().enumerate() {
+    for (row, function) in kernels.function.iter().enumerate() {
         let name = trace.functions[function as usize].demangled;
-        let shape = kernels.shape.get(row).map(|&shape| trace.shapes[shape as usize]);
+        let shape = kernels.shape.get(row).map(|shape| trace.shapes[shape as usize]);
         let shape = shape.unwrap_or_default();
-        samples.push(groups.intern((name, shape.grid, shape.block)), length(&kernels.on_gpu, row));
+        samples.push(groups.intern((name, shape.grid, shape.block)), kernels.on_gpu.length(row));
     }
     let summaries = samples.summaries(groups.values.len());
     let rows = by_total(groups.values, summaries);
@@ -74,11 +69,7 @@ fn memory_rows(
 }
 
 fn memory_time_rows(trace: &Trace) -> Vec<(String, Summary)> {
-    memory_rows(
-        trace,
-        |row| length(&trace.copies.on_gpu, row),
-        |row| length(&trace.sets.on_gpu, row),
-    )
+    memory_rows(trace, |row| trace.copies.on_gpu.length(row), |row| trace.sets.on_gpu.length(row))
 }
 
 pub(super) fn memory_times(trace: &Trace) -> Table {

@@ -56,8 +56,8 @@ impl KernelSums {
 
 /// The name of a kernel and how long it ran.
 fn kernel_of(trace: &Trace, kernel: usize) -> (u32, i64) {
-    let name = trace.functions[trace.kernels.function[kernel] as usize].demangled.0;
-    (name, trace.kernels.on_gpu.end[kernel] - trace.kernels.on_gpu.start[kernel])
+    let name = trace.functions[trace.kernels.function.at(kernel) as usize].demangled.0;
+    (name, trace.kernels.on_gpu.length(kernel))
 }
 
 impl Sums for KernelSums {

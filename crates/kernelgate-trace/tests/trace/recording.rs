@@ -148,7 +148,7 @@ fn every_list_becomes_its_columns() {
     assert_eq!((trace.sets.bytes[0], trace.allocations.bytes[0]), (8, 64));
     assert!(trace.allocations.given_back[0]);
     assert_eq!(trace.syncs.kind, [SyncKind::Stream]);
-    assert_eq!(trace.places[trace.syncs.on_gpu.place[0].0 as usize].device, 0);
+    assert_eq!(trace.places[trace.syncs.on_gpu.place.at(0).0 as usize].device, 0);
     assert_eq!((trace.quality.dropped, &trace.quality.overhead[..]), (3, &[(7, 8)][..]));
     assert_eq!(trace.devices[0].multiprocessors, Some(100));
     assert_eq!(trace.work[0].path, "f/w/c/step");

@@ -39,7 +39,7 @@ fn chart(account: &DeviceAccount) -> Figure {
             for (index, of) in iterations.each.iter().take(ITERATIONS).enumerate() {
                 rows.push(row(format!("iteration {}", index + 1), &of.account));
             }
-            let more = iterations.each.len().saturating_sub(ITERATIONS);
+            let more = iterations.lengths.len().saturating_sub(ITERATIONS);
             let more = if more > 0 { format!("; {more} more follow") } else { String::new() };
             subtitle = format!("by iteration, found by {}{more}", iterations.sign.label());
         }

@@ -1,13 +1,7 @@
-//! The calls that launched operations, 12 bytes an operation.
-
-use hashbrown::HashMap;
+//! The calls that launched operations.
 
 use crate::analyze::operations::{AllOperations, OperationId};
-
-/// No thread: the launch is not recorded.
-const NONE: u32 = u32::MAX;
-/// The times of a launch are in [`LaunchCalls::long`].
-const LONG: i32 = i32::MIN;
+use crate::model::packed::Packed;
 
 /// The call that launched an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,62 +18,53 @@ pub struct LaunchCall {
 #[derive(Debug, Clone, Default)]
 pub struct LaunchCalls {
     /// From the start of the call to that of the operation, in nanoseconds.
-    lead: Vec<i32>,
+    lead: Packed<i64>,
     /// The length of the call in nanoseconds.
-    length: Vec<u32>,
-    thread: Vec<u32>,
-    /// Start and end of calls that are further away from their operation, or longer.
-    long: HashMap<OperationId, (i64, i64)>,
+    length: Packed<i64>,
+    /// 1 + index into [`crate::model::Trace::threads`]; 0: the launch is not recorded.
+    thread: Packed<u32>,
 }
 
 impl LaunchCalls {
     /// No launch of so many operations is recorded.
     pub fn new(operations: usize) -> Self {
         Self {
-            lead: vec![0; operations],
-            length: vec![0; operations],
-            thread: vec![NONE; operations],
-            long: HashMap::new(),
+            lead: Packed::filled(operations, 0),
+            length: Packed::filled(operations, 0),
+            thread: Packed::filled(operations, 0),
         }
     }
 
     /// Sets the launch of an operation.
     pub fn set(&mut self, all: &AllOperations<'_>, id: OperationId, call: LaunchCall) {
         let index = id as usize;
-        self.thread[index] = call.thread;
-        let lead = all.start(id).checked_sub(call.start).and_then(|ns| i32::try_from(ns).ok());
-        let length = call.end.checked_sub(call.start).and_then(|ns| u32::try_from(ns).ok());
-        match (lead.filter(|&lead| lead != LONG), length) {
-            (Some(lead), Some(length)) => (self.lead[index], self.length[index]) = (lead, length),
-            _ => {
-                self.lead[index] = LONG;
-                self.long.insert(id, (call.start, call.end));
-            }
-        }
+        self.lead.set(index, all.start(id).wrapping_sub(call.start));
+        self.length.set(index, call.end.wrapping_sub(call.start));
+        self.thread.set(index, call.thread + 1);
     }
 
     /// The launch of an operation.
     pub fn get(&self, all: &AllOperations<'_>, id: OperationId) -> Option<LaunchCall> {
+        self.before(all.start(id), id)
+    }
+
+    /// The launch of an operation with this start.
+    pub fn before(&self, start: i64, id: OperationId) -> Option<LaunchCall> {
         let index = id as usize;
-        let thread = self.thread.get(index).copied().filter(|&thread| thread != NONE)?;
-        let (start, end) = match self.lead[index] {
-            LONG => self.long[&id],
-            lead => {
-                let start = all.start(id) - i64::from(lead);
-                (start, start + i64::from(self.length[index]))
-            }
-        };
+        let thread = self.thread.get(index)?.checked_sub(1)?;
+        let start = start.wrapping_sub(self.lead.at(index));
+        let end = start.wrapping_add(self.length.at(index));
         Some(LaunchCall { start, end, thread })
     }
 
     /// Whether the launch of an operation is recorded.
     pub fn has(&self, id: OperationId) -> bool {
-        self.thread.get(id as usize).is_some_and(|&thread| thread != NONE)
+        self.thread.get(id as usize).is_some_and(|thread| thread != 0)
     }
 
     /// Whether any launch is recorded.
     pub fn any(&self) -> bool {
-        self.thread.iter().any(|&thread| thread != NONE)
+        self.thread.iter().any(|thread| thread != 0)
     }
 }
 

@@ -9,6 +9,7 @@ use crate::analyze::ranges::sweep;
 use crate::model::Trace;
 use crate::model::gpu::GraphNode;
 use crate::model::names::Name;
+use crate::model::packed::Packed;
 
 /// The nodes of a trace in memory that were created inside ranges: those that the recorder resolved,
 /// and those whose creation was recorded.
@@ -59,17 +60,17 @@ pub(crate) fn nodes_in(trace: &Trace, mut around: Vec<Vec<Name>>) -> Vec<GraphNo
 pub(crate) fn paths_inside(
     trace: &Trace,
     nodes: &[GraphNode],
-    launched_in: &[PathId],
+    launched_in: &Packed<PathId>,
     paths: &mut Paths,
-) -> Vec<PathId> {
+) -> Packed<PathId> {
     if nodes.is_empty() || trace.kernels.graph_node.is_empty() {
-        return Vec::new();
+        return Packed::default();
     }
     let ranges: HashMap<(u32, u64), &[Name]> =
         nodes.iter().map(|node| ((node.process, node.id), &node.ranges[..])).collect();
-    let kernels = trace.kernels.graph_node.iter().zip(&trace.kernels.on_gpu.place);
+    let kernels = trace.kernels.graph_node.iter().zip(trace.kernels.on_gpu.place.iter());
     // Kernels are the first operations.
-    let inside = kernels.zip(launched_in).map(|((&node, &place), &launched_in)| {
+    let inside = kernels.zip(launched_in.iter()).map(|((node, place), launched_in)| {
         let ranges = ranges.get(&(trace.process_of(place), node)).copied().unwrap_or_default();
         ranges.iter().fold(launched_in, |path, &name| paths.inside(path, name))
     });

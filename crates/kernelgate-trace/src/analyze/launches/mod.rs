@@ -60,10 +60,7 @@ impl Launches {
 pub(crate) fn by_correlation(trace: &Trace) -> Order {
     let all = AllOperations::new(trace);
     let key = |id: OperationId| key_of(trace, &all, id);
-    match all.ids().all(|id| all.correlation(id) != 0) {
-        true => Order::of_all(all.ids(), key),
-        false => Order::sorted(all.ids().filter(|&id| all.correlation(id) != 0).collect(), key),
-    }
+    Order::by_key(all.ids().filter(|&id| all.correlation(id) != 0), key)
 }
 
 /// The key of an operation.

@@ -127,7 +127,7 @@ impl Pass {
     fn call(&mut self, trace: &Trace, call: &CallRow) {
         self.nodes_before(trace, call.start);
         let of_graph = |&id: &OperationId| {
-            trace.kernels.graph_node.get(id as usize).is_some_and(|&node| node != 0)
+            trace.kernels.graph_node.get(id as usize).is_some_and(|node| node != 0)
         };
         let of_graph = self.launched.by(trace, call).iter().any(of_graph);
         if of_graph || self.selection.holds(trace, call.thread, call.start, call.end) {

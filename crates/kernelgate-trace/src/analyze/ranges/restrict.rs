@@ -43,7 +43,7 @@ pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
         let (kind, index) = all.part(id);
         let node = || {
             let node = trace.kernels.graph_node.get(index).filter(|_| kind == Kind::Kernel)?;
-            Some((trace.process_of(trace.kernels.on_gpu.place[index]), *node))
+            Some((trace.process_of(trace.kernels.on_gpu.place.at(index)), node))
         };
         let in_range = call != NONE && kept_call[call as usize];
         let in_node = !in_range && node().is_some_and(|node| nodes.contains(&node));
@@ -82,9 +82,9 @@ pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
     };
     let [kernels, copies, sets, graphs] = kept;
     inner.kernels.on_gpu = trace.kernels.on_gpu.pick(&kernels);
-    inner.kernels.function = pick(&trace.kernels.function, &kernels);
-    inner.kernels.shape = pick(&trace.kernels.shape, &kernels);
-    inner.kernels.graph_node = pick(&trace.kernels.graph_node, &kernels);
+    inner.kernels.function = trace.kernels.function.pick(&kernels);
+    inner.kernels.shape = trace.kernels.shape.pick(&kernels);
+    inner.kernels.graph_node = trace.kernels.graph_node.pick(&kernels);
     inner.collectives = trace.collectives.pick(&kernels);
     inner.copies.on_gpu = trace.copies.on_gpu.pick(&copies);
     inner.copies.bytes = pick(&trace.copies.bytes, &copies);
@@ -102,8 +102,8 @@ pub fn inside(trace: &Trace, pattern: &str) -> Option<Trace> {
     }));
     let syncs = &trace.syncs;
     let kept_syncs = rows(syncs.on_gpu.len(), &|sync| {
-        let process = trace.process_of(syncs.on_gpu.place[sync]);
-        selection.touches(process, syncs.on_gpu.start[sync], syncs.on_gpu.end[sync])
+        let process = trace.process_of(syncs.on_gpu.place.at(sync));
+        selection.touches(process, syncs.on_gpu.start.at(sync), syncs.on_gpu.end(sync))
     });
     inner.syncs.on_gpu = syncs.on_gpu.pick(&kept_syncs);
     inner.syncs.kind = pick(&syncs.kind, &kept_syncs);

@@ -121,7 +121,7 @@ impl<'a> JobReplay<'a> {
                 }
             } else {
                 let all = self.traces[trace].operations();
-                let length = all.end(id) - all.start(id);
+                let length = all.length(id);
                 let by = by + (changes[trace].length)(id, length) - length;
                 replays[trace].set_end(id, by);
                 last = last.max((self.common)(trace, all.end(id)) + by);

@@ -18,6 +18,7 @@ use crate::analyze::operations::{AllOperations, Kind, OperationId};
 use crate::analyze::order::Order;
 use crate::analyze::timeline::cover::Union;
 use crate::model::Trace;
+use crate::model::packed::{Cell, Packed};
 
 /// No operation, or no thread.
 const NONE: u32 = u32::MAX;
@@ -138,10 +139,10 @@ pub struct Dependencies<'a> {
     started: Order,
     /// In the order of their end.
     waits: Vec<Wait>,
-    /// The operation before each one on its stream.
-    before: Vec<OperationId>,
-    /// The operation of another stream that one seems to wait for.
-    other: HashMap<OperationId, OperationId>,
+    /// From the operation before each one on its stream to it; 0 for the first.
+    step: Packed<i64>,
+    /// From the operation of another stream that one seems to wait for to it; 0 without one.
+    other: Packed<i64>,
     threads: usize,
     span: (i64, i64),
 }
@@ -152,12 +153,9 @@ impl<'a> Dependencies<'a> {
         let all = AllOperations::new(trace);
         let process = |id: OperationId| trace.process_of(all.place(id)) as usize;
         let time = |id: OperationId| launches.get(&all, id).map(|call| call.start);
-        let launched = match all.ids().all(|id| launches.has(id)) {
-            true => Order::of_all(all.ids(), time),
-            false => Order::sorted(all.ids().filter(|&id| launches.has(id)).collect(), time),
-        };
-        let started = Order::of_all(all.ids(), |id| all.start(id));
-        let ended = Order::of_all(all.ids(), |id| all.end(id));
+        let launched = Order::by_key(all.ids().filter(|&id| launches.has(id)), time);
+        let started = Order::by_key(all.ids(), |id| all.start(id));
+        let ended = Order::by_key(all.ids(), |id| all.end(id));
         let first = all.start(started.get(0)?);
         let last = all.end(ended.get(ended.len() - 1)?);
         let mut of = Self {
@@ -166,8 +164,8 @@ impl<'a> Dependencies<'a> {
             launched,
             started,
             waits: Vec::new(),
-            before: vec![NONE; all.len()],
-            other: HashMap::new(),
+            step: Packed::filled(all.len(), 0),
+            other: Packed::filled(all.len(), 0),
             threads: trace.threads.len(),
             span: (first, last),
         };
@@ -176,6 +174,16 @@ impl<'a> Dependencies<'a> {
         of.unrecorded_waits(trace, waits, &ended, process);
         of.waits.sort_by_key(|wait| wait.call.end);
         Some(of)
+    }
+
+    /// The operation before one on its stream.
+    fn before(&self, id: OperationId) -> Option<OperationId> {
+        behind(id, self.step.at(id as usize))
+    }
+
+    /// The operation of another stream that one seems to wait for.
+    fn other(&self, id: OperationId) -> Option<OperationId> {
+        behind(id, self.other.at(id as usize))
     }
 
     /// The operations that others wait for: on their stream, or on another one.
@@ -203,7 +211,8 @@ impl<'a> Dependencies<'a> {
                 && start < self.all.end(last)
                 && self.all.end(id) <= self.all.end(last);
             if !inside {
-                self.before[id as usize] = last;
+                let step = if last == NONE { 0 } else { id.number() - last.number() };
+                self.step.set(id as usize, step);
                 last_of_place[place] = id;
             }
             let ready = self.ready(id).map_or(i64::MIN, |(time, _)| time);
@@ -219,7 +228,7 @@ impl<'a> Dependencies<'a> {
                     && self.all.end(other) > ready
             };
             if let Some(other) = others.into_iter().find(waits_for) {
-                self.other.insert(id, other);
+                self.other.set(id as usize, id.number() - other.number());
             }
         }
     }
@@ -246,7 +255,7 @@ impl<'a> Dependencies<'a> {
             self.waits.push(Wait { call, ended_by, recorded: true });
         }
         let blocking = self.launched.iter().filter_map(|id| {
-            let call = self.launch(id).filter(|call| self.blocks(id, call))?;
+            let call = self.launch(id).filter(|call| self.blocks(id, self.all.span(id), call))?;
             let LaunchCall { start, end, thread } = call;
             Some(Wait { call: WaitCall { thread, start, end }, ended_by: id, recorded: true })
         });
@@ -285,11 +294,10 @@ impl<'a> Dependencies<'a> {
             return;
         }
         pauses.sort_by_key(|pause| pause.end);
-        let mut spans = vec![Vec::new(); trace.processes.len()];
+        let mut worked = vec![Union::default(); trace.processes.len()];
         for id in self.started.iter() {
-            spans[process(id)].push((self.all.start(id), self.all.end(id)));
+            worked[process(id)].add((self.all.start(id), self.all.end(id)));
         }
-        let worked: Vec<Union> = spans.into_iter().map(Union::new).collect();
         let processes = trace.processes.len();
         let (mut last_of_process, mut pending) = (vec![NONE; processes], vec![0i64; processes]);
         let mut done = ended.iter().peekable();
@@ -327,8 +335,7 @@ impl<'a> Dependencies<'a> {
     /// Whether a call lasts as long as what it launched, and so holds up the host: a copy from
     /// pageable memory returns when its last part is staged, a moment before its end. A kernel that
     /// is over before a long call returns did not hold it up.
-    fn blocks(&self, id: OperationId, call: &LaunchCall) -> bool {
-        let (start, end) = (self.all.start(id), self.all.end(id));
+    fn blocks(&self, id: OperationId, (start, end): (i64, i64), call: &LaunchCall) -> bool {
         let beside = call.end.min(end) - call.start.max(start);
         if self.all.part(id).0 == Kind::Kernel && beside * 2 < call.end - call.start {
             return false;
@@ -338,14 +345,20 @@ impl<'a> Dependencies<'a> {
 
     /// The time from which an operation could start by its launch alone. A call that waits for its
     /// operation may have waited for others before it, too.
-    fn launched_at(&self, id: OperationId, call: &LaunchCall) -> i64 {
-        let at = if self.blocks(id, call) { call.start } else { call.end };
-        at.min(self.all.start(id))
+    fn launched_at(&self, id: OperationId, span: (i64, i64), call: &LaunchCall) -> i64 {
+        let at = if self.blocks(id, span, call) { call.start } else { call.end };
+        at.min(span.0)
     }
 
     /// The call that launched an operation, where it is recorded.
     fn launch(&self, id: OperationId) -> Option<LaunchCall> {
         self.launches.get(&self.all, id)
+    }
+
+    /// The launch call at a position of their order, with an operation that it launches.
+    fn launch_call(&self, position: usize) -> Option<(OperationId, LaunchCall)> {
+        let id = self.launched.get(position)?;
+        Some((id, self.launch(id)?))
     }
 
     /// The operations.
@@ -361,10 +374,10 @@ impl<'a> Dependencies<'a> {
     /// The time from which an operation could start, by its launch and its stream, and whether the
     /// launch decides.
     fn ready(&self, id: OperationId) -> Option<(i64, bool)> {
-        let start = self.all.start(id);
-        let launch = self.launch(id).map(|call| self.launched_at(id, &call));
-        let before = self.before[id as usize];
-        let stream = (before != NONE).then(|| self.all.end(before).min(start));
+        let span = self.all.span(id);
+        let launch = self.launches.before(span.0, id);
+        let launch = launch.map(|call| self.launched_at(id, span, &call));
+        let stream = self.before(id).map(|before| self.all.end(before).min(span.0));
         match (launch, stream) {
             (Some(launch), Some(stream)) => Some((launch.max(stream), launch > stream)),
             (Some(launch), None) => Some((launch, true)),
@@ -379,7 +392,7 @@ impl<'a> Dependencies<'a> {
         let (mut first, mut last) = (i64::MAX, i64::MIN);
         while let Some(id) = replay.next() {
             let by = replay.start(id, change);
-            let (start, end) = (self.all.start(id), self.all.end(id));
+            let (start, end) = self.all.span(id);
             first = first.min(start + by);
             let length = (change.length)(id, end - start);
             let by = by + length - (end - start);
@@ -411,10 +424,7 @@ impl<'a> Dependencies<'a> {
 
     /// The time between an operation and the one before it on its stream, nanoseconds.
     pub fn gap_before(&self, id: OperationId) -> i64 {
-        match self.before[id as usize] {
-            NONE => 0,
-            before => (self.all.start(id) - self.all.end(before)).max(0),
-        }
+        self.before(id).map_or(0, |before| (self.all.start(id) - self.all.end(before)).max(0))
     }
 
     /// The operation that ends last.
@@ -422,6 +432,11 @@ impl<'a> Dependencies<'a> {
         let last = self.started.iter().max_by_key(|&id| (self.all.end(id), Reverse(id)));
         last.expect("there are operations")
     }
+}
+
+/// The operation that a number of operations is before another one; none before itself.
+fn behind(id: OperationId, step: i64) -> Option<OperationId> {
+    (step != 0).then(|| OperationId::from_number(id.number() - step))
 }
 
 /// A replay while it goes on: differences between replayed and recorded times.
@@ -432,9 +447,11 @@ pub struct Replay<'d, 'a> {
     /// By thread, the recorded end of its last call; empty where the host takes its recorded time.
     called: Vec<i64>,
     /// By operation, of its launch until it starts, of its end from then on.
-    by: Vec<i64>,
+    by: Packed<i64>,
     /// Thread and start of the last launch call: a graph's call launches several operations.
     last_call: (u32, i64),
+    /// The next launch call, with an operation that it launches.
+    next_call: Option<(OperationId, LaunchCall)>,
     /// Positions in the operations by launch and by start, and in the waits.
     at: (usize, usize, usize),
 }
@@ -446,8 +463,9 @@ impl<'d, 'a> Replay<'d, 'a> {
             of,
             thread: vec![0; of.threads],
             called: vec![i64::MIN; of.threads],
-            by: vec![0; of.all.len()],
+            by: Packed::filled(of.all.len(), 0),
             last_call: (NONE, i64::MIN),
+            next_call: of.launch_call(0),
             at: (0, 0, 0),
         }
     }
@@ -461,16 +479,16 @@ impl<'d, 'a> Replay<'d, 'a> {
     /// start. Its end has to be set before what depends on it is replayed.
     pub fn start(&mut self, id: OperationId, change: &Change<'_>) -> i64 {
         let of = self.of;
-        let start = of.all.start(id);
+        let span = of.all.span(id);
+        let start = span.0;
         loop {
-            let launched = of.launched.get(self.at.0);
-            let call = launched.and_then(|id| of.launch(id)).map_or(i64::MAX, |call| call.start);
             let wait = of.waits.get(self.at.2);
             let returned = wait.map_or(i64::MAX, |wait| wait.call.end);
-            match (launched, wait) {
-                (Some(launched), _) if call <= start && call < returned => {
+            match (self.next_call, wait) {
+                (Some((launched, call)), _) if call.start <= start && call.start < returned => {
                     self.at.0 += 1;
-                    self.call(launched, change);
+                    self.next_call = of.launch_call(self.at.0);
+                    self.call(launched, &call, change);
                 }
                 (_, Some(wait)) if returned <= start => {
                     self.at.2 += 1;
@@ -480,29 +498,26 @@ impl<'d, 'a> Replay<'d, 'a> {
             }
         }
         self.at.1 += 1;
-        let launch = of.launch(id).map(|call| of.launched_at(id, &call));
-        let other = if of.other.is_empty() { None } else { of.other.get(&id).copied() };
-        let others = [of.before[id as usize], other.unwrap_or(NONE)];
-        let others = || others.iter().filter(|&&other| other != NONE);
-        let ended = others().map(|&other| of.all.end(other).min(start)).max();
+        let launch = of.launches.before(start, id).map(|call| of.launched_at(id, span, &call));
+        let others = [of.before(id), of.other(id)]
+            .map(|other| other.map(|other| (other, of.all.end(other).min(start))));
+        let others = || others.iter().flatten();
+        let ended = others().map(|&(_, end)| end).max();
         let Some(recorded) = launch.max(ended) else { return 0 };
         // The latency of a launch that decided does not remain behind an operation.
         let latency = start - recorded;
         let between = if launch > ended { latency.min(BETWEEN_NS) } else { latency };
-        let launched = launch.map(|time| time + self.by[id as usize] + latency);
-        let ready = others()
-            .map(|&other| of.all.end(other).min(start) + self.by[other as usize] + between)
-            .max();
+        let launched = launch.map(|time| time + self.by.at(id as usize) + latency);
+        let ready = others().map(|&(other, end)| end + self.by.at(other as usize) + between).max();
         launched.max(ready).map_or(0, |replayed| replayed - start)
     }
 
     /// Sets the difference of an operation's end.
     pub fn set_end(&mut self, id: OperationId, by: i64) {
-        self.by[id as usize] = by;
+        self.by.set(id as usize, by);
     }
 
-    fn call(&mut self, id: OperationId, change: &Change<'_>) {
-        let Some(call) = self.of.launch(id) else { return };
+    fn call(&mut self, id: OperationId, call: &LaunchCall, change: &Change<'_>) {
         let thread = call.thread as usize;
         let removed = |from: i64| match change.launches {
             true => change.host.paused(from, call.end),
@@ -518,7 +533,7 @@ impl<'d, 'a> Replay<'d, 'a> {
         // By clocks that disagree an operation starts before its launch: it was replayed already.
         if start >= call.start {
             // A start before the call returns was held up by a part of it.
-            self.by[id as usize] = self.thread[thread] + removed(start);
+            self.by.set(id as usize, self.thread[thread] + removed(start));
         }
     }
 
@@ -551,7 +566,7 @@ impl<'d, 'a> Replay<'d, 'a> {
             // recorded, and not before it was entered.
             (ended_by, true) => {
                 let paused = change.host.paused(self.of.all.end(ended_by), end);
-                (self.by[ended_by as usize] - paused).max(not_before)
+                (self.by.at(ended_by as usize) - paused).max(not_before)
             }
         };
     }
@@ -591,7 +606,7 @@ pub struct Walk<'d, 'a> {
 #[derive(Debug, Clone, Default)]
 struct LaunchSum {
     /// One operation of each call, in the order of the calls.
-    calls: Vec<OperationId>,
+    calls: Packed<OperationId>,
     /// The place.
     at: usize,
     /// Nanoseconds of the calls before the place.
@@ -601,7 +616,7 @@ struct LaunchSum {
 impl LaunchSum {
     /// Nanoseconds of the calls that start before a time.
     fn before(&mut self, of: &Dependencies<'_>, time: i64) -> i64 {
-        let call = |at: usize| self.calls.get(at).and_then(|&id| of.launch(id));
+        let call = |at: usize| self.calls.get(at).and_then(|id| of.launch(id));
         while let Some(call) = call(self.at).filter(|call| call.start < time) {
             self.sum += call.end - call.start;
             self.at += 1;
@@ -638,14 +653,14 @@ impl<'d, 'a> Walk<'d, 'a> {
     /// Goes back from the start of an operation to the end of the one that it waited for.
     pub fn before(&mut self, id: OperationId, path: &mut Path) -> Option<OperationId> {
         let of = self.of;
-        match (of.ready(id), of.other.get(&id)) {
-            (_, Some(&other)) => {
+        match (of.ready(id), of.other(id)) {
+            (_, Some(other)) => {
                 path.back(Segment::BetweenOperations, of.all.end(other));
                 Some(other)
             }
             (Some((ready, false)), None) => {
                 path.back(Segment::BetweenOperations, ready);
-                Some(of.before[id as usize])
+                of.before(id)
             }
             (Some((ready, true)), None) => {
                 path.back(Segment::LaunchLatency, ready);

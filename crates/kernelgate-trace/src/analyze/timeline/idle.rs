@@ -3,6 +3,7 @@
 use crate::analyze::operations::{AllOperations, OperationId};
 use crate::analyze::order::Order;
 use crate::model::Trace;
+use crate::model::packed::{Cell, Packed, partition_point};
 
 /// A time without any operation, between two operations of one process on one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,32 +27,35 @@ impl Gap {
     }
 }
 
-/// The gaps of an activity in order of time, 12 bytes each: their times are those of operations.
+/// The gaps of an activity in order of time: their times are those of operations.
 #[derive(Debug, Clone, Default)]
-pub struct Gaps(Vec<GapBetween>);
-
-/// The operation before a gap, the one after it, and how many had started before it.
-#[derive(Debug, Clone, Copy)]
-struct GapBetween {
-    before: OperationId,
-    after: OperationId,
-    started: u32,
+pub struct Gaps {
+    /// The operation after each.
+    after: Packed<OperationId>,
+    /// From the operation before it to the one after it.
+    step: Packed<i64>,
+    /// From the number of operations that had started before it to the one after it.
+    ahead: Packed<i64>,
 }
 
 impl Gaps {
     /// How many there are.
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.after.len()
     }
 
     /// Whether it has no gap.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.after.is_empty()
     }
 
     /// One of them.
     pub fn get(&self, all: &AllOperations<'_>, index: usize) -> Option<Gap> {
-        self.0.get(index).map(|between| between.gap(all))
+        let after = self.after.get(index)?;
+        let from = |of: &Packed<i64>| OperationId::from_number(after.number() - of.at(index));
+        let (before, started) = (from(&self.step), from(&self.ahead));
+        let start = all.end(before).max(all.start(before));
+        Some(Gap { start, end: all.start(after), before, after, started })
     }
 
     /// All of them from an index on.
@@ -60,7 +64,7 @@ impl Gaps {
         all: &'a AllOperations<'_>,
         index: usize,
     ) -> impl Iterator<Item = Gap> + 'a {
-        self.0.get(index..).unwrap_or_default().iter().map(|between| between.gap(all))
+        (index..self.len()).filter_map(|index| self.get(all, index))
     }
 
     /// All of them.
@@ -70,15 +74,13 @@ impl Gaps {
 
     /// The first index from which on a condition no longer holds.
     pub fn partition_point(&self, all: &AllOperations<'_>, holds: impl Fn(&Gap) -> bool) -> usize {
-        self.0.partition_point(|between| holds(&between.gap(all)))
+        partition_point(self.len(), |index| self.get(all, index).is_some_and(|gap| holds(&gap)))
     }
-}
 
-impl GapBetween {
-    fn gap(self, all: &AllOperations<'_>) -> Gap {
-        let Self { before, after, started } = self;
-        let start = all.end(before).max(all.start(before));
-        Gap { start, end: all.start(after), before, after, started }
+    fn push(&mut self, before: OperationId, after: OperationId, started: u32) {
+        self.after.push(after);
+        self.step.push(after.number() - before.number());
+        self.ahead.push(after.number() - started.number());
     }
 }
 
@@ -130,11 +132,11 @@ pub fn activities(trace: &Trace, wanted: impl Fn(OperationId) -> bool) -> Vec<Ac
 
 /// The part of the busy time that is each operation's own, in nanoseconds by operation: the time in
 /// which it ran and none that started earlier did. They add up to the busy time of all activities.
-pub fn own_times(trace: &Trace) -> Vec<i64> {
+pub fn own_times(trace: &Trace) -> Packed<i64> {
     let all = AllOperations::new(trace);
-    let mut own = vec![0; all.len()];
+    let mut own = Packed::filled(all.len(), 0);
     for (owner, operations) in by_device(trace, &all, |_| true) {
-        activity(&all, owner, &operations, |id, own_ns| own[id as usize] = own_ns);
+        activity(&all, owner, &operations, |id, own_ns| own.set(id as usize, own_ns));
     }
     own
 }
@@ -157,14 +159,11 @@ pub fn by_device(
     let owner = |id: OperationId| by_place[all.place(id).0 as usize];
     let mut counts = vec![0usize; owners.len()];
     all.ids().filter(|&id| wanted(id)).for_each(|id| counts[owner(id)] += 1);
-    let start = |id| all.start(id);
-    if let Some(single) = counts.iter().position(|&count| count > 0 && count == all.len()) {
-        return vec![(owners[single], Order::of_all(all.ids(), start))];
-    }
-    let mut lists: Vec<Vec<OperationId>> = counts.into_iter().map(Vec::with_capacity).collect();
-    all.ids().filter(|&id| wanted(id)).for_each(|id| lists[owner(id)].push(id));
-    let used = owners.into_iter().zip(lists).filter(|(_, list)| !list.is_empty());
-    used.map(|(owner, list)| (owner, Order::sorted(list, start))).collect()
+    let operations = |number: usize| {
+        let own = all.ids().filter(|&id| wanted(id) && owner(id) == number);
+        (owners[number], Order::by_key(own, |id| all.start(id)))
+    };
+    (0..owners.len()).filter(|&number| counts[number] > 0).map(operations).collect()
 }
 
 /// The activity of one process on one device; `own` gets each operation's own time.
@@ -176,11 +175,11 @@ fn activity(
 ) -> Activity {
     let id = operations.get(0).expect("an owner has operations");
     let first = all.start(id);
-    let (mut busy_ns, mut until, mut last, mut gaps) = (0, first, id, Vec::new());
+    let (mut busy_ns, mut until, mut last, mut gaps) = (0, first, id, Gaps::default());
     for (started, id) in (0u32..).zip(operations.iter()) {
         let (start, end) = (all.start(id), all.end(id));
         if start > until {
-            gaps.push(GapBetween { before: last, after: id, started });
+            gaps.push(last, id, started);
             (until, last) = (start, id);
         }
         if end > until {
@@ -189,7 +188,6 @@ fn activity(
             (until, last) = (end, id);
         }
     }
-    gaps.shrink_to_fit();
     let (span, operations) = ((first, until), operations.len());
-    Activity { process, device, span, busy_ns, gaps: Gaps(gaps), operations }
+    Activity { process, device, span, busy_ns, gaps, operations }
 }

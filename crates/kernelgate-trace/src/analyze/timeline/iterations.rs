@@ -6,6 +6,7 @@ use hashbrown::HashMap;
 use crate::analyze::operations::{AllOperations, Kind, OperationId};
 use crate::analyze::order::Order;
 use crate::model::Trace;
+use crate::model::packed::Packed;
 
 /// Fewest iterations.
 const FEWEST: usize = 3;
@@ -75,7 +76,7 @@ pub struct HostIterations<K> {
 pub fn among<K: Copy + Eq + std::hash::Hash + Ord>(
     candidates: &[Candidate<K>],
     name: impl Fn(K) -> String,
-    launches: &[i64],
+    launches: &Packed<i64>,
 ) -> Option<HostIterations<K>> {
     let mut groups: HashMap<K, Vec<Candidate<K>>> = HashMap::new();
     for candidate in candidates {
@@ -104,8 +105,8 @@ pub fn among<K: Copy + Eq + std::hash::Hash + Ord>(
         let overlap = candidates.windows(2).any(|pair| pair[1].start < pair[0].end);
         let (first, last) = (candidates.first()?.start, candidates.last()?.end);
         // Layers with numbers follow each other, too, but launch a part of the work only.
-        let inside = launches.partition_point(|&launch| launch < last)
-            - launches.partition_point(|&launch| launch < first);
+        let inside = launches.partition_point(|launch| launch < last)
+            - launches.partition_point(|launch| launch < first);
         #[allow(clippy::cast_precision_loss)]
         let covered = group.named
             || (group.total as f64 >= COVERED * (last - first) as f64
@@ -130,8 +131,8 @@ struct Group<K> {
 }
 
 /// Whether most iterations launch a number of operations near the median, which is not zero.
-fn regular(starts: &[i64], end: i64, launches: &[i64]) -> bool {
-    let at = |time: i64| launches.partition_point(|&launch| launch < time);
+fn regular(starts: &[i64], end: i64, launches: &Packed<i64>) -> bool {
+    let at = |time: i64| launches.partition_point(|launch| launch < time);
     let bounds: Vec<usize> = starts.iter().copied().chain([end]).map(at).collect();
     let counts: Vec<usize> = bounds.windows(2).map(|pair| pair[1] - pair[0]).collect();
     let mut sorted = counts.clone();
@@ -173,7 +174,7 @@ pub fn cuts(
 fn key(trace: &Trace, all: &AllOperations<'_>, id: OperationId) -> u64 {
     let (kind, row) = all.part(id);
     let name = match kind {
-        Kind::Kernel => trace.kernels.function[row],
+        Kind::Kernel => trace.kernels.function.at(row),
         Kind::Copy => trace.copies.kind[row].0,
         Kind::Set => 0,
         Kind::Graph => trace.graphs.executable[row],
@@ -189,14 +190,14 @@ pub fn repeated(
     operations: &Order,
 ) -> Option<Vec<OperationId>> {
     let mut numbers: HashMap<u64, u32> = HashMap::new();
-    let mut sequence: Vec<u32> = Vec::with_capacity(operations.len());
+    let mut sequence: Packed<u32> = Packed::default();
     for id in operations.iter() {
         let new = u32::try_from(numbers.len()).expect("fewer than 2^32 names");
         sequence.push(*numbers.entry(key(trace, all, id)).or_insert(new));
     }
     let names = numbers.len();
     let mut count = vec![0usize; names];
-    sequence.iter().for_each(|&name| count[name as usize] += 1);
+    sequence.iter().for_each(|name| count[name as usize] += 1);
     // One name for each number of occurrences, the rarest first: the longest period first.
     let mut anchors: Vec<(usize, u32)> = (0u32..)
         .zip(&count)
@@ -215,31 +216,31 @@ pub fn repeated(
     // The shortest period of equal ones.
     let &(_, anchor) = scored.iter().rev().find(|&&(score, _)| score >= best - 0.01)?;
     let named = sequence.iter().zip(operations.iter());
-    Some(named.filter(|&(&name, _)| name == anchor).map(|(_, id)| id).collect())
+    Some(named.filter(|&(name, _)| name == anchor).map(|(_, id)| id).collect())
 }
 
 /// The part of the operations between occurrences of a name that come again between the next two,
 /// over the whole of the trace that the occurrences span.
 #[allow(clippy::cast_precision_loss)]
-fn score(sequence: &[u32], names: usize, anchor: u32) -> f64 {
-    let mut at = (0..sequence.len()).filter(|&index| sequence[index] == anchor);
-    let last = sequence.iter().rposition(|&name| name == anchor);
+fn score(sequence: &Packed<u32>, names: usize, anchor: u32) -> f64 {
+    let mut at = (0..sequence.len()).filter(|&index| sequence.at(index) == anchor);
+    let last = sequence.iter().rposition(|name| name == anchor);
     let (Some(first), Some(last), Some(mut start)) = (at.next(), last, at.next()) else {
         return 0.0;
     };
     let (mut same, mut all, mut bag) = (0usize, 0usize, vec![0i32; names]);
-    let mut before = &sequence[first..start];
+    let mut before = first..start;
     for end in at {
-        let segment = &sequence[start..end];
-        let pair = [before, segment];
-        (before, start) = (segment, end);
-        pair[0].iter().for_each(|&name| bag[name as usize] += 1);
-        for &name in pair[1] {
-            let left = &mut bag[name as usize];
+        let pair = [before, start..end];
+        (before, start) = (pair[1].clone(), end);
+        let name = |index: usize| sequence.at(index) as usize;
+        pair[0].clone().for_each(|index| bag[name(index)] += 1);
+        for index in pair[1].clone() {
+            let left = &mut bag[name(index)];
             same += usize::from(*left > 0);
             *left -= 1;
         }
-        pair.iter().for_each(|part| part.iter().for_each(|&name| bag[name as usize] = 0));
+        pair.iter().cloned().flatten().for_each(|index| bag[name(index)] = 0);
         all += pair[0].len().max(pair[1].len());
         if all > COMPARED {
             break;
@@ -260,7 +261,7 @@ mod tests {
 
     #[test]
     fn the_outermost_regular_ranges_are_the_iterations() {
-        let launches: Vec<i64> = (0..300).collect();
+        let launches: Packed<i64> = (0..300).collect();
         let steps: Vec<(i64, i64)> = (0..3).map(|i| (i * 100, i * 100 + 95)).collect();
         let layers: Vec<(i64, i64)> = (0..30).map(|i| (i * 10, i * 10 + 9)).collect();
         let mut all = candidates(1, 1, &layers);
@@ -276,17 +277,18 @@ mod tests {
 
     #[test]
     fn numbered_layers_of_one_run_are_no_iterations() {
-        let launches: Vec<i64> = (0..100).collect();
+        let launches: Packed<i64> = (0..100).collect();
         let layers: Vec<(i64, i64)> = (0..4).map(|i| (10 + i * 10, 19 + i * 10)).collect();
-        let found =
-            |launches: &[i64]| among(&candidates(0, 0, &layers), |_| "conv_#".to_owned(), launches);
+        let found = |launches: &Packed<i64>| {
+            among(&candidates(0, 0, &layers), |_| "conv_#".to_owned(), launches)
+        };
         assert_eq!(found(&launches), None);
-        assert!(found(&launches[5..55]).is_some(), "these hold most of the work");
+        assert!(found(&(5..55).collect()).is_some(), "these hold most of the work");
     }
 
     #[test]
     fn ranges_of_irregular_work_are_no_iterations() {
-        let launches: Vec<i64> = (0..20).collect();
+        let launches: Packed<i64> = (0..20).collect();
         let ranges = candidates(0, 0, &[(0, 18), (20, 38), (40, 58)]);
         assert_eq!(among(&ranges, |_| "part".to_owned(), &launches), None);
         let overlapping = candidates(0, 0, &[(0, 8), (5, 12), (12, 20)]);
@@ -304,7 +306,7 @@ mod tests {
     #[test]
     fn a_step_is_the_period_and_its_layers_are_not() {
         // 5 steps: an embedding, 8 layers of two kernels, a loss.
-        let mut sequence = Vec::new();
+        let mut sequence = Packed::default();
         for _ in 0..5 {
             sequence.push(0);
             (0..8).for_each(|_| sequence.extend([1, 2]));

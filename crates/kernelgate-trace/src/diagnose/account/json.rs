@@ -5,9 +5,6 @@ use serde_json::{Map, Value, json};
 use super::{Account, DeviceAccount, Iterations};
 use crate::analyze::timeline::Line;
 
-/// Iterations that are written one by one.
-const ITERATIONS: usize = 1000;
-
 impl Account {
     /// As JSON: nanoseconds by line, all of which add up to `total_ns`.
     pub fn to_json(&self) -> Value {
@@ -55,15 +52,15 @@ impl DeviceAccount {
 
 impl Iterations {
     fn to_json(&self) -> Value {
-        let each = self.each.iter().take(ITERATIONS).map(
+        let each = self.each.iter().map(
             |of| json!({ "start": of.span.0, "end": of.span.1, "time": of.account.to_json() }),
         );
         let lengths = self.steady_lengths();
         json!({
             "found_by": self.sign.label(),
-            "count": self.each.len(),
+            "count": self.lengths.len(),
             "start_up": self.before.to_json(),
-            "steady": self.steady().to_json(),
+            "steady": self.steady.to_json(),
             "steady_median_ns": lengths.get(lengths.len() / 2),
             "unusual": self.unusual(),
             "each": each.collect::<Vec<_>>(),

@@ -100,34 +100,33 @@ pub struct Iterations {
     pub sign: Sign,
     /// Time before the first one.
     pub before: Account,
-    /// Each one, without those that ran nothing on this device.
+    /// The first [`Self::LISTED`] ones, without those that ran nothing on this device.
     pub each: Vec<Iteration>,
+    /// Length of every one in order of time, nanoseconds.
+    pub lengths: Vec<i64>,
+    /// Time of all but the first one.
+    pub steady: Account,
     /// Time behind the last one.
     pub after: Account,
 }
 
 impl Iterations {
+    /// Iterations whose time is kept one by one.
+    pub const LISTED: usize = 1000;
+
     /// Lengths of the steady state, which is all but the first one, in order of their length.
     pub fn steady_lengths(&self) -> Vec<i64> {
-        let mut lengths: Vec<i64> =
-            self.each.iter().skip(1).map(|of| of.span.1 - of.span.0).collect();
+        let mut lengths: Vec<i64> = self.lengths.iter().skip(1).copied().collect();
         lengths.sort_unstable();
         lengths
-    }
-
-    /// The time of all iterations but the first.
-    pub fn steady(&self) -> Account {
-        let mut sum = Account::default();
-        self.each.iter().skip(1).for_each(|of| sum.extend(&of.account));
-        sum
     }
 
     /// Iterations of the steady state, numbered from 1, that are twice as long as the median.
     pub fn unusual(&self) -> Vec<usize> {
         let lengths = self.steady_lengths();
         let Some(&median) = lengths.get(lengths.len() / 2) else { return Vec::new() };
-        let long = |&(_, of): &(usize, &Iteration)| of.span.1 - of.span.0 >= UNUSUAL * median;
-        self.each.iter().enumerate().skip(1).filter(long).map(|(index, _)| index + 1).collect()
+        let long = |&(_, length): &(usize, &i64)| *length >= UNUSUAL * median;
+        self.lengths.iter().enumerate().skip(1).filter(long).map(|(index, _)| index + 1).collect()
     }
 }
 
@@ -178,22 +177,18 @@ fn device(
 ) -> DeviceAccount {
     let (sign, cuts) = iterations(context, activity, operations).unzip();
     let cuts = cuts.unwrap_or_default();
-    // Before the first cut, between cuts, behind the last one.
-    let mut parts = vec![Account::default(); cuts.len() + 1];
+    let mut cut = Cut { cuts: &cuts, ..Cut::default() };
     let mut ranges = vec![Account::default(); groups.names.len()];
     let mut transfers = transfers::Transfers::new(context, operations);
-    let mut next = 0;
     timeline::pieces(&context.all, &context.classes, operations.iter(), |piece| {
         let (start, operation) = match piece {
             Piece::Busy { start, owner, .. } => (start, owner),
             Piece::Idle(gap) => (gap.start, gap.after),
         };
-        while cuts.get(next).is_some_and(|&cut| cut <= start) {
-            next += 1;
-        }
+        cut.until(start);
         let groups = groups.around(context.path_id(operation));
         let mut add = |part: &Part| {
-            parts[next].add(part);
+            cut.now.add(part);
             groups.iter().filter(|&&group| group != NO_GROUP).for_each(|&group| {
                 ranges[group as usize].add(part);
             });
@@ -206,23 +201,67 @@ fn device(
             Piece::Idle(gap) => idle_parts(context, &gap, |cause, ns| add(&Part::Idle(cause, ns))),
         }
     });
-    let mut total = Account::default();
-    parts.iter().for_each(|part| total.extend(part));
-    let iterations = sign.map(|sign| {
-        let after = parts.pop().unwrap_or_default();
-        let before = std::mem::take(&mut parts[0]);
-        let spans = cuts.windows(2).map(|pair| (pair[0], pair[1]));
-        let each = spans.zip(parts.drain(1..)).filter(|((start, end), _)| start < end);
-        let each = each.map(|(span, account)| Iteration { span, account }).collect();
-        Iterations { sign, before, each, after }
-    });
+    let Cut { total, now: after, before, each, lengths, steady, .. } = cut.finish();
+    let iterations = sign.map(|sign| Iterations { sign, before, each, lengths, steady, after });
     DeviceAccount {
         pid: context.trace.processes[activity.process as usize].pid,
         device: activity.device,
         total,
         transfers: transfers.finish(),
-        iterations: iterations.filter(|of| of.each.len() > 1),
+        iterations: iterations.filter(|of| of.lengths.len() > 1),
         ranges: groups.accounts(ranges),
+    }
+}
+
+/// A device's time while it is cut into iterations.
+#[derive(Default)]
+struct Cut<'a> {
+    /// Starts of the iterations, and the end of the last one.
+    cuts: &'a [i64],
+    /// Cuts that are over.
+    over: usize,
+    /// Since the last cut.
+    now: Account,
+    total: Account,
+    before: Account,
+    each: Vec<Iteration>,
+    lengths: Vec<i64>,
+    steady: Account,
+}
+
+impl Cut<'_> {
+    /// Ends what ends by a time.
+    fn until(&mut self, time: i64) {
+        while let Some(&end) = self.cuts.get(self.over).filter(|&&cut| cut <= time) {
+            let account = std::mem::take(&mut self.now);
+            self.total.extend(&account);
+            let start = self.over.checked_sub(1).map(|before| self.cuts[before]);
+            self.over += 1;
+            match start {
+                None => self.before = account,
+                Some(start) if start < end => {
+                    self.end_iteration(Iteration { span: (start, end), account })
+                }
+                Some(_) => {}
+            }
+        }
+    }
+
+    fn end_iteration(&mut self, iteration: Iteration) {
+        if !self.lengths.is_empty() {
+            self.steady.extend(&iteration.account);
+        }
+        self.lengths.push(iteration.span.1 - iteration.span.0);
+        if self.each.len() < Iterations::LISTED {
+            self.each.push(iteration);
+        }
+    }
+
+    /// With the time behind the last cut.
+    fn finish(mut self) -> Self {
+        self.until(i64::MAX);
+        self.total.extend(&self.now);
+        self
     }
 }
 

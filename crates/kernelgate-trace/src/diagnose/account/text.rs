@@ -139,8 +139,8 @@ struct Columns {
 impl Columns {
     fn new(iterations: &Iterations) -> Self {
         let first = iterations.each.first().map(|of| of.account.clone()).unwrap_or_default();
-        let count = i64::try_from(iterations.each.len()).unwrap_or(i64::MAX) - 1;
-        let steady = iterations.steady();
+        let count = i64::try_from(iterations.lengths.len()).unwrap_or(i64::MAX) - 1;
+        let steady = iterations.steady.clone();
         Self { before: iterations.before.clone(), first, steady, count: count.max(1) }
     }
 
@@ -161,9 +161,9 @@ impl Iterations {
         let (Some(&least), Some(&most)) = (lengths.first(), lengths.last()) else { return };
         let mut line = format!(
             "iterations: {} by {}; first {}, then median {} ({} to {})",
-            thousands(&self.each.len().to_string()),
+            thousands(&self.lengths.len().to_string()),
             shorten(&self.sign.label(), 60),
-            time(self.each[0].span.1 - self.each[0].span.0),
+            time(self.lengths[0]),
             time(lengths[lengths.len() / 2]),
             time(least),
             time(most)

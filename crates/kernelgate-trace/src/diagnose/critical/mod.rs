@@ -38,7 +38,7 @@ pub(in crate::diagnose) fn critical_path(
         let label = match segment {
             Segment::Operation(id) => match context.classes.class(id) {
                 Class::Compute => {
-                    let function = context.trace.kernels.function[context.all.part(id).1];
+                    let function = context.trace.kernels.function.at(context.all.part(id).1);
                     let name = names.entry(function);
                     name.or_insert_with(|| short_name(&context.all.name(id))).clone()
                 }
@@ -134,8 +134,8 @@ impl Run<'_> {
         // Compute time by function.
         let mut by_function = vec![0i64; trace.functions.len()];
         let on_gpu = &trace.kernels.on_gpu;
-        for (row, &function) in trace.kernels.function.iter().enumerate() {
-            by_function[function as usize] += on_gpu.end[row] - on_gpu.start[row];
+        for (row, function) in trace.kernels.function.iter().enumerate() {
+            by_function[function as usize] += on_gpu.length(row);
         }
         let mut functions: Vec<(i64, u32)> = (0u32..)
             .zip(&by_function)
@@ -259,12 +259,12 @@ impl Changes {
         let (Kind::Kernel, row) = context.all.part(id) else { return ns };
         let kernels = &context.trace.kernels;
         let shape = || {
-            let key = (kernels.function[row], *kernels.shape.get(row)?);
+            let key = (kernels.function.at(row), kernels.shape.get(row)?);
             self.shapes.get(&key)
         };
-        let left = self.functions.get(&kernels.function[row]).or_else(shape);
+        let left = self.functions.get(&kernels.function.at(row)).or_else(shape);
         let ns = left.map_or(ns, |left| (ns as f64 * left).round() as i64);
-        let Some(fused) = self.fused.get(&kernels.function[row]) else { return ns };
+        let Some(fused) = self.fused.get(&kernels.function.at(row)) else { return ns };
         // The time before it goes with its length.
         let before = if fused.follows { run.of.gap_before(id) } else { 0 };
         if fused.stays { ns - before } else { -before }
@@ -286,7 +286,7 @@ impl Changes {
     fn labelled(&self, run: &Run<'_>, change: &Faster) -> Gain {
         let all = &run.context.all;
         let removed = |id: OperationId| {
-            let ns = all.end(id) - all.start(id);
+            let ns = all.length(id);
             ns - self.length(run, id, ns)
         };
         let shorter = !self.functions.is_empty() || !self.without.is_empty();

@@ -193,12 +193,12 @@ impl Sums {
         let own = idle::own_times(context.trace);
         let mut parts: HashMap<OperationKey, Amount> = HashMap::new();
         for id in context.all.ids() {
-            let total_ns = context.all.end(id) - context.all.start(id);
-            let own_ns = own[id as usize];
+            let total_ns = context.all.length(id);
+            let own_ns = own.at(id as usize);
             let part = parts.entry(OperationKey::new(context, id)).or_default();
             part.add(total_ns, own_ns);
             if let (Kind::Kernel, row) = context.all.part(id)
-                && let Some(&shape) = context.trace.kernels.shape.get(row)
+                && let Some(shape) = context.trace.kernels.shape.get(row)
             {
                 *part.shapes.entry(context.trace.shapes[shape as usize]).or_default() += 1;
             }
@@ -284,7 +284,7 @@ impl OperationKey {
         let trace = context.trace;
         match context.all.part(id) {
             (Kind::Kernel, row) => {
-                Self::Kernel(trace.functions[trace.kernels.function[row] as usize].demangled.0)
+                Self::Kernel(trace.functions[trace.kernels.function.at(row) as usize].demangled.0)
             }
             (Kind::Copy, row) => {
                 let copies = &trace.copies;
@@ -348,7 +348,7 @@ impl Places {
 
     /// The place at which an operation was launched.
     fn at(&mut self, context: &Context<'_>, id: OperationId) -> &mut Place {
-        let path = context.host.launched_in[id as usize];
+        let path = context.host.launched_in.at(id as usize);
         &mut self.sums[self.of_path[path as usize] as usize]
     }
 

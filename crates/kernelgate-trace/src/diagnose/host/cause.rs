@@ -7,9 +7,10 @@ use crate::analyze::operations::{AllOperations, OperationId};
 use crate::analyze::ranges::sweep::ByThread;
 use crate::analyze::timeline::idle::{Activity, Gap};
 use crate::diagnose::host::waiting::WaitId;
+use crate::model::Trace;
 use crate::model::gpu::SyncKind;
 use crate::model::names::Name;
-use crate::model::{Table, Trace};
+use crate::model::packed::Packed;
 use crate::read::{CallRow, RangeRow};
 use crate::stats::without_version;
 
@@ -174,68 +175,56 @@ impl CauseKind {
 /// A cause with the function that is to blame, or the range around most of the host code.
 pub type Why = (CauseKind, Option<Name>);
 
+/// Parts of a gap whose lengths have columns; those of a gap with more are listed.
+const PARTS: usize = 4;
+
 /// The parts of all gaps.
 #[derive(Debug, Default)]
 pub struct IdleParts {
-    causes: Table<Why>,
-    /// By the operation behind a gap, its first part, or [`NO_PART`].
-    first: Vec<u32>,
-    parts: Vec<Part>,
+    causes: Vec<Vec<Why>>,
+    numbers: HashMap<Vec<Why>, u32>,
+    /// By the operation behind a gap, 1 + index into `causes`; 0: its launch did not go by.
+    of_gap: Packed<u32>,
+    /// By the operation behind a gap, the length of each part but the last one, which has the rest.
+    lengths: [Packed<i64>; PARTS - 1],
+    /// All lengths of gaps with more parts.
+    long: HashMap<OperationId, Vec<i64>>,
 }
-
-/// Length, cause and whether it is the last one of its gap, in 8 bytes.
-#[derive(Debug, Clone, Copy)]
-struct Part(u64);
-
-impl Part {
-    const CAUSE_BITS: u32 = 19;
-    /// The longest part that fits: 4.9 hours.
-    const MAX_NS: i64 = (1 << (63 - Self::CAUSE_BITS)) - 1;
-
-    fn new(ns: i64, cause: u32, last: bool) -> Self {
-        let cause = u64::from(cause).min((1 << Self::CAUSE_BITS) - 1);
-        let ns = ns.clamp(0, Self::MAX_NS).cast_unsigned();
-        Self(ns << (Self::CAUSE_BITS + 1) | cause << 1 | u64::from(last))
-    }
-
-    fn ns(self) -> i64 {
-        (self.0 >> (Self::CAUSE_BITS + 1)).cast_signed()
-    }
-
-    fn cause(self) -> usize {
-        usize::try_from(self.0 >> 1 & ((1 << Self::CAUSE_BITS) - 1)).unwrap_or(0)
-    }
-
-    fn last(self) -> bool {
-        self.0 & 1 == 1
-    }
-}
-
-const NO_PART: u32 = u32::MAX;
 
 impl IdleParts {
     pub(in crate::diagnose) fn new(operations: usize) -> Self {
-        Self { first: vec![NO_PART; operations], ..Self::default() }
+        Self {
+            of_gap: Packed::filled(operations, 0),
+            lengths: std::array::from_fn(|_| Packed::filled(operations, 0)),
+            ..Self::default()
+        }
     }
 
-    /// Sets the parts of a gap.
+    /// Sets the parts of a gap, which add up to its length.
     pub(in crate::diagnose) fn set(&mut self, gap: &Gap, parts: &[(Why, i64)]) {
-        let Some((last, _)) = parts.split_last() else { return };
-        self.first[gap.after as usize] = u32::try_from(self.parts.len()).unwrap_or(NO_PART);
-        for part in parts {
-            let (why, mut ns) = *part;
-            let cause = self.causes.intern(why);
-            while ns > Part::MAX_NS {
-                self.parts.push(Part::new(Part::MAX_NS, cause, false));
-                ns -= Part::MAX_NS;
-            }
-            self.parts.push(Part::new(ns, cause, std::ptr::eq(part, last)));
+        let causes: Vec<Why> = parts.iter().map(|&(why, _)| why).collect();
+        let number = self.numbers.get(&causes).copied().unwrap_or_else(|| {
+            let new = u32::try_from(self.causes.len() + 1);
+            let new = new.expect("fewer than 2^32 combinations of causes");
+            self.numbers.insert(causes.clone(), new);
+            self.causes.push(causes);
+            new
+        });
+        self.of_gap.set(gap.after as usize, number);
+        if parts.len() > PARTS {
+            self.long.insert(gap.after, parts.iter().map(|&(_, ns)| ns).collect());
+            return;
+        }
+        let Some((_, all_but_last)) = parts.split_last() else { return };
+        for (lengths, (_, ns)) in self.lengths.iter_mut().zip(all_but_last) {
+            lengths.set(gap.after as usize, *ns);
         }
     }
 
     /// Names in place of labels of ranges.
     pub(in crate::diagnose) fn rename(&mut self, name_of: impl Fn(Name) -> Name) {
-        for (kind, range) in &mut self.causes.values {
+        self.numbers = HashMap::new();
+        for (kind, range) in self.causes.iter_mut().flatten() {
             if *kind == CauseKind::HostCode {
                 *range = range.map(&name_of);
             }
@@ -245,10 +234,20 @@ impl IdleParts {
     /// The causes of a gap and the time of each, in order of time; they add up to its length. None
     /// where the launch of the operation behind it is not in the trace.
     pub fn parts(&self, gap: &Gap) -> impl Iterator<Item = (Why, i64)> {
-        let first = self.first[gap.after as usize] as usize;
-        let parts = self.parts.get(first..).unwrap_or_default();
-        let count = parts.iter().position(|part| part.last()).map_or(0, |last| last + 1);
-        parts[..count].iter().map(|part| (self.causes.values[part.cause()], part.ns()))
+        let id = gap.after as usize;
+        let number = self.of_gap.at(id).checked_sub(1);
+        let causes = number.map_or(&[][..], |number| &self.causes[number as usize]);
+        let listed = if causes.len() > PARTS { self.long.get(&gap.after) } else { None };
+        let mut rest = gap.length();
+        causes.iter().enumerate().map(move |(part, &why)| {
+            let ns = match listed {
+                Some(lengths) => lengths[part],
+                None if part + 1 == causes.len() => rest,
+                None => self.lengths[part].at(id),
+            };
+            rest -= ns;
+            (why, ns)
+        })
     }
 }
 
@@ -360,10 +359,10 @@ const NAMED_NS: i64 = LONGER_THAN_LAUNCHES_NS / 2;
 fn first_kernels(trace: &Trace) -> HashSet<OperationId> {
     let kernels = &trace.kernels;
     let mut first: HashMap<(u32, u32), (i64, OperationId)> = HashMap::new();
-    for (id, &function) in (0u32..).zip(&kernels.function) {
+    for (id, function) in (0u32..).zip(kernels.function.iter()) {
         let row = id as usize;
-        let process = trace.process_of(kernels.on_gpu.place[row]);
-        let start = (kernels.on_gpu.start[row], id);
+        let process = trace.process_of(kernels.on_gpu.place.at(row));
+        let start = (kernels.on_gpu.start.at(row), id);
         let earliest = first.entry((process, function)).or_insert(start);
         *earliest = start.min(*earliest);
     }
@@ -400,7 +399,7 @@ pub(in crate::diagnose) struct LatelyDone {
     /// By activity, the first gap that is not over.
     gap: Vec<usize>,
     /// By activity, idle time up to each gap; empty where there is only one activity.
-    idle_until: Vec<Vec<i64>>,
+    idle_until: Vec<Packed<i64>>,
     split: Split,
 }
 
@@ -417,8 +416,8 @@ impl LatelyDone {
         let event_streams = (0..syncs.kind.len())
             .filter(|&row| syncs.kind[row] == SyncKind::StreamWaitsEvent)
             .map(|row| {
-                let place = &trace.places[syncs.on_gpu.place[row].0 as usize];
-                ((place.process, syncs.on_gpu.correlation[row]), place.stream)
+                let place = &trace.places[syncs.on_gpu.place.at(row).0 as usize];
+                ((place.process, syncs.on_gpu.correlation.at(row)), place.stream)
             })
             .filter(|&((_, correlation), _)| correlation != 0)
             .collect();
@@ -688,7 +687,7 @@ impl LatelyDone {
         }
         let idle = |until: i64| {
             let over = activity.gaps.partition_point(&all, |gap| gap.end <= until);
-            let whole = over.checked_sub(1).map_or(0, |last| self.idle_until[index][last]);
+            let whole = over.checked_sub(1).map_or(0, |last| self.idle_until[index].at(last));
             whole + activity.gaps.get(&all, over).map_or(0, |gap| (until - gap.start).max(0))
         };
         end - start - (idle(end) - idle(start))

@@ -277,7 +277,7 @@ fn kind_key(context: &Context<'_>, operation: u32) -> u64 {
     let (kind, index) = context.all.part(operation);
     let name = match kind {
         crate::analyze::operations::Kind::Kernel => {
-            context.trace.functions[context.trace.kernels.function[index] as usize].demangled.0
+            context.trace.functions[context.trace.kernels.function.at(index) as usize].demangled.0
         }
         crate::analyze::operations::Kind::Copy => context.trace.copies.kind[index].0,
         _ => 0,

@@ -15,6 +15,7 @@ use crate::analyze::launches::calls::{LaunchCall, LaunchCalls};
 use crate::analyze::launches::graph_nodes;
 use crate::analyze::launches::passing::{Launched, NodeEvents, OpenRanges};
 use crate::analyze::operations::{AllOperations, Kind, OperationId};
+use crate::analyze::order::Order;
 use crate::analyze::ranges::paths::{PathId, Paths, ROOT};
 use crate::analyze::replay::WaitCall;
 use crate::analyze::timeline::idle::{self, Activity, Gap, Gaps};
@@ -23,6 +24,7 @@ use crate::diagnose::host::repeating::{HostIterations, Repeating};
 use crate::diagnose::host::waiting::{Waits, waiting_names};
 use crate::model::Trace;
 use crate::model::names::Name;
+use crate::model::packed::Packed;
 use crate::read::{CallRow, RangeRow, Row};
 use crate::stats::{Counted, Samples};
 
@@ -107,9 +109,9 @@ pub struct Host {
     /// Ranges without one around them, in order of their start; where allocations were recorded.
     pub outermost: Vec<Outermost>,
     /// The path of the innermost range around the launch of each operation.
-    pub launched_in: Vec<PathId>,
+    pub launched_in: Packed<PathId>,
     /// The path of each kernel with the ranges of its graph's capture; empty without such.
-    pub inside_graph: Vec<PathId>,
+    pub inside_graph: Packed<PathId>,
     /// The function that launched each operation behind the kernels.
     launched_by: Vec<Option<Name>>,
     /// The call of each operation.
@@ -138,16 +140,15 @@ pub struct Host {
 
 impl Host {
     /// When the operations of a process were launched, in order.
-    pub(in crate::diagnose) fn launch_times(&self, trace: &Trace, process: u32) -> Vec<i64> {
+    pub(in crate::diagnose) fn launch_times(&self, trace: &Trace, process: u32) -> Packed<i64> {
         let all = AllOperations::new(trace);
-        let own = |launch: &LaunchCall| {
-            let thread = trace.threads.get(launch.thread as usize);
+        let launch = |id: OperationId| self.launches.get(&all, id);
+        let own = |id: &OperationId| {
+            let thread = launch(*id).and_then(|launch| trace.threads.get(launch.thread as usize));
             thread.is_some_and(|thread| thread.process == process)
         };
-        let launches = all.ids().filter_map(|id| self.launches.get(&all, id));
-        let mut times: Vec<i64> = launches.filter(own).map(|launch| launch.start).collect();
-        times.sort_unstable();
-        times
+        let time = |id| launch(id).map_or(i64::MIN, |launch| launch.start);
+        Order::by_key(all.ids().filter(own), time).iter().map(time).collect()
     }
 
     /// The function that launched a copy, a set or a graph.
@@ -218,7 +219,7 @@ impl HostPass {
             activities.iter().position(own).unwrap_or(0)
         };
         let host = Host {
-            launched_in: vec![ROOT; all.len()],
+            launched_in: Packed::filled(all.len(), ROOT),
             launched_by: vec![None; all.len() - trace.kernels.on_gpu.len()],
             launches: LaunchCalls::new(all.len()),
             launched_kernels: vec![0; activities.len()],
@@ -298,7 +299,7 @@ impl HostPass {
         let activity_of = |id| self.activity_of[all.place(id).0 as usize];
         let launch = LaunchCall { start: call.start, end: call.end, thread: call.thread };
         for (index, &id) in launched.iter().enumerate() {
-            host.launched_in[id as usize] = path.unwrap_or(ROOT);
+            host.launched_in.set(id as usize, path.unwrap_or(ROOT));
             host.launches.set(&all, id, launch);
             if let Some(kept) = host.kept.of_operation.get_mut(id as usize) {
                 *kept = (around.map_or(NONE, |around| around.number), number(host.calls));
@@ -382,7 +383,7 @@ impl HostPass {
         let now_is = |path: PathId| now[path as usize];
         let launch_times = |process| host.launch_times(trace, process);
         let iterations = repeating.iterations(trace, &paths, now_is, launch_times);
-        host.launched_in.iter_mut().for_each(|path| *path = now_is(*path));
+        host.launched_in = host.launched_in.iter().map(now_is).collect();
         host.waits.rename(now_is);
         host.idle.rename(&name_of);
         host.kept.ranges.iter_mut().for_each(|range| range.path = now_is(range.path));

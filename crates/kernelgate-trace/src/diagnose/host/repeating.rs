@@ -7,6 +7,7 @@ use crate::analyze::ranges::paths::{PathId, Paths};
 use crate::analyze::timeline::iterations::{self, Candidate, Sign};
 use crate::model::Trace;
 use crate::model::names::without_numbers;
+use crate::model::packed::Packed;
 use crate::read::RangeRow;
 
 /// Ranges that are kept; of more the shorter half is dropped.
@@ -63,7 +64,7 @@ impl Repeating {
         trace: &Trace,
         paths: &Paths,
         now_is: impl Fn(PathId) -> PathId,
-        launch_times: impl Fn(u32) -> Vec<i64>,
+        launch_times: impl Fn(u32) -> Packed<i64>,
     ) -> Vec<Option<HostIterations>> {
         let mut patterns = Patterns::default();
         let ranges: Vec<Candidate<Key>> = self
@@ -78,7 +79,7 @@ impl Repeating {
         let marks = marks(trace, &mut patterns);
         let of_process = |process: u32| {
             let own = |of: &&Candidate<Key>| trace.threads[of.key.0 as usize].process == process;
-            let mut launches: Option<Vec<i64>> = None;
+            let mut launches: Option<Packed<i64>> = None;
             let mut among = |candidates: &[Candidate<Key>]| {
                 let own: Vec<Candidate<Key>> = candidates.iter().filter(own).copied().collect();
                 if own.is_empty() {

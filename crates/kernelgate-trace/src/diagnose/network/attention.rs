@@ -71,7 +71,7 @@ impl Attention {
             let Some(operation) = operation_of(row) else { continue };
             let sum = &mut found.operations[operation as usize];
             sum.kernels += 1;
-            sum.kernel_ns += on_gpu.end[row] - on_gpu.start[row];
+            sum.kernel_ns += on_gpu.length(row);
             shapes.add(context, row, operation);
         }
         if found.operations.iter().any(|of| of.kernels == 0) {

@@ -138,10 +138,10 @@ pub(super) fn network(context: &Context<'_>) -> Option<Network> {
     for id in context.all.ids() {
         let phase = places.phase(context.path_id(id));
         if let Some(phase) = phase {
-            sums[phase as usize].busy_ns += own_ns[id as usize];
+            sums[phase as usize].busy_ns += own_ns.at(id as usize);
         }
-        let Some(&function) = kernels.function.get(id as usize) else { continue };
-        let kernel_ns = context.all.end(id) - context.all.start(id);
+        let Some(function) = kernels.function.get(id as usize) else { continue };
+        let kernel_ns = context.all.length(id);
         all_ns += kernel_ns;
         match phase {
             Some(phase) => {

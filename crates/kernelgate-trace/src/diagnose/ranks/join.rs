@@ -30,7 +30,7 @@ pub enum Problem {
     Cut {
         /// The trace.
         trace: String,
-        /// Where it ends, and why.
+        /// Place and reason of its end.
         why: String,
     },
     /// A trace without communication.

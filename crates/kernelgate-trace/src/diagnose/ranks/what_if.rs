@@ -186,7 +186,7 @@ fn changes(traces: &Traces<'_>) -> Vec<Faster> {
         let all = AllOperations::new(traces.trace(number));
         for id in all.ids() {
             if let Some(name) = traces.kernel(number, id) {
-                *kernels.entry(name).or_default() += all.end(id) - all.start(id);
+                *kernels.entry(name).or_default() += all.length(id);
             }
             let class = traces.classes[number].class(id);
             if !classes.contains(&class) {

@@ -12,6 +12,7 @@ use super::launches::no_work;
 use super::outcome::{Lack, Outcome, all_of, most_expensive, percent};
 use crate::analyze::classes::Class;
 use crate::analyze::operations::OperationId;
+use crate::analyze::timeline::Line;
 use crate::analyze::timeline::cover::Union;
 use crate::stats::shorten;
 
@@ -20,43 +21,24 @@ const EXPOSED: f64 = 5.0;
 /// Columns for a name.
 const NAME: usize = 60;
 
-/// The work of a device by class.
-struct Device<'a> {
-    used: &'a DeviceUse,
-    /// Kernels that compute, and whole graphs.
-    compute: Union,
-    communication: Vec<OperationId>,
-    copies: Vec<OperationId>,
-    /// Whether communication runs on streams that compute, too.
-    shares_streams: bool,
+/// Operations of a class on a device.
+fn of_class(context: &Context<'_>, used: &DeviceUse, class: Class) -> Vec<OperationId> {
+    let own = |id: &OperationId| {
+        context.classes.class(*id) == class && context.place_of(*id) == (used.pid, used.device)
+    };
+    context.all.ids().filter(own).collect()
 }
 
-fn devices<'a>(context: &Context<'_>, used: &'a [DeviceUse]) -> Vec<Device<'a>> {
-    let all = &context.all;
-    let mut of_place: BTreeMap<(i64, u32), Vec<OperationId>> = BTreeMap::new();
-    for id in all.ids() {
-        of_place.entry(context.place_of(id)).or_default().push(id);
-    }
-    let device = |used: &'a DeviceUse| {
-        let ids = of_place.get(&(used.pid, used.device)).map_or(&[][..], |ids| ids);
-        let of_class = |classes: &[Class]| -> Vec<OperationId> {
-            ids.iter().copied().filter(|&id| classes.contains(&context.classes.class(id))).collect()
-        };
-        let compute = of_class(&[Class::Compute, Class::Graph]);
-        let communication = of_class(&[Class::Communication]);
-        let mut streams: Vec<u32> = compute.iter().map(|&id| all.place(id).0).collect();
-        streams.sort_unstable();
-        streams.dedup();
-        let shared = |&id: &OperationId| streams.binary_search(&all.place(id).0).is_ok();
-        Device {
-            used,
-            shares_streams: communication.iter().any(shared),
-            compute: union(context, &compute),
-            communication,
-            copies: of_class(&[Class::Copy]),
-        }
-    };
-    used.iter().map(device).collect()
+/// Nanoseconds in which kernels compute, or whole graphs run.
+fn compute_ns(used: &DeviceUse) -> i64 {
+    let lines = [
+        Line::Compute,
+        Line::ComputeAndCommunication,
+        Line::ComputeAndMigration,
+        Line::ComputeAndCopy,
+        Line::Graph,
+    ];
+    lines.iter().map(|&line| used.account.total.busy(line)).sum()
 }
 
 fn count(context: &Context<'_>, class: Class) -> usize {
@@ -119,15 +101,11 @@ pub(super) fn copies(context: &Context<'_>, used: &[DeviceUse]) -> Outcome {
     if count == 0 {
         return Lack::absent("the trace holds no copies").into();
     }
-    let devices = devices(context, used);
-    let found = devices.iter().filter_map(|device| {
-        let Device { used, compute, communication, copies, .. } = device;
+    let found = used.iter().filter_map(|used| {
+        let copies = of_class(context, used, Class::Copy);
         let span = used.span.1 - used.span.0;
-        let copied = union(context, copies);
-        let exposed = {
-            let kernels = Union::joined(compute, &union(context, communication));
-            copied.outside(&kernels)
-        };
+        let copied = union(context, &copies);
+        let exposed = used.account.total.busy(Line::Copy);
         let share = percent(exposed, span);
         (share >= EXPOSED).then(|| Finding {
             id: "exposed-copy",
@@ -138,14 +116,14 @@ pub(super) fn copies(context: &Context<'_>, used: &[DeviceUse]) -> Outcome {
                  kernels run for {:.1} %",
                 used.device,
                 percent(copied.length(), span),
-                percent(compute.length(), span),
+                percent(compute_ns(used), span),
             ),
             measured: Measure { value: share, unit: "% of the span" },
             threshold: Measure { value: EXPOSED, unit: "% of the span" },
             recoverable_ns: Some(exposed),
             remedy: Remedy::Without(Class::Copy),
             replayed: None,
-            evidence: evidence(context, copies, (used.pid, used.device)),
+            evidence: evidence(context, &copies, (used.pid, used.device)),
             advice: format!(
                 "keep data on the device between launches, or copy beside kernels: another stream, \
                  page-locked memory ({}), the next batch while this one is computed",
@@ -166,15 +144,19 @@ pub(super) fn communication(context: &Context<'_>, used: &[DeviceUse]) -> Outcom
     if count == 0 {
         return Lack::absent("the trace holds no communication kernels").into();
     }
-    let devices = devices(context, used);
-    let found = devices.iter().filter_map(|device| {
-        let Device { used, compute, communication, shares_streams, .. } = device;
+    let found = used.iter().filter_map(|used| {
+        let communication = of_class(context, used, Class::Communication);
         let span = used.span.1 - used.span.0;
-        let communicated = union(context, communication);
-        let exposed = communicated.outside(compute);
+        let communicated = union(context, &communication);
+        let exposed = used.account.total.busy(Line::Communication);
+        let shares_streams = used
+            .account
+            .transfers
+            .iter()
+            .any(|of| of.class == Class::Communication && of.beside_compute > 0);
         let share = percent(exposed, span);
         // Work that overlaps on one stream shows that the trace does not hold the real streams.
-        let stream = match *shares_streams && exposed == communicated.length() {
+        let stream = match shares_streams && exposed == communicated.length() {
             true => "; it is on a stream that computes, so that nothing can overlap there",
             false => "",
         };
@@ -194,7 +176,7 @@ pub(super) fn communication(context: &Context<'_>, used: &[DeviceUse]) -> Outcom
             recoverable_ns: Some(exposed),
             remedy: Remedy::Without(Class::Communication),
             replayed: None,
-            evidence: evidence(context, communication, (used.pid, used.device)),
+            evidence: evidence(context, &communication, (used.pid, used.device)),
             advice: "communicate beside compute on a stream of its own: overlap with the backward \
                      pass, larger buckets, fewer collectives; a rank that waits for others shows \
                      as communication, too"

@@ -10,6 +10,7 @@ use super::super::finding::{
 };
 use super::super::labels::short_name;
 use super::outcome::{Lack, Outcome, most_expensive, percent};
+use crate::analyze::order::Order;
 use crate::analyze::ranges::paths::PathId;
 use crate::analyze::work::kernel_kinds::KernelClass;
 use crate::model::Trace;
@@ -96,14 +97,12 @@ pub(super) fn fusion(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     if kernels.on_gpu.is_empty() {
         return Lack::absent("the trace holds no kernels").into();
     }
-    let name = |row: usize| context.trace.functions[kernels.function[row] as usize].demangled.0;
-    let length = |row: usize| kernels.on_gpu.end[row] - kernels.on_gpu.start[row];
-    let mut order: Vec<u32> =
-        (0..u32::try_from(kernels.on_gpu.len()).unwrap_or(u32::MAX)).collect();
-    let key = |&row: &u32| (kernels.on_gpu.place[row as usize], kernels.on_gpu.start[row as usize]);
-    if !order.is_sorted_by_key(key) {
-        order.sort_by_key(key);
-    }
+    let name = |row: usize| context.trace.functions[kernels.function.at(row) as usize].demangled.0;
+    let length = |row: usize| kernels.on_gpu.length(row);
+    let rows = 0..u32::try_from(kernels.on_gpu.len()).unwrap_or(u32::MAX);
+    let order = Order::by_key(rows, |row| {
+        (kernels.on_gpu.place.at(row as usize), kernels.on_gpu.start.at(row as usize))
+    });
     let mut sums: HashMap<u32, Sum> = HashMap::new();
     for row in 0..kernels.on_gpu.len() {
         let sum = sums.entry(name(row)).or_default();
@@ -111,20 +110,20 @@ pub(super) fn fusion(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
         sum.total_ns += length(row);
     }
     let mut pairs: HashMap<(u32, u32), Pair> = HashMap::new();
-    for neighbours in order.windows(2) {
-        let [first, second] = [neighbours[0] as usize, neighbours[1] as usize];
-        let gap = kernels.on_gpu.start[second] - kernels.on_gpu.end[first];
-        if kernels.on_gpu.place[first] != kernels.on_gpu.place[second] || gap > SHORT_NS {
+    for (before, after) in order.iter().zip(order.iter().skip(1)) {
+        let [first, second] = [before as usize, after as usize];
+        let gap = kernels.on_gpu.start.at(second) - kernels.on_gpu.end(first);
+        if kernels.on_gpu.place.at(first) != kernels.on_gpu.place.at(second) || gap > SHORT_NS {
             continue;
         }
         let pair = pairs.entry((name(first), name(second))).or_insert(Pair {
             count: 0,
             kernels_ns: 0,
             gap_ns: 0,
-            first: neighbours[0],
-            path: context.path_id(neighbours[0]),
+            first: before,
+            path: context.path_id(before),
         });
-        pair.path = context.around(pair.path, neighbours[0]);
+        pair.path = context.around(pair.path, before);
         pair.count += 1;
         pair.kernels_ns += length(first) + length(second);
         pair.gap_ns += gap.max(0);
@@ -149,7 +148,7 @@ pub(super) fn fusion(context: &Context<'_>, _: &[DeviceUse]) -> Outcome {
     });
     let total: i64 = sums.values().map(|sum| sum.total_ns).sum();
     let graphs = &context.trace.graphs.on_gpu;
-    let whole: i64 = graphs.start.iter().zip(&graphs.end).map(|(start, end)| end - start).sum();
+    let whole: i64 = graphs.total_ns();
     let inspected = Inspected {
         seen: total,
         whole: total + whole,

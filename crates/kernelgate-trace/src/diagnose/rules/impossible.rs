@@ -6,6 +6,7 @@ use super::super::finding::{Evidence, Finding, Measure, Severity};
 use super::super::text::time;
 use super::outcome::{doubt, most_expensive, number, percent};
 use crate::analyze::operations::{Kind, OperationId};
+use crate::analyze::order::Order;
 
 /// Overlaps up to this are programmatic dependent launch, or rounding, in nanoseconds.
 pub(super) const OVERLAP_NS: i64 = 20_000;
@@ -23,29 +24,29 @@ struct Overlap {
 /// Operations of one stream run one after the other, but for nodes of a graph.
 pub(super) fn overlaps(context: &Context<'_>, found: &mut Vec<Finding>) {
     let all = &context.all;
-    let key = |&id: &OperationId| (all.place(id), all.start(id), all.end(id));
-    let mut order: Vec<OperationId> = all.ids().filter(|&id| !exempt(context, id)).collect();
-    if !order.is_sorted_by_key(key) {
-        order.sort_by_key(key);
-    }
+    let order = Order::by_key(all.ids().filter(|&id| !exempt(context, id)), |id| {
+        (all.place(id), all.start(id), all.end(id))
+    });
     let mut overlaps: Vec<Overlap> = Vec::new();
-    for stream in order.chunk_by(|&a, &b| all.place(a) == all.place(b)) {
-        let mut last = stream[0];
-        for &id in &stream[1..] {
-            let beside = all.end(last).min(all.end(id)) - all.start(id);
-            let inside = all.end(id) < all.end(last);
-            if beside > OVERLAP_NS || (inside && all.end(last) - all.start(id) > OVERLAP_NS) {
-                match overlaps.last_mut().filter(|of| of.id == last) {
-                    Some(of) => of.followers += 1,
-                    None => {
-                        let ns = all.end(last) - all.start(id);
-                        overlaps.push(Overlap { id: last, followers: 1, ns });
-                    }
+    let mut ahead: Option<OperationId> = None;
+    for id in order.iter() {
+        let Some(last) = ahead.filter(|&last| all.place(last) == all.place(id)) else {
+            ahead = Some(id);
+            continue;
+        };
+        let beside = all.end(last).min(all.end(id)) - all.start(id);
+        let inside = all.end(id) < all.end(last);
+        if beside > OVERLAP_NS || (inside && all.end(last) - all.start(id) > OVERLAP_NS) {
+            match overlaps.last_mut().filter(|of| of.id == last) {
+                Some(of) => of.followers += 1,
+                None => {
+                    let ns = all.end(last) - all.start(id);
+                    overlaps.push(Overlap { id: last, followers: 1, ns });
                 }
             }
-            if all.end(id) > all.end(last) {
-                last = id;
-            }
+        }
+        if all.end(id) > all.end(last) {
+            ahead = Some(id);
         }
     }
     if overlaps.is_empty() {
@@ -87,8 +88,7 @@ pub(super) fn overlaps(context: &Context<'_>, found: &mut Vec<Finding>) {
 
 /// Nodes of a graph may run at once, and pages migrate at any time.
 fn exempt(context: &Context<'_>, id: OperationId) -> bool {
-    let node =
-        |row: usize| context.trace.kernels.graph_node.get(row).is_some_and(|&node| node != 0);
+    let node = |row: usize| context.trace.kernels.graph_node.get(row).is_some_and(|node| node != 0);
     match context.all.part(id) {
         (Kind::Kernel, row) => node(row),
         (Kind::Copy, _) => context.is_migration(id),

@@ -162,7 +162,7 @@ impl<'a> Shapes<'a> {
             return Err(no_work(context));
         }
         let graphs = &trace.graphs.on_gpu;
-        let in_graphs = graphs.start.iter().zip(&graphs.end).map(|(start, end)| end - start).sum();
+        let in_graphs = graphs.total_ns();
         let mut shapes = Self { groups: vec![], whole_ns: in_graphs, missing: BTreeMap::new() };
         if in_graphs > 0 {
             shapes.missing.insert("graphs were recorded whole".to_owned(), in_graphs);
@@ -170,16 +170,16 @@ impl<'a> Shapes<'a> {
         let mut groups: HashMap<GroupKey, (Option<Shaped<'a>>, i64)> = HashMap::new();
         let communication = Beside::communication(context);
         for row in 0..kernels.on_gpu.len() {
-            let length = kernels.on_gpu.end[row] - kernels.on_gpu.start[row];
+            let length = kernels.on_gpu.length(row);
             let id = u32::try_from(row).unwrap_or(u32::MAX);
-            let place = &trace.places[kernels.on_gpu.place[row].0 as usize];
-            let shape = kernels.shape.get(row).copied();
-            let key = (kernels.function[row], shape, place.device);
+            let place = &trace.places[kernels.on_gpu.place.at(row).0 as usize];
+            let shape = kernels.shape.get(row);
+            let key = (kernels.function.at(row), shape, place.device);
             let (group, total_ns) = groups.entry(key).or_insert_with(|| {
                 let shaped = |shape: u32| Shaped {
                     name: trace.kernel_name(row),
                     shape: trace.shapes[shape as usize],
-                    key: (kernels.function[row], shape),
+                    key: (kernels.function.at(row), shape),
                     device_id: place.device,
                     device: trace.devices.iter().find(|device| device.id == place.device),
                     count: 0,

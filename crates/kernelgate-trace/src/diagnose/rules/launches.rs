@@ -13,7 +13,7 @@ use super::super::platform::Platform;
 use super::outcome::{Lack, Outcome, all_of, counted, percent, some_of};
 use crate::analyze::timeline::idle::{Activity, Gap};
 use crate::model::Trace;
-use crate::stats::{Summary, shorten};
+use crate::stats::{Samples, Summary, shorten};
 
 /// Busy shares at or above this leave launches nothing to gain.
 const BUSY: f64 = 70.0;
@@ -45,16 +45,16 @@ fn launched(context: &Context<'_>, index: usize) -> Launched {
     let (host, activity) = (&context.host, &context.activities[index]);
     let on_gpu = &trace.kernels.on_gpu;
     let own = |row: &usize| {
-        let place = &trace.places[on_gpu.place[*row].0 as usize];
+        let place = &trace.places[on_gpu.place.at(*row).0 as usize];
         (place.process, place.device) == (activity.process, activity.device)
     };
-    let length = |row| on_gpu.end[row] - on_gpu.start[row];
-    let mut lengths: Vec<i64> = (0..on_gpu.len()).filter(own).map(length).collect();
+    let mut lengths = Samples::default();
+    (0..on_gpu.len()).filter(own).for_each(|row| lengths.push(0, on_gpu.length(row)));
     let calls = host.launch_calls.summary(u32::try_from(index).unwrap_or(u32::MAX));
     // A graph's one call launches many kernels.
     let ratio = calls.count as f64 / host.launched_kernels[index].max(1) as f64;
     Launched {
-        kernels: Summary::new(&mut lengths),
+        kernels: lengths.counted().summary(0),
         call_ns_a_kernel: calls.median * ratio,
         calls: calls.count,
     }

@@ -9,6 +9,7 @@ use super::launches::no_work;
 use super::outcome::{Lack, Outcome, all_of};
 use crate::analyze::classes::Class;
 use crate::analyze::operations::OperationId;
+use crate::analyze::order::Order;
 use crate::analyze::timeline::cover::Union;
 use crate::model::gpu::PageFaults;
 use crate::model::{Recorder, Trace};
@@ -24,7 +25,7 @@ struct Migrations {
 
 impl Migrations {
     fn add(&mut self, context: &Context<'_>, id: OperationId) {
-        let length = |id: OperationId| context.all.end(id) - context.all.start(id);
+        let length = |id: OperationId| context.all.length(id);
         let (_, row) = context.all.part(id);
         self.count += 1;
         self.bytes += context.trace.copies.bytes[row];
@@ -150,20 +151,18 @@ fn of_device(context: &Context<'_>, place: (i64, u32), migrations: &[OperationId
     let all = &context.all;
     let faults = Faults::new(context, place);
     let kernels = context.trace.kernels.on_gpu.len();
-    let mut kernels: Vec<(i64, i64)> = (0..u32::try_from(kernels).unwrap_or(u32::MAX))
-        .filter(|&id| context.place_of(id) == place)
-        .map(|id| (all.start(id), all.end(id)))
-        .collect();
-    kernels.sort_unstable();
+    let own =
+        (0..u32::try_from(kernels).unwrap_or(u32::MAX)).filter(|&id| context.place_of(id) == place);
+    let kernels = Order::by_key(own, |id| (all.start(id), all.end(id)));
     let (mut during, mut between) = (Migrations::default(), Migrations::default());
     // The part of each kernel in which pages came.
     let (mut paused_ns, mut next, mut until) = (0, 0, (i64::MIN, i64::MIN));
     let mut pages: Option<(i64, i64)> = None;
     for &id in migrations {
         let (start, end) = (all.start(id), all.end(id));
-        while kernels.get(next).is_some_and(|&(first, _)| first <= start) {
-            if kernels[next].1 > until.1 {
-                until = kernels[next];
+        while let Some(kernel) = kernels.get(next).filter(|&kernel| all.start(kernel) <= start) {
+            if all.end(kernel) > until.1 {
+                until = (all.start(kernel), all.end(kernel));
             }
             next += 1;
         }

@@ -192,7 +192,7 @@ fn whole_graphs(context: &Context<'_>, found: &mut Vec<Finding>) {
     if graphs.is_empty() {
         return;
     }
-    let time: i64 = graphs.start.iter().zip(&graphs.end).map(|(start, end)| end - start).sum();
+    let time: i64 = graphs.total_ns();
     let busy: i64 = context.activities.iter().map(|activity| activity.busy_ns).sum();
     let share = percent(time, busy);
     let mut finding = doubt(

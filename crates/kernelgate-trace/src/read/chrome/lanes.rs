@@ -38,13 +38,13 @@ pub(super) fn owners(trace: &Trace, lanes: usize, busiest: u32) -> Vec<u32> {
     let mut fits: HashMap<(usize, u32), Fit> = HashMap::new();
     let mut add = |operations: &Operations| {
         for row in 0..operations.len() {
-            let process = trace.places[operations.place[row].0 as usize].process;
+            let process = trace.places[operations.place.at(row).0 as usize].process;
             let Some(lane) = process.checked_sub(FIRST_LANE) else { continue };
-            let calls = launches.get(&operations.correlation[row]);
+            let calls = launches.get(&operations.correlation.at(row));
             for &(process, start) in calls.into_iter().flatten() {
                 let (count, near) = fits.entry((lane as usize, process)).or_default();
                 *count += 1;
-                let apart = operations.start[row].saturating_sub(start).saturating_abs();
+                let apart = operations.start.at(row).saturating_sub(start).saturating_abs();
                 *near = near.saturating_sub(apart);
             }
         }
@@ -91,7 +91,7 @@ pub(super) fn join_places(trace: &mut Trace) {
         &mut trace.graphs.on_gpu,
         &mut trace.syncs.on_gpu,
     ];
-    for place in parts.into_iter().flat_map(|part| &mut part.place) {
-        *place = first[place.0 as usize];
+    for part in parts {
+        part.place = part.place.iter().map(|place| first[place.0 as usize]).collect();
     }
 }

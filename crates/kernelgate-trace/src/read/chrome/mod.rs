@@ -438,13 +438,7 @@ impl Reader {
             let name = self.builder.trace.names.intern(&event.name);
             kernels.function.push(self.builder.function(name, name));
             kernels.shape.push(self.builder.shape(shape));
-            let node = integer(arguments.graph_node).unwrap_or(0).cast_unsigned();
-            if node != 0 && kernels.graph_node.is_empty() {
-                kernels.graph_node.resize(kernels.on_gpu.len() - 1, 0);
-            }
-            if node != 0 || !kernels.graph_node.is_empty() {
-                kernels.graph_node.push(node);
-            }
+            kernels.push_node(integer(arguments.graph_node).unwrap_or(0).cast_unsigned());
             let row = u32::try_from(kernels.on_gpu.len() - 1).expect("fewer than 2^32 kernels");
             if let Some(call) = collective::read(arguments, &mut self.builder.trace.names) {
                 self.builder.trace.collectives.push(row, call);

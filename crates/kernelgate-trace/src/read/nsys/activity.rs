@@ -78,12 +78,6 @@ impl Reader {
         }
         let names: Vec<&str> = OPERATION.into_iter().chain(names).collect();
         let mut kernels = std::mem::take(&mut self.builder.trace.kernels);
-        let rows = self.database.rows_at_most(KERNEL);
-        kernels.on_gpu.reserve(rows);
-        kernels.function.reserve_exact(rows);
-        if wanted.shapes {
-            kernels.shape.reserve_exact(rows);
-        }
         let unknown = self.builder.trace.names.intern("unknown kernel");
         self.scan(KERNEL, &names, |builder, strings, row| {
             if !push(builder, &mut kernels.on_gpu, row) {
@@ -92,13 +86,7 @@ impl Reader {
             let name = |column| row.integer(column).and_then(|id| strings.get(&id)).copied();
             let demangled = name(7).or_else(|| name(8)).unwrap_or(unknown);
             kernels.function.push(builder.function(demangled, name(8).unwrap_or(demangled)));
-            let node = row.integer(9).unwrap_or(0).cast_unsigned();
-            if node != 0 && kernels.graph_node.is_empty() {
-                kernels.graph_node.resize(kernels.on_gpu.len() - 1, 0);
-            }
-            if node != 0 || !kernels.graph_node.is_empty() {
-                kernels.graph_node.push(node);
-            }
+            kernels.push_node(row.integer(9).unwrap_or(0).cast_unsigned());
             if wanted.shapes {
                 let number =
                     |column| row.integer(column).and_then(|n| u32::try_from(n).ok()).unwrap_or(0);

@@ -114,7 +114,7 @@ impl Reader {
         self.builder.share();
         let trace = &self.builder.trace;
         let communicates = |&row: &u32| {
-            let function = trace.kernels.function[row as usize] as usize;
+            let function = trace.kernels.function.at(row as usize) as usize;
             let name = trace.functions[function].demangled;
             let function = trace.names.text(name).to_ascii_lowercase();
             ["ncclkernel", "nccldevkernel"].iter().any(|it| function.contains(it))
@@ -136,8 +136,8 @@ impl Reader {
         let launches = self.launches_of(&kernels)?;
         for row in kernels {
             let on_gpu = &self.builder.trace.kernels.on_gpu;
-            let process = self.builder.trace.process_of(on_gpu.place[row as usize]);
-            let launch = launches.get(&launch_key(process, on_gpu.correlation[row as usize]));
+            let process = self.builder.trace.process_of(on_gpu.place.at(row as usize));
+            let launch = launches.get(&launch_key(process, on_gpu.correlation.at(row as usize)));
             let Some(found) = launch.and_then(|&(thread, time)| around(&calls, thread, time))
             else {
                 continue;
@@ -208,8 +208,8 @@ impl Reader {
         let mut launches: HashMap<u64, (i64, i64)> = kernels
             .iter()
             .map(|&row| {
-                let process = self.builder.trace.process_of(on_gpu.place[row as usize]);
-                (launch_key(process, on_gpu.correlation[row as usize]), (0, i64::MIN))
+                let process = self.builder.trace.process_of(on_gpu.place.at(row as usize));
+                (launch_key(process, on_gpu.correlation.at(row as usize)), (0, i64::MIN))
             })
             .collect();
         self.scan(RUNTIME, &["start", "globalTid", "correlationId"], |builder, _, row| {

@@ -1,0 +1,326 @@
+//! Columns of numbers that take as many bits a row as the rows near by need: rows lie in blocks, and
+//! a block keeps its least value and the distance of each row from it. Any row is read, and replaced,
+//! in constant time.
+
+use std::marker::PhantomData;
+
+/// Rows of a block.
+const ROWS: usize = 256;
+/// Bytes that are read for a distance.
+const WORD: usize = 8;
+/// Blocks that are kept unpacked while they change.
+const UNPACKED: usize = 8;
+
+/// A value of a column.
+pub trait Cell: Copy {
+    /// As a number.
+    fn number(self) -> i64;
+    /// From its number.
+    fn from_number(number: i64) -> Self;
+}
+
+impl Cell for i64 {
+    fn number(self) -> i64 {
+        self
+    }
+
+    fn from_number(number: i64) -> Self {
+        number
+    }
+}
+
+impl Cell for u64 {
+    fn number(self) -> i64 {
+        self.cast_signed()
+    }
+
+    fn from_number(number: i64) -> Self {
+        number.cast_unsigned()
+    }
+}
+
+impl Cell for u32 {
+    fn number(self) -> i64 {
+        i64::from(self)
+    }
+
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    fn from_number(number: i64) -> Self {
+        number as Self
+    }
+}
+
+/// A column.
+#[derive(Debug, Clone)]
+pub struct Packed<T> {
+    blocks: Vec<Block>,
+    unpacked: Vec<Unpacked>,
+    /// The unpacked block that is packed next.
+    oldest: usize,
+    rows: usize,
+    cell: PhantomData<T>,
+}
+
+/// The rows of a block.
+#[derive(Debug, Clone)]
+enum Block {
+    /// All of them are this value.
+    Constant(i64),
+    /// The least value, the bits of a distance from it, and the distances.
+    Distances(i64, u32, Box<[u8]>),
+    /// They are at this place of the unpacked blocks.
+    Unpacked(usize),
+}
+
+#[derive(Debug, Clone)]
+struct Unpacked {
+    block: usize,
+    rows: Box<[i64; ROWS]>,
+}
+
+impl Block {
+    fn pack(rows: &[i64; ROWS]) -> Self {
+        let (mut least, mut most) = (rows[0], rows[0]);
+        for &row in rows {
+            (least, most) = (least.min(row), most.max(row));
+        }
+        let widest = most.wrapping_sub(least).cast_unsigned();
+        let bits = match u64::BITS - widest.leading_zeros() {
+            0 => return Self::Constant(least),
+            // Behind the first bit of a byte there is room for so many in eight bytes.
+            bits @ 1..=57 => bits,
+            _ => u64::BITS,
+        };
+        let mut bytes = vec![0; ROWS / 8 * bits as usize + WORD];
+        for (index, row) in rows.iter().enumerate() {
+            let distance = row.wrapping_sub(least).cast_unsigned();
+            let (byte, shift) = place(index, bits);
+            if let Some(word) = bytes[byte..].first_chunk_mut::<WORD>() {
+                *word = (u64::from_le_bytes(*word) | distance << shift).to_le_bytes();
+            }
+        }
+        Self::Distances(least, bits, bytes.into())
+    }
+}
+
+/// The byte in which a distance begins, and its first bit there.
+#[inline]
+fn place(index: usize, bits: u32) -> (usize, u32) {
+    let bit = index * bits as usize;
+    (bit / 8, (bit % 8) as u32)
+}
+
+/// A distance of a block.
+#[inline]
+fn distance(bytes: &[u8], index: usize, bits: u32) -> u64 {
+    let (byte, shift) = place(index, bits);
+    let word = bytes.get(byte..).and_then(|from| from.first_chunk::<WORD>());
+    word.map_or(0, |word| u64::from_le_bytes(*word)) >> shift & (u64::MAX >> (64 - bits))
+}
+
+impl<T> Default for Packed<T> {
+    fn default() -> Self {
+        Self { blocks: Vec::new(), unpacked: Vec::new(), oldest: 0, rows: 0, cell: PhantomData }
+    }
+}
+
+impl<T> Packed<T> {
+    /// How many rows there are.
+    pub fn len(&self) -> usize {
+        self.rows
+    }
+
+    /// Whether it has no row.
+    pub fn is_empty(&self) -> bool {
+        self.rows == 0
+    }
+}
+
+impl<T: Cell> Packed<T> {
+    /// So many rows of one value.
+    pub fn filled(rows: usize, value: T) -> Self {
+        let blocks = vec![Block::Constant(value.number()); rows.div_ceil(ROWS)];
+        Self { blocks, rows, ..Self::default() }
+    }
+
+    /// The value of a row.
+    ///
+    /// # Panics
+    /// There is no such row.
+    #[inline]
+    pub fn at(&self, row: usize) -> T {
+        debug_assert!(row < self.rows, "row {row} of {}", self.rows);
+        let index = row % ROWS;
+        T::from_number(match &self.blocks[row / ROWS] {
+            Block::Constant(value) => *value,
+            Block::Distances(least, bits, bytes) => {
+                least.wrapping_add(distance(bytes, index, *bits).cast_signed())
+            }
+            Block::Unpacked(at) => self.unpacked[*at].rows[index],
+        })
+    }
+
+    /// The value of a row, if there is one.
+    pub fn get(&self, row: usize) -> Option<T> {
+        (row < self.rows).then(|| self.at(row))
+    }
+
+    /// All values.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = T> + DoubleEndedIterator + '_ {
+        (0..self.rows).map(|row| self.at(row))
+    }
+
+    /// Adds a row.
+    pub fn push(&mut self, value: T) {
+        if self.rows.is_multiple_of(ROWS) {
+            self.blocks.push(Block::Constant(value.number()));
+        }
+        // Until then the rows of a block are like its first one, and need no bits of their own.
+        self.rows += 1;
+        self.set(self.rows - 1, value);
+    }
+
+    /// Replaces the value of a row.
+    ///
+    /// # Panics
+    /// There is no such row.
+    pub fn set(&mut self, row: usize, value: T) {
+        assert!(row < self.rows, "row {row} of {}", self.rows);
+        let (block, value) = (row / ROWS, value.number());
+        let at = match &self.blocks[block] {
+            Block::Constant(known) if *known == value => return,
+            Block::Unpacked(at) => *at,
+            _ => self.unpack(block),
+        };
+        self.unpacked[at].rows[row % ROWS] = value;
+    }
+
+    /// Unpacks a block, in place of the one that has been unpacked for longest.
+    fn unpack(&mut self, block: usize) -> usize {
+        let rows = match &self.blocks[block] {
+            Block::Constant(value) => Box::new([*value; ROWS]),
+            Block::Distances(least, bits, bytes) => {
+                let row = |index| least.wrapping_add(distance(bytes, index, *bits).cast_signed());
+                Box::new(std::array::from_fn(row))
+            }
+            Block::Unpacked(at) => return *at,
+        };
+        let at = match self.unpacked.len() < UNPACKED {
+            true => {
+                self.unpacked.push(Unpacked { block, rows });
+                self.unpacked.len() - 1
+            }
+            false => {
+                let at = self.oldest;
+                self.oldest = (at + 1) % UNPACKED;
+                let old = std::mem::replace(&mut self.unpacked[at], Unpacked { block, rows });
+                self.blocks[old.block] = Block::pack(&old.rows);
+                at
+            }
+        };
+        self.blocks[block] = Block::Unpacked(at);
+        at
+    }
+
+    /// The first row from which on a condition no longer holds.
+    pub fn partition_point(&self, holds: impl Fn(T) -> bool) -> usize {
+        partition_point(self.rows, |row| holds(self.at(row)))
+    }
+
+    /// The rows whose numbers are given; nothing of a column that was not recorded.
+    pub(crate) fn pick(&self, rows: &[u32]) -> Self {
+        if self.is_empty() {
+            return Self::default();
+        }
+        rows.iter().map(|&row| self.at(row as usize)).collect()
+    }
+}
+
+/// The first of so many numbers from which on a condition no longer holds.
+pub(crate) fn partition_point(count: usize, holds: impl Fn(usize) -> bool) -> usize {
+    let (mut first, mut end) = (0, count);
+    while first < end {
+        let middle = first.midpoint(end);
+        match holds(middle) {
+            true => first = middle + 1,
+            false => end = middle,
+        }
+    }
+    first
+}
+
+impl<T: Cell> Extend<T> for Packed<T> {
+    fn extend<I: IntoIterator<Item = T>>(&mut self, values: I) {
+        values.into_iter().for_each(|value| self.push(value));
+    }
+}
+
+impl<T: Cell> FromIterator<T> for Packed<T> {
+    fn from_iter<I: IntoIterator<Item = T>>(values: I) -> Self {
+        let mut column = Self::default();
+        column.extend(values);
+        column
+    }
+}
+
+impl<T: Cell + PartialEq> PartialEq for Packed<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.rows == other.rows && self.iter().eq(other.iter())
+    }
+}
+
+impl<T: Cell + Eq> Eq for Packed<T> {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers of every width that follow no order.
+    fn number(row: usize) -> i64 {
+        let mixed = (row as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        (mixed ^ mixed >> 29).cast_signed() >> (row / 300 % 64)
+    }
+
+    #[test]
+    fn rows_of_any_width_are_exact() {
+        let extremes = [i64::MIN, i64::MAX, 0, -1, 1];
+        let rows: Vec<i64> = (0..20_000).map(number).chain(extremes).chain([7; 1000]).collect();
+        let column: Packed<i64> = rows.iter().copied().collect();
+        assert_eq!((column.len(), column.is_empty()), (rows.len(), false));
+        assert!(column.iter().eq(rows.iter().copied()));
+        assert_eq!((column.get(3), column.get(rows.len())), (Some(rows[3]), None));
+    }
+
+    #[test]
+    fn replaced_rows_are_exact_in_any_order() {
+        let mut rows = vec![-5; 10_000];
+        let mut column = Packed::filled(rows.len(), -5);
+        for step in 0..40_000 {
+            let row = step * 7919 % rows.len();
+            rows[row] = number(step);
+            column.set(row, rows[row]);
+        }
+        assert!(column.iter().eq(rows.iter().copied()));
+        assert_eq!(column.pick(&[3, 9_999]).iter().collect::<Vec<_>>(), [rows[3], rows[9_999]]);
+    }
+
+    #[test]
+    fn rows_near_each_other_take_few_bytes() {
+        let column: Packed<i64> = (0..100_000).map(|row| row * 10_000 + row % 7).collect();
+        let bytes = |block: &Block| match block {
+            Block::Distances(_, _, bytes) => bytes.len(),
+            Block::Constant(_) | Block::Unpacked(_) => 0,
+        };
+        let bytes: usize = column.blocks.iter().map(bytes).sum();
+        assert!(bytes < 100_000 * 3, "{bytes}");
+        assert_eq!(column.partition_point(|start| start < 50_000_000), 5000);
+    }
+
+    #[test]
+    fn unsigned_rows_keep_their_upper_bits() {
+        let column: Packed<u64> = [u64::MAX, 0, 1 << 63].into_iter().collect();
+        assert_eq!(column.iter().collect::<Vec<_>>(), [u64::MAX, 0, 1 << 63]);
+        let column: Packed<u32> = [u32::MAX, 0, 3].into_iter().collect();
+        assert_eq!(column.iter().collect::<Vec<_>>(), [u32::MAX, 0, 3]);
+    }
+}
