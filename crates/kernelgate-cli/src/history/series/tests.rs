@@ -233,7 +233,7 @@ fn what_is_no_record_is_named_and_an_index_that_is_broken_is_made_anew() {
 /// The process medians of each case in A/A comparisons, in the order in which they were measured,
 /// a comparison a sequence; logarithms.
 fn recorded() -> Vec<Vec<f64>> {
-    const FILE: &str = "../../baselines/nvidia-h200/calibration.json";
+    const FILE: &str = "../../docs/calibrations/h200-burst.json";
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(FILE);
     let calibration: Calibration = file::read(&path).unwrap();
     let comparisons: Vec<_> = calibration.of(ComparisonKind::Null).collect();

@@ -478,7 +478,7 @@ fn recorded() -> Vec<Observed> {
         "docs/calibrations/h100.json",
         "docs/calibrations/h100-half-percent.json",
         "docs/calibrations/h100-short.json",
-        "baselines/nvidia-h200/calibration.json",
+        "docs/calibrations/h200-burst.json",
     ];
     let calibrations = files.map(|name| file::read::<Calibration>(&repository.join(name)).unwrap());
     let most = TestPlan::default().max_blocks;
