@@ -6,15 +6,15 @@
 //
 // A cluster of 8 blocks shares 32 query rows: the heads of a token are rows like any other, so that
 // k and v are read once for all of them. Each block takes every eighth block of up to 128 keys with
-// an online softmax (up to 1024 keys that is one block, and everything it needs is under way at
-// once), leaves its unnormalised output, maxima and sums in shared memory, and finishes 4 of the 32
-// rows from the eight parts.
-// Threads: 8 warps; for q k^T a warp has 16 keys, for p v 32 columns (16 where there are fewer),
-// each all 32 rows.
+// an online softmax (up to 1024 keys that is one block, and all its copies are in flight at once),
+// leaves its unnormalised output, maxima and sums in shared memory, and finishes 4 of the 32 rows
+// from the eight parts.
+// Threads: 8 warps; for q k^T a warp has 16 keys, for p v 32 columns (16 if there are fewer), each
+// all 32 rows.
 // Shared memory, rows of e (128 bytes at least), 16-byte chunks XOR-swizzled by row: q [32],
 // k [128], v [128]; p [32][128]; the output in fp32 over k when the last GEMM is done.
-// Bound: latency of two GEMMs on 32 x 128 x e and of reading 128 keys: about 4 us a layer, whatever
-// is done elsewhere.
+// Bound: latency of two GEMMs on 32 x 128 x e and of reading 128 keys: about 4 us a layer,
+// independent of other work.
 #include "common/cluster.cuh"
 #include "common/fragments.cuh"
 #include "common/memory.cuh"
@@ -86,7 +86,7 @@ extern "C" __global__ void __cluster_dims__(kSplit, 1, 1) __launch_bounds__(kThr
     copy_rows<kKeys>(base + kVOffset, values + static_cast<i64>(first) * kHeadDim, seen);
     cp_async_commit();
   };
-  // The prefix was there before: what lies whole in it needs no kernel before this one.
+  // The prefix exists before: keys that lie entirely in it do not depend on the kernel before.
   const int own = rank * block_keys;
   const bool early = own + block_keys <= prefix;
   if (early) copy_block(own);

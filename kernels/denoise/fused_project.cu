@@ -12,10 +12,10 @@
 // Threads, shared memory, layouts and the split over clusters: denoise/skinny_gemm.cuh. In the
 // packed weights, eight columns of q, k or v and the eight that they rotate with, and eight of gate
 // and of up, are neighbours in a tile: one thread finishes both.
-// Bound: latency. 35 MB of weights a layer take 8 us, and each byte of them is read once; what a
-// launch, x, and the exchange between the blocks of a cluster take, one after the other, is more.
+// Bound: latency. 35 MB of weights a layer take 8 us, and each byte of them is read once; the
+// launch, x, and the exchange between the blocks of a cluster, one after the other, take longer.
 // Against the library's GEMMs: no launches for norm, rotation, activation and residual, no round
-// trips of y, and enough blocks for every multiprocessor whatever the number of columns.
+// trips of y, and enough blocks for every multiprocessor for any number of columns.
 #include "denoise/skinny_gemm.cuh"
 
 using Qkv = SkinnyGemm<kWidth, TILE_COLUMNS, QKV_SPLIT>;
@@ -148,7 +148,7 @@ extern "C" __global__ void __cluster_dims__(GateUp::kSplit, 1, 1) __launch_bound
   }
 }
 
-// Four neighbouring elements of x W + b, and where they are.
+// Four neighbouring elements of x W + b, and their position.
 struct Quad {
   float4 value;
   int row, column;

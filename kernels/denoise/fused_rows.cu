@@ -53,8 +53,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   enter(x, action_in, bias, h + row * kWidth, squares + row * kSquares, scratch);
 }
 
-// a row a block; writes the velocity to `velocity`, or where that is null moves `state`; with
-// `more`, enters the next step
+// a row a block; writes the velocity to `velocity`, or moves `state` if that is null; with `more`,
+// enters the next step
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_fused_rows_end(u16* h, float* squares, const float* style,
                            const u16* __restrict__ action_out, const float* __restrict__ out_bias,

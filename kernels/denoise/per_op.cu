@@ -70,9 +70,9 @@ __device__ __forceinline__ void load_style(const float* style, const float* bias
 __device__ __forceinline__ float sigmoid(float x) { return 1.f / (1.f + exp2_approx(-x * kLog2E)); }
 
 // out[row] = [sin(2 pi t / period), cos(2 pi t / period)] in fp64, with width / 2 periods from 4e-3
-// to 4 in geometric steps. The time of a row is times[row], or where that is null *time. With
-// `panels`, out lies as a GEMM of the fused kernels takes it, else row by row. row_blocks blocks a
-// row
+// to 4 in geometric steps. The time of a row is times[row], or *time if times is null. With
+// `panels`, out has the layout of a GEMM operand of the fused kernels, else it is row by row.
+// row_blocks blocks a row
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_embed(const float* __restrict__ time, const double* __restrict__ times, u16* out,
                          int width, int row_blocks, int panels) {
@@ -139,8 +139,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   angles[index] = make_float2(static_cast<float>(cosine), static_cast<float>(sine));
 }
 
-// out = h / sqrt(mean h^2 + 1e-6); a block a row, a thread four neighbours, which it keeps where a
-// row has no more for it
+// out = h / sqrt(mean h^2 + 1e-6); a block a row, a thread four neighbours, which it keeps in
+// registers if a row has no more for it
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_norm(const uint2* h, float4* out, int width) {
   wait_for_previous();
@@ -250,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 }
 
 // p = softmax(scores * scale) of the first `context` of `padded` columns, zero beyond; a block a
-// row, a thread four neighbours, which it keeps where a row has no more for it
+// row, a thread four neighbours, which it keeps in registers if a row has no more for it
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_softmax(const float4* scores, uint2* p, int context, int padded, float scale) {
   wait_for_previous();
@@ -364,7 +364,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int j = 0; j < kPacket; ++j) {
     const u32 code = (j < 4 ? packet.x : packet.y) >> j % 4 * 8;
-    // With f16's exponent field in place of its own a code is 2^-8 of its value.
+    // With f16's exponent field instead of its own a code is 2^-8 of its value.
     const u16 f16 = static_cast<u16>((code & 0x80) << 8 | (code & 0x7f) << 7);
     x[j] = F16::to_f32(f16) * bits_to_f32(static_cast<u32>(exponent[j] + 8 + 127) << 23);
   }

@@ -222,8 +222,8 @@ struct Layer {
   }
 
  private:
-  // Where a unit's columns of q, k or v go: a pair of them, and what `write` finds from there, its
-  // partners half a head further.
+  // Address of a unit's columns of q, k or v: a pair of them. `write` finds their partners half a
+  // head further on.
   __device__ __forceinline__ u16* place(u32 unit, u32 row, u32 pair) const {
     const u32 head = unit / 16, column = unit % 16 * 8 + pair, key = a.prefix + row;
     if (head < kHeads) return a.q + query_at(row * kHeads + head, column);
@@ -243,8 +243,8 @@ struct Layer {
     }
   }
 
-  // A slice of k of all the cluster's columns, by the first warpgroup; tells barrier `read`, if it
-  // is not 0, that it has read the weights.
+  // Multiplies a slice of k for all the cluster's columns, in the first warpgroup; if `read` is not
+  // 0, arrives on that barrier once the weights have been read.
   template <int kPanels, u32 kPanel>
   __device__ __forceinline__ void rows_product(Block& b, u32 weights, u32 full, u32 read,
                                                Stage stage) const {

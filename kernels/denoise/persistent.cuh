@@ -1,29 +1,28 @@
 // The parts of the persistent kernel: the mapping of work to blocks, the memory layout, and the two
 // producers.
 //
-// Columns are given out in units, of 8 columns (out, down) or 16 (qkv, gate_up), to 15 clusters of
+// Columns are assigned in units of 8 columns (out, down) or 16 (qkv, gate_up) to 15 clusters of
 // eight blocks. In a cluster:
 //
 //   qkv, gate_up   two slices of k, four quarters of the cluster's columns
 //   out, down      eight slices of k; all of the cluster's columns, up to 72
 //
-// and whoever owns a row adds up the slices: a slice's sums go to the owner's shared memory, as
-// bf16 (qkv: as fp32). Of h, block r of a cluster owns rows 8 r to 8 r + 7 of the cluster's columns
+// and the owner of a row adds up the slices: a slice's sums go to the owner's shared memory, as
+// bf16 (qkv: as fp32). Block r of a cluster owns rows 8 r to 8 r + 7 of h for the cluster's columns
 // and keeps them in registers.
 //
 // Threads: two consumer warpgroups; in a third, one thread is the weight producer and one warp the
 // activation producer.
 //
-// Weights are bf16, or codes: fp8 (e4m3) with a power of two for each column, or whole numbers of
-// four bits with a scale for each column of half a group (128 of k). Of codes, a fourth warpgroup
-// decodes them in the place that they were copied to, where the tensor cores then find bf16. That
-// is exact, so that what follows is the same in both.
+// Weights are bf16, or codes: fp8 (e4m3) with a power of two for each column, or four-bit integers
+// with a scale for each column of half a group (128 of k). A fourth warpgroup decodes codes in
+// place, where the tensor cores then find bf16. The decoding is exact, so the rest is the same for
+// both.
 //
 // Weights do not wait for the grid barriers: each GEMM's weights are requested as soon as their
-// place in shared memory is free, a few pieces at a time. A memory fence waits for everything that
-// is in flight to its multiprocessor (with 32 KB from memory 1700 cycles in place of 600).
-// Therefore no weights are requested from the end of a block's GEMMs until it has signalled that it
-// is done.
+// place in shared memory is free, a few pieces at a time. A memory fence waits for all copies in
+// flight to its multiprocessor (with 32 KB from memory 1700 cycles instead of 600). Therefore no
+// weights are requested from the end of a block's GEMMs until it has signalled its end.
 #pragma once
 #include "common/bulk.cuh"
 #include "common/cluster.cuh"
@@ -40,8 +39,8 @@ constexpr int kThreads = THREADS, kWorkers = 256, kDecoders = 128;
 constexpr int kClusters = CLUSTERS, kRanks = RANKS, kBlocks = kClusters * kRanks;
 constexpr int kMaxRows = MAX_ROWS, kMaxKeys = MAX_KEYS, kQueryRows = kMaxRows * kHeads;
 
-// A panel: 64 of k of an activation. The tile's rows 56 to 63 are whatever lies behind, and so are
-// their sums.
+// A panel: 64 of k of an activation. The tile's rows 56 to 63 hold unrelated data, and so do their
+// sums.
 constexpr int kPanelElements = kMaxRows * 64;
 constexpr u32 kPanelBytes = kPanelElements * 2;
 
@@ -99,17 +98,17 @@ struct Arguments {
   int rows, prefix, layers, steps;
 };
 
-// Where element k of a row of an activation lies: [k / 64][56 rows][64], swizzled.
+// Offset of element k of a row of an activation: [k / 64][56 rows][64], swizzled.
 __device__ __forceinline__ u32 activation_at(u32 row, u32 k) {
   return k / 64 * kPanelElements + row * 64 + ((k % 64 / 8) ^ (row & 7)) * 8 + k % 8;
 }
-// The same of queries: [4][56 8 rows (token, head)][64].
+// Offset of element k of a row of queries: [4][56 8 rows (token, head)][64].
 __device__ __forceinline__ u32 query_at(u32 row, u32 k) {
   return (k / 64 * kQueryRows + row) * 64 + ((k % 64 / 8) ^ (row & 7)) * 8 + k % 8;
 }
-// Where a key's or value's column lies in the fragments of a layer, 16 keys x 16 columns each: as a
-// lane holds them for wgmma_columns, which of keys has neighbours along the columns, of values
-// along the keys.
+// Offset of a key's or value's column in the fragments of a layer, 16 keys x 16 columns each: in
+// the order in which a lane holds them for wgmma_columns. Keys have neighbours along the columns,
+// values along the keys.
 __device__ __forceinline__ u32 key_at(u32 key, u32 column) {
   return (key / 16 * (kHeadDim / 16) + column / 16) * 256 + (key % 8 * 4 + column % 8 / 2) * 8 +
          (key % 16 / 8 + column % 16 / 8 * 2) * 2 + column % 2;
@@ -128,7 +127,7 @@ struct Units {
   }
 };
 
-// What a block is and where its barriers lie.
+// Position of a block in the grid, and its barriers.
 struct Block {
   u32 base;    // of shared memory
   u32 x_full;  // four: a quarter of the panels each
@@ -249,7 +248,7 @@ class WeightProducer {
   u32 requested[kMost] = {};  // the last pieces' barriers, the parity in the last bit; 0: none
   u32 slot = 0;
 
-  // Requests a piece of so many units when fewer than kPieces (of codes: twice as many) are in
+  // Requests a piece of this many units when fewer than kPieces (for codes: twice as many) are in
   // flight.
   template <int kPieces>
   __device__ __forceinline__ void request(u32 to, const u16* from, u32 units, u32 barrier) {
@@ -399,7 +398,7 @@ class Decoder {
   }
 };
 
-// What the blocks write for each other, as soon as all have arrived; by one warp.
+// Copies the results that the blocks write for each other, as soon as all have arrived; one warp.
 class ActivationProducer {
  public:
   __device__ __forceinline__ ActivationProducer(const Arguments& a, const Block& b)
@@ -474,9 +473,9 @@ class ActivationProducer {
   }
 };
 
-// acc[64][kN] = x w over the block's k; by a warpgroup. kStride: barriers a panel of weights. From
-// chunk kFirst on; if that is the third, says when the upper half of the weights has been read.
-// Ends two stages, from `stage` on.
+// acc[64][kN] = x w over the block's k; by a warpgroup. kStride: barriers a panel of weights.
+// Begins at chunk kFirst; if that is the third, signals when the upper half of the weights has been
+// read. Ends two stages, from `stage` on.
 template <int kN, int kPanels, u32 kPanel, int kStride = 1, int kFirst = 0>
 __device__ __forceinline__ void multiply(const Block& b, float (&acc)[kN / 2], u32 weights,
                                          u32 weights_full, u32 weights_parity, Stage stage) {
@@ -508,7 +507,8 @@ __device__ __forceinline__ void multiply(const Block& b, float (&acc)[kN / 2], u
   wgmma_wait<0>();
   stage_ends(stage + 1);
 }
-// For who does not multiply: all of x has come, so that the next wait for it is for the next x.
+// For warps that do not multiply: waits until all of x has come, so that the next wait is for the
+// next x.
 __device__ __forceinline__ void skip_x(const Block& b) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) barrier_wait(b.x_full + i * 8, b.x_parity);
@@ -568,7 +568,8 @@ __device__ __forceinline__ Four load_h(const Arguments& a, const Place& at) {
   return f;
 }
 
-// What the next norm and its GEMM need of h: h (1 + scale) and the sums of squares. Whole warps.
+// Publishes the inputs of the next norm and its GEMM: h (1 + scale) and the sums of squares. Whole
+// warps.
 __device__ __forceinline__ void publish(const Arguments& a, const Block& b, const Place& at,
                                         const Four& h, const Four& scale, float* squares) {
   float sum = 0.f;
@@ -583,7 +584,7 @@ __device__ __forceinline__ void publish(const Arguments& a, const Block& b, cons
   sum = lanes_sum<32>(sum);
   if (b.lane == 0 && at.row < a.rows) squares[at.row * 16 + b.cluster] = sum;
 }
-// The same of h itself, for the last norm.
+// Publishes h itself, for the last norm.
 __device__ __forceinline__ void publish_h(const Arguments& a, const Block& b, const Place& at,
                                           const Four& h) {
   float sum = 0.f;

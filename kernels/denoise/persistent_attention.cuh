@@ -40,8 +40,8 @@ struct Fragments {
   }
 };
 
-// Of eight values in each of the lanes l, l ^ 4, l ^ 8, l ^ 16: that of value (l / 16) 4 + (l / 8 %
-// 2) 2 + l / 4 % 2, over all eight lanes.
+// Reduces eight values in each of the lanes l, l ^ 4, l ^ 8, l ^ 16. The result of a lane is that
+// of value (l / 16) 4 + (l / 8 % 2) 2 + l / 4 % 2, over all eight lanes.
 template <typename Op>
 __device__ __forceinline__ float transpose_reduce(const float (&v)[8], int lane, Op op) {
   float four[4], two[2];
@@ -144,7 +144,7 @@ __device__ __forceinline__ void attend(const Arguments& a, Block& b, const Share
   float sum = 0.f;
 #pragma unroll
   for (int i = 0; i < 8; ++i) sum += load_shared_f32(b.base + kSumsAt + i * 128 + b.lane * 4);
-  // Each warp tells one block.
+  // Each warp sends to one block.
   send_f32x2(cluster_address(b.base + kStatesAt + b.rank * 256 + b.lane * 8, warp), top, sum,
              cluster_address(b.parts_full, warp));
   wgmma_wait<0>();

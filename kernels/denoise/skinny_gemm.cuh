@@ -196,7 +196,7 @@ struct Modulated {
 };
 
 // Multiplies, and sends every block of the cluster the rows that it finishes. Afterwards all parts
-// of this block's rows are in its shared memory, and nothing reads what is elsewhere.
+// of this block's rows are in its shared memory, and no block reads another block's memory.
 template <typename P, typename X>
 __device__ __forceinline__ void multiply(const Work<P>& work, X& x) {
   const int warp = threadIdx.x / kWarpSize, group = warp / 4;

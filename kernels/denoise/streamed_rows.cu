@@ -1,5 +1,5 @@
-// GEMMs of a few rows, one a step, with weights that are read once and need no row of the actions:
-// what the persistent kernel finds in memory when it starts.
+// GEMMs of a few rows, one a step, with weights that are read once and do not depend on the
+// actions: the persistent kernel finds their results in memory when it starts.
 //
 //   styles  cond W + b in fp32: scale, shift and gate of all steps and layers
 //   shifts  shift W: what a norm's shift adds to each column of the GEMM after it; the shift as the
@@ -199,7 +199,7 @@ __device__ __forceinline__ void stream_rows(const Rows& rows, const Stack (&stac
           Bf16::mma(acc[i], {x[0].w, x[1].w, x[2].w, x[3].w}, left.w, right.w);
         }
       }
-      // Every lane by itself: of a lane that arrives for its warp, racecheck does not follow that the
+      // Every lane arrives: if one lane arrived for its warp, racecheck would not see that the
       // others have read.
       barrier_arrive_one(ring.free + ring.slot * 8);
     }

@@ -26,17 +26,18 @@ __device__ __forceinline__ u32 multiply_bf16x2(u32 x, u32 y) {
 __device__ __forceinline__ u32 half_twice(u32 word, u32 half) {
   return __byte_perm(word, 0, half == 0 ? 0x1010 : 0x3232);
 }
-// Four codes of e4m3 times 2^-120, as bf16 whose exponents are the codes'; subnormal ones too. Of a
-// word they are k + 2, k, k + 3, k + 1, so that no bytes change places; `factor` twice the same.
+// Decodes four codes of e4m3, multiplied by 2^-120, to bf16 with the codes' exponents, subnormal
+// ones too. The codes in a word are those of k + 2, k, k + 3, k + 1, so that no bytes change
+// places; `factor` holds the same factor twice.
 __device__ __forceinline__ uint2 decode(u32 codes, u32 factor) {
   return make_uint2(
       multiply_bf16x2((codes >> 4 & 0x07f007f0) | (codes & 0x80008000), factor),
       multiply_bf16x2((codes << 4 & 0x07f007f0) | (codes << 8 & 0x80008000), factor));
 }
 
-// Eight whole numbers from -8 to 7, each with 8 added, of four bits: of the word's lower half those
-// of even k, of its upper half those of odd k. A number is the low bits of a bf16 between 128 and
-// 143 and exact after 136 has been subtracted; so is its product with the scale `factor`.
+// Decodes eight integers from -8 to 7, each stored as four bits plus 8: the lower half of the word
+// has those of even k, the upper half those of odd k. A number is the low bits of a bf16 between
+// 128 and 143 and exact after 136 has been subtracted; so is its product with the scale `factor`.
 __device__ __forceinline__ uint4 decode_int4(u32 codes, u32 factor) {
   u32 w[4];
 #pragma unroll

@@ -23,17 +23,17 @@
 //! with `dt = -1/steps`. The caches are not updated. Time and its embedding are fp64, the state `x`
 //! is fp32 in every implementation.
 //!
-//! With fp8 weights the inputs are those of bf16, and so is all that is computed, but with another
-//! `W` in the seven projections of the layers: its columns divided each by the least power of two
-//! that brings its largest element to 448 or below, rounded to e4m3 (to nearest, to even between
-//! two), and multiplied again. An implementation quantises while it prepares, as a deployment does
-//! once; what is verified is the loop of the quantised weights. What quantising itself changes is a
-//! property of the weights, not of an implementation, and larger here than with trained ones:
+//! With fp8 weights the inputs and all computations are those of bf16, but with another `W` in the
+//! seven projections of the layers: each of its columns is divided by the least power of two that
+//! brings its largest element to 448 or below, rounded to e4m3 (to nearest, ties to even), and
+//! multiplied again. An implementation quantises while it prepares, as a deployment does once;
+//! verification compares with the loop of the quantised weights. The error of quantising itself is
+//! a property of the weights, not of an implementation, and larger here than with trained ones:
 //! random weights have no structure that survives. docs/results/denoise.md has figures.
 //!
-//! With int4 weights it is the same with another `W`: of each 128 of k of a column (the last group
-//! may be shorter) a seventh of the largest element, rounded to five significant bits, is the scale;
-//! elements are divided by it, rounded to whole numbers from -7 to 7, and multiplied again.
+//! With int4 weights `W` differs in another way: a group is 128 of k of a column (the last group
+//! may be shorter), and its scale is a seventh of its largest element, rounded to five significant
+//! bits. Elements are divided by it, rounded to whole numbers from -7 to 7, and multiplied again.
 //!
 //! Tensors, row-major, matrices `[in, out]` so that `y = x·W`; layers are stacked. W width, D
 //! depth, M mlp width, H query heads, E head dimension, S horizon, P prefix; head h of a row of q
@@ -135,10 +135,10 @@ pub const LOOP: Workload<DenoiseLoop> = Workload {
     },
 };
 
-/// The fastest row and what it is compared with.
+/// The fastest row and the row that it is compared with.
 const SCAN_ROWS: &[&str] = &["cuda/graph", "cuda/persistent"];
 
-/// A short horizon after two images in place of three.
+/// A short horizon after two images instead of three.
 pub const STEP_SCAN: AxisScan =
     AxisScan { lines: &["model=pi05 s=10 p=712 dtype=bf16"], rows: SCAN_ROWS };
 

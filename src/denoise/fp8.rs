@@ -12,8 +12,8 @@ use crate::e4m3::{LARGEST, decode, encode};
 use crate::parallel;
 use kernelgate::workload::{Data, Dtype, Tensor, Tensors};
 
-/// Exponents of columns: all that a bf16 factor of an implementation may be made of, and more than
-/// weights need. What is larger saturates.
+/// Range of the exponents of columns: all that a bf16 factor of an implementation can represent,
+/// and more than weights need. Larger values saturate.
 const EXPONENTS: std::ops::RangeInclusive<i32> = -100..=7;
 
 /// Elements that one task widens.
@@ -22,10 +22,10 @@ const PIECE: usize = 1 << 16;
 /// A quantised matrix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fp8 {
-    /// As the elements, `[layers][k][columns]`.
+    /// Codes in the order of the elements, `[layers][k][columns]`.
     pub codes: Vec<u8>,
-    /// Of each column the power of two that its codes are multiplied by, `[layers][columns]`: the
-    /// least with which the column's largest element does not saturate.
+    /// Exponent of each column, `[layers][columns]`: its codes are multiplied by this power of two,
+    /// the least one with which the column's largest element does not saturate.
     pub exponents: Vec<i8>,
 }
 

@@ -20,14 +20,14 @@ const SCALES: [f32; 2] = [f32::from_bits((127 - 100) << 23), f32::from_bits((127
 /// A quantised matrix.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Int4 {
-    /// As the elements, `[layers][k][columns]`, a number each.
+    /// One number for each element, in their order, `[layers][k][columns]`.
     pub codes: Vec<i8>,
-    /// What numbers are multiplied by, `[layers][ceil(k / 128)][columns]`: a seventh of the group's
-    /// largest element, to nearest.
+    /// Scales of the numbers, `[layers][ceil(k / 128)][columns]`: a seventh of the group's largest
+    /// element, rounded to nearest.
     pub scales: Vec<bf16>,
 }
 
-/// Groups of a column of so many k.
+/// Number of groups of a column of `depth` elements.
 pub const fn groups(depth: usize) -> usize {
     depth.div_ceil(GROUP)
 }
@@ -56,7 +56,7 @@ pub fn quantize(tensor: &Tensor) -> Int4 {
     quantized
 }
 
-/// Rows of as many columns as there are scales.
+/// Quantises one group of rows; `scales` has one scale for each column.
 fn quantize_group(values: &[bf16], codes: &mut [i8], scales: &mut [bf16]) {
     let columns = scales.len();
     let mut largest = vec![0f32; columns];

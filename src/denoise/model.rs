@@ -39,7 +39,7 @@ pub struct Model {
 /// When a tensor has to be read in a loop of steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Read {
-    /// In every step.
+    /// The input is read in every step.
     EachStep,
     /// Once.
     Once,

@@ -1,5 +1,5 @@
-//! The expert once more, token by token and head by head without any library: what the reference is
-//! tested against.
+//! A second implementation of the expert, token by token and head by head without any library, with
+//! which the reference is compared.
 //!
 //! It can round as a bf16 implementation does, and it can be wrong in ways that implementations
 //! are: evidence for the tolerance on both sides.
@@ -21,17 +21,17 @@ pub enum Fault {
     NoSuffix,
     /// Queries see the suffix only up to themselves.
     Causal,
-    /// The last prefix token is left out.
+    /// Skips the last prefix token.
     ShortPrefix,
     /// Positions of the queries start one too late.
     QueryPosition,
-    /// `x·scale` in place of `x·(1 + scale)`.
+    /// `x·scale` instead of `x·(1 + scale)`.
     ScaleWithoutOne,
     /// No gate on the attention branch.
     NoGate,
     /// Styles of the feed-forward for attention.
     WrongStyle,
-    /// ReLU in place of GELU.
+    /// ReLU instead of GELU.
     Relu,
     /// Scores not divided by √E but by E.
     ScoreScale,

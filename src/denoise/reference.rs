@@ -61,11 +61,11 @@ impl<'a> ReferenceExpert<'a> {
         let ExpertShape { model, s, .. } = *self.shape;
         let mut h = linear(self.inputs, "action_in", "action_in_bias", 0, x, s);
         for layer in 0..model.depth {
-            let style = ReferenceStyle::of(&self.style1[layer], time, model.width);
+            let style = ReferenceStyle::at(&self.style1[layer], time, model.width);
             let attended = self.attention(layer, &ada_rms(&h, &style));
             add_gated(&mut h, &self.project("o_proj", layer, &attended), style.gate);
 
-            let style = ReferenceStyle::of(&self.style2[layer], time, model.width);
+            let style = ReferenceStyle::at(&self.style2[layer], time, model.width);
             let y = ada_rms(&h, &style);
             let mut hidden = self.project("gate_proj", layer, &y);
             let up = self.project("up_proj", layer, &y);
@@ -75,7 +75,7 @@ impl<'a> ReferenceExpert<'a> {
             });
             add_gated(&mut h, &self.project("down_proj", layer, &hidden), style.gate);
         }
-        let y = ada_rms(&h, &ReferenceStyle::of(&self.final_style, time, model.width));
+        let y = ada_rms(&h, &ReferenceStyle::at(&self.final_style, time, model.width));
         linear(self.inputs, "action_out", "action_out_bias", 0, &y, s)
     }
 
@@ -84,8 +84,8 @@ impl<'a> ReferenceExpert<'a> {
     fn attention(&self, layer: usize, y: &[f64]) -> Vec<f64> {
         let ExpertShape { model: Model { heads, head_dim, .. }, p, .. } = *self.shape;
         let cached = |name| self.inputs.tensor(name).to_f64(layer * p * head_dim, p * head_dim);
-        // Rows of q are (position, head) pairs: the heads of a row are contiguous, so this is its
-        // shape as it is.
+        // Rows of q are (position, head) pairs: the heads of a row are contiguous, so no copy is
+        // needed.
         let mut q = self.project("q_proj", layer, y);
         rope(&mut q, head_dim, |row| p + row / heads);
         let mut suffix = self.project("k_proj", layer, y);
@@ -156,8 +156,8 @@ pub struct ReferenceStyle<'a> {
 }
 
 impl<'a> ReferenceStyle<'a> {
-    /// Row `time` of styles `[times, 3W]`.
-    fn of(styles: &'a [f64], time: usize, width: usize) -> Self {
+    /// Style of row `time` of styles `[times, 3W]`.
+    fn at(styles: &'a [f64], time: usize, width: usize) -> Self {
         let mut parts = styles[time * 3 * width..].chunks(width);
         let mut part = || parts.next().expect("a style has three parts");
         Self { scale: part(), shift: part(), gate: part() }

@@ -1,4 +1,4 @@
-//! The sizes of a problem of the family, and what follows from them.
+//! The sizes of a problem of the family, with the inputs, work and memory that follow from them.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -12,14 +12,14 @@ use super::model::{ACTION, Model, Read, TensorSpec};
 /// enough that no count overflows 64 bits.
 pub(super) const MAX_TOKENS: usize = 1 << 16;
 
-/// The inputs that were drawn last: of which seed, and what they are.
+/// The inputs that were drawn last: their seed, their specifications and their tensors.
 static LAST: Mutex<Option<(u64, Vec<TensorSpec>, Tensors)>> = Mutex::new(None);
 
-/// What the matrices that each step reads are given to an implementation as. The inputs are not
-/// quantised: an implementation does that while it prepares, once.
+/// Format in which an implementation gets the matrices that each step reads. The inputs are not
+/// quantised: an implementation quantises them once, while it prepares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WeightFormat {
-    /// In the dtype of the activations.
+    /// The dtype of the activations.
     Same,
     /// Codes of e4m3 and a power of two for each column.
     Fp8,
@@ -38,7 +38,7 @@ impl WeightFormat {
     }
 }
 
-/// What the step and the loop share: a model on a horizon and a prefix.
+/// Parameters that the step and the loop share: a model on a horizon and a prefix.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ExpertShape {
     /// The expert.
@@ -49,7 +49,7 @@ pub struct ExpertShape {
     pub p: usize,
     /// Dtype of activations, caches, and of all matrices but those of `weights`.
     pub dtype: Dtype,
-    /// What the layers' projections are computed with.
+    /// Format of the weights of the layers' projections.
     pub weights: WeightFormat,
 }
 
@@ -99,8 +99,8 @@ impl ExpertShape {
         }
     }
 
-    /// Seeded inputs without `t`. What the problem before has too is shared with it: half a billion
-    /// weights are the same for every horizon, prefix and number of steps.
+    /// Seeded inputs without `t`. They share tensors with the problem before, because the half
+    /// billion weights are the same for every horizon, prefix and number of steps.
     pub(super) fn inputs(&self, seed: u64) -> Tensors {
         let specs = self.specs();
         let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
@@ -141,7 +141,7 @@ impl ExpertShape {
         4 * (self.s * heads) as u64 * self.context() as u64 * (head_dim * depth) as u64
     }
 
-    /// Work of `steps` velocities at as many times.
+    /// Work of `steps` velocities at different times.
     pub(super) fn work(&self, steps: usize) -> Work {
         let Model { width, depth, mlp, heads, head_dim, .. } = self.model;
         let (steps, s) = (steps as u64, self.s as u64);
@@ -149,8 +149,8 @@ impl ExpertShape {
         let styles = 2 * (self.model.style_weights() + self.model.time_weights());
         let actions = 4 * s * (ACTION * width) as u64;
         let matmul = steps * (self.projection_flops() + self.attention_flops() + styles + actions);
-        // An element of a norm: square, sum, 1/rms, 1 + scale, product, shift. Of rope: two
-        // products, one sum.
+        // An element of a norm: square, sum, 1/rms, 1 + scale, product, shift. An element of rope:
+        // two products, one sum.
         let norms = 6 * s * width as u64 * (2 * depth + 1) as u64;
         let rope = 3 * s * ((heads + 1) * head_dim * depth) as u64;
         // Softmax: scale, maximum, difference, exponential, sum, quotient. GELU by its formula,
@@ -181,7 +181,8 @@ impl ExpertShape {
     pub(super) fn host_bytes(&self, steps: usize) -> u64 {
         let Model { width, depth, mlp, heads, head_dim, .. } = self.model;
         let inputs: u64 = self.specs().iter().map(TensorSpec::bytes).sum();
-        // Dequantised weights beside those that are given, and as f32 what computes in that.
+        // Dequantised weights besides the given ones, and their f32 copies for a computation in
+        // f32.
         let quantized = match self.weights {
             WeightFormat::Same => 0,
             WeightFormat::Fp8 | WeightFormat::Int4 => 3 * inputs,

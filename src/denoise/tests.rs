@@ -39,7 +39,7 @@ fn values(mut expected: Vec<Expected>) -> Vec<f64> {
     values
 }
 
-/// How far `actual` is from the reference of a problem, whatever its tolerance.
+/// Distance of `actual` from the reference of a problem, without its tolerance.
 fn distance(actual: Vec<f64>, expected: &[Expected]) -> OutputComparison {
     let outputs = Tensors::new().with(&expected[0].name, expected[0].shape.clone(), actual);
     compare(&outputs, expected, Tolerance { max_error: f64::MAX, relative_l2: f64::MAX }).unwrap()
@@ -149,10 +149,10 @@ fn the_loop_of_quantised_weights_is_that_of_the_dequantised_ones() {
     }
 }
 
-/// What quantising itself changes on the full model; takes minutes.
+/// Prints the error of quantising the full model; takes minutes.
 #[test]
 #[ignore = "prints figures of docs/results/denoise.md"]
-fn what_quantising_changes_on_the_full_model() {
+fn prints_the_error_of_quantising_the_full_model() {
     let sizes = [(50, 968, 1), (10, 712, 10), (50, 968, 10)];
     for (s, p, steps) in sizes {
         let plain = ExpertShape { weights: WeightFormat::Same, ..in_int4(PI05, s, p) };
@@ -167,8 +167,8 @@ fn what_quantising_changes_on_the_full_model() {
     }
 }
 
-/// Of the full model, 50 actions after a prefix of 968: 2.8e-2 after ten steps (cosine 0.9996), 6.4e-2
-/// after one.
+/// Expected errors of the full model, 50 actions after a prefix of 968: 2.8e-2 after ten steps
+/// (cosine 0.9996), 6.4e-2 after one.
 #[test]
 fn quantising_itself_moves_the_actions_by_a_percent() {
     for seed in 1..4 {
@@ -215,19 +215,19 @@ fn selections_bind_and_their_ids_are_short_and_unique() {
 
 #[test]
 fn a_layer_of_the_expert_is_its_model_with_a_depth_of_one() {
-    let of = |model: &str| {
-        let wanted = format!("model={model}").parse().unwrap();
-        let point = LOOP.points(Effort::Default, Scale::Host, &[wanted]).unwrap().remove(0);
+    let model_of = |model: &str| {
+        let selection = format!("model={model}").parse().unwrap();
+        let point = LOOP.points(Effort::Default, Scale::Host, &[selection]).unwrap().remove(0);
         (LOOP.bind)(&point).unwrap().expert.model
     };
-    assert_eq!(of("pi05_layer"), Model { name: "pi05_layer", depth: 1, ..of("pi05") });
+    assert_eq!(model_of("pi05_layer"), Model { name: "pi05_layer", depth: 1, ..model_of("pi05") });
 }
 
 #[test]
 fn sizes_that_no_policy_has_are_refused() {
     let bind = |axis: &str, value: &str| {
-        let wanted = format!("{axis}={value}").parse().unwrap();
-        let point = LOOP.points(Effort::Default, Scale::Host, &[wanted]).unwrap().remove(0);
+        let selection = format!("{axis}={value}").parse().unwrap();
+        let point = LOOP.points(Effort::Default, Scale::Host, &[selection]).unwrap().remove(0);
         (LOOP.bind)(&point).map(|problem| problem.host_bytes())
     };
     for axis in ["s", "p", "steps"] {
@@ -322,7 +322,7 @@ proptest! {
         let (a, b) = (draw("a", m * k), draw("b", k * n));
         let view = |x, rows, columns| kernelgate_numerics::gemm::MatRef::from_row_major_slice(x, rows, columns);
         let c = gemm(view(&a, m, k), view(&b, k, n));
-        // A stack of two, the second of which is wanted, in column blocks.
+        // A stack of two matrices in column blocks; the second one is used.
         let stack = Tensors::new().with("w", [2, k, n], [draw("other", k * n), b.clone()].concat());
         let blocked = project(&stack, "w", 1, &a, m);
         for i in 0..m {
@@ -509,7 +509,7 @@ fn inputs_are_those_of_the_seed() {
     let problem = DenoiseLoop { expert: tiny(7, 13, Dtype::Bf16), steps: 2 };
     assert_eq!(problem.inputs(1), problem.inputs(1));
     assert_ne!(problem.inputs(1), problem.inputs(2));
-    // Whatever other problems were drawn before, and share.
+    // Other problems that were drawn before do not affect these, although they share tensors.
     for (s, p, dtype) in [(7, 13, Dtype::Bf16), (9, 13, Dtype::Bf16), (9, 21, Dtype::F32)] {
         let shape = tiny(s, p, dtype);
         let inputs = shape.inputs(1);

@@ -1,4 +1,4 @@
-//! What happens between the expert's GEMMs, row by row, written to vectorise inside a `pulp`
+//! Operations between the expert's GEMMs, row by row, written to vectorise inside a `pulp`
 //! dispatch.
 
 use crate::math::{exp, gelu_tanh};
@@ -17,7 +17,7 @@ pub struct CpuStyle<'a> {
 
 impl<'a> CpuStyle<'a> {
     /// Parts of a style row `[3W]`.
-    pub fn of(row: &'a [f32]) -> Self {
+    pub fn from_row(row: &'a [f32]) -> Self {
         let width = row.len() / 3;
         Self { scale: &row[..width], shift: &row[width..2 * width], gate: &row[2 * width..] }
     }

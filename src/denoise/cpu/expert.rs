@@ -89,7 +89,7 @@ impl CpuExpert {
         }
     }
 
-    /// Computes the styles of as many times as were allocated.
+    /// Computes the styles for the times; there are as many as were allocated.
     pub fn set_times(&mut self, times: &[f64]) {
         let (inputs, width, n) = (&*self.inputs, self.shape.model.width, self.times);
         assert_eq!(times.len(), n, "as many times as allocated");
@@ -145,7 +145,7 @@ impl CpuExpert {
     /// `y = adaRMS(h)` with style number `site`.
     fn norm(&mut self, site: usize, time: usize) {
         let width = self.shape.model.width;
-        let style = CpuStyle::of(style_row(&self.styles, site, time, self.times, width));
+        let style = CpuStyle::from_row(style_row(&self.styles, site, time, self.times, width));
         let h = &self.h;
         parallel::chunks_mut(&mut self.y, ROWS * width, &|piece, y| {
             let rows = y.chunks_mut(width).zip(h[piece * ROWS * width..].chunks(width));
@@ -240,7 +240,7 @@ impl CpuExpert {
     /// `h += gate·(branch·W)`, with the gate of that half of the layer.
     fn close(&mut self, branch: Branch, layer: usize, time: usize) {
         let (s, width) = (self.shape.s, self.shape.model.width);
-        let style = CpuStyle::of(style_row(
+        let style = CpuStyle::from_row(style_row(
             &self.styles,
             2 * layer + branch as usize,
             time,
@@ -336,7 +336,7 @@ fn blocks<'a>(
     })
 }
 
-/// Blocks of so many columns; the last may be narrower.
+/// Blocks of `width` columns; the last may be narrower.
 fn columns(matrix: MatMut<'_, f32>, width: usize) -> impl Iterator<Item = MatMut<'_, f32>> {
     let mut rest = Some(matrix).filter(|matrix| matrix.ncols() > 0);
     std::iter::from_fn(move || {

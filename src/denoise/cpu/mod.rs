@@ -1,8 +1,8 @@
 //! The denoise expert on the host in f32: GEMMs over blocks of weight columns, everything else
 //! fused into them.
 //!
-//! Weights are read where the inputs hold them; the only copies are activations. What is quantised
-//! is widened to f32 while a case is prepared: the host gains nothing from fewer bytes here.
+//! Weights are read from the inputs; the only copies are activations. Quantised weights are widened
+//! to f32 while a case is prepared, because the host gains nothing from fewer bytes here.
 
 mod element;
 mod expert;
@@ -73,7 +73,7 @@ fn supports(shape: &ExpertShape) -> Result<(), String> {
     }
 }
 
-/// What the expert reads: the inputs, or in f32 what they stand for.
+/// Inputs of the expert in f32: the inputs themselves, or their f32 equivalents.
 fn in_f32(shape: &ExpertShape, inputs: &Arc<Tensors>) -> Arc<Tensors> {
     match shape.weights {
         WeightFormat::Same => inputs.clone(),

@@ -1,10 +1,10 @@
 //! The denoise expert on the GPU: from a launch an operation, through a few fused kernels a layer,
 //! to one kernel for the loop.
 //!
-//! What each kernel does, its thread mapping and its bound are in its file under `kernels/denoise`.
-//! A rung is a `Program`, its launches and the memory that they work on: a launch walks it, or
-//! replays its capture. Weights are packed while a case is prepared, where a rung needs another
-//! layout than that of the inputs. Deliberately absent: f32.
+//! Each kernel's file under `kernels/denoise` explains its computation, thread mapping and bound. A
+//! rung is a `Program`, its launches and the memory that they work on: a launch walks it, or
+//! replays its capture. Weights are packed while a case is prepared, if a rung needs another layout
+//! than that of the inputs. Deliberately absent: f32.
 
 mod fused;
 mod pack;

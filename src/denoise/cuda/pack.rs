@@ -1,11 +1,11 @@
-//! Weights, keys and values as the kernels take them: packed once, on the host, while a case is
-//! prepared.
+//! Weights, keys and values in the layouts of the kernels: packed once, on the host, while a case
+//! is prepared.
 //!
 //! Weights of the fused GEMMs (`kernels/denoise/skinny_gemm.cuh`):
 //! `[layer][tile of 64 columns][k / group][group rows of k][64]`, 16-byte chunks of eight columns
-//! XOR-swizzled by row; a group is up to 64 rows, of one block's slice of k. Of the persistent
-//! kernel (`kernels/denoise/units.cuh`): `[layer][k / 64][columns / 8][8 columns][64 of k]`,
-//! 16-byte chunks of eight k XOR-swizzled by column. Its keys and values are fragments of the
+//! XOR-swizzled by row; a group is up to 64 rows, of one block's slice of k. Layout of the
+//! persistent kernel (`kernels/denoise/units.cuh`): `[layer][k / 64][columns / 8][8 columns][64 of
+//! k]`, 16-byte chunks of eight k XOR-swizzled by column. Its keys and values are fragments of the
 //! tensor cores.
 
 mod codes;
@@ -34,10 +34,10 @@ const CHUNK_BYTES: usize = 16;
 /// The order of the columns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ColumnOrder {
-    /// As they are.
+    /// Original order.
     Plain,
-    /// Heads of so many columns of q, k and v; eight columns next to the eight half a head further,
-    /// with which they rotate.
+    /// Heads of q, k and v with this many columns; eight columns are next to the eight half a head
+    /// further on, with which they rotate.
     Rotating(usize),
     /// Eight columns of one matrix next to eight of the other.
     Alternating,
@@ -59,16 +59,16 @@ pub struct Packing {
     layout: PackedLayout,
 }
 
-/// What lies together.
+/// Elements that are neighbours in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PackedLayout {
-    /// Tiles of columns, k split among so many blocks.
+    /// Tiles of columns, with k split among this many blocks.
     Tiles(usize),
     /// Panels of k, eight columns at a time.
     Panels,
-    /// The same of weights in fp8.
+    /// Panels of weights in fp8.
     Codes,
-    /// The same of weights in int4.
+    /// Panels of weights in int4.
     Int4Codes,
 }
 
@@ -255,8 +255,8 @@ impl Packing {
         })
     }
 
-    /// Panels of units of so many bytes: `write` takes layer, first k, input, first column and the
-    /// unit's place.
+    /// Panels of units of this many bytes: `write` gets the layer, the first k, the input, the
+    /// first column and the unit's place.
     fn pack_units(
         &self,
         bytes: usize,
@@ -275,7 +275,8 @@ impl Packing {
     }
 }
 
-/// Rows of a matrix of fragments of each layer: as many keys as the persistent kernel takes.
+/// Rows of a matrix of fragments of each layer: the maximum number of keys of the persistent
+/// kernel.
 pub const MAX_KEYS: usize = 1024;
 
 /// Cached keys or values `[layers][prefix][head_dim]` as
@@ -301,8 +302,8 @@ pub fn pack_cache(cache: &[u8], layers: usize, head_dim: usize, transposed: bool
     packed
 }
 
-/// Where row and k are in a fragment: a lane has two neighbours of k of a row, the same eight rows
-/// further, and both again eight k further.
+/// Offset of row and k in a fragment: a lane has two neighbours of k of a row, the same eight rows
+/// further on, and both again eight k further on.
 const fn in_fragment(row: usize, k: usize) -> usize {
     (row % 8 * 4 + k % 8 / 2) * 8 + (row / 8 + k / 8 * 2) * 2 + k % 2
 }
@@ -409,7 +410,8 @@ mod tests {
         assert_eq!(keys[256 + in_fragment(1, 0)], 0);
     }
 
-    /// As `decode` of `kernels/denoise/units.cuh`: two words of two bf16 from four codes.
+    /// Decodes as `decode` of `kernels/denoise/units.cuh` does: two words of two bf16 from four
+    /// codes.
     fn decoded(word: u32, factor: f32) -> [f32; 4] {
         let words = [
             word >> 4 & 0x07f0_07f0 | word & 0x8000_8000,

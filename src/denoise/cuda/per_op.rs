@@ -1,6 +1,7 @@
-//! A launch an operation: `kernels/denoise/per_op.cu` and the library's GEMMs, in the order in
-//! which a framework runs the model; or, for a capture, independent GEMMs in lanes of their own.
-//! Quantised weights are dequantised before each GEMM, which the library has none of bf16 by fp8.
+//! One launch for each operation: `kernels/denoise/per_op.cu` and the library's GEMMs, in the order
+//! in which a framework runs the model; or, for a capture, independent GEMMs in lanes of their own.
+//! Quantised weights are dequantised before each GEMM, because the library has no GEMM of bf16 by
+//! fp8.
 
 mod memory;
 
@@ -388,7 +389,7 @@ impl PerOpWriter<'_> {
         }
     }
 
-    /// Waits for so many concurrent GEMMs.
+    /// Waits for this many concurrent GEMMs.
     fn wait_for_concurrent(&mut self, gemms: usize) {
         let Some(SideLanes { gemms: lanes, .. }) = self.side else { return };
         lanes[..gemms].iter().for_each(|lane| self.writer.program.wait(Lane::MAIN, *lane));

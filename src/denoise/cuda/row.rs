@@ -70,8 +70,8 @@ pub fn a_row_a_block(items: &Items) -> [usize; 3] {
     [items.items, 1, items.layers]
 }
 
-/// The macro that selects a model in the fused kernels, whatever its depth; `None` for a model
-/// without a build.
+/// The macro that selects a model in the fused kernels, for any depth; `None` for a model without a
+/// build.
 pub fn compiled_for(model: &Model) -> Option<&'static str> {
     let same = |known: &Model| Model { name: model.name, depth: model.depth, ..*known } == *model;
     [(PI05, "MODEL=Pi05"), (TINY, "MODEL=Tiny")]

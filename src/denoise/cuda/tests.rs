@@ -1,6 +1,6 @@
-//! Declared memory and refusals anywhere; on a GPU every rung against the reference, at the small
-//! model and at the full width with few layers, for repeatability, and its memory against what it
-//! declares.
+//! Tests of declared memory and refusals on any machine; on a GPU every rung is compared with the
+//! reference, at the small model and at the full width with few layers, for repeatability, and its
+//! memory with the declared memory.
 
 mod quantized;
 
@@ -29,12 +29,12 @@ fn looped(model: Model, s: usize, p: usize, steps: usize) -> DenoiseLoop {
     DenoiseLoop { expert: shape(model, s, p), steps }
 }
 
-/// The same with weights in fp8.
+/// Sets the weights to fp8.
 fn in_fp8(problem: DenoiseLoop) -> DenoiseLoop {
     with_weights(problem, WeightFormat::Fp8)
 }
 
-/// The same with weights in int4.
+/// Sets the weights to int4.
 fn in_int4(problem: DenoiseLoop) -> DenoiseLoop {
     with_weights(problem, WeightFormat::Int4)
 }
@@ -51,7 +51,8 @@ fn supporting<P>(
     rows.iter().filter(|row| (row.supports)(problem).is_ok()).collect()
 }
 
-/// Verifies every row, two launches each: a launch must not depend on what the last one left.
+/// Verifies every row, two launches each, because a launch must not depend on the outputs of the
+/// last one.
 fn check<P: Problem>(
     rows: impl IntoIterator<Item = &'static Implementation<P>>,
     problem: &P,
@@ -152,7 +153,7 @@ fn declared_memory_is_what_the_shapes_say() {
             + 32 * 4);
     let per_op = 3 * 64 * 2 + 5 * 192 * 4 + rows + scores;
     assert_eq!(declared(&LOOP[0], &problem), inputs + fixed + per_op + (16 << 20));
-    // Codes and a bf16 for each eight columns and 64 of k, in place of bf16.
+    // Codes and a bf16 for each eight columns and 64 of k replace bf16.
     let full = looped(PI05, 50, 968, 10);
     assert_eq!(
         declared(&LOOP[5], &full) - declared(&LOOP[5], &in_fp8(full)),

@@ -71,19 +71,19 @@ impl<'a> ExpertWriter<'a> {
         self.at(self.run.output().0)
     }
 
-    /// Where a layer's part of a stacked region begins.
+    /// Start of a layer's part of a stacked region.
     pub fn layer(&self, name: &str, layer: usize) -> Pointer {
         let layer_bytes = self.program.bytes(name) / self.run.shape.model.depth;
         self.program.at(name).plus(layer * layer_bytes)
     }
 
-    /// Adds a kernel for so many items.
+    /// Adds a kernel over this many items.
     pub fn launch(&mut self, kernel: &KernelSpec<Items>, items: usize, arguments: impl Operands) {
         let launch = self.kernel(kernel, [items, 1], arguments);
         self.program.add(launch);
     }
 
-    /// A launch of a kernel for so many items of so many layers, to be added.
+    /// A launch of a kernel over this many items of this many layers, which the caller adds.
     pub fn kernel(
         &self,
         kernel: &KernelSpec<Items>,

@@ -1,13 +1,13 @@
-//! Quantised weights as the persistent kernel takes them: panels as those of bf16, units of eight
-//! columns and 64 of k, in each `[k / 16][8 columns][16 codes]` and for each column a bf16 that its
-//! decoded codes are multiplied by.
+//! Quantised weights in the layout of the persistent kernel: panels as those of bf16, units of
+//! eight columns and 64 of k. Each unit has `[k / 16][8 columns][16 codes]` and for each column a
+//! bf16 factor of its decoded codes.
 //!
-//! Of fp8 the kernel reads a code's bits as a bf16 with the same exponent field, which is 2^-120 of its
-//! value: the factor makes up for that. Of four codes the bytes are those of k + 2, k, k + 3, k + 1,
-//! so that shifts alone bring neighbours of k into the two halves of a word.
+//! fp8: the kernel reads a code's bits as a bf16 with the same exponent field, which is 2^-120 of
+//! its value; the factor compensates for that. The bytes of four codes are those of k + 2, k, k +
+//! 3, k + 1, so that shifts alone move neighbours of k into the two halves of a word.
 //!
-//! Of int4 a code is a number plus 8. Of the eight in a word the even k are in the lower half, the
-//! odd ones in the upper, each in the order of k. A unit is half a group of k and has its scales.
+//! int4: a code is a number plus 8. A word has eight codes: even k in its lower half, odd k in its
+//! upper half, each in the order of k. A unit is half a group of k and has its scales.
 
 use half::bf16;
 use kernelgate::workload::Dtype;
@@ -17,14 +17,14 @@ pub const COLUMNS: usize = 8;
 pub const DEPTH: usize = 64;
 /// Codes of a thread's 16-byte access.
 pub const GROUP: usize = 16;
-/// Where the code of k is among four.
+/// Position of the code of each k among four.
 const PLACES: [usize; 4] = [1, 3, 0, 2];
-/// Where the factors are, behind the codes.
+/// Offset of the factors, behind the codes.
 pub const FACTORS_AT: usize = COLUMNS * DEPTH;
 /// Bytes of a unit of fp8.
 pub const UNIT_BYTES: usize = FACTORS_AT + COLUMNS * Dtype::Bf16.bytes();
 
-/// The same of int4, of a unit.
+/// Offset of the factors in a unit of int4.
 pub const INT4_FACTORS_AT: usize = COLUMNS * DEPTH / 2;
 pub const INT4_UNIT_BYTES: usize = INT4_FACTORS_AT + COLUMNS * Dtype::Bf16.bytes();
 
@@ -42,7 +42,7 @@ pub fn pack_int4_unit<'a>(to: &mut [u8], codes: impl Fn(usize) -> &'a [i8], scal
     factors.copy_from_slice(bytemuck::cast_slice(scales));
 }
 
-/// Where a code of int4 is in its unit, in halves of a byte.
+/// Position of a code of int4 in its unit, in units of four bits.
 const fn int4_place(k: usize, column: usize) -> usize {
     (k / GROUP * COLUMNS + column) * GROUP + k % GROUP / 8 * 8 + k % 8 / 2 + k % 2 * 4
 }
@@ -61,7 +61,7 @@ pub fn pack_unit<'a>(to: &mut [u8], codes: impl Fn(usize) -> &'a [u8], exponents
     }
 }
 
-/// Where a code is in its unit.
+/// Position of a code in its unit.
 const fn place(k: usize, column: usize) -> usize {
     (k / GROUP * COLUMNS + column) * GROUP + k % GROUP / 4 * 4 + PLACES[k % 4]
 }

@@ -100,7 +100,7 @@ fn encoded_bytes(run: &ExpertRun, matrix: &Coded) -> (usize, usize) {
     }
 }
 
-/// Where the codes of a layer begin, and its exponents or scales.
+/// Start of the codes of a layer, and of its exponents or scales.
 pub fn encoded_layer(writer: &ExpertWriter, matrix: &Coded, layer: usize) -> [Pointer; 2] {
     let (codes, scales) = encoded_bytes(writer.run, matrix);
     let (first, depth) = (writer.program.at(matrix.name), writer.run.shape.model.depth);

@@ -63,9 +63,9 @@ fn int4_rows_agree_with_the_loop_of_the_quantised_weights() {
     rows_agree(WeightFormat::Int4);
 }
 
-/// How often the rows that stand on cuBLASLt are prepared anew until both have the same bits. Each
-/// takes the algorithms that were clearly faster just then, and another one sums in another order.
-/// Weights that were decoded wrongly never give the same bits.
+/// Attempts to prepare the rows that use cuBLASLt until both have the same bits. Each preparation
+/// takes the algorithms that were clearly faster at that time, and another algorithm sums in
+/// another order. Wrongly decoded weights never give the same bits.
 const CHOICES: usize = 8;
 
 /// The rows of quantised weights have the bits of their bf16 on the dequantised weights.

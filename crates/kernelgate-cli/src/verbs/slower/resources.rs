@@ -166,7 +166,7 @@ fn compile_all(
     }
     left_out.sort();
     left_out.dedup();
-    left_out.iter().for_each(|line| eprintln!("{arch}: left out: {line}"));
+    left_out.iter().for_each(|line| eprintln!("{arch}: skipped: {line}"));
     all.context("no bench lists a kernel")
 }
 
