@@ -115,7 +115,7 @@ fn a_slow_down_that_is_spread_is_not_blamed_on_one_commit() {
 
 /// Every block of A/A comparisons of a case that a device recorded.
 fn recorded() -> Vec<Block> {
-    const FILE: &str = "../../docs/calibrations/h200-burst.json";
+    const FILE: &str = "../../docs/calibrations/h200.json";
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(FILE);
     let calibration: Calibration = file::read(&path).unwrap();
     let case = calibration.cases.keys().next().unwrap();

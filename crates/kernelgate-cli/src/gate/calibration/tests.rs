@@ -230,7 +230,7 @@ fn committed_calibrations_hold_for_this_gate() {
     let of_ci = files("docs/calibrations").map(|entry| entry.path());
     let of_devices = files("baselines").map(|entry| entry.path().join("calibration.json"));
     let paths: Vec<_> = of_ci.chain(of_devices.filter(|path| path.exists())).collect();
-    let names = ["h100", "h100-half-percent", "h100-short", "h200", "h200-burst"];
+    let names = ["h100", "h100-half-percent", "h100-short", "h200"];
     let names = names.map(|name| root.join(format!("docs/calibrations/{name}.json")));
     assert!(names.iter().all(|name| paths.contains(name)), "{paths:?}");
     for path in paths {

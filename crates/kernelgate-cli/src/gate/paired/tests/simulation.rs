@@ -470,7 +470,7 @@ fn a_lower_clock_is_never_a_regression() {
     assert_eq!(row.inconclusive_of_unchanged, row.unchanged_cases, "{row:?}");
 }
 
-/// A/A comparisons as cards recorded them: calibrations of two H200 and three H100.
+/// A/A comparisons as cards recorded them: calibrations of an H200 and of three H100.
 fn recorded() -> Vec<Observed> {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let files = [
@@ -478,7 +478,6 @@ fn recorded() -> Vec<Observed> {
         "docs/calibrations/h100.json",
         "docs/calibrations/h100-half-percent.json",
         "docs/calibrations/h100-short.json",
-        "docs/calibrations/h200-burst.json",
     ];
     let calibrations = files.map(|name| file::read::<Calibration>(&repository.join(name)).unwrap());
     let most = TestPlan::default().max_blocks;
@@ -526,7 +525,7 @@ fn alarms_in_shards(recorded: &[Observed], shards: usize, plan: &TestPlan, count
 #[test]
 fn shards_together_alarm_as_rarely_as_one_comparison() {
     let recorded = recorded();
-    assert!(recorded.len() > 200, "{}", recorded.len());
+    assert!(recorded.len() > 160, "{}", recorded.len());
     let edge = TestPlan { relative: 0.0, absolute_ns: 0.0, ..TestPlan::default() };
     let default = |shards: usize| 200 / shards;
     for plan in [TestPlan::default(), edge] {
