@@ -2,14 +2,15 @@
 //! a block keeps its least value and the distance of each row from it. Any row is read, and replaced,
 //! in constant time.
 
+use std::collections::VecDeque;
 use std::marker::PhantomData;
 
 /// Rows of a block.
 const ROWS: usize = 256;
 /// Bytes that are read for a distance.
 const WORD: usize = 8;
-/// Blocks that are kept unpacked while they change.
-const UNPACKED: usize = 8;
+/// Blocks that are kept as wide as any value while they change.
+const WIDE: usize = 8;
 
 /// A value of a column.
 pub trait Cell: Copy {
@@ -54,52 +55,73 @@ impl Cell for u32 {
 #[derive(Debug, Clone)]
 pub struct Packed<T> {
     blocks: Vec<Block>,
-    unpacked: Vec<Unpacked>,
-    /// The unpacked block that is packed next.
-    oldest: usize,
+    /// Blocks that are as wide as any value, those that have been so for longest first.
+    wide: VecDeque<usize>,
     rows: usize,
     cell: PhantomData<T>,
 }
 
 /// The rows of a block.
 #[derive(Debug, Clone)]
-enum Block {
-    /// All of them are this value.
-    Constant(i64),
-    /// The least value, the bits of a distance from it, and the distances.
-    Distances(i64, u32, Box<[u8]>),
-    /// They are at this place of the unpacked blocks.
-    Unpacked(usize),
-}
-
-#[derive(Debug, Clone)]
-struct Unpacked {
-    block: usize,
-    rows: Box<[i64; ROWS]>,
+struct Block {
+    /// The least value, or 0 in a block that is as wide as any value.
+    least: i64,
+    /// Bits of the distance of a row from it; 0: all rows are the least value.
+    bits: u32,
+    /// The lowest `bits` bits.
+    mask: u64,
+    distances: Box<[u8]>,
 }
 
 impl Block {
-    fn pack(rows: &[i64; ROWS]) -> Self {
+    fn constant(value: i64) -> Self {
+        Self { least: value, bits: 0, mask: 0, distances: Box::default() }
+    }
+
+    /// Rows in as few bits as they need.
+    fn narrow(rows: &[i64; ROWS]) -> Self {
         let (mut least, mut most) = (rows[0], rows[0]);
         for &row in rows {
             (least, most) = (least.min(row), most.max(row));
         }
         let widest = most.wrapping_sub(least).cast_unsigned();
-        let bits = match u64::BITS - widest.leading_zeros() {
-            0 => return Self::Constant(least),
+        match u64::BITS - widest.leading_zeros() {
+            0 => Self::constant(least),
             // Behind the first bit of a byte there is room for so many in eight bytes.
-            bits @ 1..=57 => bits,
-            _ => u64::BITS,
-        };
-        let mut bytes = vec![0; ROWS / 8 * bits as usize + WORD];
+            bits @ 1..=57 => Self::new(rows, least, bits),
+            _ => Self::wide(rows),
+        }
+    }
+
+    /// Rows in all bits, so that any of them can be replaced.
+    fn wide(rows: &[i64; ROWS]) -> Self {
+        Self::new(rows, 0, u64::BITS)
+    }
+
+    fn new(rows: &[i64; ROWS], least: i64, bits: u32) -> Self {
+        let mut distances = vec![0; ROWS / 8 * bits as usize + WORD];
         for (index, row) in rows.iter().enumerate() {
             let distance = row.wrapping_sub(least).cast_unsigned();
             let (byte, shift) = place(index, bits);
-            if let Some(word) = bytes[byte..].first_chunk_mut::<WORD>() {
+            if let Some(word) = distances[byte..].first_chunk_mut::<WORD>() {
                 *word = (u64::from_le_bytes(*word) | distance << shift).to_le_bytes();
             }
         }
-        Self::Distances(least, bits, bytes.into())
+        let mask = u64::MAX >> (u64::BITS - bits);
+        Self { least, bits, mask, distances: distances.into() }
+    }
+
+    /// A row.
+    #[inline]
+    fn at(&self, index: usize) -> i64 {
+        let (byte, shift) = place(index, self.bits);
+        let word = self.distances.get(byte..).and_then(|from| from.first_chunk::<WORD>());
+        let distance = word.map_or(0, |word| u64::from_le_bytes(*word)) >> shift & self.mask;
+        self.least.wrapping_add(distance.cast_signed())
+    }
+
+    fn rows(&self) -> [i64; ROWS] {
+        std::array::from_fn(|index| self.at(index))
     }
 }
 
@@ -110,17 +132,9 @@ fn place(index: usize, bits: u32) -> (usize, u32) {
     (bit / 8, (bit % 8) as u32)
 }
 
-/// A distance of a block.
-#[inline]
-fn distance(bytes: &[u8], index: usize, bits: u32) -> u64 {
-    let (byte, shift) = place(index, bits);
-    let word = bytes.get(byte..).and_then(|from| from.first_chunk::<WORD>());
-    word.map_or(0, |word| u64::from_le_bytes(*word)) >> shift & (u64::MAX >> (64 - bits))
-}
-
 impl<T> Default for Packed<T> {
     fn default() -> Self {
-        Self { blocks: Vec::new(), unpacked: Vec::new(), oldest: 0, rows: 0, cell: PhantomData }
+        Self { blocks: Vec::new(), wide: VecDeque::new(), rows: 0, cell: PhantomData }
     }
 }
 
@@ -139,7 +153,7 @@ impl<T> Packed<T> {
 impl<T: Cell> Packed<T> {
     /// So many rows of one value.
     pub fn filled(rows: usize, value: T) -> Self {
-        let blocks = vec![Block::Constant(value.number()); rows.div_ceil(ROWS)];
+        let blocks = vec![Block::constant(value.number()); rows.div_ceil(ROWS)];
         Self { blocks, rows, ..Self::default() }
     }
 
@@ -150,14 +164,7 @@ impl<T: Cell> Packed<T> {
     #[inline]
     pub fn at(&self, row: usize) -> T {
         debug_assert!(row < self.rows, "row {row} of {}", self.rows);
-        let index = row % ROWS;
-        T::from_number(match &self.blocks[row / ROWS] {
-            Block::Constant(value) => *value,
-            Block::Distances(least, bits, bytes) => {
-                least.wrapping_add(distance(bytes, index, *bits).cast_signed())
-            }
-            Block::Unpacked(at) => self.unpacked[*at].rows[index],
-        })
+        T::from_number(self.blocks[row / ROWS].at(row % ROWS))
     }
 
     /// The value of a row, if there is one.
@@ -173,7 +180,7 @@ impl<T: Cell> Packed<T> {
     /// Adds a row.
     pub fn push(&mut self, value: T) {
         if self.rows.is_multiple_of(ROWS) {
-            self.blocks.push(Block::Constant(value.number()));
+            self.blocks.push(Block::constant(value.number()));
         }
         // Until then the rows of a block are like its first one, and need no bits of their own.
         self.rows += 1;
@@ -186,40 +193,24 @@ impl<T: Cell> Packed<T> {
     /// There is no such row.
     pub fn set(&mut self, row: usize, value: T) {
         assert!(row < self.rows, "row {row} of {}", self.rows);
-        let (block, value) = (row / ROWS, value.number());
-        let at = match &self.blocks[block] {
-            Block::Constant(known) if *known == value => return,
-            Block::Unpacked(at) => *at,
-            _ => self.unpack(block),
-        };
-        self.unpacked[at].rows[row % ROWS] = value;
-    }
-
-    /// Unpacks a block, in place of the one that has been unpacked for longest.
-    fn unpack(&mut self, block: usize) -> usize {
-        let rows = match &self.blocks[block] {
-            Block::Constant(value) => Box::new([*value; ROWS]),
-            Block::Distances(least, bits, bytes) => {
-                let row = |index| least.wrapping_add(distance(bytes, index, *bits).cast_signed());
-                Box::new(std::array::from_fn(row))
+        let (number, index, value) = (row / ROWS, row % ROWS, value.number());
+        let block = &mut self.blocks[number];
+        if block.bits < u64::BITS {
+            if block.at(index) == value {
+                return;
             }
-            Block::Unpacked(at) => return *at,
-        };
-        let at = match self.unpacked.len() < UNPACKED {
-            true => {
-                self.unpacked.push(Unpacked { block, rows });
-                self.unpacked.len() - 1
+            *block = Block::wide(&block.rows());
+            self.wide.push_back(number);
+            if self.wide.len() > WIDE
+                && let Some(oldest) = self.wide.pop_front()
+            {
+                self.blocks[oldest] = Block::narrow(&self.blocks[oldest].rows());
             }
-            false => {
-                let at = self.oldest;
-                self.oldest = (at + 1) % UNPACKED;
-                let old = std::mem::replace(&mut self.unpacked[at], Unpacked { block, rows });
-                self.blocks[old.block] = Block::pack(&old.rows);
-                at
-            }
-        };
-        self.blocks[block] = Block::Unpacked(at);
-        at
+        }
+        let (byte, _) = place(index, u64::BITS);
+        if let Some(word) = self.blocks[number].distances[byte..].first_chunk_mut::<WORD>() {
+            *word = value.to_le_bytes();
+        }
     }
 
     /// The first row from which on a condition no longer holds.
@@ -307,11 +298,8 @@ mod tests {
     #[test]
     fn rows_near_each_other_take_few_bytes() {
         let column: Packed<i64> = (0..100_000).map(|row| row * 10_000 + row % 7).collect();
-        let bytes = |block: &Block| match block {
-            Block::Distances(_, _, bytes) => bytes.len(),
-            Block::Constant(_) | Block::Unpacked(_) => 0,
-        };
-        let bytes: usize = column.blocks.iter().map(bytes).sum();
+        let narrow = column.blocks.iter().filter(|block| block.bits < u64::BITS);
+        let bytes: usize = narrow.map(|block| block.distances.len()).sum();
         assert!(bytes < 100_000 * 3, "{bytes}");
         assert_eq!(column.partition_point(|start| start < 50_000_000), 5000);
     }
