@@ -3,7 +3,7 @@
 use crate::fixture::{Export, column, file, process, refused};
 use kernelgate_trace::analyze::launches::graph_nodes;
 use kernelgate_trace::analyze::ranges::restrict;
-use kernelgate_trace::diagnose::{Joined, diagnose};
+use kernelgate_trace::diagnose::{Joined, Severity, diagnose};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::read::{self, Wanted};
 use kernelgate_trace::stats::{self, Report};
@@ -106,6 +106,23 @@ fn few_columns_of_an_old_schema_are_enough() {
     assert_eq!(trace.metadata["EXPORT_SCHEMA_VERSION"], "2.9");
     assert_eq!(column(&trace, Report::GpuKernels, "Name"), ["old_kernel", "unknown kernel"]);
     assert_eq!(column(&trace, Report::GpuKernels, "Total Time (ns)"), ["300", "100"]);
+}
+
+#[test]
+fn a_table_of_kernels_alone_is_an_export() {
+    let export = Export::with_schema(
+        "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, shortName INTEGER);
+         INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (100, 300, 1), (0, 0, 1), (400, 500, 1);",
+    );
+    let trace = export.read().unwrap();
+    assert_eq!(column(&trace, Report::GpuKernels, "Total Time (ns)"), ["300"]);
+    let missing = trace.quality.missing.join(" ");
+    for absent in ["StringIds", "KERNEL.correlationId", "KERNEL.deviceId", "KERNEL.streamId"] {
+        assert!(missing.contains(absent), "{missing}");
+    }
+    let quality = diagnose(&trace).quality;
+    let lost = quality.iter().find(|of| of.title.contains("1 operations have no times")).unwrap();
+    assert_eq!(lost.severity, Severity::Severe);
 }
 
 #[test]

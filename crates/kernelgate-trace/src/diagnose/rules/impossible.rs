@@ -96,6 +96,26 @@ fn exempt(context: &Context<'_>, id: OperationId) -> bool {
     }
 }
 
+/// Operations without times count nowhere: sums lack them.
+pub(super) fn without_times(context: &Context<'_>, found: &mut Vec<Finding>) {
+    let lost = i64::try_from(context.trace.quality.without_times).unwrap_or(i64::MAX);
+    if lost == 0 {
+        return;
+    }
+    let counted = i64::try_from(context.all.len()).unwrap_or(i64::MAX);
+    let share = percent(lost, lost.saturating_add(counted));
+    let severity = if share > DOUBTFUL { Severity::Severe } else { Severity::Information };
+    let mut finding = doubt(
+        severity,
+        format!("{lost} operations have no times and do not count: {share:.1} % of all"),
+        Measure { value: share, unit: "% of operations" },
+        "record again; sums lack them, and what ran in them counts as idle",
+        "a trace that was stopped while the program ran",
+    );
+    finding.threshold = Measure { value: DOUBTFUL, unit: "% of operations" };
+    found.push(finding);
+}
+
 /// Nothing runs before it is launched: the clocks of host and device disagree.
 pub(super) fn starts_before_launches(context: &Context<'_>, found: &mut Vec<Finding>) {
     let (count, most) = context.host.before_launch;

@@ -58,6 +58,7 @@ pub(super) fn data_quality(context: &Context<'_>, devices: &[DeviceUse]) -> Outc
             "nothing",
         ));
     }
+    impossible::without_times(context, &mut found);
     impossible::overlaps(context, &mut found);
     impossible::starts_before_launches(context, &mut found);
     if !quality.missing.is_empty() && trace.profiled.is_empty() {
@@ -77,7 +78,6 @@ pub(super) fn data_quality(context: &Context<'_>, devices: &[DeviceUse]) -> Outc
     for (what, records, advice) in [
         ("ranges were never closed; they end with the trace", quality.unclosed_ranges, CLOSE),
         ("records end before they start; they count as zero long", quality.backwards, CLOCK),
-        ("operations have no times and do not count", quality.without_times, AGAIN),
         ("events are no valid JSON and do not count", quality.broken_events, STRINGS),
         ("values do not fit their field and do not count", quality.odd_values, AGAIN),
         ("texts are not UTF-8; bytes that are not read as \u{fffd}", quality.invalid_texts, NAMES),

@@ -54,10 +54,18 @@ pub(super) fn read(path: &Path, wanted: &Wanted) -> Result<Trace, TraceError> {
 /// An export of which the texts were read.
 fn open(path: &Path) -> Result<Reader, TraceError> {
     let database = Database::open(path)?;
-    let known = ["StringIds", "META_DATA_EXPORT", "EXPORT_META_DATA", "TARGET_INFO_SYSTEM_ENV"];
+    let known = [
+        "StringIds",
+        "META_DATA_EXPORT",
+        "EXPORT_META_DATA",
+        "TARGET_INFO_SYSTEM_ENV",
+        KERNEL,
+        RUNTIME,
+    ];
     if !known.iter().any(|table| database.has(table)) {
         let reason = unsupported::database(database.tables()).unwrap_or_else(|| {
-            "an SQLite database without the tables of an Nsight Systems export".to_owned()
+            let what = if path.is_dir() { "a folder" } else { "an SQLite database" };
+            format!("{what} without the tables of an Nsight Systems export")
         });
         return Err(TraceError::Unknown { path: path.to_owned(), reason });
     }
@@ -67,8 +75,17 @@ fn open(path: &Path) -> Result<Reader, TraceError> {
 }
 
 /// Columns without which little can be concluded from a table.
-const NEEDED: &[&str] =
-    &["start", "end", "correlationId", "globalPid", "globalTid", "demangledName", "nameId"];
+const NEEDED: &[&str] = &[
+    "start",
+    "end",
+    "correlationId",
+    "globalPid",
+    "globalTid",
+    "deviceId",
+    "streamId",
+    "demangledName",
+    "nameId",
+];
 
 /// Those of some columns that a table lacks and that are needed.
 fn absent(database: &Database, table: &str, columns: &[&str]) -> Vec<String> {
