@@ -189,7 +189,7 @@ mod tests {
         let specs = PI05.tensors(50, 968, Dtype::Bf16);
         let sum: u64 = specs.iter().filter(|spec| is_quantized(spec)).map(bytes).sum();
         assert_eq!(sum, PI05.layer_weights() / 2 + PI05.layer_weights() / 64);
-        // One group in 64 of k.
+        // The matrix has k = 64, so each column has one group.
         let specs = TINY.tensors(7, 13, Dtype::Bf16);
         let gate = specs.iter().find(|spec| spec.name == "gate_proj").unwrap();
         assert_eq!(bytes(gate), 2 * (64 * 128 / 2 + 128 * 2));

@@ -278,9 +278,10 @@ impl<T, S: Fn(&mut [T], &[f32])> NullaryFnOnce for BackwardTask<'_, '_, T, S> {
     }
 }
 
-/// Exponent from which on the surrogate stays at 2^-64, which f32 gradients cannot see: smaller
-/// ones would make their products denormal, and each denormal costs a hundred cycles.
-const FARTHEST: f32 = -64.0;
+/// Smallest exponent of the surrogate: from there on it stays at 2^-64, which f32 gradients cannot
+/// resolve. Smaller values would make their products denormal, and each denormal costs a hundred
+/// cycles.
+const MIN_EXPONENT: f32 = -64.0;
 
 /// The Gaussian surrogate's constants.
 struct Surrogate {
@@ -310,8 +311,8 @@ impl Surrogate {
     fn at(&self, h: f32, c: i32) -> (f32, f32) {
         let State32 { threshold, tracer_min, tracer_max, .. } = self.parameters;
         let above = h - threshold;
-        let up = exp2(larger(above * above * self.exponent, FARTHEST));
-        let down = exp2(larger(h * h * self.exponent, FARTHEST));
+        let up = exp2(larger(above * above * self.exponent, MIN_EXPONENT));
+        let down = exp2(larger(h * h * self.exponent, MIN_EXPONENT));
         let a = (if c < tracer_max { up } else { 0.0 } + if c > tracer_min { down } else { 0.0 })
             * self.scale;
         // θ > 0, so at most one of the bounds is in play.

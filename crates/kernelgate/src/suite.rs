@@ -41,7 +41,7 @@ pub struct Facts {
     pub axes: Cow<'static, [Axis]>,
     /// Points of each effort.
     pub lines: Lines,
-    /// Further points, for a few rows.
+    /// Additional points, which only a few rows run.
     pub scan: AxisScan,
 }
 
@@ -106,7 +106,7 @@ pub fn suite_with_scan<P: Problem>(
 }
 
 impl Suite {
-    /// A workload whose problems `bind` makes of points.
+    /// A workload whose problems `bind` creates from points.
     pub fn new<P: Problem, R: Borrow<Implementation<P>> + Send + Sync + 'static>(
         facts: Facts,
         implementations: Vec<R>,

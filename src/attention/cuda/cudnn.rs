@@ -45,8 +45,8 @@ pub const BACKWARD: Implementation<AttentionBackward> = Implementation {
     prepare: Prepare::CudaWithin { device_bytes: backward_bytes, prepare: backward },
 };
 
-/// fp32 row sums and the fp32 accumulator of dq, besides what every backward needs. The workspace
-/// of the engine is additional.
+/// Bytes of the fp32 row sums and the fp32 accumulator of dq, and of the buffers of every backward
+/// row. The engine needs a workspace in addition.
 fn backward_bytes(problem: &AttentionBackward) -> u64 {
     let extents = Extents::from(&problem.attention);
     common_bytes(&extents) + sums_bytes(&extents) + accumulator_bytes(&extents)

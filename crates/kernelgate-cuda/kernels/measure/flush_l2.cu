@@ -5,7 +5,7 @@
 // Threads: a grid-stride loop of 16-byte packets, any grid. Plain loads, so that lines are
 // allocated like any kernel's. Dirty lines are written back while this runs, and the flushed lines
 // are clean: a cold launch pays for its own traffic only.
-// Bound: a byte read a byte of buffer.
+// Bound: memory, one byte read for each byte of the buffer.
 #include "common/streaming.cuh"
 
 extern "C" __global__ void measure_flush_l2(void* buffer, long long packets) {

@@ -3,17 +3,17 @@
 
 use crate::architecture::{SHARED_RESERVED, multiprocessor};
 
-/// Registers of a multiprocessor, the same in all of them.
+/// Registers of a multiprocessor, equal on all architectures.
 const REGISTERS: u32 = 64 * 1024;
-/// Registers are handed out to warps in such pieces.
+/// Allocation unit of registers for a warp.
 const REGISTER_UNIT: u32 = 256;
-/// Warps are handed registers in groups of four: one a scheduler.
+/// Registers are allocated to groups of four warps: one for each scheduler.
 const WARP_UNIT: u32 = 4;
-/// Shared memory is handed out to blocks in such pieces.
+/// Allocation unit of shared memory for a block, bytes.
 const SHARED_UNIT: u32 = 128;
 
-/// Share of the warps that a multiprocessor can hold, 0 to 1; `None` for an architecture that is
-/// not known here.
+/// Share of the warps that a multiprocessor can hold, 0 to 1; `None` if the table lacks the
+/// architecture.
 ///
 /// `registers` a thread, `shared_bytes` a block (static and dynamic together), `block` threads from
 /// 1 to 1024.

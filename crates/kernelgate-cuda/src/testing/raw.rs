@@ -22,7 +22,7 @@ fn handle(stream: RawStream) -> sys::CUstream {
 /// # Errors
 /// When the driver refuses.
 pub fn context_away() -> Result<(), BackendError> {
-    // SAFETY: no context is a context that may be current.
+    // SAFETY: a null context is a valid argument, which makes no context current.
     unsafe { sys::cuCtxSetCurrent(ptr::null_mut()) }
         .result()
         .map_err(|error| failed("set no context", &error))

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::workload::{Dtype, Expected, Tensors, Tolerance, Work};
 
-/// Least error that an output may have whose definition declares no tolerance.
+/// Smallest tolerance of an output whose definition declares none.
 const LEAST_TOLERANCE: f64 = 1e-5;
 /// Default tolerance in unit roundoffs of the output's dtype.
 const ROUNDOFFS: f64 = 4.0;

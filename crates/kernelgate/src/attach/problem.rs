@@ -1,4 +1,4 @@
-//! A definition as the harness sees it.
+//! A definition as a problem of the harness.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

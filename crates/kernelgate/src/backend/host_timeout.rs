@@ -80,7 +80,7 @@ impl Watch {
         begins
     }
 
-    /// Returns once launches took too long, with the lock held until `ended` returns.
+    /// Blocks until launches exceed the timeout, then calls `ended` while it holds the lock.
     fn wait(&self, ended: impl FnOnce(&str)) {
         let mut state = self.lock();
         loop {

@@ -165,7 +165,7 @@ impl Harness {
         let Some(mut selection) = self.select(settings, &place, &filter, divide)? else {
             return Ok(Exit::Fine);
         };
-        selection.bring_first(&request.first);
+        selection.move_to_front(&request.first);
         let store = Store::discover();
         trial_run::carry_out(self.name, settings, request, &place, &selection, &store)
     }

@@ -77,7 +77,7 @@ impl Burst {
     }
 }
 
-/// Repeats a burst while the host is held up.
+/// Repeats a burst until the host releases the blocking kernel in time.
 ///
 /// # Errors
 /// Those of a burst.
@@ -234,7 +234,8 @@ impl EventTimer {
         Ok(if burst.host_bound { usize::MAX } else { MAX_QUEUED })
     }
 
-    /// Runs [`Self::burst_once`], and repeats it while the host is held up.
+    /// Runs [`Self::burst_once`], and repeats it until the host releases the blocking kernel in
+    /// time.
     ///
     /// # Errors
     /// When a launch fails or hangs.
@@ -266,7 +267,7 @@ impl EventTimer {
         let enqueued = self.enqueue(count, cache, launch);
         self.stream.release();
         enqueued?;
-        // The hold times out if the host is held up for half a second.
+        // The hold times out if the host is delayed for half a second.
         let held_up = self.stream.finish()? == Some(false);
         let at = |i: usize| if cache == Cache::Cold { (2 * i, 2 * i + 1) } else { (i, i + 1) };
         let intervals_ns = (0..count)

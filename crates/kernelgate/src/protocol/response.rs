@@ -219,8 +219,8 @@ pub struct ProfiledCase {
     pub recording: Option<Box<CaseRecording>>,
 }
 
-/// Everything that was measured of timing; parts that were not asked for, or cannot be measured,
-/// are absent.
+/// All measurements of the timing itself; parts that were not requested, or cannot be measured, are
+/// absent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TimingReport {
     /// Where.

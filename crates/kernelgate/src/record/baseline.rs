@@ -1,5 +1,5 @@
-//! A baseline: the runs that later ones are compared with, one file a device and name, meant to be
-//! committed.
+//! A baseline: the runs that later ones are compared with. Each device and name has one file, which
+//! is meant to be committed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -317,7 +317,7 @@ impl BaselineRun {
         self.limits.validate()
     }
 
-    /// Whether it is this run, whose key it has.
+    /// Whether the entry belongs to this run, which has the same key.
     fn is(&self, run: &ProcessRun) -> bool {
         self.started == run.started && self.provenance == run.provenance
     }

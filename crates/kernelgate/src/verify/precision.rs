@@ -1,9 +1,9 @@
-//! Is a row as close to the reference as the precision that its workload declares? A row that
-//! computes in a lower one may be within a tolerance that was set with care for rounding.
+//! Checks that a row is as close to the reference as its workload's declared precision. A row that
+//! computes in a lower precision may stay within a tolerance that allows for rounding.
 //!
-//! The measure needs nothing but the reference: its inputs are rounded to the next lower precision,
-//! and what that moves the outputs by is about what computing in that precision costs. A row whose
-//! error is a good part of it does not compute in the declared precision.
+//! The measure needs only the reference: its inputs are rounded to the next lower precision, and
+//! the resulting change of the outputs approximates the error of computing in that precision. A row
+//! whose error is a large part of that change does not compute in the declared precision.
 
 use std::collections::BTreeMap;
 

@@ -59,8 +59,8 @@ impl Symmetry {
         Some(changed)
     }
 
-    /// Outputs for the changed inputs as they would be for the inputs as they were; `None` where
-    /// the symmetry does not know one of them.
+    /// Undoes the effect of the changed inputs on the outputs; `None` if the symmetry does not
+    /// cover an output.
     pub fn undone(self, outputs: &Tensors) -> Option<Tensors> {
         let mut undone = Tensors::new();
         for (name, output) in outputs.iter() {

@@ -9,7 +9,8 @@ use super::shape::{Launch, count};
 use crate::BackendError;
 use crate::driver::status::failed;
 
-/// Most blocks of a cluster that every GPU with clusters runs; more have to be allowed.
+/// Maximum cluster size, in blocks, that every GPU with clusters supports; larger clusters need
+/// permission.
 pub(crate) const MAX_PORTABLE_CLUSTER: u64 = 8;
 
 impl Kernel {

@@ -1,5 +1,5 @@
-//! Streams and events: of the harness and of other code, how they are held, timed and left as they
-//! were.
+//! Streams and events of the harness and of other code: holding and timing them, and restoring
+//! their settings.
 
 pub mod event;
 pub mod foreign_stream;

@@ -81,7 +81,8 @@ pub(super) type Pack = Box<dyn Fn(&Tensors) -> Vec<u8>>;
 pub(super) enum Contents {
     /// 0xff in every byte.
     Unwritten,
-    /// The input of the region's name, as it lies; every launch reads it, or it is read as it was.
+    /// The input of the region's name, unchanged. Every launch reads it if it is `replaceable`;
+    /// otherwise it was read during the preparation.
     Input { replaceable: bool },
     /// Bytes made from the inputs.
     Packed(Pack),
@@ -128,7 +129,7 @@ impl Region {
     }
 }
 
-/// An allocation: one region, or several whose lives do not overlap.
+/// An allocation: one region, or several whose lifetimes do not overlap.
 pub(super) struct Slot {
     pub bytes: usize,
     purpose: MemoryUse,

@@ -8,7 +8,7 @@ use crate::harness::selection::filter::Filter;
 use crate::protocol::{ResourcesReport, ResponseBody};
 use crate::record::resources::{CompiledKernels, compile};
 
-/// Compiles kernels for an architecture: of the builds that hold one whose name matches, all.
+/// Compiles kernels for an architecture: all kernels of each build that has a matching name.
 pub fn resources(kernels: &[ListedKernel], arch: &str, filter: &Filter) -> ResponseBody {
     if kernels.is_empty() {
         return ResponseBody::NoMatch {

@@ -107,7 +107,7 @@ impl ChangedInputs {
         }
     }
 
-    /// Whether outputs are compared with the reference of the inputs as they were.
+    /// Whether outputs are compared with the reference of the original inputs.
     pub fn by_symmetry(&self) -> bool {
         matches!(self.how, How::Symmetry(_))
     }

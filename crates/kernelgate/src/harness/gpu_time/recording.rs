@@ -1,5 +1,5 @@
-//! The run of a bench that uses Criterion with GPU time: ids and samples of Criterion's store, as
-//! far as they were taken by this measurement.
+//! Run record of a bench that uses Criterion with GPU time: the ids and samples in Criterion's
+//! store that this measurement took.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! The reason why a case has no result, and code of workloads and rows whose panics and errors become
-//! one.
+//! Reasons why a case has no result, and the conversion of panics and errors of workloads and rows
+//! into them.
 
 use crate::backend::BackendError;
 use crate::harness::guard;

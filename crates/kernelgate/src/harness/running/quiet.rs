@@ -66,7 +66,7 @@ impl WithoutAdvice {
         Self { ends: ends.filter(|(_, nowhere)| stdio::dup2_stderr(nowhere).is_ok()) }
     }
 
-    /// Does something with standard error as it was.
+    /// Runs `work` with the original standard error.
     pub fn aloud<T>(&self, work: impl FnOnce() -> T) -> T {
         let Some((kept, nowhere)) = &self.ends else { return work() };
         // If either call fails, standard error stays as it is.

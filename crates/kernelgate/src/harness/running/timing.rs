@@ -110,8 +110,8 @@ pub fn run<M: Measurement<Value = f64>>(
         .nresamples(plan.resamples);
     let measures = settings.mode == Mode::Bench;
     let lead = match measures {
-        true => Lead::run(executable, stopwatch, plan.power)?,
-        false => Lead::none(),
+        true => PowerPreparation::run(executable, stopwatch, plan.power)?,
+        false => PowerPreparation::none(),
     };
     let timed = RefCell::new(Vec::<TimedSample>::new());
     let started = Instant::now();
@@ -175,7 +175,7 @@ pub fn trial(
         return trial_on_host(executable, stopwatch, sampling, launch);
     }
     let start = CpuTime::now();
-    let lead = Lead::run(executable, stopwatch, power)?;
+    let lead = PowerPreparation::run(executable, stopwatch, power)?;
     let begun = Instant::now();
     let mut timed = Vec::with_capacity(sampling.most);
     while timed.len() < sampling.fewest
@@ -224,7 +224,7 @@ fn trial_on_host(
         let _range = Range::new("sample");
         timed.push(TimedSample::new(|| stopwatch.time(executable, launches))?);
     }
-    Ok(collect(&timed, stopwatch, &Lead::none(), contention(start, CpuTime::now())))
+    Ok(collect(&timed, stopwatch, &PowerPreparation::none(), contention(start, CpuTime::now())))
 }
 
 /// A sample, and the wall time that it took with everything around its launches.
@@ -242,9 +242,9 @@ impl TimedSample {
     }
 }
 
-/// The load before the samples of a case, and how samples follow it.
-struct Lead {
-    /// Launches of a sample; absent where Criterion or the trial's plan decides.
+/// Result of the load before the samples of a case: how its samples are taken.
+struct PowerPreparation {
+    /// Launches of a sample; absent if Criterion or the trial's plan decides.
     launches: Option<u64>,
     settled: Option<(Settling, Settled)>,
     /// Pause before each sample of a burst.
@@ -252,7 +252,7 @@ struct Lead {
     begun: SystemTime,
 }
 
-impl Lead {
+impl PowerPreparation {
     fn none() -> Self {
         let begun = SystemTime::now();
         Self { launches: None, settled: None, pause: Duration::ZERO, begun }
@@ -303,7 +303,8 @@ impl Lead {
         }
     }
 
-    /// Takes a sample behind the load: of the launches that the load found, or those asked for.
+    /// Takes a sample after the load, with the number of launches that the load found, else with
+    /// `launches`.
     fn sample(
         &self,
         executable: &mut dyn Executable,
@@ -406,7 +407,7 @@ fn contention(start: Option<CpuTime>, end: Option<CpuTime>) -> Option<f64> {
 fn collect(
     timed: &[TimedSample],
     stopwatch: &dyn Stopwatch,
-    lead: &Lead,
+    lead: &PowerPreparation,
     contention: Option<f64>,
 ) -> Samples {
     let technique = stopwatch.technique();
@@ -477,7 +478,7 @@ mod tests {
         let lead = |launch_ms| {
             let mut task = CpuTask::new(Arc::new(Tensors::new()), Tensors::new(), |_, _| {});
             let mut card = Card(launch_ms, Arc::new(PowerMeter::blind(None)));
-            Lead::run(&mut task, &mut card, PowerMode::Burst)
+            PowerPreparation::run(&mut task, &mut card, PowerMode::Burst)
         };
         assert!(lead(1.0).is_ok_and(|lead| lead.pause > Duration::ZERO));
         let refused = lead(12.0).err().map(|error| error.to_string());

@@ -52,7 +52,7 @@ impl TrialSession<'_> {
     }
 
     /// The comparison of a case with the reference in an earlier process.
-    fn earlier(&self, id: &str) -> Option<VerificationRecord> {
+    fn earlier_verification(&self, id: &str) -> Option<VerificationRecord> {
         let run = self.verified.as_ref()?;
         let earlier = &run.cases.get(id)?.verification;
         let by = Some(earlier.by.clone().unwrap_or_else(|| run.key()));
@@ -80,7 +80,7 @@ impl Session for TrialSession<'_> {
         case: &Case,
         target: &Target,
     ) -> Result<Verified, CaseError> {
-        ready.verify_bits(group, case, target, self.earlier(&case.id))
+        ready.verify_bits(group, case, target, self.earlier_verification(&case.id))
     }
 
     fn sampler(&self) -> Sampler<'_> {

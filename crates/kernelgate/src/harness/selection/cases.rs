@@ -110,9 +110,9 @@ impl Selection<'_> {
         }
     }
 
-    /// Brings these cases before the others: problems that have one, and such a problem's own. The
-    /// others stay in their order.
-    pub fn bring_first(&mut self, first: &BTreeSet<String>) {
+    /// Moves these cases to the front: first the problems that have one, then within each problem
+    /// its cases. The others keep their order.
+    pub fn move_to_front(&mut self, first: &BTreeSet<String>) {
         let later = |case: &Case| !first.contains(&case.id);
         for group in &mut self.groups {
             group.cases.sort_by_key(later);
@@ -463,7 +463,7 @@ mod tests {
         let before = ids(&selection);
         let last = before.last().unwrap().clone();
         assert!(before.len() > 2 && before[0] != last, "{before:?}");
-        selection.bring_first(&BTreeSet::from([last.clone(), "not here".to_owned()]));
+        selection.move_to_front(&BTreeSet::from([last.clone(), "not here".to_owned()]));
         let after = ids(&selection);
         assert_eq!(after[0], last);
         // Cases of the same problem follow it, the others stay in their order.

@@ -171,9 +171,10 @@ fn should_silence(flags: &Flags, arguments: &[OsString]) -> bool {
         && !arguments.iter().any(format)
 }
 
-/// The variable that lets a process for a GPU have memory in pages of 2 MiB. Hundreds of megabytes
-/// of inputs and outputs come and go with every case, and 4 KiB at a time the system takes longer to
-/// hand them out than the GPU to fill them. Rows on the host are timed as they would run elsewhere.
+/// Variable that makes the C library back the memory of a GPU process by pages of 2 MiB. Hundreds
+/// of megabytes of inputs and outputs are allocated and freed with every case, and in pages of 4
+/// KiB the system needs longer to map them than the GPU to fill them. Rows on the host are timed
+/// without it, as they would run elsewhere.
 fn large_pages(flags: &Flags) -> Option<(String, String)> {
     const VARIABLE: &str = "GLIBC_TUNABLES";
     let driver = ["/dev/nvidiactl", "/dev/dxg"].iter().any(|path| Path::new(path).exists());

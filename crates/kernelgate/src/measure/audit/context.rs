@@ -10,7 +10,7 @@ use kernelgate_cuda::Devices;
 /// launch or pass that does not matter.
 const ASKING: Duration = Duration::from_micros(60);
 const SHARE: f64 = 0.02;
-/// Repetitions that all have to show such work: a host that was held up shows it once.
+/// Repetitions that all have to show such work: a delay of the host shows in only one of them.
 const REPETITIONS: u32 = 5;
 
 /// The context after launches or passes.
@@ -33,7 +33,8 @@ impl AfterStream {
         self.idle
     }
 
-    /// Adds a repetition that took `elapsed`, after which the context was busy for so long.
+    /// Adds a repetition that took `elapsed`, with the time for which the context was busy
+    /// afterwards.
     ///
     /// # Errors
     /// If every repetition has shown work.

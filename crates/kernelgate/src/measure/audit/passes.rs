@@ -12,8 +12,9 @@
 //! - When a pass has finished, the whole context has to be idle.
 //!
 //! A routine that waits for the whole context and works on another stream for less than
-//! [`SHOWN_LATER`] is not detected. A host that is held up for longer than that in each of the three
-//! passes is refused like such work. Deliberately absent: clocks and events ([`ForeignStream`]).
+//! [`SHOWN_LATER`] is not detected. A host that is delayed for longer than that in each of the
+//! three passes is refused like such work. Deliberately absent: clocks and events
+//! ([`ForeignStream`]).
 //!
 //! [`ForeignStream`]: kernelgate_cuda::driver::stream::foreign_stream::ForeignStream
 
@@ -33,12 +34,12 @@ const LONGEST_HOLD: Duration = Duration::from_millis(500);
 const TIMES_THE_LAST: u32 = 4;
 /// Passes that are held until one shows that the routine does not wait; the last of them decides.
 const DECIDING: [u32; 3] = [1, 2, 4];
-/// How long later passes are held at most: enough for one that enqueues nothing to end.
+/// Maximum hold of later passes: enough for a pass that enqueues nothing to end.
 const LATER_HOLD: Duration = Duration::from_millis(1);
-/// Passes without a hold, each of which has to show the work of a routine that waits: a host that
-/// was held up shows it in one.
+/// Passes without a hold, each of which has to show the work of a routine that waits: a delay of
+/// the host shows in only one of them.
 const SHOWING: [u32; 3] = [3, 5, 6];
-/// Least time of such a pass beyond its waits that is evidence of work elsewhere, nanoseconds.
+/// Minimum time of such a pass beyond its waits that counts as work elsewhere, nanoseconds.
 pub const SHOWN_LATER: f64 = 100_000.0;
 /// Time of the waits of a pass, as a multiple of one wait for each iteration.
 const TIMES_THE_WAIT: f64 = 2.0;

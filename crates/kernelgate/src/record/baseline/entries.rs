@@ -18,7 +18,7 @@ use crate::workload::SampleUnit;
 /// Environment and provenance of one process run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BaselineRun {
-    /// When it started, RFC 3339, UTC.
+    /// Start time, RFC 3339, UTC.
     pub started: String,
     /// Where.
     pub environment: Environment,

@@ -34,7 +34,7 @@ pub trait Record: Serialize + DeserializeOwned {
     /// other string, and every name of a field, is refused if it holds a control character.
     const FREE_TEXT: &'static [&'static str] = &[];
 
-    /// Fields whose entries take a line each in the file, however much is in them.
+    /// Fields whose entries take one line each in the file, whatever their length.
     const LINES: &'static [&'static str] = &[];
 
     /// Checks the facts that the types alone do not enforce. The error is a fragment of a sentence.

@@ -121,8 +121,8 @@ pub fn check_time(text: &str) -> Result<(), String> {
     parsed.map(drop).map_err(|_| format!("`{}` is no time", quoted(text)))
 }
 
-/// A message as a terminal may show it. Lines and tabs stay, colours are taken away, and other
-/// characters that would act are written as their escapes.
+/// Makes a message safe for a terminal. Lines and tabs stay, colours are removed, and other control
+/// characters are escaped.
 pub fn printable(text: &str) -> Cow<'_, str> {
     let kept = |c: char| c == '\n' || c == '\t' || !acts(c);
     if text.chars().all(kept) {

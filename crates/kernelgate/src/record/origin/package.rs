@@ -24,8 +24,8 @@ pub struct Package {
 }
 
 impl Package {
-    /// The package whose manifest lies in a folder; absent where no manifest does, or one without a
-    /// package, as at the root of a workspace.
+    /// The package whose manifest lies in a folder; `None` without a manifest, or if the manifest
+    /// has no package, as at the root of a workspace.
     pub fn at(root: &Path) -> Option<Self> {
         let root = std::path::absolute(root).ok()?;
         let name = package_name(&manifest_text(&root)?)?;
