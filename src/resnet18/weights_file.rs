@@ -134,7 +134,7 @@ mod tests {
         };
         refused(&|all| all.truncate(3), "no tensor `");
         refused(&|all| all[0].2 = vec![8, 3, 9], "`conv1.weight` has the shape [8, 3, 9], not [");
-        refused(&|all| all[0].0 = "bn1.weight".to_owned(), "`bn1.weight` is no parameter");
+        refused(&|all| all[0].0 = "bn1.weight".to_owned(), "`bn1.weight` is not a parameter");
         refused(&|all| all[1].3[..4].fill(0xff), "`conv1.bias` holds NaN at element 0");
         let beyond = |all: &mut Stores| {
             all[1].1 = Stored::F64;
